@@ -1,0 +1,8 @@
+"""The client of CollaPipe: the `collapipe` command, and the same from Python."""
+
+from collapipe_client.client import CollaPipeClient
+from collapipe_client.job_files import load_job, load_preset
+from collapipe_client.local_testbed import LocalTestbed
+from collapipe_client.testbed_shape import Device
+
+__all__ = ["CollaPipeClient", "Device", "LocalTestbed", "load_job", "load_preset"]

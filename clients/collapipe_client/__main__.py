@@ -1,0 +1,5 @@
+"""`python -m collapipe_client`."""
+
+from collapipe_client.cli import app
+
+app()

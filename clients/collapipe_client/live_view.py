@@ -1,0 +1,198 @@
+"""Shows a job while it runs.
+
+A live picture in a terminal, plain lines elsewhere, JSON lines for programs.
+"""
+
+import json
+import sys
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+from typing_extensions import Self
+
+from collapipe.v1.scheduler_pb2 import WatchJobResponse
+from collapipe_client.documents import to_document
+from collapipe_client.view_state import (
+    ClusterView,
+    JobView,
+    apply,
+    progress_lines,
+    say_measurement,
+)
+
+_STEP_BAR_WIDTH = 24
+_BUSY_BAR_WIDTH = 12
+_STATE_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow"}
+
+
+class Display(Protocol):
+    """Shows what happens in a job. `view` is what is known so far."""
+
+    view: JobView
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def show(self, event: WatchJobResponse) -> None:
+        """Takes an event."""
+        ...
+
+    def note(self, message: str) -> None:
+        """Says something that is no event of the job."""
+        ...
+
+
+def make_display(console: Console, as_json: bool) -> Display:
+    """Chooses the display for where the output goes."""
+    if as_json:
+        return JsonDisplay()
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+
+
+class JsonDisplay:
+    """One JSON document a line: {"event": ..., "elapsed_seconds": ..., ...}. Notes go to stderr."""
+
+    def __init__(self) -> None:
+        self.view = JobView()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def show(self, event: WatchJobResponse) -> None:
+        """Takes an event; signs of life print nothing."""
+        self.view = apply(self.view, event)
+        if (kind := event.WhichOneof("event")) is not None:
+            print(json.dumps(event_document(kind, event)), flush=True)
+
+    def note(self, message: str) -> None:
+        """Says something that is no event of the job."""
+        print(message, file=sys.stderr, flush=True)
+
+
+class PlainDisplay:
+    """Lines for a log file or a pipe."""
+
+    def __init__(self, console: Console) -> None:
+        self.view = JobView()
+        self._console = console
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def show(self, event: WatchJobResponse) -> None:
+        """Takes an event."""
+        before, self.view = self.view, apply(self.view, event)
+        for line in progress_lines(before, self.view):
+            self._print(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
+
+    def note(self, message: str) -> None:
+        """Says something that is no event of the job."""
+        self._print(message)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveDisplay:
+    """A picture that is drawn again as things change."""
+
+    def __init__(self, console: Console) -> None:
+        self.view = JobView()
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    def show(self, event: WatchJobResponse) -> None:
+        """Takes an event."""
+        self.view = apply(self.view, event)
+
+    def note(self, message: str) -> None:
+        """Says something above the picture, where it stays."""
+        self._console.print(message, markup=False, highlight=False)
+
+    def _render(self) -> RenderableType:
+        return render(self.view)
+
+
+def event_document(kind: str, event: WatchJobResponse) -> dict[str, object]:
+    """Flattens an event: its kind, the time, and its fields."""
+    return {
+        "event": kind,
+        "elapsed_seconds": event.elapsed_seconds,
+        **to_document(getattr(event, kind)),
+    }
+
+
+def render(view: JobView) -> RenderableType:
+    """Draws a job."""
+    parts: list[RenderableType] = [_headline(view)]
+    if view.message:
+        parts.append(Text(f"  {view.message}", style=_STATE_STYLES.get(view.state, "yellow")))
+    for cluster in view.clusters:
+        parts += [_cluster_line(cluster, view.ended), _stage_table(cluster)]
+    if view.measurement is not None:
+        parts.append(Text(f"  {say_measurement(view.measurement)}", style="bold"))
+    return Group(*parts)
+
+
+def _headline(view: JobView) -> RenderableType:
+    text = Text()
+    text.append(view.name or "job", style="bold")
+    text.append(f"  {view.state or 'submitted'}", style=_STATE_STYLES.get(view.state, "cyan"))
+    if view.round_index is not None and not view.ended:
+        text.append(f"  round {view.round_index + 1}/{view.num_rounds}")
+        if view.attempt:
+            text.append(f" (attempt {view.attempt + 1})", style="yellow")
+    elif view.num_rounds:
+        text.append(f"  {view.num_rounds_committed}/{view.num_rounds} rounds committed")
+    text.append(f"  {view.elapsed_seconds:.0f} s", style="dim")
+    return text
+
+
+def _cluster_line(cluster: ClusterView, job_ended: bool) -> RenderableType:
+    facts = Text(f"step {cluster.steps_done}/{cluster.local_steps or '?'}")
+    if cluster.loss is not None:
+        facts.append(f"  loss {cluster.loss:.4f}")
+    if cluster.samples_per_second:
+        facts.append(f"  {cluster.samples_per_second:.1f} samples/s")
+    if cluster.waiting_for and not job_ended:
+        facts.append(f"  {cluster.waiting_for}", style="yellow")
+    line = Table.grid(padding=(0, 1))
+    line.add_row(
+        f"  cluster {cluster.cluster_index}",
+        ProgressBar(
+            total=cluster.local_steps or 1, completed=cluster.steps_done, width=_STEP_BAR_WIDTH
+        ),
+        facts,
+    )
+    return line
+
+
+def _stage_table(cluster: ClusterView) -> RenderableType:
+    table = Table.grid(padding=(0, 1))
+    for stage in cluster.stages:
+        table.add_row(
+            "   ",
+            Text(stage.host_id),
+            Text(stage.units),
+            ProgressBar(total=1.0, completed=stage.busy_ratio, width=_BUSY_BAR_WIDTH),
+            f"{100 * stage.busy_ratio:.0f} % busy",
+        )
+    return table

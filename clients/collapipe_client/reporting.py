@@ -1,0 +1,67 @@
+"""What commands print, and the exit codes: 0 ok, 1 failed, 2 bad input, 130 interrupted."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from collapipe.errors import CollapipeError, InvalidInputError, NotFoundError
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+def print_json(document: Any) -> None:
+    """Prints one JSON document as one line."""
+    print(json.dumps(document), flush=True)
+
+
+def say(message: str) -> None:
+    """Prints text as it is, without markup or wrapping."""
+    Console().print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+def complain(message: str) -> None:
+    """Prints to stderr."""
+    Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def exit_codes(as_json: bool) -> Iterator[None]:
+    """Turns expected failures into a message and an exit code.
+
+    Anything else is a bug and shows its traceback.
+    """
+    try:
+        yield
+    except CollapipeError as error:
+        code = BAD_INPUT if isinstance(error, InvalidInputError | NotFoundError) else FAILED
+        if as_json:
+            print_json({"event": "error", "message": str(error), "exit_code": code})
+        else:
+            complain(f"error: {error}")
+        raise typer.Exit(code) from error
+    except KeyboardInterrupt as error:
+        if as_json:
+            print_json({"event": "error", "message": "interrupted", "exit_code": INTERRUPTED})
+        raise typer.Exit(INTERRUPTED) from error
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """Makes SIGTERM and SIGHUP end a command in order, as Ctrl-C does."""
+
+    def interrupt(signal_number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    former = [signal.signal(number, interrupt) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, former, strict=True):
+            signal.signal(number, handler)

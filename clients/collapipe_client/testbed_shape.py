@@ -1,0 +1,143 @@
+"""Which processes make a testbed, and their command lines. Pure."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from collapipe.errors import InvalidInputError
+from collapipe_client.workspace import Workspace
+
+T = TypeVar("T")
+
+LOOPBACK = "127.0.0.1:0"
+SCHEDULER = "scheduler"
+DEFAULT_DEVICES = 3
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of a local testbed.
+
+    Args:
+        memory_bytes: Memory that it may use for training; 0 is no limit.
+        speed: Samples that one block processes a second there; 0 lets the device measure itself.
+    """
+
+    memory_bytes: int = 0
+    speed: float = 0.0
+
+
+Clusters = Sequence[int | Sequence[Device]]
+"""Each cluster: a number of devices, or its devices one by one."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A process of the testbed.
+
+    Args:
+        name: Its name, which is also its host id.
+        module: What `python -m` runs.
+        options: Flags that only this process has.
+        keeps_state: Whether it takes a state directory.
+    """
+
+    name: str
+    module: str
+    options: tuple[str, ...] = ()
+    keeps_state: bool = True
+
+
+def spell_out(clusters: Clusters) -> list[list[Device]]:
+    """Turns numbers of devices into devices."""
+    spelt = [
+        [Device()] * cluster if isinstance(cluster, int) else list(cluster) for cluster in clusters
+    ]
+    for index, devices in enumerate(spelt):
+        if not devices:
+            raise InvalidInputError(
+                f"cluster {index} has no devices: a cluster needs at least 1 to run its blocks"
+            )
+    return spelt
+
+
+def services(clusters: Sequence[Sequence[Device]]) -> list[Service]:
+    """Lists the processes of a testbed, the scheduler first."""
+    listed = [
+        Service(SCHEDULER, "collapipe.scheduler"),
+        Service("edge-server", "collapipe.edge_server"),
+    ]
+    for cluster_index, devices in enumerate(clusters):
+        cluster = ("--cluster-index", str(cluster_index))
+        listed.append(Service(f"control-unit-{cluster_index}", "collapipe.control_unit", cluster))
+        listed += [
+            Service(
+                f"device-{cluster_index}-{device_index}",
+                "collapipe.device_agent",
+                (
+                    *cluster,
+                    *("--memory-bytes", str(device.memory_bytes)),
+                    *("--speed", str(device.speed)),
+                ),
+                keeps_state=False,
+            )
+            for device_index, device in enumerate(devices)
+        ]
+    return listed
+
+
+def command(
+    service: Service,
+    workspace: Workspace,
+    *,
+    listen: str = LOOPBACK,
+    scheduler_address: str | None = None,
+    exit_with_parent: bool = True,
+) -> list[str]:
+    """Builds the command line of a process.
+
+    Args:
+        service: The process.
+        workspace: Where its files are.
+        listen: Address to serve on.
+        scheduler_address: Where the scheduler is; `None` for the scheduler itself.
+        exit_with_parent: Whether it ends with whoever starts it.
+    """
+    line = [sys.executable, "-m", service.module, "--host-id", service.name]
+    line += ["--insecure", "--listen", listen]
+    line += ["--ready-file", str(workspace.ready_file(service.name))]
+    if scheduler_address is not None:
+        line += ["--scheduler", scheduler_address]
+    if service.keeps_state:
+        line += ["--state-dir", str(workspace.state_dir(service.name))]
+    if exit_with_parent:
+        line += ["--exit-with-parent", str(os.getpid())]
+    return [*line, *service.options]
+
+
+def share_out(values: Sequence[T], counts: Sequence[int], option: str) -> list[list[T]]:
+    """Gives each device its value.
+
+    Args:
+        values: One for all, one for each device of a cluster, or one for every device.
+        counts: Devices of each cluster.
+        option: Name of the option, for the error.
+
+    Raises:
+        InvalidInputError: The number of values fits none of the three.
+    """
+    if len(values) == 1:
+        return [[values[0]] * count for count in counts]
+    if len(values) == sum(counts):
+        rest = iter(values)
+        return [[next(rest) for _ in range(count)] for count in counts]
+    if all(count == len(values) for count in counts):
+        return [list(values) for _ in counts]
+    raise InvalidInputError(
+        f"{option} gives {len(values)} values for clusters of {', '.join(map(str, counts))} "
+        "devices: give 1 for all"
+        + (f", {counts[0]} for each cluster" if len(set(counts)) == 1 else "")
+        + f", or {sum(counts)} for every device"
+    )

@@ -1,0 +1,53 @@
+"""FedAvg: the average of the clusters' parameters, weighted by their samples.
+
+McMahan et al. 2017, Algorithm 1. Sums are taken in double precision and in cluster order, so the result does
+not depend on which cluster arrives first, and the average of one cluster is that cluster, bit for bit.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from collapipe.errors import InvalidInputError
+
+
+def federated_average(
+    names: Iterable[str],
+    read: Sequence[Callable[[str], Tensor]],
+    num_samples: Sequence[int],
+) -> dict[str, Tensor]:
+    """Averages tensors one by one, so that never more than one tensor of each cluster is in memory.
+
+    Args:
+        names: The tensors.
+        read: For each cluster, in cluster order, what reads a tensor.
+        num_samples: Training rows of each cluster.
+
+    Raises:
+        InvalidInputError: No cluster has samples, or shapes differ.
+    """
+    total = sum(num_samples)
+    if total <= 0:
+        raise InvalidInputError(
+            f"clusters with {list(num_samples)} samples cannot be averaged: at least one needs samples"
+        )
+    return {
+        name: _average(name, [read_one(name) for read_one in read], num_samples, total)
+        for name in names
+    }
+
+
+def _average(
+    name: str, tensors: Sequence[Tensor], num_samples: Sequence[int], total: int
+) -> Tensor:
+    first = tensors[0]
+    if any(tensor.shape != first.shape or tensor.dtype != first.dtype for tensor in tensors):
+        shapes = [(list(tensor.shape), str(tensor.dtype)) for tensor in tensors]
+        raise InvalidInputError(f"{name} differs between clusters: {shapes}")
+    if not first.is_floating_point():
+        return first  # positions and the like: constants, equal everywhere
+    average = torch.zeros_like(first, dtype=torch.float64)
+    for tensor, samples in zip(tensors, num_samples, strict=True):
+        average += tensor.double() * (samples / total)
+    return average.to(first.dtype)

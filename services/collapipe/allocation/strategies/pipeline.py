@@ -1,0 +1,22 @@
+"""PipeLine: equal segments in registration order, whatever the devices can do."""
+
+from collapipe.allocation.placement import Placement, PlacementProblem, place
+from collapipe.errors import InfeasibleError
+
+
+def place_equally(problem: PlacementProblem) -> Placement:
+    """Gives every device the same number of blocks; the first ones get what is left over.
+
+    Raises:
+        InfeasibleError: There are no devices, more devices than blocks, or a device too small for its share.
+    """
+    num_devices = len(problem.devices)
+    if num_devices == 0:
+        raise InfeasibleError("the cluster has no devices: a pipeline needs at least 1")
+    if num_devices > problem.num_blocks:
+        raise InfeasibleError(
+            f"{num_devices} devices cannot share {problem.num_blocks} blocks equally: set devices_per_cluster to at "
+            f'most {problem.num_blocks}, or schedule.strategy = "proportional", which leaves devices out'
+        )
+    share, rest = divmod(problem.num_blocks, num_devices)
+    return place(problem, [share + (index < rest) for index in range(num_devices)])

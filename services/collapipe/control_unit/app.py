@@ -1,0 +1,39 @@
+"""Wires a control unit and serves it."""
+
+from pathlib import Path
+
+import grpc
+from pydantic import Field
+
+from collapipe.control_unit.servicer import ControlUnitServicer
+from collapipe.process import Running, run_service
+from collapipe.stage_service import HostResources, StageHostSettings, start_stage_host
+from collapipe.storage import JobStores
+from collapipe.v1 import control_unit_pb2_grpc, scheduler_pb2
+
+
+class ControlUnitSettings(StageHostSettings):
+    """Settings of a control unit."""
+
+    cluster_index: int = Field(default=0, ge=0, description="The cluster that it controls.")
+    state_dir: Path = Field(description="Directory of its state; survives restarts.")
+
+
+def start(settings: ControlUnitSettings, metrics_address: str) -> Running:
+    """Starts serving."""
+    stores = JobStores(settings.state_dir)
+    host = scheduler_pb2.Host(
+        role=scheduler_pb2.HOST_ROLE_CONTROL_UNIT, cluster_index=settings.cluster_index
+    )
+
+    def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:
+        control_unit_pb2_grpc.add_ControlUnitServiceServicer_to_server(
+            ControlUnitServicer(resources, stores, address), server
+        )
+
+    return start_stage_host(settings, metrics_address, host, stores, add_services)
+
+
+def main() -> None:
+    """Runs the process."""
+    run_service("control-unit", ControlUnitSettings, start)

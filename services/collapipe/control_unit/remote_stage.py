@@ -1,0 +1,117 @@
+"""A stage on another host, as its control unit sees it."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from collapipe.errors import AttemptFailedError, CollapipeError, PeerLostError
+from collapipe.rpc import ChannelPool, Outbox, within_silence
+from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
+
+Request = stage_pb2.RunStageRequest
+Response = stage_pb2.RunStageResponse
+
+
+class RemoteStage:
+    """The session with one remote stage.
+
+    Args:
+        stage: Who runs it.
+        configure: What it shall hold.
+        channels: To reach it.
+        on_failure: Told once, from another thread, when the stage fails or is lost; must call `abort`.
+    """
+
+    def __init__(
+        self,
+        stage: plan_pb2.Stage,
+        configure: stage_pb2.ConfigureStage,
+        channels: ChannelPool,
+        on_failure: Callable[[CollapipeError], None],
+    ) -> None:
+        self.host_id = stage.host_id
+        self.address = stage.address
+        self.failure: CollapipeError | None = None
+        """Why this stage failed, as its own session tells."""
+        self.last_computing = time.monotonic()
+        """When the stage last said that it computes."""
+        self._silence_seconds = configure.silence_seconds
+        self._on_failure = on_failure
+        self._requests: Outbox[Request] = Outbox()
+        self._events: dict[str, Response] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self._aborted: CollapipeError | None = None
+        self._task = "be configured"
+        self._waiting_for = ""
+        self._requests.put(Request(configure=configure))
+        stub = stage_pb2_grpc.StageServiceStub(channels.channel(stage.address))
+        self._call = stub.RunStage(iter(self._requests))
+        threading.Thread(target=self._receive, name=f"stage {self.host_id}", daemon=True).start()
+
+    @property
+    def waiting_for(self) -> str:
+        """What the stage says that it waits for; empty while it computes."""
+        return self._waiting_for
+
+    def send(self, request: Request, task: str) -> None:
+        """Sends a command; `task` says in words what the stage is to do."""
+        self._task = task
+        self.last_computing = time.monotonic()
+        self._requests.put(request)
+
+    def expect(self, event: str) -> Response:
+        """Waits for an event.
+
+        Raises:
+            CollapipeError: Why the stage failed.
+        """
+        with self._changed:
+            while event not in self._events:
+                if reason := self.failure or self._aborted:
+                    raise reason
+                self._changed.wait()
+            return self._events.pop(event)
+
+    def abort(self, reason: CollapipeError) -> None:
+        """Makes a present or later `expect` raise."""
+        with self._changed:
+            self._aborted = reason
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the session; the stage stops."""
+        self._closed = True
+        self._requests.close()
+        self._call.cancel()
+
+    def _receive(self) -> None:
+        try:
+            for response in within_silence(
+                self._call, self._silence_seconds, self.host_id, lambda: self._task
+            ):
+                event = response.WhichOneof("event")
+                if event == "progress":
+                    self._waiting_for = response.progress.waiting_for
+                    if not self._waiting_for:
+                        self.last_computing = time.monotonic()
+                    continue
+                if event == "failed":
+                    raise _failure(self.host_id, response.failed)
+                with self._changed:
+                    self._events[event or ""] = response
+                    self.last_computing = time.monotonic()
+                    self._changed.notify_all()
+            raise PeerLostError(
+                self.host_id, f"{self.host_id} ended its session in the middle of the round"
+            )
+        except CollapipeError as error:
+            if not self._closed:
+                self.failure = error
+                self._on_failure(error)
+
+
+def _failure(host_id: str, failed: stage_pb2.StageFailed) -> CollapipeError:
+    if failed.blamed_host_id:
+        return PeerLostError(failed.blamed_host_id, f"{failed.message} (reported by {host_id})")
+    return AttemptFailedError(f"{host_id}: {failed.message}")

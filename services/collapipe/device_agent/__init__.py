@@ -1,0 +1,1 @@
+"""Runs one segment of the encoder: a stage host, and nothing else."""

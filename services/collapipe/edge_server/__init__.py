@@ -1,0 +1,1 @@
+"""Runs the heads, keeps the global model, and averages the clusters into it."""

@@ -1,0 +1,42 @@
+"""Wires an edge server and serves it."""
+
+from pathlib import Path
+
+import grpc
+from pydantic import Field
+
+from collapipe.edge_server.servicer import EdgeServerServicer
+from collapipe.process import Running, run_service
+from collapipe.stage_service import (
+    HostResources,
+    StageHostSettings,
+    StageServicer,
+    start_stage_host,
+)
+from collapipe.storage import JobStores
+from collapipe.v1 import edge_server_pb2_grpc, scheduler_pb2, stage_pb2_grpc
+
+
+class EdgeServerSettings(StageHostSettings):
+    """Settings of an edge server."""
+
+    state_dir: Path = Field(description="Directory of its state; survives restarts.")
+
+
+def start(settings: EdgeServerSettings, metrics_address: str) -> Running:
+    """Starts serving."""
+    stores = JobStores(settings.state_dir)
+    host = scheduler_pb2.Host(role=scheduler_pb2.HOST_ROLE_EDGE_SERVER)
+
+    def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:
+        stage_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(resources), server)
+        edge_server_pb2_grpc.add_EdgeServerServiceServicer_to_server(
+            EdgeServerServicer(stores, resources.channels), server
+        )
+
+    return start_stage_host(settings, metrics_address, host, stores, add_services)
+
+
+def main() -> None:
+    """Runs the process."""
+    run_service("edge-server", EdgeServerSettings, start)

@@ -1,0 +1,196 @@
+"""The global model of a job: made once, averaged every round, exported at the end.
+
+A job's directory holds `job.json` (the model and its vocabulary), `commit.json` (the last commit) and the blobs
+that they name. A round is committed by the replacement of `commit.json`, and by nothing else.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from collapipe.aggregation import federated_average
+from collapipe.errors import InvalidInputError, NotFoundError, WrongStateError
+from collapipe.job import JobConfig
+from collapipe.models import adapter_for, create_config_json, initial_model, join_model, split_state
+from collapipe.storage import BlobStore, TensorBlob, read_document, write_document
+from collapipe.tasks import write_tokenizer_files
+from collapipe.v1 import plan_pb2
+
+FetchBlobs = Callable[[], None]
+
+
+class GlobalModel:
+    """One job, as the edge server keeps it.
+
+    Args:
+        directory: Of the job.
+        store: Its blobs.
+    """
+
+    def __init__(self, directory: Path, store: BlobStore) -> None:
+        self._directory = directory
+        self._store = store
+
+    def prepare(
+        self, job_id: str, job: JobConfig, labels: Sequence[str], vocabulary: bytes
+    ) -> None:
+        """Makes the initial model, unless there is a commit already.
+
+        Raises:
+            InvalidInputError: The job describes no model that can be made.
+        """
+        if (self._directory / "commit.json").exists():
+            return
+        config_json = create_config_json(
+            job.model, job.task, labels, Tokenizer.from_str(vocabulary.decode())
+        )
+        adapter = adapter_for(job.model.family, job.task.kind, config_json)
+        model = initial_model(adapter, job.model.pretrained, job.seed)
+        units = [
+            plan_pb2.UnitState(unit_index=index, weights_digest=self._put(TensorBlob(state)))
+            for index, state in enumerate(split_state(adapter, model))
+        ]
+        write_document(
+            self._directory / "job.json",
+            {
+                "model": {
+                    "family": job.model.family,
+                    "task": job.task.kind,
+                    "config_json": config_json,
+                },
+                "num_blocks": adapter.num_blocks,
+                "vocabulary_digest": self._store.put_bytes(vocabulary),
+                "max_length": job.task.max_length,
+            },
+        )
+        clusters = [
+            plan_pb2.ClusterState(cluster_index=index, units=units) for index in range(job.clusters)
+        ]
+        self._write_commit(plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters))
+
+    def commit(self) -> plan_pb2.Commit:
+        """The last commit; raises `NotFoundError`."""
+        document = read_document(self._directory / "commit.json")
+        if document is None:
+            raise NotFoundError(
+                f"the edge server has no commit of job {self._directory.name}: submit the job first"
+            )
+        return json_format.ParseDict(document, plan_pb2.Commit())
+
+    def model_spec(self) -> tuple[plan_pb2.ModelSpec, int]:
+        """The model, and how many blocks it has."""
+        document = self._job_document()
+        return plan_pb2.ModelSpec(**document["model"]), int(document["num_blocks"])
+
+    def commit_round(
+        self,
+        attempt: plan_pb2.Attempt,
+        clusters: Sequence[plan_pb2.ClusterState],
+        fetch: FetchBlobs,
+    ) -> plan_pb2.Commit:
+        """Averages prepared states and commits the result; a repeated request changes nothing.
+
+        Args:
+            attempt: What prepared the states.
+            clusters: One state a cluster, in cluster order.
+            fetch: Brings the weights of all clusters into the store.
+
+        Raises:
+            WrongStateError: The round is not the next one.
+            InvalidInputError: A cluster is missing, or has no samples.
+        """
+        last = self.commit()
+        if attempt.round_index + 1 == last.num_rounds:
+            return last
+        if attempt.round_index != last.num_rounds:
+            raise WrongStateError(
+                f"round {attempt.round_index} cannot be committed: {last.num_rounds} rounds are, so the next is "
+                f"round {last.num_rounds}"
+            )
+        indices = [cluster.cluster_index for cluster in clusters]
+        if indices != list(range(len(last.clusters))):
+            raise InvalidInputError(
+                f"clusters {indices} prepared round {attempt.round_index}, but all of "
+                f"{list(range(len(last.clusters)))} have to"
+            )
+        fetch()
+        global_units = [
+            self._average(unit_index, clusters) for unit_index in range(len(last.global_units))
+        ]
+        commit = plan_pb2.Commit(
+            job_id=last.job_id, num_rounds=last.num_rounds + 1, global_units=global_units
+        )
+        for cluster in clusters:
+            state = commit.clusters.add()
+            state.CopyFrom(cluster)
+            for unit, averaged in zip(state.units, global_units, strict=True):
+                unit.weights_digest = averaged.weights_digest
+        self._write_commit(commit)
+        self._collect(commit)
+        return commit
+
+    def export_files(self) -> Iterator[Path]:
+        """Writes what `save_pretrained` writes, with the vocabulary, and yields each file while it exists."""
+        document = self._job_document()
+        model_spec, _ = self.model_spec()
+        adapter = adapter_for(model_spec.family, model_spec.task, model_spec.config_json)
+        units = self.commit().global_units
+        model = join_model(
+            adapter, (load_file(self._store.path(unit.weights_digest)) for unit in units)
+        )
+        vocabulary = b"".join(self._store.read(document["vocabulary_digest"]))
+        with tempfile.TemporaryDirectory() as directory:
+            model.save_pretrained(directory)
+            write_tokenizer_files(
+                Path(directory), vocabulary, model_spec.family, document["max_length"]
+            )
+            yield from sorted(Path(directory).iterdir())
+
+    def _average(
+        self, unit_index: int, clusters: Sequence[plan_pb2.ClusterState]
+    ) -> plan_pb2.UnitState:
+        digests = [cluster.units[unit_index].weights_digest for cluster in clusters]
+        if len(set(digests)) == 1:  # the average of equals, and of one cluster, is that state
+            return plan_pb2.UnitState(unit_index=unit_index, weights_digest=digests[0])
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(safe_open(self._store.path(digest), "pt")) for digest in digests
+            ]
+            averaged = federated_average(
+                files[0].keys(),
+                [file.get_tensor for file in files],
+                [cluster.num_samples for cluster in clusters],
+            )
+        return plan_pb2.UnitState(
+            unit_index=unit_index, weights_digest=self._put(TensorBlob(averaged))
+        )
+
+    def _put(self, blob: TensorBlob) -> str:
+        if blob.digest not in self._store:
+            self._store.put(blob.digest, blob.read())
+        return blob.digest
+
+    def _job_document(self) -> dict[str, Any]:
+        document = read_document(self._directory / "job.json")
+        if document is None:
+            raise NotFoundError(
+                f"the edge server does not know job {self._directory.name}: see `collapipe status` for those it does"
+            )
+        return document
+
+    def _write_commit(self, commit: plan_pb2.Commit) -> None:
+        document = json_format.MessageToDict(commit, preserving_proto_field_name=True)
+        write_document(self._directory / "commit.json", document)
+
+    def _collect(self, commit: plan_pb2.Commit) -> None:
+        """Deletes what the commit does not name."""
+        units = [*commit.global_units, *(unit for c in commit.clusters for unit in c.units)]
+        keep = {digest for unit in units for digest in (unit.weights_digest, unit.optimizer_digest)}
+        self._store.collect(keep | {self._job_document()["vocabulary_digest"]})

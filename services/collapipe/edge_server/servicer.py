@@ -1,0 +1,104 @@
+"""EdgeServerService: jobs, commits, exports."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from collapipe.edge_server.global_model import GlobalModel
+from collapipe.errors import CancelledError
+from collapipe.job import JobConfig
+from collapipe.rpc import ChannelPool, work_with_signs_of_life
+from collapipe.stage_service import fetch_blob
+from collapipe.storage import JobStores
+from collapipe.telemetry import metrics
+from collapipe.tensors import CHUNK_BYTES
+from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc
+
+
+class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
+    """Serves jobs, one change at a time.
+
+    Args:
+        stores: The directory and the blobs of each job.
+        channels: To the control units.
+    """
+
+    def __init__(self, stores: JobStores, channels: ChannelPool) -> None:
+        self._stores = stores
+        self._channels = channels
+        self._changing = threading.Lock()
+
+    def PrepareJob(
+        self, request: edge_server_pb2.PrepareJobRequest, context: grpc.ServicerContext
+    ) -> Iterator[edge_server_pb2.PrepareJobResponse]:
+        """Makes the initial model, or finds the last commit."""
+
+        def work(emit: Callable[[edge_server_pb2.PrepareJobResponse], None]) -> None:
+            job_id, source = request.job.job_id, request.vocabulary
+            with self._changing:
+                store = self._stores.store(job_id)
+                if source.digest not in store:
+                    data = fetch_blob(self._channels, source.digest, [source.address])
+                    store.put(source.digest, [data])
+                model = self._model(job_id)
+                job = JobConfig.from_json(request.job.config_json)
+                vocabulary = b"".join(store.read(source.digest))
+                model.prepare(job_id, job, list(request.labels), vocabulary)
+                spec, num_blocks = model.model_spec()
+                answer = edge_server_pb2.PrepareJobResponse(
+                    commit=model.commit(), model=spec, num_blocks=num_blocks
+                )
+            emit(answer)
+
+        yield from work_with_signs_of_life(
+            work, edge_server_pb2.PrepareJobResponse, _finish_anyway, context
+        )
+
+    def CommitRound(
+        self, request: edge_server_pb2.CommitRoundRequest, context: grpc.ServicerContext
+    ) -> Iterator[edge_server_pb2.CommitRoundResponse]:
+        """Averages prepared states and commits the result."""
+        job_id = request.attempt.job_id
+        store = self._stores.store(job_id)
+
+        def fetch(cluster: edge_server_pb2.PreparedCluster) -> None:
+            for unit in cluster.state.units:
+                if unit.weights_digest not in store:
+                    data = fetch_blob(self._channels, unit.weights_digest, [cluster.address])
+                    store.put(unit.weights_digest, [data])
+
+        def fetch_all() -> None:
+            with ThreadPoolExecutor(len(request.clusters), "upload") as executor:
+                list(executor.map(fetch, request.clusters))
+
+        def work(emit: Callable[[edge_server_pb2.CommitRoundResponse], None]) -> None:
+            clusters = [cluster.state for cluster in request.clusters]
+            with self._changing, metrics.aggregation_timer():
+                commit = self._model(job_id).commit_round(request.attempt, clusters, fetch_all)
+            emit(edge_server_pb2.CommitRoundResponse(commit=commit))
+
+        yield from work_with_signs_of_life(
+            work, edge_server_pb2.CommitRoundResponse, _finish_anyway, context
+        )
+
+    def ExportModel(
+        self, request: edge_server_pb2.ExportModelRequest, context: grpc.ServicerContext
+    ) -> Iterator[edge_server_pb2.ExportModelResponse]:
+        """Sends the trained model, file by file."""
+        self._stores.store(request.job_id)
+        for path in self._model(request.job_id).export_files():
+            yield edge_server_pb2.ExportModelResponse(
+                file_name=path.name, total_bytes=path.stat().st_size
+            )
+            with open(path, "rb") as file:
+                while chunk := file.read(CHUNK_BYTES):
+                    yield edge_server_pb2.ExportModelResponse(chunk=chunk)
+
+    def _model(self, job_id: str) -> GlobalModel:
+        return GlobalModel(self._stores.directory(job_id), self._stores.store(job_id))
+
+
+def _finish_anyway(reason: CancelledError) -> None:
+    """A commit is not taken back: whoever asks again finds it done."""

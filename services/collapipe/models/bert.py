@@ -1,0 +1,28 @@
+"""BERT."""
+
+from transformers.models.bert.configuration_bert import BertConfig
+from transformers.models.bert.modeling_bert import (
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+
+from collapipe.models.encoder_only import EncoderOnlyAdapter
+
+
+class BertAdapter(EncoderOnlyAdapter):
+    """Cuts BERT."""
+
+    family = "bert"
+    config_class = BertConfig
+    model_classes = {
+        "classification": BertForSequenceClassification,
+        "ner": BertForTokenClassification,
+    }
+    embedding_path = "bert.embeddings"
+    blocks_path = "bert.encoder.layer"
+    defaults = {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+    }

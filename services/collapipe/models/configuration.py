@@ -1,0 +1,166 @@
+"""The configuration of a job's model."""
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from collapipe.errors import InvalidInputError
+from collapipe.job import ModelConfig, TaskConfig
+from collapipe.models.adapter import ModelAdapter
+from collapipe.models.families import adapter_class, adapter_for
+from collapipe.models.pretrained import pretrained_directory
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_SPECIAL_TOKENS = {
+    "pad_token_id": ("[PAD]", "<pad>"),
+    "bos_token_id": ("[CLS]", "<s>", "[BOS]", "<bos>"),
+    "eos_token_id": ("[SEP]", "</s>", "[EOS]", "<eos>"),
+}
+_DECIDED = {
+    *_SPECIAL_TOKENS,
+    "vocab_size",
+    "decoder_vocab_size",
+    "decoder_start_token_id",
+    "forced_eos_token_id",
+    "is_encoder_decoder",
+    "tie_word_embeddings",
+    "use_cache",
+    "is_decoder",
+}
+"""Keys that follow from the tokenizer or from how models are cut."""
+
+
+def create_config_json(
+    model: ModelConfig, task: TaskConfig, labels: Sequence[str], tokenizer: "Tokenizer"
+) -> str:
+    """Makes the complete configuration of `transformers`, from which every host builds its units.
+
+    It is that of the pretrained directory, or else the family's default, with the job's overrides.
+
+    Args:
+        model: Family, pretrained directory and overrides.
+        task: What the head does.
+        labels: Names of the labels in the order of their ids; not used for `translation`.
+        tokenizer: Decides the vocabulary's size and, without a pretrained directory, the special
+            tokens, which are found by their usual names ([PAD] or <pad>, [CLS] or <s>, [SEP] or
+            </s>).
+
+    Returns:
+        JSON; for `translation` with the additional key "max_new_tokens".
+
+    Raises:
+        InvalidInputError: Something does not fit, with its value and the remedy.
+    """
+    adapter = adapter_class(model.family, task.kind)
+    overrides = _checked_overrides(adapter, model.config)
+    if model.pretrained is None:
+        values = {**adapter.defaults, **_vocabulary_values(task, tokenizer, model.family)}
+    else:
+        values = _pretrained_values(adapter, pretrained_directory(model.pretrained))
+    values |= overrides | dict(adapter.fixed) | _label_values(task, labels)
+    values |= {"dtype": "float32", "problem_type": None, "architectures": None}
+    config = adapter.read_config(values)
+    _check_sizes(adapter, config, task, tokenizer)
+    document = config.to_dict()
+    if task.kind == "translation":
+        document["max_new_tokens"] = task.max_new_tokens
+    config_json = json.dumps(document, sort_keys=True)
+    adapter_for(
+        model.family, task.kind, config_json
+    )  # builds the model without memory, to find mistakes now
+    return config_json
+
+
+def _checked_overrides(adapter: type[ModelAdapter], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides under the names that the configuration stores them by."""
+    synonyms = adapter.config_class.attribute_map
+    decided = _DECIDED | set(adapter.fixed)
+    known = (set(vars(adapter.config_class)["__annotations__"]) | set(synonyms)) - decided
+    for key in overrides:
+        if key in decided:
+            raise InvalidInputError(
+                f"model.config.{key} cannot be set: it follows from the tokenizer and the task; "
+                "remove it"
+            )
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = (
+                f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+            )
+            raise InvalidInputError(
+                f"model.config: unknown key {key!r} of family {adapter.family!r}; {hint}"
+            )
+    return {synonyms.get(key, key): value for key, value in overrides.items()}
+
+
+def _vocabulary_values(task: TaskConfig, tokenizer: "Tokenizer", family: str) -> dict[str, Any]:
+    values: dict[str, Any] = {"vocab_size": tokenizer.get_vocab_size()}
+    for key, names in _SPECIAL_TOKENS.items():
+        ids = [tokenizer.token_to_id(name) for name in names]
+        values[key] = next((number for number in ids if number is not None), None)
+        needed = key == "pad_token_id" or (key == "eos_token_id" and task.kind == "translation")
+        if needed and values[key] is None:
+            raise InvalidInputError(
+                f"the tokenizer has no token for {key}: its vocabulary needs one of "
+                f"{', '.join(names)}"
+            )
+    if task.kind == "translation":
+        start = "pad_token_id" if family == "marian" else "eos_token_id"
+        values["decoder_start_token_id"] = values[start]
+        values["forced_eos_token_id"] = values["eos_token_id"]
+    return values
+
+
+def _pretrained_values(adapter: type[ModelAdapter], directory: Path) -> dict[str, Any]:
+    path = directory / "config.json"
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidInputError(f"{path}: is not valid JSON: {error}") from error
+    family = values.get("model_type")
+    if family != adapter.family:
+        raise InvalidInputError(
+            f"{directory}: holds a model of family {family!r}, but model.family is "
+            f"{adapter.family!r}; set model.family to the directory's, or give another directory"
+        )
+    return values | {"_name_or_path": ""}
+
+
+def _label_values(task: TaskConfig, labels: Sequence[str]) -> dict[str, Any]:
+    if task.kind == "translation":
+        return {}
+    if len(labels) < 2:
+        raise InvalidInputError(
+            f"the data has {len(labels)} different labels ({', '.join(labels)}): {task.kind} needs "
+            "at least 2; check data.train and data.label_column"
+        )
+    return {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: number for number, label in enumerate(labels)},
+        "num_labels": len(labels),
+    }
+
+
+def _check_sizes(
+    adapter: type[ModelAdapter], config: Any, task: TaskConfig, tokenizer: "Tokenizer"
+) -> None:
+    size = tokenizer.get_vocab_size()
+    if size > config.vocab_size:
+        raise InvalidInputError(
+            f"the tokenizer has {size} tokens, but the model only {config.vocab_size}: use the "
+            "tokenizer of the pretrained directory"
+        )
+    limit = adapter.max_length(config)
+    lengths = {"max_length": task.max_length}
+    if task.kind == "translation":
+        lengths["max_new_tokens"] = task.max_new_tokens
+    for name, length in lengths.items():
+        if length > limit:
+            raise InvalidInputError(
+                f"task.{name} is {length}, but the model has positions for {limit} tokens: lower "
+                "it, or raise model.config.max_position_embeddings (not for pretrained models)"
+            )

@@ -1,0 +1,101 @@
+"""Models with an encoder in the pipeline and a decoder that translates in the head.
+
+The encoder's embedding is not tied to the decoder's: they are on different hosts. Decoder embedding
+and output layer stay tied, within the head.
+"""
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from collapipe.models.adapter import ModelAdapter, ModelHead, cross_entropy_sum
+from collapipe.models.loading import load_pretrained
+from collapipe.models.unit import Side
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class EncoderDecoderAdapter(ModelAdapter):
+    """What marian and bart share."""
+
+    embedding_path = "model.encoder"
+    blocks_path = "model.encoder.layers"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "d_model": 256,
+        "encoder_layers": 3,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 1024,
+        "decoder_ffn_dim": 1024,
+        "dropout": 0.1,
+        "scale_embedding": True,
+    }
+    tie_keys: ClassVar[tuple[str, ...]] = ("tie_word_embeddings",)
+    """Keys of the configuration that say which embeddings a pretrained model ties."""
+
+    def run_embedding(self, module: nn.Module, side: Side) -> Tensor:
+        embedded: Tensor = module(input_ids=side["input_ids"]).last_hidden_state
+        return embedded
+
+    def make_head(self, model: "PreTrainedModel") -> "DecoderHead":
+        return DecoderHead(model)
+
+    def read_pretrained(self, directory: Path) -> dict[str, Tensor]:
+        """Reads everything; what was tied comes as copies."""
+        config = copy.deepcopy(self.config)
+        theirs = self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
+        for key in self.tie_keys:
+            setattr(config, key, getattr(theirs, key))
+        return load_pretrained(self.model_classes[self.task], directory, config)
+
+    def _construct(self) -> "PreTrainedModel":
+        from transformers import GenerationConfig
+
+        model = super()._construct()
+        generation_config: Any = GenerationConfig
+        model.generation_config = generation_config(
+            max_new_tokens=self._document["max_new_tokens"],
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=self.config.pad_token_id,
+            bos_token_id=self.config.bos_token_id,
+            eos_token_id=self.config.eos_token_id,
+            forced_eos_token_id=self.config.forced_eos_token_id,
+            decoder_start_token_id=self.config.decoder_start_token_id,
+        )
+        return model
+
+
+class DecoderHead(ModelHead):
+    """Decoder and output layer."""
+
+    def loss_sum(self, activation: Tensor, side: Side, label_smoothing: float) -> Tensor:
+        labels = side["labels"]
+        logits = self.whole(
+            encoder_outputs=_encoder_outputs(activation),
+            attention_mask=side["attention_mask"],
+            decoder_input_ids=self.whole.prepare_decoder_input_ids_from_labels(labels),
+            use_cache=False,
+        ).logits
+        return cross_entropy_sum(logits, labels, label_smoothing)
+
+    @torch.no_grad()
+    def predict(self, activation: Tensor, side: Side) -> Tensor:
+        """Translates greedily; rows that end early are padded."""
+        tokens: Tensor = self.whole.generate(
+            encoder_outputs=_encoder_outputs(activation), attention_mask=side["attention_mask"]
+        )
+        return tokens[:, 1:]  # without the start token
+
+
+def _encoder_outputs(activation: Tensor) -> Any:
+    from transformers.modeling_outputs import BaseModelOutput
+
+    return BaseModelOutput(last_hidden_state=activation)

@@ -1,0 +1,52 @@
+"""Models of an encoder and a small head that labels texts (`classification`) or tokens (`ner`)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from collapipe.models.adapter import ModelAdapter, ModelHead, cross_entropy_sum
+from collapipe.models.loading import load_pretrained
+from collapipe.models.unit import Side
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class EncoderOnlyAdapter(ModelAdapter):
+    """What bert and its siblings share: the head labels, and is always made anew."""
+
+    fixed: ClassVar[Mapping[str, Any]] = {"is_decoder": False, "add_cross_attention": False}
+
+    def run_embedding(self, module: nn.Module, side: Side) -> Tensor:
+        embedded: Tensor = module(
+            input_ids=side["input_ids"], token_type_ids=side.get("token_type_ids")
+        )
+        return embedded
+
+    def make_head(self, model: "PreTrainedModel") -> "LabelHead":
+        return LabelHead(model)
+
+    def read_pretrained(self, directory: Path) -> dict[str, Tensor]:
+        """Reads the encoder, and its pooler if there is one."""
+        prefix = self.family
+        encoder_class: Any = type(self._construct_on_meta().get_submodule(prefix))
+        weights = load_pretrained(encoder_class, directory, self.config, may_lack="pooler.")
+        return {f"{prefix}.{name}": tensor for name, tensor in weights.items()}
+
+
+class LabelHead(ModelHead):
+    """Pooler, dropout and classifier, as the family has them."""
+
+    def loss_sum(self, activation: Tensor, side: Side, label_smoothing: float) -> Tensor:
+        return cross_entropy_sum(self._logits(activation), side["labels"], label_smoothing)
+
+    @torch.no_grad()
+    def predict(self, activation: Tensor, side: Side) -> Tensor:
+        return self._logits(activation).argmax(dim=-1)
+
+    def _logits(self, activation: Tensor) -> Tensor:
+        logits: Tensor = self.whole(inputs_embeds=activation).logits
+        return logits

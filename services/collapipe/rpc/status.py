@@ -1,0 +1,60 @@
+"""One catalogue: what the core raises, what a caller sees, and back again."""
+
+import grpc
+
+from collapipe import errors
+
+_CODES: list[tuple[type[errors.CollapipeError], grpc.StatusCode]] = [
+    (errors.InvalidInputError, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.WrongStateError, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.InfeasibleError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.NotFoundError, grpc.StatusCode.NOT_FOUND),
+    (errors.PeerLostError, grpc.StatusCode.UNAVAILABLE),
+    (errors.CorruptDataError, grpc.StatusCode.DATA_LOSS),
+    (errors.DivergedError, grpc.StatusCode.OUT_OF_RANGE),
+    (errors.CancelledError, grpc.StatusCode.CANCELLED),
+    (errors.AttemptFailedError, grpc.StatusCode.ABORTED),
+]
+
+LOST_PEER_KEY = "collapipe-lost-peer"
+"""Trailing metadata that names a lost third process, to tell it from the loss of the server itself."""
+
+
+def to_code(error: errors.CollapipeError) -> grpc.StatusCode:
+    """The status of an error of the core."""
+    return next(code for kind, code in _CODES if isinstance(error, kind))
+
+
+def trailing_metadata(error: errors.CollapipeError) -> tuple[tuple[str, str], ...]:
+    """What travels beside the status."""
+    if isinstance(error, errors.PeerLostError):
+        return ((LOST_PEER_KEY, error.host_id or "unknown"),)
+    return ()
+
+
+def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
+    """The error of the core behind a failed call.
+
+    Args:
+        error: What the call raised.
+        peer: Who was called.
+    """
+    code, details = error.code(), error.details() or ""
+    metadata = dict(error.trailing_metadata() or ())
+    lost = metadata.get(LOST_PEER_KEY)
+    if lost is not None:
+        return errors.PeerLostError(str(lost), details)
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return errors.PeerLostError(
+            peer,
+            f"{peer} cannot be reached ({_first_line(details) or code.name}): see whether it runs and "
+            "whether its address is right",
+        )
+    for kind, of_kind in _CODES:
+        if code is of_kind:
+            return kind(details)
+    return errors.AttemptFailedError(f"{peer} failed with {code.name}: {details or 'see its log'}")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else ""

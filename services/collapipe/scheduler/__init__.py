@@ -1,0 +1,1 @@
+"""Knows the hosts, decides every round, and takes jobs through their rounds."""

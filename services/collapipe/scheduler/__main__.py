@@ -1,0 +1,5 @@
+"""`python -m collapipe.scheduler`."""
+
+from collapipe.scheduler.app import main
+
+main()

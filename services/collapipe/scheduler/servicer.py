@@ -1,0 +1,142 @@
+"""SchedulerService: who is there, what is to be done, and how it goes."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+import grpc
+
+from collapipe.errors import InvalidInputError, NotFoundError
+from collapipe.job import JobConfig
+from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool
+from collapipe.scheduler.events import Event, EventLog
+from collapipe.scheduler.hosts import HEARTBEAT_SECONDS, Hosts
+from collapipe.scheduler.job_runner import JobRunner
+from collapipe.scheduler.job_store import JobStore
+from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Serves hosts and clients; runs jobs one after another.
+
+    Args:
+        jobs: The jobs.
+        channels: To the hosts.
+    """
+
+    def __init__(self, jobs: JobStore, channels: ChannelPool) -> None:
+        self._jobs = jobs
+        self._channels = channels
+        self._hosts = Hosts()
+        self._changed = threading.Condition()
+        self._queue: deque[JobRunner] = deque()
+        self._runners: dict[str, JobRunner] = {}
+        self._logs: dict[str, EventLog] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._run_jobs, name="jobs", daemon=True)
+        self._thread.start()
+
+    def RegisterHost(
+        self, request: scheduler_pb2.RegisterHostRequest, context: grpc.ServicerContext
+    ) -> scheduler_pb2.RegisterHostResponse:
+        """Makes a host known."""
+        host = request.host
+        if not (host.host_id and host.address and host.incarnation and host.role):
+            raise InvalidInputError(
+                "a host needs an identity, a role, an address and an incarnation to register"
+            )
+        self._hosts.register(host)
+        answer = scheduler_pb2.RegisterHostResponse()
+        answer.heartbeat_interval.FromMilliseconds(int(HEARTBEAT_SECONDS * 1000))
+        return answer
+
+    def Heartbeat(
+        self, request: scheduler_pb2.HeartbeatRequest, context: grpc.ServicerContext
+    ) -> scheduler_pb2.HeartbeatResponse:
+        """Keeps a host known."""
+        self._hosts.heartbeat(request.host_id, request.incarnation)
+        return scheduler_pb2.HeartbeatResponse()
+
+    def ListHosts(
+        self, request: scheduler_pb2.ListHostsRequest, context: grpc.ServicerContext
+    ) -> scheduler_pb2.ListHostsResponse:
+        """Lists the hosts."""
+        return scheduler_pb2.ListHostsResponse(hosts=self._hosts.statuses())
+
+    def SubmitJob(
+        self, request: scheduler_pb2.SubmitJobRequest, context: grpc.ServicerContext
+    ) -> scheduler_pb2.SubmitJobResponse:
+        """Queues a job."""
+        config = JobConfig.from_json(request.config_json)
+        document = self._jobs.reopen(config) if request.resume else self._jobs.create(config)
+        log = EventLog()
+        runner = JobRunner(document, self._hosts, self._jobs, self._channels, log)
+        with self._changed:
+            self._logs[document.job_id] = log
+            self._runners[document.job_id] = runner
+            self._queue.append(runner)
+            self._changed.notify_all()
+        log.publish(Event(status=document.status()))
+        return scheduler_pb2.SubmitJobResponse(job_id=document.job_id)
+
+    def WatchJob(
+        self, request: scheduler_pb2.WatchJobRequest, context: grpc.ServicerContext
+    ) -> Iterator[scheduler_pb2.WatchJobResponse]:
+        """Tells what happens in a job."""
+        document = self._jobs.get(request.job_id)
+        with self._changed:
+            log = self._logs.get(request.job_id)
+        if log is None:  # it ended before this scheduler was started
+            yield Event(status=document.status())
+            return
+        for event in log.watch(SIGN_OF_LIFE_SECONDS):
+            yield event if event is not None else Event()
+
+    def ListJobs(
+        self, request: scheduler_pb2.ListJobsRequest, context: grpc.ServicerContext
+    ) -> scheduler_pb2.ListJobsResponse:
+        """Lists the jobs."""
+        jobs = [document.status() for document in self._jobs.all()]
+        return scheduler_pb2.ListJobsResponse(jobs=jobs)
+
+    def CancelJob(
+        self, request: scheduler_pb2.CancelJobRequest, context: grpc.ServicerContext
+    ) -> scheduler_pb2.CancelJobResponse:
+        """Stops a job."""
+        self._jobs.get(request.job_id)
+        with self._changed:
+            runner = self._runners.get(request.job_id)
+        if runner is None:
+            raise NotFoundError(f"job {request.job_id} is not running: there is nothing to cancel")
+        runner.cancel()
+        return scheduler_pb2.CancelJobResponse()
+
+    def GetPlans(
+        self, request: scheduler_pb2.GetPlansRequest, context: grpc.ServicerContext
+    ) -> scheduler_pb2.GetPlansResponse:
+        """Tells the plans of a round."""
+        return scheduler_pb2.GetPlansResponse(
+            plans=self._jobs.plans(request.job_id, request.round_index)
+        )
+
+    def close(self) -> None:
+        """Cancels the job that runs, and starts no other."""
+        with self._changed:
+            self._closed = True
+            runners = list(self._runners.values())
+            self._changed.notify_all()
+        for runner in runners:
+            runner.cancel()
+        self._thread.join()
+
+    def _run_jobs(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                runner = self._queue.popleft()
+            runner.run()
+            with self._changed:
+                self._runners.pop(runner.job_id, None)

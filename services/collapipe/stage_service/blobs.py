@@ -1,0 +1,109 @@
+"""The weights plane: unit states and vocabularies, by digest, in chunks, resumable."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import grpc
+
+from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, PeerLostError
+from collapipe.rpc import ChannelPool, within_silence
+from collapipe.telemetry import metrics
+from collapipe.tensors import CHUNK_BYTES
+from collapipe.v1 import blob_pb2, blob_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+MAX_BLOB_BYTES = 8 << 30
+"""Largest blob that a receiver accepts."""
+
+_ATTEMPTS = 3
+_SILENCE_SECONDS = 30.0
+
+
+class Readable(Protocol):
+    """Something that can be served."""
+
+    total_bytes: int
+
+    def read(self, offset: int = 0) -> Iterator[bytes | memoryview]:
+        """The bytes from an offset on, in pieces of any size."""
+
+
+class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
+    """Serves blobs.
+
+    Args:
+        find: Finds a blob by its digest; raises `NotFoundError`.
+    """
+
+    def __init__(self, find: Callable[[str], Readable]) -> None:
+        self._find = find
+
+    def FetchBlob(
+        self, request: blob_pb2.FetchBlobRequest, context: grpc.ServicerContext
+    ) -> Iterator[blob_pb2.FetchBlobResponse]:
+        """Sends a blob from an offset on."""
+        blob = self._find(request.digest)
+        if request.offset > blob.total_bytes:
+            raise InvalidInputError(
+                f"offset {request.offset} is beyond the {blob.total_bytes} bytes of blob {request.digest}"
+            )
+        yield blob_pb2.FetchBlobResponse(total_bytes=blob.total_bytes)
+        for piece in blob.read(request.offset):
+            for start in range(0, len(piece), CHUNK_BYTES):
+                chunk = bytes(piece[start : start + CHUNK_BYTES])
+                metrics.blob_bytes("sent", len(chunk))
+                yield blob_pb2.FetchBlobResponse(chunk=chunk)
+
+
+def fetch_blob(channels: ChannelPool, digest: str, addresses: list[str]) -> bytes:
+    """Fetches a blob from the first host that has it, going on where a broken transfer stopped.
+
+    Raises:
+        PeerLostError: No host could be reached.
+        NotFoundError: The hosts that answered do not have it.
+        CorruptDataError: The bytes do not have that digest.
+    """
+    failure: Exception = NotFoundError(f"nobody is known to have blob {digest}")
+    for address in addresses:
+        try:
+            data = _fetch_from(channels, digest, address)
+        except (NotFoundError, PeerLostError) as error:
+            logger.info("blob %s not from %s: %s", digest[:12], address, error)
+            failure = error
+            continue
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise CorruptDataError(
+                f"blob {digest} arrived garbled from {address}: run the round again"
+            )
+        return data
+    raise failure
+
+
+def _fetch_from(channels: ChannelPool, digest: str, address: str) -> bytes:
+    stub = blob_pb2_grpc.BlobServiceStub(channels.channel(address))
+    received = bytearray()
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        request = blob_pb2.FetchBlobRequest(digest=digest, offset=len(received))
+        try:
+            answers = within_silence(
+                stub.FetchBlob(request), _SILENCE_SECONDS, address, lambda: f"send blob {digest}"
+            )
+            for answer in answers:
+                if answer.total_bytes > MAX_BLOB_BYTES:
+                    raise CorruptDataError(
+                        f"{address} announced {answer.total_bytes} bytes for blob {digest}, "
+                        f"over the limit of {MAX_BLOB_BYTES}"
+                    )
+                chunk = answer.chunk
+                metrics.blob_bytes("received", len(chunk))
+                received += chunk
+            break
+        except PeerLostError:
+            if not attempts_left:
+                raise
+            time.sleep(0.2)
+    return bytes(received)

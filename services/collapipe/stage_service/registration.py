@@ -1,0 +1,70 @@
+"""Keeps a host known to the scheduler."""
+
+import logging
+import threading
+import uuid
+
+from collapipe.errors import CollapipeError, NotFoundError, PeerLostError, WrongStateError
+from collapipe.rpc import ChannelPool, call
+from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+_DEADLINE_SECONDS = 5.0
+_RETRY_SECONDS = 1.0
+
+
+class Registration:
+    """Registers a host and sends heartbeats, until it is closed.
+
+    A scheduler that cannot be reached is asked again, for ever: a device may be switched on first.
+
+    Args:
+        host: The host; its incarnation is set here.
+        scheduler: Where the scheduler serves.
+        channels: To reach it.
+    """
+
+    def __init__(self, host: scheduler_pb2.Host, scheduler: str, channels: ChannelPool) -> None:
+        self._host = host
+        self._host.incarnation = uuid.uuid4().hex
+        self._scheduler = scheduler
+        self._stub = scheduler_pb2_grpc.SchedulerServiceStub(channels.channel(scheduler))
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Sends no more heartbeats."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            try:
+                interval = self._register()
+                logger.info("registered with the scheduler at %s", self._scheduler)
+                failures = 0
+                while not self._closed.wait(interval):
+                    self._heartbeat()
+            except (NotFoundError, WrongStateError):
+                logger.info("the scheduler has forgotten this host: registering again")
+            except PeerLostError as error:
+                failures += 1
+                logger.info("no scheduler (try %d): %s", failures, error)
+                self._closed.wait(_RETRY_SECONDS)
+            except CollapipeError as error:
+                logger.error("the scheduler refuses this host: %s", error)
+                self._closed.wait(10 * _RETRY_SECONDS)
+
+    def _register(self) -> float:
+        request = scheduler_pb2.RegisterHostRequest(host=self._host)
+        answer = call(self._stub.RegisterHost, request, "the scheduler", _DEADLINE_SECONDS)
+        return float(answer.heartbeat_interval.ToTimedelta().total_seconds())
+
+    def _heartbeat(self) -> None:
+        request = scheduler_pb2.HeartbeatRequest(
+            host_id=self._host.host_id, incarnation=self._host.incarnation
+        )
+        call(self._stub.Heartbeat, request, "the scheduler", _DEADLINE_SECONDS)

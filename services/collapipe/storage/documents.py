@@ -1,0 +1,46 @@
+"""Small JSON documents that are replaced atomically: a reader sees the old one or the new one."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from collapipe.errors import CorruptDataError
+
+
+def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Replaces a document; after the return it survives the death of the process and of the machine."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(document, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def read_document(path: Path) -> dict[str, Any] | None:
+    """Reads a document; `None` where there is none.
+
+    Raises:
+        CorruptDataError: The file is not what `write_document` writes.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise CorruptDataError(f"{path} is damaged ({error}): restore it or delete it") from error
+    if not isinstance(document, dict):
+        raise CorruptDataError(f"{path} is damaged (not an object): restore it or delete it")
+    return document
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes renames in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,84 @@
+"""Tensors as safetensors bytes that are produced piece by piece.
+
+`safetensors` itself serialises into one `bytes` object, which would double the memory of a device for the
+time of a transfer. The format is a length, a JSON header and the tensors' bytes, so it is written here
+straight from the tensors' memory; reading is left to the library.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from collapipe.errors import CorruptDataError
+
+_TYPE_NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.bool: "BOOL",
+}
+
+
+class TensorBlob:
+    """Named tensors, seen as the immutable safetensors bytes that they make.
+
+    The tensors are not copied (those on an accelerator are, one at a time): they must not change while the
+    blob is in use.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = [(name, tensors[name].detach()) for name in sorted(tensors)]
+        header, position = {}, 0
+        for name, tensor in self._tensors:
+            header[name] = {
+                "dtype": _TYPE_NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [position, position + tensor.nbytes],
+            }
+            position += tensor.nbytes
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # tensors start aligned
+        self._prefix = len(text).to_bytes(8, "little") + text
+        self.total_bytes = len(self._prefix) + position
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the bytes, in hexadecimal."""
+        checksum = hashlib.sha256()
+        for piece in self._pieces():
+            checksum.update(piece)
+        return checksum.hexdigest()
+
+    def read(self, offset: int = 0) -> Iterator[memoryview]:
+        """The bytes from an offset on, in pieces as large as the tensors are."""
+        for piece in self._pieces():
+            if offset < len(piece):
+                yield piece[offset:]
+            offset = max(offset - len(piece), 0)
+
+    def _pieces(self) -> Iterator[memoryview]:
+        yield memoryview(self._prefix)
+        for _, tensor in self._tensors:
+            if tensor.nbytes:
+                flat = tensor.cpu().contiguous().reshape(-1)
+                yield memoryview(flat.view(torch.uint8).numpy())
+
+
+def load_tensors(data: bytes) -> dict[str, Tensor]:
+    """Reads safetensors bytes.
+
+    Raises:
+        CorruptDataError: The bytes are not safetensors.
+    """
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise CorruptDataError(f"{len(data)} bytes are not safetensors: {error}") from error

@@ -1,0 +1,149 @@
+"""Which rows a cluster trains on, and which it measures on."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from collapipe.errors import InvalidInputError
+from collapipe.job import JobConfig
+from collapipe.tasks.hub import load_hub_rows
+from collapipe.tasks.rows import Row
+from collapipe.tasks.sharding import dirichlet_clusters, iid_clusters
+from collapipe.tasks.sources import FixedRows, RowSource, open_file
+from collapipe.tasks.stdlib_docstrings import load_docstrings
+
+HELD_OUT_SHARE = 0.15
+"""Of the training rows, when the job names no held-out data."""
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """What was read and is not accepted yet."""
+
+    train: list[Row]
+    held_out: list[Row]
+    num_shared: int
+    """Training rows of all clusters among what was read."""
+
+
+class ClusterRows:
+    """Reads the job's data and keeps what belongs to one cluster, in the order of the data.
+
+    The answer for a row depends on nothing behind it, so appended rows change nothing for those
+    before.
+
+    Raises:
+        InvalidInputError: The job names no data that can be read.
+    """
+
+    def __init__(self, job: JobConfig, cluster_index: int) -> None:
+        if not 0 <= cluster_index < job.clusters:
+            raise InvalidInputError(
+                f"cluster {cluster_index} does not exist: the job has clusters 0 to "
+                f"{job.clusters - 1}; raise clusters"
+            )
+        self._job = job
+        self._cluster_index = cluster_index
+        self._is_shared = not isinstance(job.data.train, list)
+        self._num_shared = 0
+        self._num_held_out = 0
+        self._train = _open(job, _train_name(job, cluster_index))
+        held_out = job.data.held_out
+        self._held_out = None if held_out is None else _open(job, held_out)
+        self.name = self._train.name
+
+    def read(self) -> NewRows:
+        """Reads all rows at first, later those appended to the training data. Changes nothing."""
+        train, held_out = self._train.read(), []
+        if self._held_out is None:
+            held_out = [row for row in train if _is_held_out(row)]
+            train = [row for row in train if not _is_held_out(row)]
+        elif self._num_held_out == 0:
+            held_out = self._held_out.read()
+        train = _limited(train, self._job.data.max_rows, self._num_shared)
+        held_out = _limited(held_out, self._job.data.max_held_out_rows, self._num_held_out)
+        return NewRows(self._own(train) if self._is_shared else train, held_out, len(train))
+
+    def check(self, new: NewRows) -> None:
+        """Refuses a first reading that leaves nothing to train or to measure."""
+        if not new.held_out and self._held_out is not None:
+            raise InvalidInputError(f"{self._held_out.name}: has no rows: put at least 1 in it")
+        if not new.held_out and new.num_shared:
+            raise InvalidInputError(
+                f"{self.name}: none of its {new.num_shared} rows can be held out for evaluation "
+                f"({HELD_OUT_SHARE:.0%} are, by the hash of their text): add rows, or name a file "
+                "in data.held_out"
+            )
+        if not new.num_shared:
+            raise InvalidInputError(
+                f"{self.name}: has no rows: put at least one mini-batch in it "
+                f"({self._job.training.mini_batch})"
+            )
+
+    def accept(self, new: NewRows) -> None:
+        """Takes what the last `read` returned as used."""
+        self._train.accept()
+        self._num_shared += new.num_shared
+        self._num_held_out += len(new.held_out)
+
+    def _own(self, rows: list[Row]) -> list[Row]:
+        job, data = self._job, self._job.data
+        if data.sharding == "iid":
+            clusters = iid_clusters(job.seed, job.clusters, self._num_shared, len(rows))
+        else:
+            groups = [row.group for row in rows]
+            clusters = dirichlet_clusters(
+                job.seed, job.clusters, data.dirichlet_alpha, self._num_shared, groups
+            )
+        return [
+            row
+            for row, cluster in zip(rows, clusters, strict=True)
+            if cluster == self._cluster_index
+        ]
+
+
+def _train_name(job: JobConfig, cluster_index: int) -> str | None:
+    train = job.data.train
+    return train[cluster_index] if isinstance(train, list) else train
+
+
+def _open(job: JobConfig, name: str | None) -> RowSource:
+    data, kind = job.data, job.task.kind
+    if data.source == "stdlib_docstrings":
+        if kind != "classification":
+            raise InvalidInputError(
+                'data.source is "stdlib_docstrings", whose rows are classified, but task.kind is '
+                f'{kind!r}: set "classification", or bring files'
+            )
+        if data.train is not None or data.held_out is not None:
+            raise InvalidInputError(
+                'data.source is "stdlib_docstrings", which reads no files, but data.train or '
+                'data.held_out is set: remove them, or set data.source = "files"'
+            )
+        return FixedRows("the standard library's docstrings", load_docstrings())
+    if name is None:
+        what = "file" if data.source == "files" else "split"
+        raise InvalidInputError(
+            f'data.source is "{data.source}" but data.train is not set: name the {what}'
+        )
+    if data.source == "hub":
+        return FixedRows(f"{data.hub_name}[{name}]", load_hub_rows(name, kind, data))
+    trained = [data.train] if isinstance(data.train, str) else data.train or []
+    if data.held_out is not None and Path(data.held_out) in map(Path, trained):
+        raise InvalidInputError(
+            f"{data.held_out}: is both data.train and data.held_out, so the metric would measure "
+            f"memory: name another file, or leave data.held_out out to hold {HELD_OUT_SHARE:.0%} "
+            "out"
+        )
+    return open_file(name, kind, data)
+
+
+def _is_held_out(row: Row) -> bool:
+    """Decides by the text alone, so that no text is on both sides."""
+    digest = hashlib.sha256(row.key.encode()).digest()
+    return int.from_bytes(digest[:8], "little") < HELD_OUT_SHARE * 2**64
+
+
+def _limited(rows: Sequence[Row], limit: int | None, num_before: int) -> list[Row]:
+    return list(rows if limit is None else rows[: max(0, limit - num_before)])

@@ -1,0 +1,58 @@
+"""Rows of a data set of the hub, by name, through `datasets`."""
+
+from typing import TYPE_CHECKING, Any
+
+from collapipe.errors import InvalidInputError
+from collapipe.job import DataConfig
+from collapipe.tasks.rows import Row, row_builder
+
+if TYPE_CHECKING:
+    import datasets  # type: ignore[import-untyped]
+
+
+def load_hub_rows(split: str, kind: str, data: DataConfig) -> list[Row]:
+    """Downloads a split, or finds it in the cache of `datasets`.
+
+    Args:
+        split: For example "train", or "train[:1000]".
+        kind: `TaskConfig.kind`.
+        data: Names the data set and its columns.
+    """
+    name = data.hub_name
+    if name is None:
+        raise InvalidInputError(
+            'data.source is "hub" but data.hub_name is not set: name the data set'
+        )
+    try:
+        import datasets  # only who reads from the hub needs it installed
+    except ModuleNotFoundError as error:
+        raise InvalidInputError(
+            'data.source is "hub", which needs the package datasets: pip install datasets'
+        ) from error
+    try:
+        table = datasets.load_dataset(name, split=split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise InvalidInputError(
+            f"data set {name!r}, split {split!r}, cannot be loaded from the hub: {error}; check "
+            "data.hub_name, the split and the network of the control unit, or bring the rows as "
+            "files"
+        ) from error
+    build_row = row_builder(kind, data)
+    class_names = _class_names(table, data.label_column)
+    rows = []
+    for line, record in enumerate(table, start=1):
+        if class_names:
+            record[data.label_column] = _named(record[data.label_column], class_names)
+        rows.append(build_row(record, f"{name}[{split}]", line))
+    return rows
+
+
+def _class_names(table: "datasets.Dataset", label_column: str) -> list[str] | None:
+    """The names of classes that the data set stores by number."""
+    feature = table.features.get(label_column)
+    feature = getattr(feature, "feature", feature)  # of a list: what it lists
+    return getattr(feature, "names", None)
+
+
+def _named(value: Any, names: list[str]) -> Any:
+    return [names[item] for item in value] if isinstance(value, list) else names[value]

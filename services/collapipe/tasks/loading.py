@@ -1,0 +1,73 @@
+"""Makes the task of a job."""
+
+from collapipe.errors import InvalidInputError
+from collapipe.job import JobConfig
+from collapipe.models import pretrained_directory
+from collapipe.tasks.classification import Classification
+from collapipe.tasks.cluster_rows import ClusterRows, NewRows
+from collapipe.tasks.ner import EntityRecognition
+from collapipe.tasks.task import Task
+from collapipe.tasks.translation import Translation
+from collapipe.tasks.vocabulary import Vocabulary, make_vocabulary, read_vocabulary
+
+_TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "ner": EntityRecognition,
+    "translation": Translation,
+}
+
+
+def load_task(job: JobConfig, cluster_index: int, vocabulary: bytes | None) -> Task:
+    """Loads and encodes the rows of one cluster.
+
+    Args:
+        job: The job.
+        cluster_index: The cluster, from 0.
+        vocabulary: Bytes of the job's tokenizer.json. `None` takes that of the pretrained directory
+            or, without one, makes one from the cluster's training rows.
+
+    Raises:
+        InvalidInputError: Data or vocabulary cannot be used, with the file, the line and the
+            remedy.
+    """
+    rows = ClusterRows(job, cluster_index)
+    new = rows.read()
+    rows.check(new)
+    check_num_rows(len(new.train), job, cluster_index, rows.name)
+    if vocabulary is None:
+        vocabulary = _make_or_read_vocabulary(job, new)
+    task_class = _TASKS[job.task.kind]
+    return task_class(rows, new, Vocabulary(vocabulary, job.model.family, job.task.max_length))
+
+
+def check_num_rows(num_rows: int, job: JobConfig, cluster_index: int, origin: str) -> None:
+    """Refuses a cluster with fewer rows than one mini-batch.
+
+    Args:
+        num_rows: Training rows of the cluster.
+        job: The job.
+        cluster_index: The cluster.
+        origin: Where the rows came from.
+    """
+    if num_rows >= job.training.mini_batch:
+        return
+    is_shared = job.clusters > 1 and not isinstance(job.data.train, list)
+    remedies = ["add rows", "lower training.mini_batch"]
+    if job.data.max_rows is not None:
+        remedies.append("raise data.max_rows")
+    if is_shared:
+        remedies.append("use fewer clusters")
+        if job.data.sharding == "dirichlet":
+            remedies.append(f"raise data.dirichlet_alpha ({job.data.dirichlet_alpha})")
+    share = f" as its share of the rows for {job.clusters} clusters" if is_shared else ""
+    raise InvalidInputError(
+        f"{origin}: cluster {cluster_index} has {num_rows} training rows{share}, fewer than one "
+        f"mini-batch of {job.training.mini_batch}: {', or '.join(remedies)}"
+    )
+
+
+def _make_or_read_vocabulary(job: JobConfig, new: NewRows) -> bytes:
+    if job.model.pretrained is not None:
+        return read_vocabulary(pretrained_directory(job.model.pretrained))
+    texts = (text for row in new.train for text in row.texts)
+    return make_vocabulary(texts, job.model.vocabulary_size, job.model.family)

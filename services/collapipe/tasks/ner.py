@@ -1,0 +1,90 @@
+"""Sentences and the entities in them, measured by entity F1."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from tokenizers import Encoding
+
+from collapipe.tasks.rows import Row, TaggedRow
+from collapipe.tasks.task import IGNORED, Example, IntArray, Task
+
+_CUT = -1
+
+
+@dataclass(frozen=True)
+class TaggedExample(Example):
+    """An encoded sentence."""
+
+    first_tokens: IntArray
+    """Where each word's first token is; -1 for a word without one."""
+
+
+class EntityRecognition(Task[TaggedExample]):
+    """One IOB2 tag for each word. The first token of a word is its target and its prediction.
+
+    Words are joined by spaces and encoded as one text, as `pipeline` will do with the sentences
+    that users give it.
+    """
+
+    metric = "entity_f1"
+    _effect_of_cut = " (words beyond it count as misses)"
+
+    @property
+    def labels(self) -> list[str]:
+        """`O`, then B- and I- of each type in the cluster's training rows, sorted by type."""
+        types = sorted({label[2:] for label in super().labels if label != "O"})
+        return ["O", *(f"{prefix}-{entity_type}" for entity_type in types for prefix in "BI")]
+
+    def _examples(self, rows: Sequence[Row]) -> tuple[list[TaggedExample], int]:
+        examples, num_cut = [], 0
+        tagged = cast("Sequence[TaggedRow]", rows)  # what the readers make for this task
+        encodings = self._vocabulary.encode([row.texts[0] for row in tagged])
+        for row, encoding in zip(tagged, encodings, strict=True):
+            input_ids = np.array(encoding.ids, dtype=np.int32)
+            examples.append(TaggedExample(row, input_ids, _first_tokens(row.words, encoding)))
+            num_cut += bool(encoding.overflowing)
+        return examples, num_cut
+
+    def _labels(self, examples: Sequence[TaggedExample], length: int) -> IntArray:
+        label_ids = self._known_labels()
+        labels = np.full((len(examples), length), IGNORED, dtype=np.int64)
+        for row_labels, example in zip(labels, examples, strict=True):
+            tag_ids = np.array([label_ids[tag] for tag in example.row.labels])
+            has_token = example.first_tokens != _CUT
+            row_labels[example.first_tokens[has_token]] = tag_ids[has_token]
+        return labels
+
+    def _measure(
+        self, examples: Sequence[TaggedExample], predictions: Sequence[list[int]]
+    ) -> float:
+        # slow to import, and only who measures needs it
+        from seqeval.metrics import f1_score  # type: ignore[import-untyped]
+
+        names = list(self._known_labels())
+        predicted = [
+            ["O" if token == _CUT else names[row[token]] for token in example.first_tokens]
+            for example, row in zip(examples, predictions, strict=True)
+        ]
+        truth = [list(example.row.labels) for example in examples]
+        return float(f1_score(truth, predicted, zero_division=0))
+
+
+def _first_tokens(words: Sequence[str], encoding: Encoding) -> IntArray:
+    """Finds the first token that ends within each word of the joined text.
+
+    A token may begin with the space before its word, or be that space alone; then it belongs to no
+    word.
+    """
+    total = sum(map(len, words)) + len(words)
+    word_at = np.full(total, _CUT)
+    start = 0
+    for index, word in enumerate(words):
+        word_at[start : start + len(word)] = index
+        start += len(word) + 1
+    first_tokens = np.full(len(words), _CUT, dtype=np.int32)
+    for token, (begin, end) in reversed(list(enumerate(encoding.offsets))):
+        if end > begin and word_at[end - 1] != _CUT:
+            first_tokens[word_at[end - 1]] = token
+    return first_tokens

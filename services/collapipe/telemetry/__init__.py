@@ -1,0 +1,1 @@
+"""What every service tells about itself: metrics for Prometheus, and logs."""

@@ -1,0 +1,40 @@
+"""One line a record, as text for people or JSON for collectors."""
+
+import json
+import logging
+import sys
+import time
+from typing import Literal
+
+LogFormat = Literal["text", "json"]
+
+
+class _JsonFormatter(logging.Formatter):
+    def __init__(self, service: str, host_id: str) -> None:
+        super().__init__()
+        self._fixed = {"service": service, "host_id": host_id}
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        if record.exc_info:
+            message = f"{message}\n{self.formatException(record.exc_info)}"
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": message,
+        }
+        return json.dumps(line | self._fixed)
+
+
+def configure_logging(log_format: LogFormat, service: str, host_id: str) -> None:
+    """Sends every record from INFO on to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    if log_format == "json":
+        handler.setFormatter(_JsonFormatter(service, host_id))
+    else:
+        text = f"%(asctime)s %(levelname)-7s {host_id} %(name)s: %(message)s"
+        handler.setFormatter(logging.Formatter(text))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)

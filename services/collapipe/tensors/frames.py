@@ -1,0 +1,208 @@
+"""Frames: the tensors of one micro-batch, as they cross a link between two stages.
+
+A frame is a `FrameHeader` followed by the bytes of its tensors in chunks of at most `CHUNK_BYTES`; a chunk
+never spans two tensors. The header announces every size first, so that a receiver can refuse before it
+allocates.
+"""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import prod
+
+import torch
+from torch import Tensor
+
+from collapipe.errors import CorruptDataError, InvalidInputError
+from collapipe.v1 import stage_pb2, tensor_pb2
+
+CHUNK_BYTES = 1 << 20
+"""One gRPC message's share of a tensor: larger ones are slower to serialise, smaller ones cost calls."""
+
+MAX_FRAME_BYTES = 1 << 30
+"""Largest frame that a receiver allocates."""
+
+_DATA_TYPES = {
+    torch.float32: tensor_pb2.DATA_TYPE_FLOAT32,
+    torch.bfloat16: tensor_pb2.DATA_TYPE_BFLOAT16,
+    torch.float16: tensor_pb2.DATA_TYPE_FLOAT16,
+    torch.int64: tensor_pb2.DATA_TYPE_INT64,
+    torch.int32: tensor_pb2.DATA_TYPE_INT32,
+    torch.int8: tensor_pb2.DATA_TYPE_INT8,
+    torch.bool: tensor_pb2.DATA_TYPE_BOOL,
+}
+_TORCH_TYPES = {wire: dtype for dtype, wire in _DATA_TYPES.items()}
+
+
+class FrameKind(IntEnum):
+    """What a frame is for."""
+
+    FORWARD = stage_pb2.FRAME_KIND_FORWARD
+    BACKWARD = stage_pb2.FRAME_KIND_BACKWARD
+    EVALUATE = stage_pb2.FRAME_KIND_EVALUATE
+    PREDICTION = stage_pb2.FRAME_KIND_PREDICTION
+
+    @property
+    def towards_head(self) -> bool:
+        """Whether such frames go from the embedding to the head."""
+        return self in (FrameKind.FORWARD, FrameKind.EVALUATE)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The tensors of one micro-batch, on the way to a neighbouring stage."""
+
+    kind: FrameKind
+    step_index: int
+    micro_batch: int
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def byte_length(self) -> int:
+        """Bytes of all tensors, unencoded."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def encode_frame(frame: Frame) -> tuple[stage_pb2.FrameHeader, Iterator[bytes]]:
+    """Encodes a frame as its header and the chunks that follow it.
+
+    Raises:
+        InvalidInputError: A tensor has an element type that the wire does not know.
+    """
+    headers, views = [], []
+    for name, tensor in frame.tensors.items():
+        if tensor.dtype not in _DATA_TYPES:
+            raise InvalidInputError(
+                f"tensor {name!r} has type {tensor.dtype}, which cannot be sent: "
+                f"convert it to one of {', '.join(str(dtype) for dtype in _DATA_TYPES)}"
+            )
+        view = _byte_view(tensor.detach().cpu().contiguous())
+        headers.append(
+            tensor_pb2.TensorHeader(
+                name=name,
+                data_type=_DATA_TYPES[tensor.dtype],
+                shape=tensor.shape,
+                codec=tensor_pb2.CODEC_RAW,
+                byte_length=len(view),
+                crc32=zlib.crc32(view),
+            )
+        )
+        views.append(view)
+    header = stage_pb2.FrameHeader(
+        kind=frame.kind.value,
+        step_index=frame.step_index,
+        micro_batch=frame.micro_batch,
+        tensors=headers,
+    )
+    chunks = (
+        bytes(view[start : start + CHUNK_BYTES])
+        for view in views
+        for start in range(0, len(view), CHUNK_BYTES)
+    )
+    return header, chunks
+
+
+class FrameAssembler:
+    """Puts the frames of one stream together again: headers and chunks in, frames out."""
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._header: stage_pb2.FrameHeader | None = None
+        self._tensors: list[Tensor] = []
+        self._num_complete = 0
+        self._filled_bytes = 0
+
+    def begin(self, header: stage_pb2.FrameHeader) -> Frame | None:
+        """Takes a header; returns the frame if it has no bytes to wait for.
+
+        Raises:
+            CorruptDataError: The frame before is incomplete, or the header contradicts itself.
+            InvalidInputError: The frame is larger than this receiver allocates.
+        """
+        if self._header is not None:
+            raise CorruptDataError(
+                f"a new frame began while micro-batch {self._header.micro_batch} of step "
+                f"{self._header.step_index} lacked bytes: the round has to be repeated"
+            )
+        if header.kind not in set(FrameKind):
+            raise CorruptDataError(f"a frame of the unknown kind {header.kind} arrived")
+        total = sum(tensor.byte_length for tensor in header.tensors)
+        if total > self._max_frame_bytes:
+            raise InvalidInputError(
+                f"a frame of {total} bytes exceeds the limit of {self._max_frame_bytes}: "
+                "use more micro-batches or shorter sequences"
+            )
+        self._tensors = [_allocate(tensor) for tensor in header.tensors]
+        self._header, self._num_complete, self._filled_bytes = header, 0, 0
+        return self._frame_if_complete()
+
+    def add(self, chunk: bytes) -> Frame | None:
+        """Takes the next chunk; returns the frame when it was the last.
+
+        Raises:
+            CorruptDataError: A chunk without a frame, too many bytes, or a wrong checksum.
+        """
+        if self._header is None:
+            raise CorruptDataError(f"a chunk of {len(chunk)} bytes arrived outside any frame")
+        announced = self._header.tensors[self._num_complete]
+        filled = self._filled_bytes + len(chunk)
+        if not chunk or filled > announced.byte_length:
+            raise CorruptDataError(
+                f"tensor {announced.name!r} was announced with {announced.byte_length} bytes, "
+                f"but a chunk of {len(chunk)} makes it {filled}"
+            )
+        view = _byte_view(self._tensors[self._num_complete])
+        view[self._filled_bytes : filled] = chunk
+        self._filled_bytes = filled
+        if filled == announced.byte_length:
+            if zlib.crc32(view) != announced.crc32:
+                raise CorruptDataError(
+                    f"tensor {announced.name!r} arrived with CRC-32 {zlib.crc32(view):08x} instead of "
+                    f"{announced.crc32:08x}: the link garbles data, the round has to be repeated"
+                )
+            self._num_complete += 1
+            self._filled_bytes = 0
+        return self._frame_if_complete()
+
+    def _frame_if_complete(self) -> Frame | None:
+        header = self._header
+        assert header is not None
+        while (
+            self._num_complete < len(header.tensors)
+            and header.tensors[self._num_complete].byte_length == 0
+        ):
+            self._num_complete += 1
+        if self._num_complete < len(header.tensors):
+            return None
+        names = (tensor.name for tensor in header.tensors)
+        frame = Frame(
+            kind=FrameKind(header.kind),
+            step_index=header.step_index,
+            micro_batch=header.micro_batch,
+            tensors=dict(zip(names, self._tensors, strict=True)),
+        )
+        self._header, self._tensors = None, []
+        return frame
+
+
+def _allocate(header: tensor_pb2.TensorHeader) -> Tensor:
+    dtype = _TORCH_TYPES.get(header.data_type)
+    if dtype is None or header.codec != tensor_pb2.CODEC_RAW:
+        raise CorruptDataError(
+            f"tensor {header.name!r} has data type {header.data_type} and codec {header.codec}, "
+            "which this version does not know: run the same version everywhere"
+        )
+    if (
+        min(header.shape, default=0) < 0
+        or prod(header.shape) * dtype.itemsize != header.byte_length
+    ):
+        raise CorruptDataError(
+            f"tensor {header.name!r} of shape {list(header.shape)} cannot have {header.byte_length} bytes"
+        )
+    return torch.empty(tuple(header.shape), dtype=dtype)
+
+
+def _byte_view(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor, without a copy (numpy knows no bfloat16)."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())

@@ -1,0 +1,77 @@
+from collapipe.v1 import job_pb2 as _job_pb2
+from collapipe.v1 import plan_pb2 as _plan_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PrepareDataRequest(_message.Message):
+    __slots__ = ("job", "cluster_index", "vocabulary")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    job: _job_pb2.JobSpec
+    cluster_index: int
+    vocabulary: _job_pb2.BlobSource
+    def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., cluster_index: _Optional[int] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ...) -> None: ...
+
+class PrepareDataResponse(_message.Message):
+    __slots__ = ("num_rows", "labels", "vocabulary", "vocabulary_size", "num_held_out_rows")
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_HELD_OUT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    num_rows: int
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    vocabulary: _job_pb2.BlobSource
+    vocabulary_size: int
+    num_held_out_rows: int
+    def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., vocabulary_size: _Optional[int] = ..., num_held_out_rows: _Optional[int] = ...) -> None: ...
+
+class RunRoundRequest(_message.Message):
+    __slots__ = ("attempt", "job", "model", "plan", "base", "labels", "local_steps", "evaluate", "previous_stages", "edge_address", "vocabulary")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_STAGES_FIELD_NUMBER: _ClassVar[int]
+    EDGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    attempt: _plan_pb2.Attempt
+    job: _job_pb2.JobSpec
+    model: _plan_pb2.ModelSpec
+    plan: _plan_pb2.Plan
+    base: _plan_pb2.ClusterState
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    local_steps: int
+    evaluate: bool
+    previous_stages: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Stage]
+    edge_address: str
+    vocabulary: _job_pb2.BlobSource
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., base: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., local_steps: _Optional[int] = ..., evaluate: bool = ..., previous_stages: _Optional[_Iterable[_Union[_plan_pb2.Stage, _Mapping]]] = ..., edge_address: _Optional[str] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ...) -> None: ...
+
+class RunRoundResponse(_message.Message):
+    __slots__ = ("progress", "evaluation", "prepared")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    progress: _job_pb2.RoundProgress
+    evaluation: _job_pb2.Evaluation
+    prepared: RoundPrepared
+    def __init__(self, progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., prepared: _Optional[_Union[RoundPrepared, _Mapping]] = ...) -> None: ...
+
+class RoundPrepared(_message.Message):
+    __slots__ = ("state", "summary")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    state: _plan_pb2.ClusterState
+    summary: _job_pb2.RoundSummary
+    def __init__(self, state: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., summary: _Optional[_Union[_job_pb2.RoundSummary, _Mapping]] = ...) -> None: ...

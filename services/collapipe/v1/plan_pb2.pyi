@@ -1,0 +1,114 @@
+from collapipe.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Attempt(_message.Message):
+    __slots__ = ("job_id", "round_index", "attempt", "plan_id")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    round_index: int
+    attempt: int
+    plan_id: str
+    def __init__(self, job_id: _Optional[str] = ..., round_index: _Optional[int] = ..., attempt: _Optional[int] = ..., plan_id: _Optional[str] = ...) -> None: ...
+
+class Stage(_message.Message):
+    __slots__ = ("host_id", "address", "start_unit", "stop_unit", "in_flight")
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    START_UNIT_FIELD_NUMBER: _ClassVar[int]
+    STOP_UNIT_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    host_id: str
+    address: str
+    start_unit: int
+    stop_unit: int
+    in_flight: int
+    def __init__(self, host_id: _Optional[str] = ..., address: _Optional[str] = ..., start_unit: _Optional[int] = ..., stop_unit: _Optional[int] = ..., in_flight: _Optional[int] = ...) -> None: ...
+
+class LinkPlan(_message.Message):
+    __slots__ = ("codec", "rate_limit_bps", "transmit_power_watts")
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    RATE_LIMIT_BPS_FIELD_NUMBER: _ClassVar[int]
+    TRANSMIT_POWER_WATTS_FIELD_NUMBER: _ClassVar[int]
+    codec: _tensor_pb2.Codec
+    rate_limit_bps: int
+    transmit_power_watts: float
+    def __init__(self, codec: _Optional[_Union[_tensor_pb2.Codec, str]] = ..., rate_limit_bps: _Optional[int] = ..., transmit_power_watts: _Optional[float] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("plan_id", "cluster_index", "stages", "num_micro_batches", "links")
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    plan_id: str
+    cluster_index: int
+    stages: _containers.RepeatedCompositeFieldContainer[Stage]
+    num_micro_batches: int
+    links: _containers.RepeatedCompositeFieldContainer[LinkPlan]
+    def __init__(self, plan_id: _Optional[str] = ..., cluster_index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., num_micro_batches: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkPlan, _Mapping]]] = ...) -> None: ...
+
+class UnitState(_message.Message):
+    __slots__ = ("unit_index", "weights_digest", "optimizer_digest")
+    UNIT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    unit_index: int
+    weights_digest: str
+    optimizer_digest: str
+    def __init__(self, unit_index: _Optional[int] = ..., weights_digest: _Optional[str] = ..., optimizer_digest: _Optional[str] = ...) -> None: ...
+
+class DataCursor(_message.Message):
+    __slots__ = ("epoch", "offset", "num_rows")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    offset: int
+    num_rows: int
+    def __init__(self, epoch: _Optional[int] = ..., offset: _Optional[int] = ..., num_rows: _Optional[int] = ...) -> None: ...
+
+class ClusterState(_message.Message):
+    __slots__ = ("cluster_index", "units", "cursor", "num_samples", "step_index")
+    CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    cluster_index: int
+    units: _containers.RepeatedCompositeFieldContainer[UnitState]
+    cursor: DataCursor
+    num_samples: int
+    step_index: int
+    def __init__(self, cluster_index: _Optional[int] = ..., units: _Optional[_Iterable[_Union[UnitState, _Mapping]]] = ..., cursor: _Optional[_Union[DataCursor, _Mapping]] = ..., num_samples: _Optional[int] = ..., step_index: _Optional[int] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("job_id", "num_rounds", "global_units", "clusters")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_UNITS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    num_rounds: int
+    global_units: _containers.RepeatedCompositeFieldContainer[UnitState]
+    clusters: _containers.RepeatedCompositeFieldContainer[ClusterState]
+    def __init__(self, job_id: _Optional[str] = ..., num_rounds: _Optional[int] = ..., global_units: _Optional[_Iterable[_Union[UnitState, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterState, _Mapping]]] = ...) -> None: ...
+
+class ModelSpec(_message.Message):
+    __slots__ = ("family", "task", "config_json")
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    task: str
+    config_json: str
+    def __init__(self, family: _Optional[str] = ..., task: _Optional[str] = ..., config_json: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,214 @@
+import datetime
+
+from collapipe.v1 import job_pb2 as _job_pb2
+from collapipe.v1 import plan_pb2 as _plan_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HostRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HOST_ROLE_UNSPECIFIED: _ClassVar[HostRole]
+    HOST_ROLE_DEVICE_AGENT: _ClassVar[HostRole]
+    HOST_ROLE_CONTROL_UNIT: _ClassVar[HostRole]
+    HOST_ROLE_EDGE_SERVER: _ClassVar[HostRole]
+
+class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
+    JOB_STATE_QUEUED: _ClassVar[JobState]
+    JOB_STATE_PREPARING: _ClassVar[JobState]
+    JOB_STATE_RUNNING: _ClassVar[JobState]
+    JOB_STATE_SUCCEEDED: _ClassVar[JobState]
+    JOB_STATE_FAILED: _ClassVar[JobState]
+    JOB_STATE_CANCELLED: _ClassVar[JobState]
+HOST_ROLE_UNSPECIFIED: HostRole
+HOST_ROLE_DEVICE_AGENT: HostRole
+HOST_ROLE_CONTROL_UNIT: HostRole
+HOST_ROLE_EDGE_SERVER: HostRole
+JOB_STATE_UNSPECIFIED: JobState
+JOB_STATE_QUEUED: JobState
+JOB_STATE_PREPARING: JobState
+JOB_STATE_RUNNING: JobState
+JOB_STATE_SUCCEEDED: JobState
+JOB_STATE_FAILED: JobState
+JOB_STATE_CANCELLED: JobState
+
+class Host(_message.Message):
+    __slots__ = ("host_id", "role", "address", "cluster_index", "incarnation", "memory_bytes", "speed", "metrics_address")
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    host_id: str
+    role: HostRole
+    address: str
+    cluster_index: int
+    incarnation: str
+    memory_bytes: int
+    speed: float
+    metrics_address: str
+    def __init__(self, host_id: _Optional[str] = ..., role: _Optional[_Union[HostRole, str]] = ..., address: _Optional[str] = ..., cluster_index: _Optional[int] = ..., incarnation: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., speed: _Optional[float] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+
+class RegisterHostRequest(_message.Message):
+    __slots__ = ("host",)
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    host: Host
+    def __init__(self, host: _Optional[_Union[Host, _Mapping]] = ...) -> None: ...
+
+class RegisterHostResponse(_message.Message):
+    __slots__ = ("heartbeat_interval",)
+    HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    heartbeat_interval: _duration_pb2.Duration
+    def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("host_id", "incarnation")
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    host_id: str
+    incarnation: str
+    def __init__(self, host_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListHostsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListHostsResponse(_message.Message):
+    __slots__ = ("hosts",)
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    hosts: _containers.RepeatedCompositeFieldContainer[HostStatus]
+    def __init__(self, hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ...) -> None: ...
+
+class HostStatus(_message.Message):
+    __slots__ = ("host", "alive", "last_seen")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    host: Host
+    alive: bool
+    last_seen: _timestamp_pb2.Timestamp
+    def __init__(self, host: _Optional[_Union[Host, _Mapping]] = ..., alive: bool = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class SubmitJobRequest(_message.Message):
+    __slots__ = ("config_json", "resume")
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    config_json: str
+    resume: bool
+    def __init__(self, config_json: _Optional[str] = ..., resume: bool = ...) -> None: ...
+
+class SubmitJobResponse(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class WatchJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class WatchJobResponse(_message.Message):
+    __slots__ = ("elapsed_seconds", "status", "round_started", "progress", "evaluation", "round_committed")
+    ELAPSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_STARTED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    elapsed_seconds: float
+    status: JobStatus
+    round_started: RoundStarted
+    progress: _job_pb2.RoundProgress
+    evaluation: _job_pb2.Evaluation
+    round_committed: RoundCommitted
+    def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ...) -> None: ...
+
+class JobStatus(_message.Message):
+    __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    state: JobState
+    message: str
+    num_rounds_committed: int
+    num_rounds: int
+    name: str
+    evaluation: _job_pb2.Evaluation
+    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., num_rounds_committed: _Optional[int] = ..., num_rounds: _Optional[int] = ..., name: _Optional[str] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ...) -> None: ...
+
+class RoundStarted(_message.Message):
+    __slots__ = ("round_index", "attempt", "plans")
+    ROUND_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    round_index: int
+    attempt: int
+    plans: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Plan]
+    def __init__(self, round_index: _Optional[int] = ..., attempt: _Optional[int] = ..., plans: _Optional[_Iterable[_Union[_plan_pb2.Plan, _Mapping]]] = ...) -> None: ...
+
+class RoundCommitted(_message.Message):
+    __slots__ = ("num_rounds", "summaries", "round_seconds")
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    SUMMARIES_FIELD_NUMBER: _ClassVar[int]
+    ROUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    num_rounds: int
+    summaries: _containers.RepeatedCompositeFieldContainer[_job_pb2.RoundSummary]
+    round_seconds: float
+    def __init__(self, num_rounds: _Optional[int] = ..., summaries: _Optional[_Iterable[_Union[_job_pb2.RoundSummary, _Mapping]]] = ..., round_seconds: _Optional[float] = ...) -> None: ...
+
+class ListJobsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListJobsResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ...) -> None: ...
+
+class CancelJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class CancelJobResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetPlansRequest(_message.Message):
+    __slots__ = ("job_id", "round_index")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_INDEX_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    round_index: int
+    def __init__(self, job_id: _Optional[str] = ..., round_index: _Optional[int] = ...) -> None: ...
+
+class GetPlansResponse(_message.Message):
+    __slots__ = ("plans",)
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    plans: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Plan]
+    def __init__(self, plans: _Optional[_Iterable[_Union[_plan_pb2.Plan, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,211 @@
+from collapipe.v1 import plan_pb2 as _plan_pb2
+from collapipe.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FrameKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FRAME_KIND_UNSPECIFIED: _ClassVar[FrameKind]
+    FRAME_KIND_FORWARD: _ClassVar[FrameKind]
+    FRAME_KIND_BACKWARD: _ClassVar[FrameKind]
+    FRAME_KIND_EVALUATE: _ClassVar[FrameKind]
+    FRAME_KIND_PREDICTION: _ClassVar[FrameKind]
+FRAME_KIND_UNSPECIFIED: FrameKind
+FRAME_KIND_FORWARD: FrameKind
+FRAME_KIND_BACKWARD: FrameKind
+FRAME_KIND_EVALUATE: FrameKind
+FRAME_KIND_PREDICTION: FrameKind
+
+class RunStageRequest(_message.Message):
+    __slots__ = ("configure", "run_step", "run_evaluation", "finish")
+    CONFIGURE_FIELD_NUMBER: _ClassVar[int]
+    RUN_STEP_FIELD_NUMBER: _ClassVar[int]
+    RUN_EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    configure: ConfigureStage
+    run_step: RunStep
+    run_evaluation: RunEvaluation
+    finish: FinishRound
+    def __init__(self, configure: _Optional[_Union[ConfigureStage, _Mapping]] = ..., run_step: _Optional[_Union[RunStep, _Mapping]] = ..., run_evaluation: _Optional[_Union[RunEvaluation, _Mapping]] = ..., finish: _Optional[_Union[FinishRound, _Mapping]] = ...) -> None: ...
+
+class RunStageResponse(_message.Message):
+    __slots__ = ("configured", "step_done", "evaluation_done", "finished", "progress", "failed")
+    CONFIGURED_FIELD_NUMBER: _ClassVar[int]
+    STEP_DONE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_DONE_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    configured: StageConfigured
+    step_done: StepDone
+    evaluation_done: EvaluationDone
+    finished: RoundFinished
+    progress: StageProgress
+    failed: StageFailed
+    def __init__(self, configured: _Optional[_Union[StageConfigured, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., evaluation_done: _Optional[_Union[EvaluationDone, _Mapping]] = ..., finished: _Optional[_Union[RoundFinished, _Mapping]] = ..., progress: _Optional[_Union[StageProgress, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ...) -> None: ...
+
+class ConfigureStage(_message.Message):
+    __slots__ = ("attempt", "plan", "stage_index", "model", "training_json", "seed", "units", "sources", "step_index", "total_steps", "silence_seconds")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_JSON_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    attempt: _plan_pb2.Attempt
+    plan: _plan_pb2.Plan
+    stage_index: int
+    model: _plan_pb2.ModelSpec
+    training_json: str
+    seed: int
+    units: _containers.RepeatedCompositeFieldContainer[_plan_pb2.UnitState]
+    sources: _containers.RepeatedCompositeFieldContainer[UnitSource]
+    step_index: int
+    total_steps: int
+    silence_seconds: float
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., training_json: _Optional[str] = ..., seed: _Optional[int] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ..., silence_seconds: _Optional[float] = ...) -> None: ...
+
+class UnitSource(_message.Message):
+    __slots__ = ("unit_index", "addresses")
+    UNIT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    unit_index: int
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, unit_index: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StageConfigured(_message.Message):
+    __slots__ = ("fetched_bytes", "reused_units")
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REUSED_UNITS_FIELD_NUMBER: _ClassVar[int]
+    fetched_bytes: int
+    reused_units: int
+    def __init__(self, fetched_bytes: _Optional[int] = ..., reused_units: _Optional[int] = ...) -> None: ...
+
+class RunStep(_message.Message):
+    __slots__ = ("step_index", "num_micro_batches", "num_targets", "pending_gradient_scale")
+    STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_GRADIENT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    step_index: int
+    num_micro_batches: int
+    num_targets: int
+    pending_gradient_scale: float
+    def __init__(self, step_index: _Optional[int] = ..., num_micro_batches: _Optional[int] = ..., num_targets: _Optional[int] = ..., pending_gradient_scale: _Optional[float] = ...) -> None: ...
+
+class StepDone(_message.Message):
+    __slots__ = ("step_index", "squared_gradient_norms", "loss", "times")
+    STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_GRADIENT_NORMS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    step_index: int
+    squared_gradient_norms: _containers.RepeatedScalarFieldContainer[float]
+    loss: float
+    times: StageTimes
+    def __init__(self, step_index: _Optional[int] = ..., squared_gradient_norms: _Optional[_Iterable[float]] = ..., loss: _Optional[float] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ...) -> None: ...
+
+class StageTimes(_message.Message):
+    __slots__ = ("forward_seconds", "backward_seconds", "waiting_seconds", "total_seconds")
+    FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    forward_seconds: float
+    backward_seconds: float
+    waiting_seconds: float
+    total_seconds: float
+    def __init__(self, forward_seconds: _Optional[float] = ..., backward_seconds: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ...) -> None: ...
+
+class RunEvaluation(_message.Message):
+    __slots__ = ("num_micro_batches",)
+    NUM_MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    num_micro_batches: int
+    def __init__(self, num_micro_batches: _Optional[int] = ...) -> None: ...
+
+class EvaluationDone(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FinishRound(_message.Message):
+    __slots__ = ("pending_gradient_scale",)
+    PENDING_GRADIENT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    pending_gradient_scale: float
+    def __init__(self, pending_gradient_scale: _Optional[float] = ...) -> None: ...
+
+class RoundFinished(_message.Message):
+    __slots__ = ("units",)
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    units: _containers.RepeatedCompositeFieldContainer[_plan_pb2.UnitState]
+    def __init__(self, units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ...) -> None: ...
+
+class StageProgress(_message.Message):
+    __slots__ = ("waiting_for",)
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    waiting_for: str
+    def __init__(self, waiting_for: _Optional[str] = ...) -> None: ...
+
+class StageFailed(_message.Message):
+    __slots__ = ("message", "blamed_host_id")
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    BLAMED_HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    blamed_host_id: str
+    def __init__(self, message: _Optional[str] = ..., blamed_host_id: _Optional[str] = ...) -> None: ...
+
+class ExchangeActivationsRequest(_message.Message):
+    __slots__ = ("open", "frame", "chunk")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    open: OpenLink
+    frame: FrameHeader
+    chunk: bytes
+    def __init__(self, open: _Optional[_Union[OpenLink, _Mapping]] = ..., frame: _Optional[_Union[FrameHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class ExchangeActivationsResponse(_message.Message):
+    __slots__ = ("opened", "frame", "chunk")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    opened: LinkOpened
+    frame: FrameHeader
+    chunk: bytes
+    def __init__(self, opened: _Optional[_Union[LinkOpened, _Mapping]] = ..., frame: _Optional[_Union[FrameHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class OpenLink(_message.Message):
+    __slots__ = ("attempt", "cluster_index", "stage_index")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    attempt: _plan_pb2.Attempt
+    cluster_index: int
+    stage_index: int
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., cluster_index: _Optional[int] = ..., stage_index: _Optional[int] = ...) -> None: ...
+
+class LinkOpened(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FrameHeader(_message.Message):
+    __slots__ = ("kind", "step_index", "micro_batch", "tensors")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    kind: FrameKind
+    step_index: int
+    micro_batch: int
+    tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorHeader]
+    def __init__(self, kind: _Optional[_Union[FrameKind, str]] = ..., step_index: _Optional[int] = ..., micro_batch: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHeader, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""Real services in separate processes, over real gRPC."""

@@ -1,0 +1,25 @@
+"""One testbed for all tests of the session: its 13 processes each take seconds to start."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from collapipe_client import LocalTestbed
+
+
+@pytest.fixture(scope="session")
+def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
+    """Cluster 0 has 6 devices, clusters 1 and 2 have one each."""
+    with LocalTestbed([6, 1, 1], tmp_path_factory.mktemp("testbed")) as testbed:
+        testbed.wait_until_registered()
+        yield testbed
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in every service."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,105 @@
+"""Runs a job on a testbed, and reads what it left in the stores of the services."""
+
+import json
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+from safetensors.torch import load_file
+from torch import Tensor
+
+from collapipe.job import JobConfig
+from collapipe.v1.job_pb2 import RoundSummary
+from collapipe.v1.plan_pb2 import ClusterState, Commit, Plan
+from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED, RoundStarted
+from collapipe_client import LocalTestbed
+
+_LIMIT_SECONDS = 120.0
+
+
+@dataclass
+class FinishedJob:
+    """A job that succeeded, as its events and the services' stores tell it."""
+
+    job: JobConfig
+    job_id: str
+    state: Path
+    """Holds the state directory of each service."""
+    started: list[RoundStarted] = field(default_factory=list)
+    """Each attempt at a round; the last entry only measures the final model."""
+    summaries: list[list[RoundSummary]] = field(default_factory=list)
+    """Of each round, of each cluster."""
+
+    @cached_property
+    def commit(self) -> Commit:
+        """The last commit of the edge server."""
+        text = (self._directory("edge-server") / "commit.json").read_text(encoding="utf-8")
+        return json_format.ParseDict(json.loads(text), Commit())
+
+    def plans(self, cluster_index: int) -> list[Plan]:
+        """The plan of each trained round."""
+        plans = [started.plans[cluster_index] for started in self.started]
+        return plans[: self.job.training.rounds]
+
+    def losses(self, cluster_index: int) -> list[float]:
+        """Of each optimizer step."""
+        return [loss for clusters in self.summaries for loss in clusters[cluster_index].losses]
+
+    def weights(self) -> dict[str, Tensor]:
+        """The global model."""
+        return self._load([unit.weights_digest for unit in self.commit.global_units])
+
+    def optimizer_state(self, cluster_index: int) -> dict[str, Tensor]:
+        """The moments of a cluster."""
+        units = self._cluster(cluster_index).units
+        return self._load([unit.optimizer_digest for unit in units if unit.optimizer_digest])
+
+    def unit_bytes(self, unit_index: int, cluster_index: int = 0) -> int:
+        """Size of the state of a unit, weights and optimizer."""
+        unit = self._cluster(cluster_index).units[unit_index]
+        digests = (unit.weights_digest, unit.optimizer_digest)
+        return sum(self._blob(digest).stat().st_size for digest in digests)
+
+    def _cluster(self, cluster_index: int) -> ClusterState:
+        return self.commit.clusters[cluster_index]
+
+    def _load(self, digests: list[str]) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for digest in digests:
+            for name, tensor in load_file(self._blob(digest)).items():
+                assert name not in tensors, f"{name} is in the state of two units"
+                tensors[name] = tensor
+        return tensors
+
+    def _blob(self, digest: str) -> Path:
+        keepers = ["edge-server", *(f"control-unit-{i}" for i in range(self.job.clusters))]
+        paths = [self._directory(keeper) / "blobs" / digest for keeper in keepers]
+        found = [path for path in paths if path.is_file()]
+        assert found, f"no service keeps blob {digest}, which the last commit names"
+        return found[0]
+
+    def _directory(self, service: str) -> Path:
+        return self.state / service / "jobs" / self.job_id
+
+
+def run_job(testbed: LocalTestbed, job: JobConfig) -> FinishedJob:
+    """Runs a job to its end; fails when the job does."""
+    deadline = time.monotonic() + _LIMIT_SECONDS
+    with testbed.client() as client:
+        finished = FinishedJob(job, client.submit(job), testbed.workspace.state)
+        last: Any = None
+        for event in client.watch(finished.job_id, signs_of_life=True):
+            if event.HasField("status"):
+                last = event.status
+            elif event.HasField("round_started"):
+                finished.started.append(event.round_started)
+            elif event.HasField("round_committed"):
+                finished.summaries.append(list(event.round_committed.summaries))
+            if time.monotonic() > deadline:
+                client.cancel(finished.job_id)
+                raise AssertionError(f"not done in {_LIMIT_SECONDS:g} s, last heard: {last}")
+    assert last.state == JOB_STATE_SUCCEEDED, last.message
+    return finished

@@ -1,0 +1,154 @@
+"""Training through real services equals a plain loop in one process, bit for bit: invariant I1."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reference.comparison import first_difference
+from reference.federated_job import train_job
+from reference.tiny_jobs import make_job
+
+from collapipe.job import JobConfig
+from collapipe_client import LocalTestbed
+from integration.running import FinishedJob, run_job
+
+CASES: dict[str, dict[str, Any]] = {
+    "1 device": {"devices_per_cluster": 1},
+    "2 devices": {"devices_per_cluster": 2},
+    "3 devices": {"devices_per_cluster": 3},
+    "6 devices": {"devices_per_cluster": 6, "num_blocks": 6},
+    "unequal segments": {
+        "num_blocks": 6,
+        "devices_per_cluster": 3,
+        "schedule": {"strategy": "manual", "segments": [[1, 3, 2]]},
+    },
+    "one micro-batch": {"devices_per_cluster": 2, "schedule": {"num_micro_batches": 1}},
+    "one in flight": {"devices_per_cluster": 2, "schedule": {"in_flight": 1}},
+    "no dropout": {
+        "devices_per_cluster": 2,
+        "model_config": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    },
+    "bert ner": {"devices_per_cluster": 2, "kind": "ner"},
+    "distilbert classification": {"devices_per_cluster": 2, "family": "distilbert"},
+    "distilbert ner": {"devices_per_cluster": 2, "family": "distilbert", "kind": "ner"},
+    "roberta classification": {"devices_per_cluster": 2, "family": "roberta"},
+    "roberta ner": {"devices_per_cluster": 2, "family": "roberta", "kind": "ner"},
+    "marian translation": {
+        "devices_per_cluster": 2,
+        "family": "marian",
+        "kind": "translation",
+        "training": {"label_smoothing": 0.1},
+    },
+    "bart translation": {
+        "devices_per_cluster": 2,
+        "family": "bart",
+        "kind": "translation",
+        "training": {"label_smoothing": 0.1},
+    },
+    "recompute": {"devices_per_cluster": 2, "training": {"recompute": True}},
+    "update per micro-batch": {
+        "devices_per_cluster": 2,
+        "training": {"update_per": "micro_batch", "warm_up_steps": 3},
+    },
+    "sgd with momentum": {
+        "devices_per_cluster": 2,
+        "training": {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.1},
+    },
+    "no clipping": {"devices_per_cluster": 2, "training": {"clip_norm": None}},
+    "warm-up, constant": {
+        "devices_per_cluster": 2,
+        "training": {"warm_up_steps": 2, "decay": "constant"},
+    },
+    "warm-up, linear": {
+        "devices_per_cluster": 2,
+        "training": {"warm_up_steps": 1, "decay": "linear", "rounds": 3},
+    },
+    "warm-up, inverse square root": {
+        "devices_per_cluster": 2,
+        "training": {"warm_up_steps": 2, "decay": "inverse_sqrt", "rounds": 3},
+    },
+    "3 clusters": {"num_rows": (12, 21, 33), "devices_per_cluster": [3, 1, 1]},
+    "3 clusters, translation": {
+        "num_rows": (10, 25, 17),
+        "devices_per_cluster": [2, 1, 1],
+        "family": "marian",
+        "kind": "translation",
+        "training": {"label_smoothing": 0.1},
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_services_equal_reference(testbed: LocalTestbed, tmp_path: Path, case: str) -> None:
+    job = make_job(tmp_path, **CASES[case])
+    finished = run_job(testbed, job)
+    check_placement(job, finished)
+    check_equals_reference(job, finished)
+
+
+def test_blocks_move_between_rounds_with_their_optimizer_state(
+    testbed: LocalTestbed, tmp_path: Path
+) -> None:
+    job = make_job(
+        tmp_path,
+        num_blocks=6,
+        devices_per_cluster=3,
+        training={"rounds": 3},
+        schedule={"strategy": "manual", "segments": [[1, 3, 2], [3, 2, 1], [1, 1, 4]]},
+    )
+    before = identities(testbed)
+    finished = run_job(testbed, job)
+    check_placement(job, finished)
+    check_equals_reference(job, finished)
+
+    assert identities(testbed) == before, "a process was restarted"
+    assert [started.attempt for started in finished.started] == [0, 0, 0, 0]
+    owners = [owner_of_units(plan) for plan in finished.plans(0)]
+    for index, (earlier, now) in enumerate(itertools.pairwise(owners), start=1):
+        moved = [unit for unit in now if now[unit] != earlier[unit]]
+        assert moved
+        # in a job of one cluster the average changes nothing: whoever keeps a unit has it at hand
+        fetched = finished.summaries[index][0].fetched_bytes
+        assert fetched == sum(finished.unit_bytes(unit) for unit in moved)
+
+
+def check_placement(job: JobConfig, finished: FinishedJob) -> None:
+    """Each round ran on a control unit, the edge server, and as many devices as the job says."""
+    for cluster_index in range(job.clusters):
+        devices = job.num_devices(cluster_index)
+        assert devices is not None
+        plans = finished.plans(cluster_index)
+        assert [len(plan.stages) for plan in plans] == [devices + 2] * job.training.rounds
+        if job.schedule.strategy == "manual":
+            for plan, segments in zip(plans, job.schedule.segments * len(plans), strict=False):
+                assert [s.stop_unit - s.start_unit for s in plan.stages] == [1, *segments, 1]
+
+
+def check_equals_reference(job: JobConfig, finished: FinishedJob) -> None:
+    """Weights, optimizer state and losses."""
+    expected = train_job(job)
+    difference = first_difference(expected.weights, finished.weights())
+    assert difference is None, f"weights: {difference}"
+    for cluster_index in range(job.clusters):
+        difference = first_difference(
+            expected.optimizer_states[cluster_index], finished.optimizer_state(cluster_index)
+        )
+        assert difference is None, f"optimizer of cluster {cluster_index}: {difference}"
+        assert finished.losses(cluster_index) == expected.losses[cluster_index]
+
+
+def identities(testbed: LocalTestbed) -> dict[str, str]:
+    """What changes when a process is restarted."""
+    assert testbed.lost() == []
+    with testbed.client() as client:
+        return {status.host.host_id: status.host.incarnation for status in client.hosts()}
+
+
+def owner_of_units(plan: Any) -> dict[int, str]:
+    """Which host holds each unit."""
+    return {
+        unit: stage.host_id
+        for stage in plan.stages
+        for unit in range(stage.start_unit, stage.stop_unit)
+    }

@@ -1,0 +1,206 @@
+"""One cluster as a plain loop: a whole model of `transformers`, an optimizer of `torch.optim`, mini-batches."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from collapipe.job import JobConfig, TrainingConfig
+
+MicroBatch = Mapping[str, Tensor]
+"""`input_ids`, `attention_mask` and `labels`."""
+MiniBatch = Sequence[MicroBatch]
+
+IGNORED = -100
+
+EMBEDDINGS = {
+    "bert": "bert.embeddings",
+    "distilbert": "distilbert.embeddings",
+    "roberta": "roberta.embeddings",
+    "marian": "model.encoder",  # embeds in its own forward pass, before its first layer
+    "bart": "model.encoder",
+}
+BLOCKS = {
+    "bert": "bert.encoder.layer",
+    "distilbert": "distilbert.transformer.layer",
+    "roberta": "roberta.encoder.layer",
+    "marian": "model.encoder.layers",
+    "bart": "model.encoder.layers",
+}
+HEADS = {
+    ("bert", "classification"): "bert.pooler",
+    ("bert", "ner"): "dropout",
+    ("distilbert", "classification"): "pre_classifier",
+    ("distilbert", "ner"): "dropout",
+    ("roberta", "classification"): "classifier",
+    ("roberta", "ner"): "dropout",
+    ("marian", "translation"): "model.decoder",
+    ("bart", "translation"): "model.decoder",
+}
+"""Whichever module of the head runs first."""
+
+
+def train_cluster(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    mini_batches: Iterable[MiniBatch],
+    job: JobConfig,
+    cluster_index: int = 0,
+    round_index: int = 0,
+    first_step: int = 0,
+) -> list[float]:
+    """Trains the local steps of one round, in place.
+
+    Args:
+        model: The whole model.
+        optimizer: What `make_optimizer` made for it; its moments go on from where they are.
+        mini_batches: One a local step, cut into micro-batches.
+        job: The settings.
+        cluster_index: The cluster.
+        round_index: The round.
+        first_step: Optimizer steps taken before this round.
+
+    Returns:
+        The loss of each optimizer step.
+    """
+    training, kind = job.training, job.task.kind
+    model.train()
+    losses: list[float] = []
+    for update in _updates(mini_batches, training):
+        step = len(losses)
+        optimizer.zero_grad(set_to_none=True)
+        num_targets = sum(int((batch["labels"] != IGNORED).sum()) for batch in update)
+        loss_of_step = 0.0
+        for number, batch in enumerate(update):
+            key_of = partial(dropout_key, job.seed, cluster_index, round_index, step, number)
+            with seeded_units(model, kind, key_of):
+                logits = compute_logits(model, kind, batch)
+            loss_sum = nn.functional.cross_entropy(
+                logits.reshape(-1, logits.shape[-1]),
+                batch["labels"].reshape(-1),
+                ignore_index=IGNORED,
+                reduction="sum",
+                label_smoothing=training.label_smoothing,
+            )
+            loss: Any = loss_sum / num_targets
+            loss.backward()
+            loss_of_step += loss.item()
+        clip_gradients(model, training.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(training, first_step + step, job.total_steps)
+        optimizer.step()
+        losses.append(loss_of_step)
+    return losses
+
+
+def make_optimizer(model: PreTrainedModel, training: TrainingConfig) -> torch.optim.Optimizer:
+    """Makes the job's optimizer; matrices decay, vectors do not."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(
+            groups, lr=training.learning_rate, momentum=training.momentum, fused=True
+        )
+    return torch.optim.AdamW(
+        groups, lr=training.learning_rate, betas=training.betas, eps=training.epsilon, fused=True
+    )
+
+
+def dropout_key(
+    seed: int, cluster: int, round_index: int, step: int, micro_batch: int, unit: int
+) -> int:
+    """Seeds the random numbers of one forward pass of one unit."""
+    text = f"{seed}/{cluster}/{round_index}/{step}/{micro_batch}/{unit}"
+    return int.from_bytes(hashlib.sha256(text.encode("ascii")).digest()[:8], "little") >> 1
+
+
+def learning_rate(training: TrainingConfig, step: int, total_steps: int) -> float:
+    """Of an optimizer step, counted from 0 over the whole job."""
+    peak, warm_up = training.learning_rate, training.warm_up_steps
+    number = step + 1
+    if number <= warm_up:
+        return peak * number / warm_up
+    if training.decay == "linear":
+        return peak * (total_steps - step) / (total_steps - warm_up)
+    if training.decay == "inverse_sqrt":
+        return peak * math.sqrt(max(warm_up, 1) / number)
+    return peak
+
+
+def clip_gradients(model: nn.Module, clip_norm: float | None) -> None:
+    """Scales all gradients down when their common norm is too large."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if clip_norm is None:
+        return
+    norms = [float(torch.linalg.vector_norm(g, dtype=torch.float64)) for g in gradients]
+    norm = math.sqrt(math.fsum(one**2 for one in norms))
+    scale = min(1.0, clip_norm / (norm + 1e-6))
+    if scale < 1.0:
+        for gradient in gradients:
+            gradient.mul_(scale)
+
+
+def compute_logits(model: PreTrainedModel, kind: str, batch: MicroBatch) -> Tensor:
+    """Runs the model's own forward pass."""
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    if kind == "translation":
+        config = model.config
+        targets = batch["labels"].masked_fill(batch["labels"] == IGNORED, config.pad_token_id)
+        start = torch.full_like(targets[:, :1], config.decoder_start_token_id)
+        inputs["decoder_input_ids"] = torch.cat([start, targets[:, :-1]], dim=1)
+        logits: Tensor = model(**inputs, use_cache=False).logits
+        return logits
+    logits = model(**inputs).logits
+    return logits
+
+
+@contextmanager
+def seeded_units(model: PreTrainedModel, kind: str, key_of: Callable[[int], int]) -> Iterator[None]:
+    """Seeds torch before each unit of a whole model, as if the unit ran elsewhere.
+
+    Args:
+        model: The whole model.
+        kind: What its head does.
+        key_of: The seed of a unit; unit 0 is the embedding, the last is the head.
+    """
+
+    def seed_before(unit: int, module: nn.Module) -> RemovableHandle:
+        def seed(_module: nn.Module, _inputs: object) -> None:
+            torch.manual_seed(key_of(unit))
+
+        return module.register_forward_pre_hook(seed)
+
+    hooks = [seed_before(unit, module) for unit, module in enumerate(first_modules(model, kind))]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def first_modules(model: PreTrainedModel, kind: str) -> list[nn.Module]:
+    """The module of each unit that runs first."""
+    family = str(model.config.model_type)
+    blocks = model.get_submodule(BLOCKS[family])
+    assert isinstance(blocks, nn.ModuleList)
+    embedding = model.get_submodule(EMBEDDINGS[family])
+    return [embedding, *blocks, model.get_submodule(HEADS[family, kind])]
+
+
+def _updates(mini_batches: Iterable[MiniBatch], training: TrainingConfig) -> Iterator[MiniBatch]:
+    """What comes between two optimizer steps: a mini-batch, or one micro-batch alone."""
+    for mini_batch in mini_batches:
+        if training.update_per == "micro_batch":
+            yield from ([micro_batch] for micro_batch in mini_batch)
+        else:
+            yield mini_batch

@@ -1,0 +1,130 @@
+"""Jobs that train in a second, on generated rows of uneven length."""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from collapipe.job import JobConfig
+
+WORDS = [
+    *("road", "river", "stone", "cloud", "lamp", "green", "quiet", "seven", "paper", "window"),
+    *("under", "bright", "north", "glass", "winter", "song", "table", "yellow", "train", "garden"),
+]
+CLASSES = ("place", "thing", "weather")
+
+ENCODER_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "bert": {
+        "hidden_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 40,
+    },
+    "distilbert": {
+        "dim": 16,
+        "n_layers": 3,
+        "n_heads": 2,
+        "hidden_dim": 24,
+        "max_position_embeddings": 40,
+    },
+}
+TRANSLATOR_CONFIG: Mapping[str, Any] = {
+    "d_model": 16,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 40,
+    "attention_dropout": 0.1,
+    "activation_dropout": 0.1,
+}
+
+
+def make_job(
+    folder: Path,
+    family: str = "bert",
+    kind: str = "classification",
+    *,
+    num_blocks: int = 3,
+    num_rows: Sequence[int] = (21,),
+    model_config: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+    schedule: Mapping[str, Any] | None = None,
+    **job: Any,
+) -> JobConfig:
+    """Writes the data of a job and describes it: 2 rounds of 2 mini-batches of 4 micro-batches.
+
+    Args:
+        folder: Where the data goes.
+        family: Of the model.
+        kind: Of the task.
+        num_blocks: Blocks of the encoder.
+        num_rows: Training rows of each cluster.
+        model_config: Overrides of the tiny model.
+        training: Overrides of the training section.
+        schedule: Overrides of the schedule section.
+        job: Overrides of the job itself.
+    """
+    train = [write_rows(folder, kind, f"train-{i}", count) for i, count in enumerate(num_rows)]
+    blocks_key = {"distilbert": "n_layers", "marian": "encoder_layers", "bart": "encoder_layers"}
+    if kind == "translation":
+        tiny = TRANSLATOR_CONFIG
+    else:
+        tiny = ENCODER_CONFIGS["distilbert" if family == "distilbert" else "bert"]
+    blocks = {blocks_key.get(family, "num_hidden_layers"): num_blocks}
+    document = {
+        "seed": 7,
+        "clusters": len(num_rows),
+        "task": {"kind": kind, "max_length": 32, "max_new_tokens": 4},
+        "data": {"train": train, "held_out": write_rows(folder, kind, "held-out", 4)},
+        "model": {
+            "family": family,
+            "vocabulary_size": 300,
+            "config": {**tiny, **blocks, **(model_config or {})},
+        },
+        "training": {
+            "rounds": 2,
+            "local_steps": 2,
+            "mini_batch": 8,
+            "learning_rate": 1e-2,
+            "weight_decay": 0.1,
+            "clip_norm": 0.1,  # low enough to clip every step
+            "evaluate_every": 0,
+            **(training or {}),
+        },
+        "schedule": {"num_micro_batches": 4, "silence_seconds": 60, **(schedule or {})},
+        **job,
+    }
+    return JobConfig.from_dict(document, "a tiny job")
+
+
+def write_rows(folder: Path, kind: str, name: str, count: int) -> str:
+    """Writes generated rows in the task's own format; returns what `data.train` says for them."""
+    draw = random.Random(f"{kind}/{name}")
+    sentences = [draw.choices(WORDS, k=draw.randint(1, 7)) for _ in range(count)]
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind == "translation":
+        source, target = folder / f"{name}.en", folder / f"{name}.de"
+        source.write_text("".join(" ".join(words) + "\n" for words in sentences))
+        target.write_text("".join(" ".join(words[::-1]).upper() + "\n" for words in sentences))
+        return f"{source},{target}"
+    if kind == "ner":
+        path = folder / f"{name}.conll"
+        path.write_text("\n".join("".join(map(_tagged, words)) for words in sentences))
+        return str(path)
+    path = folder / f"{name}.jsonl"
+    rows = [
+        {"text": " ".join(words), "label": CLASSES[number % len(CLASSES)]}
+        for number, words in enumerate(sentences)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def _tagged(word: str) -> str:
+    tag = {"r": "B-place", "g": "B-thing"}.get(word[0], "O")
+    return f"{word} {tag}\n"

@@ -1,0 +1,127 @@
+"""A scheduler and an edge server without a core, and services that are only processes."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+
+from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from collapipe_client import local_testbed, testbed_shape
+from collapipe_client.testbed_shape import Service
+
+Event = scheduler_pb2.WatchJobResponse
+
+
+class FakeServices(
+    scheduler_pb2_grpc.SchedulerServiceServicer, edge_server_pb2_grpc.EdgeServerServiceServicer
+):
+    """Answers from lists, and remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.hosts: list[scheduler_pb2.HostStatus] = []
+        self.jobs: list[scheduler_pb2.JobStatus] = []
+        self.events: Sequence[Event] = []
+        self.after_events: Callable[[], object] = lambda: None
+        self.files: list[edge_server_pb2.ExportModelResponse] = []
+        self.submitted: list[scheduler_pb2.SubmitJobRequest] = []
+        self.cancelled: list[str] = []
+
+    def ListHosts(self, request, context):  # type: ignore[no-untyped-def]
+        return scheduler_pb2.ListHostsResponse(hosts=self.hosts)
+
+    def ListJobs(self, request, context):  # type: ignore[no-untyped-def]
+        return scheduler_pb2.ListJobsResponse(jobs=self.jobs)
+
+    def SubmitJob(self, request, context):  # type: ignore[no-untyped-def]
+        self.submitted.append(request)
+        return scheduler_pb2.SubmitJobResponse(job_id="job-1")
+
+    def WatchJob(self, request, context):  # type: ignore[no-untyped-def]
+        yield from self.events
+        self.after_events()
+
+    def CancelJob(self, request, context):  # type: ignore[no-untyped-def]
+        self.cancelled.append(request.job_id)
+        return scheduler_pb2.CancelJobResponse()
+
+    def ExportModel(self, request, context):  # type: ignore[no-untyped-def]
+        yield from self.files
+
+    def succeed_with(self, *, name: str, files: dict[str, bytes]) -> None:
+        """Makes every job succeed with a metric and a model."""
+        self.jobs = [scheduler_pb2.JobStatus(job_id="job-1", name=name)]
+        status = scheduler_pb2.JobStatus(
+            job_id="job-1",
+            name=name,
+            state=scheduler_pb2.JOB_STATE_SUCCEEDED,
+            num_rounds_committed=2,
+            num_rounds=2,
+        )
+        status.evaluation.metric, status.evaluation.value = "accuracy", 0.75
+        self.events = [Event(), Event(elapsed_seconds=1.0, status=status)]
+        self.files = [
+            edge_server_pb2.ExportModelResponse(file_name=file, total_bytes=len(data), chunk=data)
+            for file, data in files.items()
+        ]
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServices]:
+    """Serves `FakeServices` on loopback."""
+    services = FakeServices()  # type: ignore[abstract]
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(services, server)
+    edge_server_pb2_grpc.add_EdgeServerServiceServicer_to_server(services, server)
+    services.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    host = scheduler_pb2.Host(
+        host_id="edge-server",
+        role=scheduler_pb2.HOST_ROLE_EDGE_SERVER,
+        address=services.address,
+    )
+    services.hosts = [scheduler_pb2.HostStatus(host=host, alive=True)]
+    server.start()
+    yield services
+    server.stop(None).wait()
+
+
+_FAKE_PROCESS = """
+import json, os, signal, sys, time
+behaviour, arguments = sys.argv[1], sys.argv[2:]
+print("hello from", arguments[arguments.index("--host-id") + 1], flush=True)
+if behaviour == "dies":
+    sys.exit("RuntimeError: no such device")
+if behaviour == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if behaviour != "hangs":
+    listen = arguments[arguments.index("--listen") + 1]
+    address = listen if not listen.endswith(":0") else f"127.0.0.1:{10000 + os.getpid() % 50000}"
+    path = arguments[arguments.index("--ready-file") + 1]
+    with open(path + ".tmp", "w") as file:
+        json.dump({"address": address, "metrics_address": "", "pid": os.getpid()}, file)
+    os.replace(path + ".tmp", path)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def behaviours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Replaces every service by a process that only writes its ready file.
+
+    Returns:
+        What a process does by its name: "serves" (the default), "dies", "hangs" or "stubborn".
+    """
+    script = tmp_path / "fake_process.py"
+    script.write_text(_FAKE_PROCESS, encoding="utf-8")
+    chosen: dict[str, str] = {}
+
+    def command(service: Service, *arguments: object, **options: object) -> list[str]:
+        real = testbed_shape.command(service, *arguments, **options)  # type: ignore[arg-type]
+        behaviour = chosen.get(service.name, "serves")
+        return [sys.executable, "-S", str(script), behaviour, *real[3:]]
+
+    monkeypatch.setattr(local_testbed, "command", command)
+    return chosen

@@ -1,0 +1,175 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from collapipe.job import JobConfig
+from collapipe.rpc import Security
+from collapipe.v1.scheduler_pb2 import JOB_STATE_FAILED, JOB_STATE_RUNNING, JobStatus
+from collapipe_client.cli import app
+from collapipe_client.client import CollaPipeClient
+from collapipe_client.local_testbed import LocalTestbed
+
+from .conftest import Event, FakeServices
+
+_RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["collapipe", "train", "--preset", "demo"])
+
+
+def _remote(fake: FakeServices) -> list[str]:
+    return ["--scheduler", fake.address, "--insecure"]
+
+
+def test_train_that_succeeds_exports_and_says_how_to_load(
+    fake: FakeServices, tmp_path: Path
+) -> None:
+    fake.succeed_with(name="demo", files={"config.json": b"{}"})
+    result = _RUNNER.invoke(
+        app, ["train", "--preset", "demo", "--set", "training.rounds=2", *_remote(fake)]
+    )
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "collapipe-models/demo/config.json").exists()
+    assert "final: accuracy 0.7500" in result.output
+    assert 'pipeline("text-classification"' in result.output
+    assert JobConfig.from_json(fake.submitted[0].config_json).training.rounds == 2
+
+
+def test_train_as_json_prints_one_document_a_line(fake: FakeServices) -> None:
+    fake.succeed_with(name="demo", files={"config.json": b"{}"})
+    result = _RUNNER.invoke(app, ["train", "--preset", "demo", "--json", *_remote(fake)])
+    status, exported = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (status["event"], status["state"], status["num_rounds"]) == ("status", "succeeded", 2)
+    assert (exported["event"], exported["metric"], exported["value"]) == (
+        "exported",
+        "accuracy",
+        0.75,
+    )
+
+
+def test_train_of_a_failing_job_exits_1_with_the_reason_and_how_to_go_on(
+    fake: FakeServices,
+) -> None:
+    status = JobStatus(
+        state=JOB_STATE_FAILED, message="the loss is nan", num_rounds=5, num_rounds_committed=3
+    )
+    fake.events = [Event(status=status)]
+    result = _RUNNER.invoke(app, ["train", "--preset", "demo", *_remote(fake)])
+    assert result.exit_code == 1
+    assert "the loss is nan" in result.stderr
+    assert "3 of 5 rounds are committed" in result.stderr
+    assert "collapipe train --preset demo --resume" in result.stderr
+
+
+def test_interrupted_train_cancels_the_job_and_exits_130(
+    fake: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object):  # type: ignore[no-untyped-def]
+        status = JobStatus(state=JOB_STATE_RUNNING, num_rounds=5, num_rounds_committed=1)
+        yield Event(status=status)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CollaPipeClient, "watch", interrupted)
+    result = _RUNNER.invoke(app, ["train", "--preset", "demo", *_remote(fake)])
+    assert result.exit_code == 130
+    assert fake.cancelled == ["job-1"]
+    assert "1 of 5 rounds are committed" in result.stderr
+
+
+def test_train_without_a_testbed_runs_one_and_mends_it(
+    behaviours: dict[str, str], fake: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = Event(status=JobStatus(state=JOB_STATE_RUNNING, num_rounds=5))
+    testbeds: list[LocalTestbed] = []
+
+    def watch(self: CollaPipeClient, *_: object, **__: object):  # type: ignore[no-untyped-def]
+        yield running
+        testbeds[0].kill("device-0-0")
+        yield running
+        assert testbeds[0].lost() == []
+        yield Event(status=JobStatus(state=JOB_STATE_FAILED, message="enough"))
+
+    def client(self: LocalTestbed) -> CollaPipeClient:
+        testbeds.append(self)
+        return CollaPipeClient(fake.address, Security.insecure())
+
+    monkeypatch.setattr(CollaPipeClient, "watch", watch)
+    monkeypatch.setattr(LocalTestbed, "client", client)
+    result = _RUNNER.invoke(
+        app,
+        ["train", "--preset", "demo", "--set", "devices_per_cluster=1", "--set", "clusters=1"],
+    )
+    assert result.exit_code == 1
+    assert "device-0-0 was ended by SIGKILL" in result.output
+    assert "starting device-0-0 again" in result.output
+    assert not any(process.alive for process in testbeds[0].processes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "give either a job file or --preset"),
+        (["train", "--preset", "dmeo"], "did you mean 'demo'"),
+        (["train", "absent.toml"], "does not exist"),
+        (["train", "--preset", "demo", "--set", "training.round=1"], "training.rounds"),
+        (["train", "--preset", "ner"], "data.train is not set"),
+        (["train", "--preset", "ner", "--set", "data.train=x.conll"], "x.conll is not a file"),
+        (["train", "--preset", "demo", "--devices", "0"], "positive numbers"),
+        (["train", "--preset", "demo", "--devices", "1"], "needs 2 clusters of 3, 3 devices"),
+        (["train", "--preset", "demo", "--device-memory", "5 apples"], "is not a size"),
+        (["train", "--preset", "demo", "--device-speed", "-1"], "not a positive number"),
+        (["train", "--preset", "demo", "--scheduler", "nowhere"], "is not HOST:PORT"),
+        (["train", "--preset", "demo", "--scheduler", "h:1"], "--insecure"),
+        (["export", "demo", "out"], "there is no testbed"),
+        (["watch", "demo"], "no scheduler"),
+        (["logs", "device-0-0"], "there is no log"),
+        (["up", "--devices", "1,2", "--clusters", "3"], "2 numbers for 3 clusters"),
+        (["up", "--listen", "7070"], "is not HOST:PORT"),
+    ],
+)
+def test_bad_input_exits_2_with_a_remedy(arguments: list[str], message: str) -> None:
+    result = _RUNNER.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_unreachable_scheduler_exits_1_and_is_named() -> None:
+    result = _RUNNER.invoke(app, ["status", "--scheduler", "127.0.0.1:9", "--insecure"])
+    assert result.exit_code == 1
+    assert "127.0.0.1:9" in result.stderr
+
+
+def test_error_as_json_is_a_document() -> None:
+    result = _RUNNER.invoke(app, ["train", "--preset", "nope", "--json"])
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["exit_code"] == 2
+
+
+def test_up_status_down_take_a_testbed_through_its_life(behaviours: dict[str, str]) -> None:
+    result = _RUNNER.invoke(app, ["up", "--devices", "1", "--json"])
+    assert result.exit_code == 0, result.output
+    up = json.loads(result.stdout)
+    assert [p["alive"] for p in up["testbed"]["processes"]] == [True] * 4
+
+    job = ["train", "--preset", "demo"]
+    assert "the testbed has 1 clusters of 1 devices" in _RUNNER.invoke(app, job).stderr
+    assert "leave them out" in _RUNNER.invoke(app, [*job, "--devices", "3"]).stderr
+
+    down = json.loads(_RUNNER.invoke(app, ["down", "--json"]).stdout)
+    assert down["ended"] == [p["name"] for p in up["testbed"]["processes"]]
+    assert "nothing is up" in _RUNNER.invoke(app, ["status"]).stdout
+
+
+def test_status_as_json_lists_hosts_and_jobs(fake: FakeServices) -> None:
+    fake.jobs = [JobStatus(job_id="job-1", name="a", state=JOB_STATE_RUNNING)]
+    document = json.loads(_RUNNER.invoke(app, ["status", "--json", *_remote(fake)]).stdout)
+    assert document["hosts"][0]["host"]["role"] == "edge_server"
+    assert document["jobs"][0]["state"] == "running"
+    text = _RUNNER.invoke(app, ["status", *_remote(fake)]).stdout
+    assert "edge-server" in text and "running" in text

@@ -1,0 +1,117 @@
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from collapipe.errors import CorruptDataError, NotFoundError, PeerLostError, WrongStateError
+from collapipe.job import JobConfig
+from collapipe.rpc import Security
+from collapipe.v1.edge_server_pb2 import ExportModelResponse
+from collapipe.v1.scheduler_pb2 import JobStatus
+from collapipe_client.client import CollaPipeClient
+from collapipe_client.job_files import load_preset
+
+from .conftest import Event, FakeServices
+
+
+@pytest.fixture
+def client(fake: FakeServices) -> Iterator[CollaPipeClient]:
+    with CollaPipeClient(fake.address, Security.insecure()) as client:
+        yield client
+
+
+def test_submit_sends_the_job_and_resume(client: CollaPipeClient, fake: FakeServices) -> None:
+    job = load_preset("demo")
+    assert client.submit(job, resume=True) == "job-1"
+    assert JobConfig.from_json(fake.submitted[0].config_json) == job
+    assert fake.submitted[0].resume
+
+
+def test_watch_leaves_out_signs_of_life_unless_asked(
+    client: CollaPipeClient, fake: FakeServices
+) -> None:
+    fake.events = [Event(), Event(status=JobStatus(name="a")), Event()]
+    assert len(list(client.watch("job-1"))) == 1
+    assert len(list(client.watch("job-1", signs_of_life=True))) == 3
+
+
+def test_watch_gives_up_on_silence(fake: FakeServices) -> None:
+    release = threading.Event()
+    fake.after_events = lambda: release.wait(10)
+    silence = timedelta(seconds=0.2)
+    with (
+        CollaPipeClient(fake.address, Security.insecure(), silence_timeout=silence) as client,
+        pytest.raises(PeerLostError, match=r"said nothing for 0\.2 s"),
+    ):
+        list(client.watch("job-1"))
+    release.set()
+
+
+def test_unreachable_scheduler_is_named() -> None:
+    with (
+        CollaPipeClient("127.0.0.1:9", Security.insecure()) as client,
+        pytest.raises(PeerLostError, match=r"127\.0\.0\.1:9"),
+    ):
+        client.jobs()
+
+
+def test_find_job_takes_the_newest_of_a_name(client: CollaPipeClient, fake: FakeServices) -> None:
+    fake.jobs = [JobStatus(job_id=i, name=n) for i, n in (("1", "a"), ("2", "a"), ("3", "b"))]
+    assert client.find_job("a").job_id == "2"
+    assert client.find_job("1").job_id == "1"
+    with pytest.raises(NotFoundError, match="knows no job 'c': it has a, b"):
+        client.find_job("c")
+
+
+def test_export_writes_the_files_and_spares_others(
+    client: CollaPipeClient, fake: FakeServices, tmp_path: Path
+) -> None:
+    fake.jobs = [JobStatus(job_id="job-1", name="a")]
+    fake.files = [
+        ExportModelResponse(file_name="config.json", total_bytes=2, chunk=b"{}"),
+        ExportModelResponse(file_name="model.safetensors", total_bytes=4),
+        ExportModelResponse(chunk=b"ab"),
+        ExportModelResponse(chunk=b"cd"),
+        ExportModelResponse(file_name="empty", total_bytes=0),
+    ]
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    client.export("a", tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {
+        "config.json": b"{}",
+        "model.safetensors": b"abcd",
+        "empty": b"",
+        "notes.txt": b"mine",
+    }
+
+
+@pytest.mark.parametrize(
+    ("piece", "message"),
+    [
+        (ExportModelResponse(file_name="../x", total_bytes=0), "not a plain name"),
+        (ExportModelResponse(file_name="a", total_bytes=3, chunk=b"ab"), "1 bytes less"),
+        (ExportModelResponse(chunk=b"ab"), "without a file name"),
+    ],
+)
+def test_export_of_a_damaged_stream_leaves_nothing(
+    client: CollaPipeClient,
+    fake: FakeServices,
+    tmp_path: Path,
+    piece: ExportModelResponse,
+    message: str,
+) -> None:
+    fake.jobs = [JobStatus(job_id="job-1", name="a")]
+    fake.files = [piece]
+    with pytest.raises(CorruptDataError, match=message):
+        client.export("a", tmp_path / "model")
+    assert list((tmp_path / "model").iterdir()) == []
+
+
+def test_export_without_an_edge_server_says_so(
+    client: CollaPipeClient, fake: FakeServices, tmp_path: Path
+) -> None:
+    fake.jobs = [JobStatus(job_id="job-1", name="a")]
+    fake.hosts[0].alive = False
+    with pytest.raises(WrongStateError, match="no live edge server"):
+        client.export("a", tmp_path)

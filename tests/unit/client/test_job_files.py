@@ -1,0 +1,137 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collapipe.errors import InvalidInputError
+from collapipe_client.job_files import (
+    check_has_data,
+    load_job,
+    load_preset,
+    parse_setting,
+    preset_names,
+    with_local_paths,
+)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_preset_is_a_valid_job_of_its_name(name: str) -> None:
+    assert load_preset(name).name == name
+
+
+def test_presets_are_the_documented_ones() -> None:
+    assert preset_names() == ["classification", "demo", "ner", "translation"]
+
+
+def test_demo_needs_no_files() -> None:
+    check_has_data(load_preset("demo"))
+
+
+@pytest.mark.parametrize("name", ["classification", "ner", "translation"])
+def test_preset_without_data_shows_the_format_and_the_options(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"Format: .*(?s:.*)--set data\.train=train\."):
+        check_has_data(load_preset(name))
+
+
+def test_unknown_preset_suggests_the_nearest() -> None:
+    with pytest.raises(InvalidInputError, match="did you mean 'translation'"):
+        load_preset("translate")
+
+
+@pytest.mark.parametrize(
+    ("setting", "keys", "value"),
+    [
+        ("training.rounds=5", ["training", "rounds"], 5),
+        ("training.learning_rate=3e-4", ["training", "learning_rate"], 3e-4),
+        ("training.recompute=true", ["training", "recompute"], True),
+        ("training.betas=[0.9, 0.98]", ["training", "betas"], [0.9, 0.98]),
+        ("data.train=a.jsonl", ["data", "train"], "a.jsonl"),
+        ('data.train=["a", "b"]', ["data", "train"], ["a", "b"]),
+        ("name=5", ["name"], "5"),
+        ('name="quoted"', ["name"], "quoted"),
+        ("data.train=a=b", ["data", "train"], "a=b"),
+        ("model.config.hidden_size=256", ["model", "config", "hidden_size"], 256),
+        ("model.config.activation=gelu", ["model", "config", "activation"], "gelu"),
+        ("model.pretrained=", ["model", "pretrained"], None),
+    ],
+)
+def test_setting_is_read_by_the_type_of_its_key(setting: str, keys: list[str], value: Any) -> None:
+    assert parse_setting(setting) == (keys, value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.round=5", "did you mean 'training.rounds'"),
+        ("trainin.rounds=5", "did you mean 'training.rounds'"),
+        ("training.rounds.x=5", "unknown key"),
+        ("training=5", "is a section; give one of its keys: training.rounds"),
+        ("training.rounds", "KEY=VALUE"),
+        ("=5", "KEY=VALUE"),
+    ],
+)
+def test_wrong_setting_is_refused_with_a_remedy(setting: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        parse_setting(setting)
+
+
+def test_settings_are_validated_together() -> None:
+    job = load_preset("demo", ["training.mini_batch=30", "schedule.num_micro_batches=5"])
+    assert job.training.mini_batch == 30
+
+
+def test_setting_of_a_wrong_type_names_key_and_value() -> None:
+    with pytest.raises(InvalidInputError, match=r"training\.rounds = 'many'"):
+        load_preset("demo", ["training.rounds=many"])
+
+
+def test_empty_setting_restores_the_default() -> None:
+    assert load_preset("demo", ["model.pretrained="]).model.pretrained is None
+
+
+def test_paths_in_a_job_file_start_from_its_folder_those_in_settings_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, here = tmp_path / "jobs", tmp_path / "here"
+    folder.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (folder / "train.jsonl").touch()
+    (here / "held_out.jsonl").touch()
+    file = folder / "job.toml"
+    file.write_text(
+        '[task]\nkind = "classification"\n[data]\ntrain = "train.jsonl"\nheld_out = "other"\n',
+        encoding="utf-8",
+    )
+    job = with_local_paths(load_job(file, ["data.held_out=held_out.jsonl"]))
+    assert job.data.train == str(folder / "train.jsonl")
+    assert job.data.held_out == str(here / "held_out.jsonl")
+    assert load_job(file, local=False).data.train == "train.jsonl"
+
+
+def test_both_files_of_a_parallel_text_are_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.en").touch()
+    job = load_preset("translation", ["data.train=a.en,a.de"])
+    with pytest.raises(InvalidInputError, match=f"{tmp_path}/a.de is not a file"):
+        with_local_paths(job)
+    (tmp_path / "a.de").touch()
+    assert with_local_paths(job).data.train == f"{tmp_path}/a.en,{tmp_path}/a.de"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("x = ", "not valid TOML"), ("x = 1", "unknown key 'x'")]
+)
+def test_bad_job_file_is_named(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=message) as error:
+        load_job(file)
+    assert str(file) in str(error.value)
+
+
+def test_missing_job_file_points_to_the_presets(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"does not exist: .*--preset .*demo"):
+        load_job(tmp_path / "job.toml")

@@ -1,0 +1,203 @@
+import inspect
+import os
+import runpy
+import socket
+import textwrap
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
+from collapipe.rpc import Security
+from collapipe_client.client import CollaPipeClient
+from collapipe_client.local_testbed import LocalTestbed
+from collapipe_client.testbed_shape import Device, command, services, share_out, spell_out
+from collapipe_client.workspace import Workspace
+
+from .conftest import FakeServices
+
+_NAMES = ["scheduler", "edge-server", "control-unit-0", "device-0-0", "device-0-1"]
+
+
+def test_testbed_starts_every_process_and_ends_it(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    with LocalTestbed([2], tmp_path / "w") as testbed:
+        processes = testbed.processes
+        assert [p.name for p in processes] == _NAMES
+        assert all(p.alive and p.address for p in processes)
+        assert Workspace(tmp_path / "w").read_record() is not None
+    assert not any(p.alive for p in processes)
+    assert Workspace(tmp_path / "w").read_record() is None
+
+
+def test_testbed_start_failure_shows_the_log_and_leaves_nothing(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    behaviours["device-0-1"] = "dies"
+    testbed = LocalTestbed([2], tmp_path / "w")
+    with pytest.raises(PeerLostError, match="device-0-1 ended with exit code 1") as error:
+        testbed.start()
+    assert "RuntimeError: no such device" in str(error.value)
+    assert testbed.processes == ()
+    assert Workspace(tmp_path / "w").read_record() is None
+
+
+def test_testbed_that_never_serves_is_given_up_and_named(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    behaviours["edge-server"] = "hangs"
+    testbed = LocalTestbed([1], tmp_path / "w", start_timeout=timedelta(seconds=1))
+    with pytest.raises(PeerLostError, match=r"edge-server did not serve within 1 s"):
+        testbed.start()
+
+
+def test_restarted_process_keeps_its_address(behaviours: dict[str, str], tmp_path: Path) -> None:
+    with LocalTestbed([1], tmp_path / "w") as testbed:
+        before = {p.name: p for p in testbed.processes}
+        testbed.kill("device-0-0")
+        assert testbed.lost() == ["device-0-0"]
+        assert "SIGKILL" in testbed.describe_loss("device-0-0")
+        testbed.restart("device-0-0")
+        assert testbed.lost() == []
+        after = {p.name: p for p in testbed.processes}
+        assert after["device-0-0"].pid != before["device-0-0"].pid
+        assert after["device-0-0"].address == before["device-0-0"].address
+
+
+def test_second_testbed_in_a_workspace_is_refused(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    second = LocalTestbed([1], tmp_path / "w")
+    with (
+        LocalTestbed([1], tmp_path / "w"),
+        pytest.raises(WrongStateError, match=f"pid {os.getpid()}"),
+    ):
+        second.start()
+
+
+def test_leftovers_of_a_killed_command_are_ended_first(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    killed = LocalTestbed([1], tmp_path / "w", detached=True)
+    killed.start()
+    leftovers = killed.processes
+    workspace = Workspace(tmp_path / "w")
+    record = workspace.read_record()
+    assert record is not None
+    workspace.write_record(type(record)(False, record.shape, record.processes))
+    with LocalTestbed([1], tmp_path / "w") as testbed:
+        assert not any(p.alive for p in leftovers)
+        assert all(p.alive for p in testbed.processes)
+
+
+def test_detached_testbed_outlives_its_starter_and_is_mended_by_the_next(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    first = LocalTestbed([1], tmp_path / "w", detached=True)
+    try:
+        with first:
+            before = {p.name: p for p in first.processes}
+        assert all(p.alive for p in before.values())
+        first.kill("control-unit-0")
+
+        second = LocalTestbed([1], tmp_path / "w", detached=True)
+        second.start()
+        after = {p.name: p for p in second.processes}
+        replaced = [name for name in before if before[name] != after[name]]
+        assert replaced == ["control-unit-0"]
+        assert second.scheduler_address == before["scheduler"].address
+
+        with pytest.raises(WrongStateError, match="collapipe down"):
+            LocalTestbed([2], tmp_path / "w", detached=True).start()
+        with pytest.raises(WrongStateError, match="collapipe down"):
+            LocalTestbed([1], tmp_path / "w").start()
+    finally:
+        ended = LocalTestbed.end(tmp_path / "w")
+    assert ended is not None
+    assert ended.alive == []
+    assert LocalTestbed.end(tmp_path / "w") is None
+
+
+def test_port_in_use_is_told_before_anything_starts(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        testbed = LocalTestbed([1], tmp_path / "w", listen=address)
+        with pytest.raises(InvalidInputError, match=f"cannot listen on {address}"):
+            testbed.start()
+    assert testbed.processes == ()
+
+
+def test_docstring_example_trains(
+    behaviours: dict[str, str],
+    fake: FakeServices,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake.succeed_with(name="demo", files={"config.json": b"{}"})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        LocalTestbed, "client", lambda _: CollaPipeClient(fake.address, Security.insecure())
+    )
+    text = inspect.getdoc(LocalTestbed) or ""
+    example = text.split("train a model:\n", 1)[1].split("\nArgs:", 1)[0]
+    (tmp_path / "example.py").write_text(textwrap.dedent(example), encoding="utf-8")
+    runpy.run_path(str(tmp_path / "example.py"))
+    assert (tmp_path / "model" / "config.json").read_bytes() == b"{}"
+
+
+def test_commands_tell_each_service_what_it_needs(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    lines = {
+        service.name: command(service, workspace, scheduler_address="127.0.0.1:7")
+        for service in services([[Device(memory_bytes=5, speed=2.5)]])
+    }
+    device = " ".join(lines["device-0-0"])
+    assert "--cluster-index 0 --memory-bytes 5 --speed 2.5" in device
+    assert f"--scheduler 127.0.0.1:7 --exit-with-parent {os.getpid()}" in device
+    assert "--state-dir" not in device
+    assert f"--state-dir {tmp_path / 'state' / 'control-unit-0'}" in " ".join(
+        lines["control-unit-0"]
+    )
+
+
+def test_cluster_without_devices_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="cluster 1 has no devices"):
+        spell_out([1, 0])
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1], [[1, 1], [1, 1]]),
+        ([1, 2], [[1, 2], [1, 2]]),
+        ([1, 2, 3, 4], [[1, 2], [3, 4]]),
+    ],
+)
+def test_share_out_takes_one_for_all_each_or_every(
+    values: list[int], expected: list[list[int]]
+) -> None:
+    assert share_out(values, [2, 2], "--device-speed") == expected
+
+
+def test_share_out_refuses_another_number_of_values() -> None:
+    with pytest.raises(InvalidInputError, match="give 1 for all, 2 for each cluster, or 4"):
+        share_out([1, 2, 3], [2, 2], "--device-speed")
+
+
+def test_settings_of_another_deployment_do_not_reach_the_processes(
+    behaviours: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLAPIPE_TLS_CA", "ca.pem")
+    monkeypatch.setenv("PYTHONPATH", "relative")
+    monkeypatch.chdir(tmp_path)
+    with LocalTestbed([1], tmp_path / "w") as testbed:
+        environment = Path(f"/proc/{testbed.processes[0].pid}/environ")
+        if not environment.exists():
+            pytest.skip("this machine has no /proc")
+        settings = environment.read_bytes().split(b"\0")
+    assert f"PYTHONPATH={tmp_path / 'relative'}".encode() in settings
+    assert not [setting for setting in settings if setting.startswith(b"COLLAPIPE_")]

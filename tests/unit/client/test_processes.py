@@ -1,0 +1,95 @@
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from collapipe_client import processes
+from collapipe_client.processes import (
+    ProcessRecord,
+    describe_exit,
+    end_processes,
+    last_lines,
+    start_mark,
+)
+
+_IGNORES_SIGTERM = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "print('ready', flush=True); time.sleep(60)"
+)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    popen = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    yield popen
+    popen.kill()
+    popen.wait()
+
+
+def _record(popen: subprocess.Popen[bytes]) -> ProcessRecord:
+    return ProcessRecord("sleeper", popen.pid, start_mark(popen.pid) or "")
+
+
+def test_end_processes_ends_the_recorded_process(sleeper: subprocess.Popen[bytes]) -> None:
+    assert end_processes([_record(sleeper)]) == []
+    assert sleeper.wait(timeout=5) == -signal.SIGTERM
+
+
+def test_end_processes_spares_a_process_that_took_over_the_pid(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    former = replace(_record(sleeper), start_mark=(start_mark(sleeper.pid) or "") + "0")
+    end_processes([former])
+    assert sleeper.poll() is None
+
+
+def test_end_processes_spares_a_process_of_unknown_start(sleeper: subprocess.Popen[bytes]) -> None:
+    end_processes([replace(_record(sleeper), start_mark="")])
+    assert sleeper.poll() is None
+
+
+def test_end_processes_kills_one_that_ignores_sigterm() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", _IGNORES_SIGTERM], stdout=subprocess.PIPE
+    ) as popen:
+        assert popen.stdout is not None
+        popen.stdout.readline()
+        killed = end_processes([_record(popen)], grace=timedelta(seconds=0.3))
+        assert killed == ["sleeper"]
+        assert popen.wait(timeout=5) == -signal.SIGKILL
+
+
+def test_start_mark_is_none_for_a_zombie() -> None:
+    popen = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
+    assert start_mark(popen.pid) is None
+    popen.wait()
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="this machine has no ps")
+def test_start_mark_without_proc_asks_ps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    mark = start_mark(os.getpid())
+    assert mark
+    assert mark == start_mark(os.getpid())
+    assert start_mark(2**22 + 1) is None
+
+
+def test_describe_exit_names_code_and_signal() -> None:
+    assert describe_exit(3) == "ended with exit code 3"
+    assert describe_exit(-signal.SIGTERM) == "was ended by SIGTERM"
+    assert "memory" in describe_exit(-signal.SIGKILL)
+
+
+def test_last_lines_are_the_last_that_are_not_empty(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("\n".join(f"line {i}" for i in range(5000)) + "\n\n\n", encoding="utf-8")
+    assert last_lines(log, 2) == "  line 4998\n  line 4999"
+    assert "cannot be read" in last_lines(tmp_path / "absent")

@@ -1,0 +1,184 @@
+import io
+from functools import reduce
+
+import pytest
+from rich.console import Console
+
+from collapipe.v1.job_pb2 import Evaluation, RoundProgress, StageReport
+from collapipe.v1.plan_pb2 import Plan, Stage
+from collapipe.v1.scheduler_pb2 import (
+    JOB_STATE_PREPARING,
+    JOB_STATE_RUNNING,
+    JOB_STATE_SUCCEEDED,
+    JobStatus,
+    RoundCommitted,
+    RoundStarted,
+    WatchJobResponse,
+)
+from collapipe_client.live_view import render
+from collapipe_client.view_state import JobView, Measurement, apply, progress_lines, unit_words
+
+_RANGES = [("control-unit-0", 0, 1), ("device-0-0", 1, 4), ("device-0-1", 4, 7), ("edge", 7, 8)]
+_PLAN = Plan(
+    cluster_index=0,
+    stages=[Stage(host_id=h, start_unit=start, stop_unit=stop) for h, start, stop in _RANGES],
+)
+_PLACEMENT = "control-unit-0 embedding | device-0-0 blocks 0-2 | device-0-1 blocks 3-5 | edge head"
+_WAITING = WatchJobResponse(
+    elapsed_seconds=1,
+    status=JobStatus(
+        name="demo",
+        state=JOB_STATE_PREPARING,
+        num_rounds=2,
+        message="waiting for 2 more devices in cluster 0 (have 1)",
+    ),
+)
+_RUNNING = WatchJobResponse(
+    elapsed_seconds=2, status=JobStatus(name="demo", state=JOB_STATE_RUNNING, num_rounds=2)
+)
+_STARTED = WatchJobResponse(
+    elapsed_seconds=3, round_started=RoundStarted(round_index=0, plans=[_PLAN])
+)
+
+
+def _progress(steps: int, loss: float | None = None, waiting_for: str = "") -> WatchJobResponse:
+    reports = [
+        StageReport(host_id=h, start_unit=start, stop_unit=stop, busy_ratio=0.5)
+        for h, start, stop in _RANGES
+    ]
+    progress = RoundProgress(
+        cluster_index=0,
+        steps_done=steps,
+        local_steps=8,
+        loss=loss,
+        samples_per_second=21.5,
+        stages=reports,
+        waiting_for=waiting_for,
+    )
+    return WatchJobResponse(elapsed_seconds=4, progress=progress)
+
+
+_EVALUATED = WatchJobResponse(
+    elapsed_seconds=5,
+    evaluation=Evaluation(num_rounds=1, metric="accuracy", value=0.5, num_rows=10),
+)
+_COMMITTED = WatchJobResponse(
+    elapsed_seconds=6, round_committed=RoundCommitted(num_rounds=1, round_seconds=12.5)
+)
+
+
+def _view(*events: WatchJobResponse) -> JobView:
+    return reduce(apply, events, JobView())
+
+
+def _lines(*events: WatchJobResponse) -> list[str]:
+    view, lines = JobView(), []
+    for event in events:
+        before, view = view, apply(view, event)
+        lines += progress_lines(before, view)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "words"),
+    [
+        (0, 1, "embedding"),
+        (1, 2, "block 0"),
+        (1, 3, "blocks 0-1"),
+        (7, 8, "head"),
+        (0, 8, "embedding, blocks 0-5, head"),
+        (5, 8, "blocks 4-5, head"),
+        (0, 3, "embedding, blocks 0-1"),
+    ],
+)
+def test_unit_words_name_the_range(start: int, stop: int, words: str) -> None:
+    assert unit_words(start, stop, 8) == words
+
+
+def test_view_of_a_round_in_progress() -> None:
+    view = _view(_WAITING, _RUNNING, _STARTED, _progress(3, loss=1.25))
+    assert (view.name, view.state, view.round_index, view.num_rounds) == ("demo", "running", 0, 2)
+    (cluster,) = view.clusters
+    assert (cluster.steps_done, cluster.local_steps, cluster.loss) == (3, 8, 1.25)
+    assert [(s.host_id, s.units) for s in cluster.stages] == [
+        ("control-unit-0", "embedding"),
+        ("device-0-0", "blocks 0-2"),
+        ("device-0-1", "blocks 3-5"),
+        ("edge", "head"),
+    ]
+
+
+def test_view_keeps_the_loss_that_a_report_leaves_out_and_drops_it_with_a_new_attempt() -> None:
+    view = _view(_RUNNING, _STARTED, _progress(3, loss=1.25), _progress(3))
+    assert view.clusters[0].loss == 1.25
+    again = WatchJobResponse(round_started=RoundStarted(round_index=0, attempt=1, plans=[_PLAN]))
+    view = apply(view, again)
+    assert (view.attempt, view.clusters[0].loss, view.clusters[0].steps_done) == (1, None, 0)
+
+
+def test_view_after_a_commit_is_between_rounds() -> None:
+    view = _view(_RUNNING, _STARTED, _progress(8), _EVALUATED, _COMMITTED)
+    assert (view.round_index, view.num_rounds_committed) == (None, 1)
+    assert view.measurement == Measurement("accuracy", 0.5, 1, 10)
+    assert not view.ended
+
+
+def test_view_of_a_sign_of_life_keeps_everything() -> None:
+    view = _view(_RUNNING, _STARTED, _progress(3))
+    assert apply(view, WatchJobResponse()) == view
+
+
+def test_view_takes_the_metric_from_the_last_status() -> None:
+    status = JobStatus(state=JOB_STATE_SUCCEEDED, num_rounds=2, num_rounds_committed=2)
+    status.evaluation.CopyFrom(_EVALUATED.evaluation)
+    view = _view(_RUNNING, WatchJobResponse(status=status))
+    assert view.ended
+    assert view.measurement is not None and view.measurement.value == 0.5
+
+
+def test_progress_lines_tell_what_matters_once() -> None:
+    steps = [_progress(s, loss=2.0) for s in range(1, 9)]
+    assert _lines(
+        _WAITING, _WAITING, _RUNNING, _STARTED, *steps, WatchJobResponse(), _EVALUATED, _COMMITTED
+    ) == [
+        "preparing: waiting for 2 more devices in cluster 0 (have 1)",
+        "running",
+        "round 1/2 starts",
+        f"  cluster 0: {_PLACEMENT}",
+        *(f"round 1/2, cluster 0: step {s}/8, loss 2.0000, 21.5 samples/s" for s in (2, 4, 6, 8)),
+        "accuracy 0.5000 after 1 round (10 rows)",
+        "round 1/2 committed in 12.5 s",
+    ]
+
+
+def test_progress_lines_leave_out_a_known_placement_and_name_the_attempt() -> None:
+    again = WatchJobResponse(round_started=RoundStarted(round_index=0, attempt=1, plans=[_PLAN]))
+    assert _lines(_RUNNING, _STARTED, again)[-1] == "round 1/2 starts (attempt 2)"
+
+
+def test_progress_lines_tell_a_wait_that_lasts_once() -> None:
+    reports = [_progress(1, waiting_for="step 1: edge waits for frames")] * 10
+    waits = [line for line in _lines(_RUNNING, _STARTED, *reports) if "stands still" in line]
+    assert waits == ["round 1/2, cluster 0 stands still: step 1: edge waits for frames"]
+
+
+def test_picture_shows_state_steps_hosts_and_metric() -> None:
+    view = _view(_RUNNING, _STARTED, _progress(3, 1.25, "edge waits for frames"), _EVALUATED)
+    console = Console(file=io.StringIO(), width=120)
+    console.print(render(view))
+    picture = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in (
+        "demo  running  round 1/2",
+        "step 3/8  loss 1.2500  21.5 samples/s  edge waits for frames",
+        "blocks 3-5",
+        "50 % busy",
+        "accuracy 0.5000 after 1 round",
+    ):
+        assert part in picture
+
+
+def test_picture_before_the_hosts_are_there_says_what_is_missing() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(render(_view(_WAITING)))
+    picture = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "waiting for 2 more devices in cluster 0 (have 1)" in picture

