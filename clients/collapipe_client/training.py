@@ -1,6 +1,5 @@
-"""Takes one job from its submission to its end, and mends the local testbed under it."""
+"""Takes one job from its submission to its end."""
 
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,8 +10,6 @@ from collapipe_client.live_view import Display
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.testbed_shape import SCHEDULER
 from collapipe_client.view_state import JobView
-
-_MAX_RESTARTS = 3
 
 
 def run_job(
@@ -30,8 +27,8 @@ def run_job(
         job: The job.
         display: Shows what happens; its view is the outcome.
         resume: Continue the last job of this name.
-        testbed: The testbed under the job, when it is this command's own: a process of it that
-            ends is started again.
+        testbed: The testbed under the job, when it is this command's own: it knows why its
+            scheduler ended.
 
     Returns:
         The job's id.
@@ -54,12 +51,9 @@ def follow_job(
     testbed: LocalTestbed | None = None,
 ) -> None:
     """Shows a job until it ends."""
-    restarts: Counter[str] = Counter()
     try:
         for event in client.watch(job_id, signs_of_life=True):
             display.show(event)
-            if testbed is not None and not display.view.ended:
-                _mend(testbed, display, restarts)
     except PeerLostError as error:
         if testbed is not None and SCHEDULER in testbed.lost():
             raise PeerLostError(SCHEDULER, testbed.describe_loss(SCHEDULER)) from error
@@ -70,22 +64,6 @@ def follow_job(
             f"the scheduler at {client.address} ended its report about job {job_id} before the "
             f"job ended: watch again with `collapipe watch {job_id}`",
         )
-
-
-def _mend(testbed: LocalTestbed, display: Display, restarts: Counter[str]) -> None:
-    """Starts processes again that ended.
-
-    The scheduler is left to the broken connection to report.
-    """
-    for name in testbed.lost():
-        if name == SCHEDULER:
-            continue
-        loss = testbed.describe_loss(name)
-        if restarts[name] == _MAX_RESTARTS:
-            raise PeerLostError(name, f"after {_MAX_RESTARTS} restarts, again: {loss}")
-        restarts[name] += 1
-        display.note(f"{loss}\nstarting {name} again ({restarts[name]} of {_MAX_RESTARTS})")
-        testbed.restart(name)
 
 
 def how_to_load(task: str, directory: Path) -> str:

@@ -1,0 +1,1 @@
+"""CollaPipe: Transformers trained collaboratively on devices too small to hold them."""

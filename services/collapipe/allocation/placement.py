@@ -110,7 +110,7 @@ def place(problem: PlacementProblem, blocks: Sequence[int]) -> Placement:
             raise InfeasibleError(
                 f"{device.host_id} would run {count} of {problem.num_blocks} blocks, which need {needed} bytes with "
                 f"{window} micro-batches in flight, but has {device.memory_bytes}: add devices, use more and smaller "
-                'micro-batches, training.recompute, or schedule.strategy = "proportional", which respects memory'
+                'micro-batches, a smaller schedule.in_flight, or schedule.strategy = "proportional", which respects memory'
             )
         placed.append(PlacedSegment(device.host_id, Segment(start, start + count), window))
         start += count

@@ -19,8 +19,9 @@ from collapipe.aggregation import federated_average
 from collapipe.errors import InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for, create_config_json, initial_model, join_model, split_state
-from collapipe.storage import BlobStore, TensorBlob, read_document, write_document
+from collapipe.storage import BlobStore, read_document, write_document
 from collapipe.tasks import write_tokenizer_files
+from collapipe.tensors import TensorBlob
 from collapipe.v1 import plan_pb2
 
 FetchBlobs = Callable[[], None]

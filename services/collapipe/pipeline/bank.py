@@ -14,7 +14,7 @@ from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
 from collapipe.pipeline.optimizer import make_optimizer
-from collapipe.storage import TensorBlob, load_tensors
+from collapipe.tensors import TensorBlob, load_tensors
 
 Fetch = Callable[[int, str], bytes]
 """Fetches a blob of a unit: (unit index, digest) to bytes."""

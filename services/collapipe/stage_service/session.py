@@ -14,9 +14,9 @@ from collapipe.pipeline.schedule import Action
 from collapipe.rpc import ChannelPool, Outbox
 from collapipe.stage_service.blobs import fetch_blob
 from collapipe.stage_service.links import DownstreamLink, LinkMeter
-from collapipe.storage import BlobStore, TensorBlob
+from collapipe.storage import BlobStore
 from collapipe.telemetry import metrics
-from collapipe.tensors import Frame
+from collapipe.tensors import Frame, TensorBlob
 from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
 
 logger = logging.getLogger(__name__)

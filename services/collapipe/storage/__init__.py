@@ -2,14 +2,5 @@
 
 from collapipe.storage.blobs import BlobStore, JobStores, StoredBlob
 from collapipe.storage.documents import read_document, write_document
-from collapipe.storage.tensor_blob import TensorBlob, load_tensors
 
-__all__ = [
-    "BlobStore",
-    "JobStores",
-    "StoredBlob",
-    "TensorBlob",
-    "load_tensors",
-    "read_document",
-    "write_document",
-]
+__all__ = ["BlobStore", "JobStores", "StoredBlob", "read_document", "write_document"]
