@@ -30,7 +30,9 @@ from collapipe_client import LocalTestbed
 from collapipe_client.job_files import load_job
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))  # the reference is the tests': a second opinion, no part of the product
+sys.path.insert(
+    0, str(ROOT / "tests")
+)  # the reference is the tests': a second opinion, no part of the product
 
 from reference.federated_job import make_clients  # noqa: E402
 
@@ -49,7 +51,9 @@ def main() -> None:
     parser.add_argument("experiment", choices=sorted(p.stem for p in EXPERIMENTS.glob("*.toml")))
     parser.add_argument("--data", type=Path, required=True, help="folder that holds the data sets")
     parser.add_argument("--reference", action="store_true", help="the plain loop instead")
-    parser.add_argument("--set", action="append", default=[], help="overrides, as of `collapipe train`")
+    parser.add_argument(
+        "--set", action="append", default=[], help="overrides, as of `collapipe train`"
+    )
     arguments = parser.parse_args()
     job = load_job(EXPERIMENTS / f"{arguments.experiment}.toml", arguments.set)
     data = {
@@ -61,7 +65,9 @@ def main() -> None:
     started = time.perf_counter()
     result = run_reference(job) if arguments.reference else run_services(job)
     result["seconds"] = round(time.perf_counter() - started, 1)
-    print(json.dumps({"experiment": arguments.experiment, "reference": arguments.reference} | result))
+    print(
+        json.dumps({"experiment": arguments.experiment, "reference": arguments.reference} | result)
+    )
 
 
 def run_reference(job: JobConfig) -> dict[str, Any]:
@@ -82,7 +88,10 @@ def run_reference(job: JobConfig) -> dict[str, Any]:
             if job.task.kind == "translation":
                 predictions.append(
                     model.generate(
-                        **inputs, max_new_tokens=job.task.max_new_tokens, num_beams=1, do_sample=False
+                        **inputs,
+                        max_new_tokens=job.task.max_new_tokens,
+                        num_beams=1,
+                        do_sample=False,
                     )
                 )
             else:

@@ -165,9 +165,10 @@ class JobConfig(_Section):
             raise ValueError(
                 f"devices_per_cluster lists {len(self.devices_per_cluster)} numbers for {self.clusters} clusters"
             )
-        if isinstance(self.devices_per_cluster, int) and self.devices_per_cluster < 1:
+        counts = self.devices_per_cluster
+        if counts is not None and min(counts if isinstance(counts, list) else [counts]) < 1:
             raise ValueError(
-                f"devices_per_cluster is {self.devices_per_cluster}: a cluster needs at least 1 device to run its blocks"
+                f"devices_per_cluster is {counts}: a cluster needs at least 1 device to run its blocks"
             )
         return self
 

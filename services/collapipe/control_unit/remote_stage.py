@@ -80,10 +80,11 @@ class RemoteStage:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends the session; the stage stops."""
+        """Ends the session; a stage that is not through with it stops."""
         self._closed = True
         self._requests.close()
-        self._call.cancel()
+        if self.failure or self._aborted:
+            self._call.cancel()
 
     def _receive(self) -> None:
         try:

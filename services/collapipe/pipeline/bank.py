@@ -41,7 +41,9 @@ class HeldUnit:
         self.unit_index = unit_index
         self.module = module
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self._names = {p: name for name, p in module.named_parameters() if p.requires_grad}
+        self._names: dict[Tensor, str] = {
+            p: name for name, p in module.named_parameters() if p.requires_grad
+        }
         self._training = training
         self.optimizer = make_optimizer(self.parameters, training)
         self._weights: TensorBlob | None = None

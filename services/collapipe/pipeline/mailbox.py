@@ -28,8 +28,9 @@ class Mailbox:
         with self._changed:
             while self._failure is None and len(queue) == self._capacity:
                 self._changed.wait()
-            queue.append(frame)
-            self._changed.notify_all()
+            if self._failure is None:
+                queue.append(frame)
+                self._changed.notify_all()
 
     def fail(self, failure: BaseException) -> None:
         """Makes every present and later `take` raise; the first failure is kept."""

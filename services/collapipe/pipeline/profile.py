@@ -32,7 +32,7 @@ def profile_block(
     block = adapter.build_unit(1).to(device).train()
     shape = (micro_batch_size, sequence_length, adapter.config.hidden_size)
     side = {"attention_mask": torch.ones(shape[:2], dtype=torch.int64, device=device)}
-    seconds = []
+    seconds: list[float] = []
     started = time.perf_counter()
     while len(seconds) < _LEAST_REPETITIONS or time.perf_counter() - started < _TIME_BOX_SECONDS:
         activation = torch.randn(shape, device=device, requires_grad=True)

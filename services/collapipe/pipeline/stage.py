@@ -121,8 +121,9 @@ class Stage:
         self._send_backward = send_backward
         self._observe = observe
         modules = [unit.module for unit in units]
-        self._head = modules.pop() if modules and isinstance(modules[-1], Head) else None
-        self._modules = modules
+        last = modules[-1] if modules else None
+        self._head = last if isinstance(last, Head) else None
+        self._modules = modules[:-1] if self._head is not None else modules
         # the head's backward pass follows its forward pass at once: nothing is gained there
         self._recomputes = context.training.recompute and self._head is None
         self._has_embedding = bool(units) and units[0].unit_index == 0
@@ -234,7 +235,8 @@ class Stage:
                 inputs.requires_grad_()
             with torch.set_grad_enabled(not self._recomputes):
                 outputs = self._run(step, frame.micro_batch, inputs, tensors)
-            step.stash[frame.micro_batch] = _Held(inputs, outputs, tensors)
+            kept = None if self._recomputes else outputs
+            step.stash[frame.micro_batch] = _Held(inputs, kept, tensors)
             if self._head is not None:
                 assert outputs is not None
                 step.loss += float(outputs.detach())
@@ -254,7 +256,7 @@ class Stage:
                 if self._recomputes:
                     outputs = self._run(step, frame.micro_batch, held.inputs, held.side)
                 assert outputs is not None
-                outputs.backward(gradient)
+                torch.autograd.backward(outputs, gradient)
             seconds = time.perf_counter() - started
         step.times.backward_seconds += seconds
         self._observe(self._action(ActionKind.BACKWARD, frame), seconds)

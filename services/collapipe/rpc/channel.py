@@ -2,13 +2,16 @@
 
 import json
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import grpc
 
 from collapipe.rpc.credentials import Security
 from collapipe.rpc.options import COMMON_OPTIONS
 from collapipe.rpc.status import to_error
+
+T = TypeVar("T")
 
 _IDEMPOTENT = {
     "collapipe.v1.SchedulerService": [
@@ -84,7 +87,7 @@ class ChannelPool:
             self._channels = {}
 
 
-def call(method: Any, request: Any, peer: str, seconds: float) -> Any:
+def call(method: Callable[..., T], request: Any, peer: str, seconds: float) -> T:
     """Makes a unary call with a deadline.
 
     Raises:

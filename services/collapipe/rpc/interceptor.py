@@ -26,9 +26,9 @@ class StatusInterceptor(grpc.ServerInterceptor):
 
     def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
+        continuation: "Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None]",
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler | None:
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         """Wraps the handler of a call."""
         handler = continuation(handler_call_details)
         if handler is None:
@@ -82,7 +82,8 @@ class _Observed:
         elif isinstance(error, GeneratorExit):
             code = grpc.StatusCode.CANCELLED
         elif error is not None:
-            code = self._context.code() or grpc.StatusCode.INTERNAL
+            # the stubs do not know `code`
+            code = self._context.code() or grpc.StatusCode.INTERNAL  # type: ignore[attr-defined]
         seconds = time.perf_counter() - self._started
         metrics.call_handled(*self._labels, code.name, seconds)
         if isinstance(error, CollapipeError):

@@ -40,7 +40,7 @@ def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
         peer: Who was called.
     """
     code, details = error.code(), error.details() or ""
-    metadata = dict(error.trailing_metadata() or ())
+    metadata = {item.key: item.value for item in error.trailing_metadata() or ()}
     lost = metadata.get(LOST_PEER_KEY)
     if lost is not None:
         return errors.PeerLostError(str(lost), details)

@@ -49,4 +49,7 @@ class EventLog:
                 position, closed = self._num_events, self._closed
             if closed and not news:
                 return
-            yield from news or [None]
+            if news:
+                yield from news
+            else:
+                yield None

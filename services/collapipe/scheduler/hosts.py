@@ -1,5 +1,6 @@
 """Who is registered: the state, a lock and a clock."""
 
+import logging
 import threading
 import time
 
@@ -7,6 +8,8 @@ from collapipe.job import JobConfig
 from collapipe.scheduler import state
 from collapipe.telemetry import metrics
 from collapipe.v1 import scheduler_pb2
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0
 SILENCE_SECONDS = 5 * HEARTBEAT_SECONDS
@@ -23,6 +26,14 @@ class Hosts:
     def register(self, host: scheduler_pb2.Host) -> None:
         """Makes a host known."""
         with self._lock:
+            before = self._registry.get(host.host_id)
+            if before is not None and before.host.incarnation != host.incarnation:
+                logger.info(
+                    "%s registered anew from %s, before from %s: it was restarted, or two processes share its identity",
+                    host.host_id,
+                    host.address,
+                    before.host.address,
+                )
             self._registry = state.register(self._registry, host, time.monotonic())
             self._count()
 

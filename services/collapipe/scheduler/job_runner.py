@@ -6,7 +6,8 @@ Reading order: `run` is the whole life of a job, `_run_round` one transaction of
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
@@ -311,12 +312,12 @@ class JobRunner:
                 failed.result()
             return [future.result() for future in futures]
 
-    def _answers(self, call: Any, host_id: str, task: str) -> Iterator[Any]:
+    def _answers(self, call: Iterable[T], host_id: str, task: str) -> Iterator[T]:
         """The answers of a streaming call, while the job is wanted and the peer speaks."""
         with self._calls_lock:
             self._calls.add(call)
         if self._cancelled.is_set():
-            call.cancel()
+            self._cancel_calls()
         try:
             yield from within_silence(call, self._silence_seconds, host_id, lambda: task)
         except CancelledError as error:
@@ -326,14 +327,12 @@ class JobRunner:
             with self._calls_lock:
                 self._calls.discard(call)
 
-    def _last(self, call: Any, host_id: str, task: str) -> Any:
+    def _last(self, call: Iterable[T], host_id: str, task: str) -> T:
         """The last answer of a streaming call, whose others are signs of life."""
-        answer = None
-        for answer in self._answers(call, host_id, task):
-            pass
-        if answer is None:
+        last = deque(self._answers(call, host_id, task), maxlen=1)
+        if not last:
             raise AttemptFailedError(f"{host_id} answered nothing when it was to {task}")
-        return answer
+        return last[0]
 
     def _cancel_calls(self) -> None:
         with self._calls_lock:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf import json_format
 
@@ -218,7 +218,7 @@ def _from_document(document: dict[str, Any]) -> JobDocument:
         job_id=document["job_id"],
         number=document["number"],
         config_json=document["config_json"],
-        state=scheduler_pb2.JobState.Value(document["state"]),
+        state=cast("scheduler_pb2.JobState", scheduler_pb2.JobState.Value(document["state"])),
         message=document["message"],
         num_rounds_committed=document["num_rounds_committed"],
         labels=document["labels"],

@@ -45,6 +45,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise InvalidInputError(
                 "a host needs an identity, a role, an address and an incarnation to register"
             )
+        if host.speed < 0:
+            raise InvalidInputError(
+                f"host {host.host_id} states a speed of {host.speed}: it must be positive, or 0 to be measured"
+            )
         self._hosts.register(host)
         answer = scheduler_pb2.RegisterHostResponse()
         answer.heartbeat_interval.FromMilliseconds(int(HEARTBEAT_SECONDS * 1000))

@@ -26,7 +26,9 @@ _SILENCE_SECONDS = 30.0
 class Readable(Protocol):
     """Something that can be served."""
 
-    total_bytes: int
+    @property
+    def total_bytes(self) -> int:
+        """Its size."""
 
     def read(self, offset: int = 0) -> Iterator[bytes | memoryview]:
         """The bytes from an offset on, in pieces of any size."""

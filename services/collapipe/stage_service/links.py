@@ -66,11 +66,12 @@ class DownstreamLink:
         """Queues a frame; the window of the stage bounds the queue."""
         self._outbox.put(frame)
 
-    def close(self) -> None:
-        """Ends the link; what it then reports is no failure."""
+    def close(self, *, broken: bool) -> None:
+        """Ends the link behind what is queued, or at once when the attempt broke off; neither is a failure."""
         self._closed = True
         self._outbox.close()
-        self._call.cancel()
+        if broken:
+            self._call.cancel()
 
     def _requests(self, opening: stage_pb2.OpenLink) -> Iterator[Request]:
         yield Request(open=opening)

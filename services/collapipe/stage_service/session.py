@@ -107,12 +107,13 @@ class StageSession:
         self.mailbox = Mailbox(capacity)
         self.meter = LinkMeter(self.cluster_index, self.stage_index)
         training = TrainingConfig.model_validate_json(configure.training_json)
-        self._bank = resources.bank(configure, training)
+        self._bank: UnitBank | None = None
         self._training = training
         self._send_backward = send_backward or self.upstream.put
         self._link: DownstreamLink | None = None
         self._stage: Stage | None = None
         self._phase = "be configured"
+        self._finished = False
 
     @property
     def waiting_for(self) -> str:
@@ -135,13 +136,17 @@ class StageSession:
             fetched_bytes += len(data)
             return data
 
+        self._phase = "import its model's code"
+        self._bank = resources.bank(configure, self._training)
         wanted = {
             state.unit_index: StateDigests(state.weights_digest, state.optimizer_digest)
             for state in configure.units
         }
-        self._units, num_reused = self._bank.take(wanted, fetch)
+        # not before: it imports the model family, which takes a slow host longer than it may be silent
+        self._bank = bank = resources.bank(configure, self._training)
+        self._units, num_reused = bank.take(wanted, fetch)
         context = StageContext(
-            adapter=self._bank.adapter,
+            adapter=bank.adapter,
             training=self._training,
             device=resources.device,
             seed=configure.seed,
@@ -208,6 +213,7 @@ class StageSession:
                     optimizer_digest=digests.optimizer,
                 )
             )
+        self._finished = True
         return stage_pb2.RoundFinished(units=states)
 
     def abort(self, reason: CollapipeError) -> None:
@@ -218,13 +224,14 @@ class StageSession:
         """Ends the links, and drops what was not sealed."""
         self.mailbox.fail(WrongStateError("the session has ended"))
         if self._link is not None:
-            self._link.close()
+            self._link.close(broken=not self._finished)
         self.upstream.close()
-        self._bank.drop_unsealed()
+        if self._bank is not None:
+            self._bank.drop_unsealed()
 
     def _begin(self) -> Stage:
         """The stage, linked to the next: every stage is configured when the first command comes."""
-        if self._stage is None:
+        if self._stage is None or self._bank is None:
             raise WrongStateError(
                 f"stage {self.stage_index} got a command before it was configured"
             )

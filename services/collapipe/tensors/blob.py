@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from collapipe.errors import CorruptDataError
+from collapipe.errors import CorruptDataError, InvalidInputError
 
 _TYPE_NAMES = {
     torch.float32: "F32",
@@ -32,12 +32,20 @@ class TensorBlob:
 
     The tensors are not copied (those on an accelerator are, one at a time): they must not change while the
     blob is in use.
+
+    Raises:
+        InvalidInputError: A tensor has an element type that is not stored.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = [(name, tensors[name].detach()) for name in sorted(tensors)]
         header, position = {}, 0
         for name, tensor in self._tensors:
+            if tensor.dtype not in _TYPE_NAMES:
+                raise InvalidInputError(
+                    f"tensor {name!r} has type {tensor.dtype}, which cannot be stored: "
+                    f"convert it to one of {', '.join(str(dtype) for dtype in _TYPE_NAMES)}"
+                )
             header[name] = {
                 "dtype": _TYPE_NAMES[tensor.dtype],
                 "shape": list(tensor.shape),
@@ -69,7 +77,7 @@ class TensorBlob:
         for _, tensor in self._tensors:
             if tensor.nbytes:
                 flat = tensor.cpu().contiguous().reshape(-1)
-                yield memoryview(flat.view(torch.uint8).numpy())
+                yield flat.view(torch.uint8).numpy().data
 
 
 def load_tensors(data: bytes) -> dict[str, Tensor]:

@@ -125,7 +125,7 @@ class FrameAssembler:
                 f"a new frame began while micro-batch {self._header.micro_batch} of step "
                 f"{self._header.step_index} lacked bytes: the round has to be repeated"
             )
-        if header.kind not in set(FrameKind):
+        if int(header.kind) not in set(FrameKind):
             raise CorruptDataError(f"a frame of the unknown kind {header.kind} arrived")
         total = sum(tensor.byte_length for tensor in header.tensors)
         if total > self._max_frame_bytes:
@@ -133,6 +133,9 @@ class FrameAssembler:
                 f"a frame of {total} bytes exceeds the limit of {self._max_frame_bytes}: "
                 "use more micro-batches or shorter sequences"
             )
+        names = [tensor.name for tensor in header.tensors]
+        if len(set(names)) < len(names):
+            raise CorruptDataError(f"a frame names one of its tensors twice: {', '.join(names)}")
         self._tensors = [_allocate(tensor) for tensor in header.tensors]
         self._header, self._num_complete, self._filled_bytes = header, 0, 0
         return self._frame_if_complete()
@@ -196,6 +199,7 @@ def _allocate(header: tensor_pb2.TensorHeader) -> Tensor:
     if (
         min(header.shape, default=0) < 0
         or prod(header.shape) * dtype.itemsize != header.byte_length
+        or prod(max(extent, 1) for extent in header.shape) >= 1 << 63  # strides would overflow
     ):
         raise CorruptDataError(
             f"tensor {header.name!r} of shape {list(header.shape)} cannot have {header.byte_length} bytes"
@@ -205,4 +209,4 @@ def _allocate(header: tensor_pb2.TensorHeader) -> Tensor:
 
 def _byte_view(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor, without a copy (numpy knows no bfloat16)."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -1,16 +1,20 @@
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.allocation.problems import (
+
+from collapipe.allocation import BlockCost, PlacementProblem, Segment, strategy_for
+from collapipe.allocation.strategies import Strategy
+from collapipe.errors import InfeasibleError, InvalidInputError
+
+from .problems import (
     every_feasible_split,
     problem,
     problems,
     slowest,
     split_of,
 )
-
-from collapipe.allocation import BlockCost, PlacementProblem, Segment, strategy_for
-from collapipe.errors import InfeasibleError, InvalidInputError
 
 place_equally = strategy_for("pipeline")
 place_proportionally = strategy_for("proportional")
@@ -36,9 +40,7 @@ def test_segments_of_every_placement_are_contiguous_and_cover_all_blocks(
         segments = [placed.segment for placed in placement.segments]
         assert segments[0].start_block == 0
         assert segments[-1].stop_block == given_problem.num_blocks
-        assert all(
-            a.stop_block == b.start_block for a, b in zip(segments, segments[1:], strict=False)
-        )
+        assert all(a.stop_block == b.start_block for a, b in itertools.pairwise(segments))
         assert all(segment.num_blocks > 0 for segment in segments)
         order = [device.host_id for device in given_problem.devices]
         positions = [order.index(placed.host_id) for placed in placement.segments]
@@ -97,8 +99,7 @@ def test_equal_segments_that_fill_a_memory_are_feasible() -> None:
 
 
 @pytest.mark.parametrize("strategy", [place_equally, place_proportionally])
-def test_no_devices_are_infeasible(strategy: object) -> None:
-    assert callable(strategy)
+def test_no_devices_are_infeasible(strategy: Strategy) -> None:
     with pytest.raises(InfeasibleError, match="no devices"):
         strategy(problem(speeds=[]))
 

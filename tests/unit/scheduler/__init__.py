@@ -1,0 +1,1 @@
+"""Tests of the scheduler: its decisions, and what it keeps."""
