@@ -59,8 +59,9 @@ def _start_mark_from_proc(pid: int) -> str | None:
         return None
     # The second field is the command in parentheses and may itself hold spaces and parentheses.
     fields = stat.rpartition(")")[2].split()
-    state, start_ticks = fields[0], fields[19]
-    if state in "ZX":
+    state, num_threads, start_ticks = fields[0], int(fields[17]), fields[19]
+    # While other threads are still ending, the first is a zombie and the ports are still taken.
+    if state in "ZX" and num_threads <= 1:
         return None
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -17,6 +17,7 @@ from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -40,6 +41,7 @@ class ServiceSettings(BaseSettings):
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,
+        cli_exit_on_error=False,
         extra="forbid",
     )
 
@@ -122,7 +124,7 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
     try:
         settings = _parse(settings_class)
         configure_logging(settings.log_format, service, settings.host_id or service)
-        _tune_allocator()
+        tune_allocator()
         if settings.exit_with_parent is not None:
             parent = settings.exit_with_parent
             threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
@@ -143,6 +145,9 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
 
 
 def _parse(settings_class: type[S]) -> S:
+    config = _config_file()
+    if config is not None and not config.is_file():
+        raise InvalidInputError(f"--config {config}: there is no such file")
     try:
         return settings_class()
     except ValidationError as error:
@@ -151,6 +156,10 @@ def _parse(settings_class: type[S]) -> S:
             for mistake in error.errors()
         ]
         raise InvalidInputError(f"{'; '.join(mistakes)} (see --help)") from None
+    except SettingsError as error:
+        raise InvalidInputError(f"{error} (see --help)") from None
+    except ValueError as error:  # of the file, which is not TOML
+        raise InvalidInputError(f"--config {config}: {error}") from None
 
 
 def _config_file() -> Path | None:
@@ -173,7 +182,7 @@ def _exit_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _tune_allocator() -> None:
+def tune_allocator() -> None:
     """Keeps freed memory for the next tensor instead of returning it to the kernel, page fault by page fault.
 
     Saves a tenth of the processor time of training, and most of that of large transfers. Only glibc has it.

@@ -5,13 +5,22 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from collapipe_client import LocalTestbed
+from collapipe_client import Device, LocalTestbed
 
 
 @pytest.fixture(scope="session")
 def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
     """Cluster 0 has 6 devices, clusters 1 and 2 have one each."""
     with LocalTestbed([6, 1, 1], tmp_path_factory.mktemp("testbed")) as testbed:
+        testbed.wait_until_registered()
+        yield testbed
+
+
+@pytest.fixture(scope="session")
+def uneven_testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
+    """Cluster 0 has devices of speeds 1, 2 and 4; the device of cluster 1 has hardly any memory."""
+    clusters = [[Device(speed=1), Device(speed=2), Device(speed=4)], [Device(memory_bytes=1000)]]
+    with LocalTestbed(clusters, tmp_path_factory.mktemp("uneven-testbed")) as testbed:
         testbed.wait_until_registered()
         yield testbed
 

@@ -29,7 +29,7 @@ class FinishedJob:
     state: Path
     """Holds the state directory of each service."""
     started: list[RoundStarted] = field(default_factory=list)
-    """Each attempt at a round; the last entry only measures the final model."""
+    """Each attempt at a round."""
     summaries: list[list[RoundSummary]] = field(default_factory=list)
     """Of each round, of each cluster."""
 

@@ -46,7 +46,7 @@ class RemoteStage:
         self._waiting_for = ""
         self._requests.put(Request(configure=configure))
         stub = stage_pb2_grpc.StageServiceStub(channels.channel(stage.address))
-        self._call = stub.RunStage(iter(self._requests))
+        self._call = stub.RunStage(iter(self._requests), wait_for_ready=True)
         threading.Thread(target=self._receive, name=f"stage {self.host_id}", daemon=True).start()
 
     @property

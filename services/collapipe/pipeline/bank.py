@@ -152,6 +152,8 @@ class UnitBank:
             if unit is None:
                 module = self.adapter.build_unit(unit_index).to(self._device)
                 unit = HeldUnit(unit_index, module, self._training)
+            # an attempt that broke off before its first update left gradients, and the content unchanged
+            unit.optimizer.zero_grad()
             if unit.digests == digests:
                 num_reused += 1
             else:

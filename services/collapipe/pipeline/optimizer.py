@@ -16,14 +16,19 @@ from collapipe.job import TrainingConfig
 def make_optimizer(
     parameters: Sequence[nn.Parameter], training: TrainingConfig
 ) -> torch.optim.Optimizer:
-    """Makes the optimizer of one unit; matrices decay, vectors (biases, layer norms) do not."""
+    """Makes the optimizer of one unit; matrices decay, vectors (biases, layer norms) do not.
+
+    Always the fused kind: torch's other kinds round differently, and which one is its default has changed.
+    """
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     if training.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=training.learning_rate, momentum=training.momentum)
+        return torch.optim.SGD(
+            groups, lr=training.learning_rate, momentum=training.momentum, fused=True
+        )
     return torch.optim.AdamW(
         groups, lr=training.learning_rate, betas=training.betas, eps=training.epsilon, fused=True
     )

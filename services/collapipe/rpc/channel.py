@@ -47,8 +47,9 @@ _RETRIES = {
 _CHANNEL_OPTIONS = [
     *COMMON_OPTIONS,
     ("grpc.service_config", json.dumps(_RETRIES)),
-    # a peer that restarted is found again soon
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    # a peer that restarted is found again soon: until then, calls that do not wait for it fail at once
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from collapipe.errors import CollapipeError
-from collapipe.rpc.status import to_code, trailing_metadata
+from collapipe.rpc.status import details, to_code, trailing_metadata
 from collapipe.telemetry import metrics
 
 logger = logging.getLogger(__name__)
@@ -19,6 +19,8 @@ _FACTORIES = {
     (True, False): ("client_stream", grpc.stream_unary_rpc_method_handler, "stream_unary"),
     (True, True): ("bidi_stream", grpc.stream_stream_rpc_method_handler, "stream_stream"),
 }
+
+_HEALTH = "/grpc.health.v1.Health/"
 
 
 class StatusInterceptor(grpc.ServerInterceptor):
@@ -31,12 +33,12 @@ class StatusInterceptor(grpc.ServerInterceptor):
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         """Wraps the handler of a call."""
         handler = continuation(handler_call_details)
-        if handler is None:
-            return None
+        method = handler_call_details.method
+        if handler is None or method.startswith(_HEALTH):  # wrapped, it would lose its own thread
+            return handler
         streams = (bool(handler.request_streaming), bool(handler.response_streaming))
         grpc_type, factory, attribute = _FACTORIES[streams]
         behaviour = getattr(handler, attribute)
-        method = handler_call_details.method
         wrapped = (
             _streaming(behaviour, method, grpc_type)
             if streams[1]
@@ -88,9 +90,8 @@ class _Observed:
         metrics.call_handled(*self._labels, code.name, seconds)
         if isinstance(error, CollapipeError):
             self._context.set_trailing_metadata(trailing_metadata(error))
-            self._context.abort(code, str(error))
+            self._context.abort(code, details(str(error)))
         elif isinstance(error, Exception) and code is grpc.StatusCode.INTERNAL:
             logger.error("%s failed unexpectedly", "/".join(self._labels[1:]), exc_info=error)
-            self._context.abort(
-                code, f"{type(error).__name__}: {error}; see the log of this service"
-            )
+            explanation = details(f"{type(error).__name__}: {error}")
+            self._context.abort(code, f"{explanation}; see the log of this service")

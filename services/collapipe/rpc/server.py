@@ -51,10 +51,12 @@ def serve(
     pool = ThreadPoolExecutor(MAX_CONCURRENT_CALLS, thread_name_prefix="call")
     server = grpc.server(pool, interceptors=[StatusInterceptor()], options=SERVER_OPTIONS)
     # its own thread: a server whose calls are all busy is still healthy
+    health_pool = ThreadPoolExecutor(1, thread_name_prefix="health")
     health_servicer = health.HealthServicer(
         experimental_non_blocking=True,
-        experimental_thread_pool=ThreadPoolExecutor(1, thread_name_prefix="health"),
+        experimental_thread_pool=health_pool,
     )
+    health_servicer.Check.__func__.experimental_thread_pool = health_pool  # as it does for Watch
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     credentials = security.server_credentials()
     try:
@@ -65,10 +67,11 @@ def serve(
         )
     except RuntimeError:
         port = 0
-    if not port:
+    # of a port beyond 65535, gRPC takes what is left of it
+    if not port or listen.rpartition(":")[2] not in ("0", str(port)):
         raise InvalidInputError(
-            f"cannot listen on {listen}: the port is in use or the address is not of this machine; "
-            "choose another with --listen, or port 0 for any free one"
+            f"cannot listen on {listen}: the port is in use, or the address is not of this machine or not "
+            "host:port; choose another with --listen, or port 0 for any free one"
         )
     address = f"{listen.rpartition(':')[0]}:{port}"
     add_services(server, address)

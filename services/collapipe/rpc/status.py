@@ -16,8 +16,11 @@ _CODES: list[tuple[type[errors.CollapipeError], grpc.StatusCode]] = [
     (errors.AttemptFailedError, grpc.StatusCode.ABORTED),
 ]
 
-LOST_PEER_KEY = "collapipe-lost-peer"
+LOST_PEER_KEY = "collapipe-lost-peer-bin"
 """Trailing metadata that names a lost third process, to tell it from the loss of the server itself."""
+
+_MAX_DETAILS_BYTES = 2000
+"""Longest explanation that a status carries; gRPC drops a call whose status, escaped, takes more than 8 KiB."""
 
 
 def to_code(error: errors.CollapipeError) -> grpc.StatusCode:
@@ -25,11 +28,19 @@ def to_code(error: errors.CollapipeError) -> grpc.StatusCode:
     return next(code for kind, code in _CODES if isinstance(error, kind))
 
 
-def trailing_metadata(error: errors.CollapipeError) -> tuple[tuple[str, str], ...]:
+def trailing_metadata(error: errors.CollapipeError) -> tuple[tuple[str, bytes], ...]:
     """What travels beside the status."""
     if isinstance(error, errors.PeerLostError):
-        return ((LOST_PEER_KEY, error.host_id or "unknown"),)
+        return ((LOST_PEER_KEY, error.host_id.encode()),)
     return ()
+
+
+def details(explanation: str) -> str:
+    """An explanation, shortened to what a status can carry."""
+    encoded = explanation.encode()
+    if len(encoded) <= _MAX_DETAILS_BYTES:
+        return explanation
+    return encoded[:_MAX_DETAILS_BYTES].decode(errors="ignore") + " [shortened]"
 
 
 def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
@@ -39,21 +50,21 @@ def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
         error: What the call raised.
         peer: Who was called.
     """
-    code, details = error.code(), error.details() or ""
+    code, explanation = error.code(), error.details() or ""
     metadata = {item.key: item.value for item in error.trailing_metadata() or ()}
     lost = metadata.get(LOST_PEER_KEY)
-    if lost is not None:
-        return errors.PeerLostError(str(lost), details)
+    if isinstance(lost, bytes):
+        return errors.PeerLostError(lost.decode(), explanation)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return errors.PeerLostError(
             peer,
-            f"{peer} cannot be reached ({_first_line(details) or code.name}): see whether it runs and "
+            f"{peer} cannot be reached ({_first_line(explanation) or code.name}): see whether it runs and "
             "whether its address is right",
         )
     for kind, of_kind in _CODES:
         if code is of_kind:
-            return kind(details)
-    return errors.AttemptFailedError(f"{peer} failed with {code.name}: {details or 'see its log'}")
+            return kind(explanation)
+    return errors.AttemptFailedError(f"{peer} failed with {code.name}: {explanation or 'see its log'}")
 
 
 def _first_line(text: str) -> str:

@@ -50,7 +50,7 @@ def work_with_signs_of_life(
     Args:
         work: Does the work; is given a function that sends a message. What it raises ends the stream.
         sign_of_life: Makes the message that is sent when the work was silent for a second.
-        cancel: Called once when the caller went away; must make `work` end soon.
+        cancel: Called once if the caller goes away before the work ends; must make `work` end soon.
         context: Of the call.
 
     Yields:
@@ -58,16 +58,23 @@ def work_with_signs_of_life(
     """
     outbox: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
+    over = threading.Lock()  # taken by what comes first: the end of the work, or the caller's leaving
+
     def run() -> None:
+        failure = None
         try:
             work(lambda message: outbox.put((message, None)))
         except BaseException as error:  # handed over to the thread that answers
-            outbox.put((None, error))
-        else:
-            outbox.put((None, None))
+            failure = error
+        over.acquire(blocking=False)
+        outbox.put((None, failure))
+
+    def on_leaving() -> None:
+        if over.acquire(blocking=False):
+            cancel(CancelledError("whoever asked for this work went away"))
 
     thread = threading.Thread(target=run, name="work", daemon=True)
-    if not context.add_callback(lambda: _cancel_if_running(thread, cancel)):
+    if not context.add_callback(on_leaving):
         raise CancelledError("the caller went away before the work began")
     thread.start()
     try:
@@ -84,13 +91,8 @@ def work_with_signs_of_life(
             else:
                 return
     finally:  # also when the caller went away between two messages
-        _cancel_if_running(thread, cancel)
+        on_leaving()
         thread.join()
-
-
-def _cancel_if_running(thread: threading.Thread, cancel: Callable[[CancelledError], None]) -> None:
-    if thread.is_alive():
-        cancel(CancelledError("whoever asked for this work went away"))
 
 
 def within_silence(

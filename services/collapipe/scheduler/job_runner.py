@@ -16,6 +16,7 @@ from collapipe.errors import (
     CancelledError,
     CollapipeError,
     InfeasibleError,
+    PeerLostError,
 )
 from collapipe.rpc import ChannelPool, within_silence
 from collapipe.scheduler.events import Event, EventLog
@@ -91,10 +92,19 @@ class JobRunner:
         except CancelledError as error:
             self._set_state(scheduler_pb2.JOB_STATE_CANCELLED, str(error))
         except CollapipeError as error:
-            logger.warning("job %s failed: %s", self._document.job_id, error)
-            self._set_state(scheduler_pb2.JOB_STATE_FAILED, str(error))
+            message = self._explain(error)
+            logger.warning("job %s failed: %s", self._document.job_id, message)
+            self._set_state(scheduler_pb2.JOB_STATE_FAILED, message)
         finally:
             self._events.close()
+
+    def _explain(self, error: CollapipeError) -> str:
+        """Names a lost host that whoever lost it knows by its address only."""
+        if isinstance(error, PeerLostError):
+            for status in self._registered.statuses():
+                if error.host_id == status.host.address:
+                    return f"{status.host.host_id} is lost: {error}"
+        return str(error)
 
     def cancel(self) -> None:
         """Stops the job; its last commit stays."""
@@ -154,7 +164,9 @@ class JobRunner:
             vocabulary=self._vocabulary,
             vocabulary_size=first.vocabulary_size,
         )
-        answer = self._last(stub.PrepareJob(request), edge_server.host_id, "make the model")
+        answer = self._last(
+            stub.PrepareJob(request, wait_for_ready=True), edge_server.host_id, "make the model"
+        )
         self._commit, self._model = answer.commit, answer.model
         self._jobs.save(document)
         self._set_state(scheduler_pb2.JOB_STATE_PREPARING, "profiling devices")
@@ -181,7 +193,9 @@ class JobRunner:
         request = control_unit_pb2.PrepareDataRequest(
             job=self._spec, cluster_index=cluster_index, vocabulary=vocabulary
         )
-        return self._last(stub.PrepareData(request), control_unit.host_id, "load its data")
+        return self._last(
+            stub.PrepareData(request, wait_for_ready=True), control_unit.host_id, "load its data"
+        )
 
     def _run_round(self, local_steps: int) -> None:
         """One round, from its plans to its commit; without local steps it measures, and commits nothing."""
@@ -243,7 +257,7 @@ class JobRunner:
             edge_address=self._hosts.edge_server.address,
             vocabulary=self._vocabulary,
         )
-        call = self._control_unit_stub(control_unit).RunRound(request)
+        call = self._control_unit_stub(control_unit).RunRound(request, wait_for_ready=True)
         prepared = None
         for response in self._answers(call, control_unit.host_id, "run its round"):
             event = response.WhichOneof("event")
@@ -276,7 +290,9 @@ class JobRunner:
                 for state, cluster in zip(states, self._hosts.clusters, strict=True)
             ],
         )
-        return self._last(stub.CommitRound(request), edge_server.host_id, "commit the round").commit
+        return self._last(
+            stub.CommitRound(request, wait_for_ready=True), edge_server.host_id, "commit the round"
+        ).commit
 
     def _evaluates(self, local_steps: int) -> bool:
         """Whether this round begins by measuring the model that it starts from."""

@@ -59,7 +59,7 @@ class DownstreamLink:
         self._mailbox = mailbox
         self._meter = meter
         self._closed = False
-        self._call = stub.ExchangeActivations(self._requests(opening))
+        self._call = stub.ExchangeActivations(self._requests(opening), wait_for_ready=True)
         threading.Thread(target=self._receive, name=f"link to {host_id}", daemon=True).start()
 
     def send(self, frame: Frame) -> None:

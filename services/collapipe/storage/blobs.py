@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
+from collapipe.storage.documents import sync_directory
 
 Buffer = bytes | memoryview
 
@@ -62,6 +63,7 @@ class BlobStore:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)
+            sync_directory(self._directory)  # before a document names it
         finally:
             temporary.unlink(missing_ok=True)
 

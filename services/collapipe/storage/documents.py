@@ -11,7 +11,7 @@ from collapipe.errors import CorruptDataError
 def write_document(path: Path, document: dict[str, Any]) -> None:
     """Replaces a document; after the return it survives the death of the process and of the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.tmp")
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(document, file, indent=1, sort_keys=True)
         file.flush()

@@ -23,7 +23,9 @@ def words(*name: int | str, start: int = 0, count: int) -> npt.NDArray[np.uint64
 
 def fractions(*name: int | str, start: int = 0, count: int) -> npt.NDArray[np.float64]:
     """Draws from [0, 1), 53 bits each; arguments as of `words`."""
-    return (words(*name, start=start, count=count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    mantissas = words(*name, start=start, count=count) >> np.uint64(11)
+    drawn: npt.NDArray[np.float64] = mantissas.astype(np.float64) * 2.0**-53
+    return drawn
 
 
 def permutation(*name: int | str, count: int) -> npt.NDArray[np.int64]:

@@ -1,0 +1,119 @@
+"""How much memory does a device need? Three devices against one process that holds the whole model.
+
+    python -m benchmarks.memory
+
+Trains the BERT of the demo (6 blocks, hidden 384) on the same micro-batches both ways: 8 of 4 rows of 64 tokens. What is compared is the peak
+of resident memory less what the process needs before its first job of this kind, with all code imported and run once.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from collapipe.job import JobConfig
+from collapipe_client import LocalTestbed
+
+STEPS = 6
+SENTENCE = "measure the memory of every device while it trains its segment of the encoder " * 8
+
+
+def make_job(directory: Path, *, small: bool) -> JobConfig:
+    """A job with rows that are all longer than 64 tokens; a small model of the same family imports the same code."""
+    rows = directory / "rows.jsonl"
+    if not rows.exists():
+        lines = (json.dumps({"text": SENTENCE, "label": f"label {i % 4}"}) for i in range(64))
+        rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64} if small else {}
+    return JobConfig.model_validate(
+        {
+            "name": "small" if small else "memory",
+            "devices_per_cluster": 3,
+            "task": {"kind": "classification", "max_length": 64},
+            "data": {"train": str(rows), "held_out": str(rows)},
+            "model": {
+                "family": "bert",
+                "pretrained": None if small else "minilm",
+                "vocabulary_size": 300,
+                "config": {"num_hidden_layers": 6} | shape,
+            },
+            "training": {"rounds": 1, "local_steps": STEPS, "evaluate_every": 0},
+            "schedule": {"num_micro_batches": 8},
+        }
+    )
+
+
+def resident_bytes(pid: int | str, field: str) -> int:
+    """`VmRSS` (now) or `VmHWM` (peak) of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"/proc/{pid}/status has no {field}")
+
+
+def reset_peak(pid: int | str) -> None:
+    """Lets the peak of a process begin anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def measure_services(directory: Path) -> dict[str, int]:
+    """Peak less base of every process, in bytes."""
+    with LocalTestbed([3], directory / "testbed") as testbed, testbed.client() as client:
+        pids = {process.name: process.pid for process in testbed.processes}
+        for small in (True, False):
+            if not small:
+                base = {name: resident_bytes(pid, "VmRSS") for name, pid in pids.items()}
+                for pid in pids.values():
+                    reset_peak(pid)
+            events = list(client.watch(client.submit(make_job(directory, small=small))))
+            if events[-1].status.message:
+                raise SystemExit(events[-1].status.message)
+        return {name: resident_bytes(pid, "VmHWM") - base[name] for name, pid in pids.items()}
+
+
+def measure_whole(directory: Path) -> int:
+    """Peak less base of the plain loop of tests/reference, in a process of its own."""
+    code = "from benchmarks import memory; memory.train_whole(__import__('pathlib').Path(r'%s'))"
+    output = subprocess.run(
+        [sys.executable, "-c", code % directory], check=True, capture_output=True, text=True
+    )
+    return int(output.stdout.splitlines()[-1])
+
+
+def train_whole(directory: Path) -> None:
+    """Trains both jobs in this process, and prints what the second needed."""
+    import torch
+
+    from benchmarks.learning import make_clients
+    from collapipe.process import tune_allocator
+
+    tune_allocator()
+    torch.set_num_threads(1)
+    for small in (True, False):
+        base = resident_bytes("self", "VmRSS")
+        reset_peak("self")
+        (client,) = make_clients(make_job(directory, small=small))
+        client.train_round(0)
+    print(resident_bytes("self", "VmHWM") - base)
+
+
+def main() -> None:
+    """Measures both ways and prints the ratios."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        services = measure_services(directory)
+        whole = measure_whole(directory)
+    # the embedding of the demo's BERT: word, position and token-type vectors and a layer norm, 16 bytes a parameter
+    embedding = (30522 + 512 + 2 + 2) * 384 * 16
+    print(f"one process with the whole model: {whole / 1e6:.0f} MB ({(whole - embedding) / 1e6:.0f} without its embedding)")
+    for process, peak in services.items():
+        print(
+            f"{process}: {peak / 1e6:.0f} MB, {peak / whole:.2f} of the whole, "
+            f"{peak / (whole - embedding):.2f} of it without the embedding"
+        )
+    print(f"all services together: {sum(services.values()) / whole:.2f} of the whole")
+
+
+if __name__ == "__main__":
+    main()

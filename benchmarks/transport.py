@@ -1,0 +1,110 @@
+"""How fast do tensors travel over a link? Ratio to raw TCP on loopback, alternating, medians.
+
+    python -m benchmarks.transport
+
+The sender is another process; frames go through the project's own encoding, channel, server and assembler.
+"""
+
+import multiprocessing
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+import grpc
+import torch
+
+from collapipe.pipeline import Mailbox
+from collapipe.rpc import ChannelPool, Outbox, Security, serve
+from collapipe.stage_service.links import DownstreamLink, LinkMeter, serve_upstream
+from collapipe.tensors import Frame, FrameKind
+from collapipe.v1 import stage_pb2, stage_pb2_grpc
+
+SIZES = (1 << 20, 8 << 20, 64 << 20)
+REPETITIONS = 7
+
+
+class Receiver(stage_pb2_grpc.StageServiceServicer):
+    """Answers each frame with an empty one."""
+
+    def ExchangeActivations(
+        self,
+        request_iterator: Iterator[stage_pb2.ExchangeActivationsRequest],
+        context: grpc.ServicerContext,
+    ) -> Iterator[stage_pb2.ExchangeActivationsResponse]:
+        next(request_iterator)
+        outbox: Outbox[Frame] = Outbox()
+
+        class Acknowledging(Mailbox):
+            def put(self, frame: Frame) -> None:
+                outbox.put(Frame(FrameKind.BACKWARD, frame.step_index, frame.micro_batch))
+
+        yield from serve_upstream(
+            request_iterator, outbox, Acknowledging(None), LinkMeter(0, 1), lambda error: None
+        )
+
+
+def receive(pipe: Connection) -> None:
+    """The receiving process: a gRPC server and a TCP socket."""
+    server = serve(
+        "127.0.0.1:0",
+        Security.insecure(),
+        lambda server, _: stage_pb2_grpc.add_StageServiceServicer_to_server(Receiver(), server),
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    pipe.send((server.address, listener.getsockname()))
+    connection, _ = listener.accept()
+    buffer = bytearray(1 << 20)
+    while header := connection.recv(8, socket.MSG_WAITALL):
+        left = int.from_bytes(header, "little")
+        while left:
+            left -= connection.recv_into(buffer, min(left, len(buffer)))
+        connection.sendall(b"!")
+    server.drain(0)
+
+
+def main() -> None:
+    """Measures every size."""
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=receive, args=(there,))
+    process.start()
+    grpc_address, tcp_address = here.recv()
+    connection = socket.create_connection(tcp_address)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    mailbox = Mailbox(None)
+    channels = ChannelPool(Security.insecure())
+    stub = stage_pb2_grpc.StageServiceStub(channels.channel(grpc_address))
+    link = DownstreamLink(stub, "receiver", stage_pb2.OpenLink(), mailbox, LinkMeter(0, 0))
+    for size in SIZES:
+        tensor = torch.randn(size // 4)
+        data = memoryview(tensor.numpy()).cast("B")
+
+        def over_tcp() -> None:
+            connection.sendall(size.to_bytes(8, "little"))
+            connection.sendall(data)
+            connection.recv(1)
+
+        def over_grpc() -> None:
+            link.send(Frame(FrameKind.FORWARD, 0, 0, {"activation": tensor}))
+            mailbox.take(forward=False, backward=True)
+
+        seconds: dict[str, list[float]] = {"tcp": [], "grpc": []}
+        for _ in range(REPETITIONS + 1):
+            for name, send in (("tcp", over_tcp), ("grpc", over_grpc)):
+                started = time.perf_counter()
+                send()
+                seconds[name].append(time.perf_counter() - started)
+        tcp, link_seconds = (statistics.median(times[1:]) for times in seconds.values())
+        print(
+            f"{size >> 20:3} MiB: TCP {size / tcp / 1e6:6.0f} MB/s, link {size / link_seconds / 1e6:6.0f} MB/s, "
+            f"ratio {tcp / link_seconds:.2f}"
+        )
+    link.close(broken=True)
+    connection.close()
+    channels.close()
+    process.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Processes are killed, frozen and flooded while they train."""

@@ -1,0 +1,322 @@
+"""Whatever is wrong with the input, the user is told what, where and what to do, and nothing breaks."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from reference.tiny_jobs import write_rows
+from typer.testing import CliRunner
+
+from collapipe_client import LocalTestbed
+from collapipe_client.cli import app
+
+JOB = """
+name = "bad-input"
+devices_per_cluster = 3
+
+[task]
+kind = "classification"
+max_length = 16
+
+[data]
+train = "FOLDER/train.jsonl"
+held_out = "FOLDER/held-out.jsonl"
+
+[model]
+family = "bert"
+vocabulary_size = 300
+
+[model.config]
+hidden_size = 16
+num_hidden_layers = 7
+num_attention_heads = 2
+intermediate_size = 24
+
+[training]
+rounds = 1
+local_steps = 2
+mini_batch = 8
+
+[schedule]
+num_micro_batches = 4
+silence_seconds = 60
+"""
+
+
+@dataclass
+class Folder:
+    """A job and its data, good until something is changed."""
+
+    path: Path
+    settings: list[str] = field(default_factory=list)
+    """What is given with --set."""
+
+    def append(self, name: str, text: str) -> None:
+        """Adds to a file."""
+        with open(self.path / name, "a", encoding="utf-8") as file:
+            file.write(text)
+
+    def edit_job(self, old: str, new: str) -> None:
+        """Changes the job file."""
+        text = (self.path / "job.toml").read_text()
+        assert old in text
+        (self.path / "job.toml").write_text(text.replace(old, new))
+
+    def train(self, *options: str) -> Result:
+        """Runs `collapipe train` on the job."""
+        settings = [part for setting in self.settings for part in ("--set", setting)]
+        output = ["--output", str(self.path / "model")]
+        return collapipe("train", str(self.path / "job.toml"), *settings, *output, *options)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    write_rows(tmp_path, "classification", "train", 21)
+    write_rows(tmp_path, "classification", "held-out", 4)
+    (tmp_path / "job.toml").write_text(JOB.replace("FOLDER", str(tmp_path)))
+    return Folder(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_lost(uneven_testbed: LocalTestbed) -> Iterator[None]:
+    """No service has ended."""
+    yield
+    assert uneven_testbed.lost() == []
+
+
+def collapipe(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def use(testbed: LocalTestbed) -> tuple[str, str, str]:
+    return "--scheduler", testbed.scheduler_address, "--insecure"
+
+
+Change = Callable[[Folder], object]
+
+AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
+    "malformed JSON": (
+        lambda f: f.append("train.jsonl", '{"text": "a", "label"\n{"text": "b", "label": "c"}\n'),
+        ["train.jsonl:22: is not JSON", '{"text": "a", "label"', "one object a line"],
+    ),
+    "not an object": (
+        lambda f: f.append("train.jsonl", '["a", "thing"]\n'),
+        ["train.jsonl:22", '["a", "thing"]', "not a JSON object"],
+    ),
+    "empty file": (
+        lambda f: (f.path / "train.jsonl").write_text(""),
+        ["train.jsonl: has no rows", "8"],
+    ),
+    "empty held-out file": (
+        lambda f: (f.path / "held-out.jsonl").write_text("\n"),
+        ["held-out.jsonl: has no rows"],
+    ),
+    "not UTF-8": (
+        lambda f: (f.path / "train.jsonl").write_bytes(b'{"text": "caf\xe9", "label": "a"}\n'),
+        ["train.jsonl", "UTF-8"],
+    ),
+    "missing column": (
+        lambda f: f.settings.append("data.label_column=intent"),
+        ["train.jsonl:1: has no column 'intent'", "'text', 'label'", "data.label_column"],
+    ),
+    "column of another type": (
+        lambda f: f.append("train.jsonl", '{"text": ["a"], "label": "thing"}\n'),
+        ["train.jsonl:22: column 'text' is ['a']", "must be a text"],
+    ),
+    "label that was never trained": (
+        lambda f: f.append("held-out.jsonl", '{"text": "a stone", "label": "animal"}\n'),
+        ["held-out.jsonl:5: label 'animal'", "place, thing, weather", "correct the row"],
+    ),
+    "fewer rows than a mini-batch": (
+        lambda f: f.settings.append("training.mini_batch=24"),
+        ["21 training rows", "mini-batch of 24", "lower training.mini_batch"],
+    ),
+    "unknown family": (
+        lambda f: f.settings.append("model.family=bart3"),
+        ["model.family", "'bart3'", "use one of bert"],
+    ),
+    "family that cannot do the task": (
+        lambda f: f.settings.append("model.family=marian"),
+        ["'marian'", "'classification'", "use bert"],
+    ),
+    "misspelt configuration": (
+        lambda f: f.edit_job("hidden_size", "hiden_size"),
+        ["hiden_size", "hidden_size"],
+    ),
+    "impossible configuration": (
+        lambda f: f.edit_job("num_attention_heads = 2", "num_attention_heads = 3"),
+        ["16", "3", "model.config"],
+    ),
+    "more devices than blocks": (
+        lambda f: f.edit_job("num_hidden_layers = 7", "num_hidden_layers = 2"),
+        ["3 devices", "2 blocks", "devices_per_cluster", "proportional"],
+    ),
+    "device too small for a block": (
+        lambda f: (
+            f.edit_job("devices_per_cluster = 3", "clusters = 2\ndevices_per_cluster = [3, 1]"),
+            f.settings.append("schedule.strategy=proportional"),
+        ),
+        ["device-1-0: 1000 bytes", "0 of 7 blocks", "add devices or memory"],
+    ),
+    "device too small for its share": (
+        lambda f: f.edit_job(
+            "devices_per_cluster = 3", "clusters = 2\ndevices_per_cluster = [3, 1]"
+        ),
+        ["device-1-0 would run 7 of 7 blocks", "bytes", "1000", "proportional"],
+    ),
+    "more devices than there are": (
+        lambda f: f.settings.extend(["devices_per_cluster=5", "schedule.wait_for_hosts_seconds=1"]),
+        ["2 more devices in cluster 0 (have 3)", "1 s (schedule.wait_for_hosts_seconds)"],
+    ),
+    "segments of another model": (
+        lambda f: f.settings.extend(["schedule.strategy=manual", "schedule.segments=[[1, 1, 1]]"]),
+        ["[1, 1, 1]", "3 blocks", "sum to 7"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", AT_SERVICES)
+def test_train_fails_clearly_when_services_refuse(
+    uneven_testbed: LocalTestbed, folder: Folder, mistake: str
+) -> None:
+    change, expected = AT_SERVICES[mistake]
+    change(folder)
+    result = folder.train(*use(uneven_testbed))
+    print(mistake, result.output)
+    assert result.exit_code == 1
+    for part in expected:
+        assert part in result.output
+    assert "Traceback" not in result.output
+    assert not (folder.path / "model").exists()
+
+
+AT_THE_CLIENT: dict[str, tuple[Change, Sequence[str]]] = {
+    "misspelt key": (
+        lambda f: f.edit_job("local_steps", "locl_steps"),
+        ["job.toml", "'training.locl_steps'", "did you mean 'local_steps'"],
+    ),
+    "misspelt section": (
+        lambda f: f.edit_job("[training]", "[trainig]"),
+        ["job.toml", "'trainig'", "did you mean 'training'"],
+    ),
+    "misspelt setting": (
+        lambda f: f.settings.append("training.rouds=3"),
+        ["training.rouds", "did you mean 'training.rounds'"],
+    ),
+    "not TOML": (lambda f: f.append("job.toml", "rounds 3"), ["job.toml: is not valid TOML"]),
+    "no devices": (
+        lambda f: f.settings.append("devices_per_cluster=0"),
+        ["devices_per_cluster is 0", "at least 1"],
+    ),
+    "no devices in one cluster": (
+        lambda f: f.edit_job(
+            "devices_per_cluster = 3", "clusters = 2\ndevices_per_cluster = [3, 0]"
+        ),
+        ["devices_per_cluster", "[3, 0]", "at least 1"],
+    ),
+    "no rounds": (lambda f: f.settings.append("training.rounds=0"), ["training.rounds", "0"]),
+    "uneven micro-batches": (
+        lambda f: f.settings.append("schedule.num_micro_batches=3"),
+        ["schedule.num_micro_batches is 3", "training.mini_batch (8)", "[1, 2, 4, 8]"],
+    ),
+    "text for a number": (
+        lambda f: f.settings.append("training.learning_rate=fast"),
+        ["training.learning_rate", "'fast'"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", AT_THE_CLIENT)
+def test_train_refuses_job_before_anything_starts(folder: Folder, mistake: str) -> None:
+    change, expected = AT_THE_CLIENT[mistake]
+    change(folder)
+    result = folder.train("--workspace", str(folder.path / "workspace"))
+    assert result.exit_code == 2
+    for part in expected:
+        assert part in result.output
+    assert "Traceback" not in result.output
+    assert not (folder.path / "workspace").exists()
+
+
+def test_train_names_missing_data_file(folder: Folder) -> None:
+    (folder.path / "held-out.jsonl").unlink()
+    result = folder.train("--workspace", str(folder.path / "workspace"))
+    assert result.exit_code == 2
+    assert "data.held_out" in result.output
+    assert "held-out.jsonl is not a file" in result.output
+    assert not (folder.path / "workspace").exists()
+
+
+def test_train_refuses_no_devices_on_the_command_line(folder: Folder) -> None:
+    result = folder.train("--workspace", str(folder.path / "workspace"), "--devices", "0")
+    assert result.exit_code == 2
+    assert "--devices 0: give positive numbers" in result.output
+    assert not (folder.path / "workspace").exists()
+
+
+def test_train_says_whom_it_cannot_reach(folder: Folder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    result = folder.train("--scheduler", address, "--insecure")
+    assert result.exit_code == 1
+    assert f"the scheduler at {address} cannot be reached" in result.output
+
+
+def test_up_refuses_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        result = collapipe("up", "--workspace", str(tmp_path / "w"), "--listen", address)
+    assert result.exit_code == 2
+    assert f"scheduler cannot listen on {address}" in result.output
+    assert "free the port" in result.output
+    assert not (tmp_path / "w" / "testbed.json").exists()
+
+
+def test_service_refuses_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        line = ["--insecure", "--state-dir", str(tmp_path), "--listen", address]
+        scheduler = subprocess.run(
+            [sys.executable, "-m", "collapipe.scheduler", *line],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=False,
+        )
+    assert scheduler.returncode == 2
+    assert f"cannot listen on {address}" in scheduler.stderr
+    assert "choose another with --listen" in scheduler.stderr
+    assert "Traceback" not in scheduler.stderr
+
+
+def test_too_long_text_is_cut_with_a_warning(uneven_testbed: LocalTestbed, folder: Folder) -> None:
+    folder.append("train.jsonl", json.dumps({"text": "stone " * 500, "label": "thing"}) + "\n")
+    log = uneven_testbed.workspace.log_file("control-unit-0")
+    before = log.stat().st_size
+    result = folder.train(*use(uneven_testbed))
+    assert result.exit_code == 0, result.output
+    warning = log.read_text()[before:]
+    assert "1 of 22 training rows" in warning
+    assert "longer than task.max_length = 16 tokens and are cut" in warning
+    assert (folder.path / "model" / "model.safetensors").exists()
+
+
+def test_divergence_keeps_the_rounds_before(uneven_testbed: LocalTestbed, folder: Folder) -> None:
+    folder.settings += ["name=diverges", "training.learning_rate=1e30"]
+    folder.settings += ["training.rounds=3", "training.local_steps=1"]
+    result = folder.train(*use(uneven_testbed))
+    assert result.exit_code == 1
+    for part in ("nan", "in step 0 of round 1", "1e+30", "lower training.learning_rate"):
+        assert part in result.output
+    assert "1 of 3 rounds are committed" in result.output
+    exported = collapipe("export", "diverges", str(folder.path / "kept"), *use(uneven_testbed))
+    assert exported.exit_code == 0, exported.output
+    assert (folder.path / "kept" / "model.safetensors").exists()

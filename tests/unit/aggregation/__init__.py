@@ -1,0 +1,1 @@
+"""Tests of how clusters become one model."""

@@ -1,0 +1,103 @@
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from collapipe.aggregation import federated_average
+from collapipe.errors import InvalidInputError
+
+
+def average(clusters: list[dict[str, Tensor]], samples: list[int]) -> dict[str, Tensor]:
+    reads: list[Callable[[str], Tensor]] = [cluster.__getitem__ for cluster in clusters]
+    return federated_average(clusters[0].keys(), reads, samples)
+
+
+def tensors(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "matrix": torch.randn(5, 4, generator=generator),
+        "scalar": torch.randn((), generator=generator),
+    }
+
+
+@pytest.mark.parametrize("samples", [1, 3, 777])
+def test_average_of_one_cluster_is_that_cluster_bit_for_bit(samples: int) -> None:
+    cluster = tensors(0) | {"extreme": torch.tensor([1e-45, 3.4e38, -0.0, 1 / 3])}
+    result = average([cluster], [samples])
+    assert result.keys() == cluster.keys()
+    for name, tensor in cluster.items():
+        assert torch.equal(result[name].view(-1), tensor.view(-1))
+        assert result[name].dtype == tensor.dtype
+
+
+def test_average_of_unequal_clusters_equals_the_formula_in_double_precision() -> None:
+    clusters, samples = [tensors(seed) for seed in range(3)], [10, 1, 89]
+    result = average(clusters, samples)
+    for name, averaged in result.items():
+        expected = torch.zeros_like(clusters[0][name], dtype=torch.float64)
+        for cluster, count in zip(clusters, samples, strict=True):
+            expected = expected + count / 100 * cluster[name].double()
+        assert torch.equal(averaged, expected.float())
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(-1e6, 1e6, width=32),
+            st.integers(0, 10_000),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_average_is_the_exact_one_rounded_to_single_precision(
+    clusters: list[tuple[float, int]],
+) -> None:
+    values, samples = [value for value, _ in clusters], [count for _, count in clusters]
+    total = sum(samples)
+    if total == 0:
+        return
+    exact = sum(Fraction(value) * count for value, count in clusters) / total
+    result = average([{"x": torch.tensor([value])} for value in values], samples)["x"].item()
+    scale = max(abs(value) for value in values)
+    assert math.isclose(result, float(exact), rel_tol=2**-23, abs_tol=scale * 2**-50)
+
+
+def test_cluster_without_samples_counts_for_nothing() -> None:
+    clusters = [tensors(0), tensors(1)]
+    for name, tensor in average(clusters, [0, 5]).items():
+        assert torch.equal(tensor, clusters[1][name])
+
+
+def test_constants_are_taken_as_they_are() -> None:
+    positions = torch.arange(2**53 - 2, 2**53 + 2)
+    clusters = [{"positions": positions.clone()} for _ in range(2)]
+    assert torch.equal(average(clusters, [1, 2])["positions"], positions)
+
+
+@pytest.mark.parametrize("other", [torch.zeros(5), torch.zeros(4, 1), torch.zeros(4).half()])
+def test_different_shapes_or_types_are_refused_by_name(other: Tensor) -> None:
+    with pytest.raises(InvalidInputError, match=r"matrix differs between clusters: .*4"):
+        average([{"matrix": torch.zeros(4)}, {"matrix": other}], [1, 1])
+
+
+@pytest.mark.parametrize("samples", [[0, 0], [0, -1]])
+def test_clusters_without_any_samples_are_refused(samples: list[int]) -> None:
+    with pytest.raises(InvalidInputError, match=r"cannot be averaged: at least one needs samples"):
+        average([tensors(0), tensors(1)], samples)
+
+
+def test_tensors_are_read_one_by_one() -> None:
+    events: list[str] = []
+
+    def read(name: str) -> Tensor:
+        events.append(name)
+        return torch.zeros(1)
+
+    federated_average(["a", "b"], [read, read], [1, 1])
+    assert events == ["a", "a", "b", "b"]

@@ -1,0 +1,75 @@
+"""What the tests of several packages share: one thread, and a tiny BERT."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+
+from collapipe.job import ModelConfig, TaskConfig
+from collapipe.models import (
+    ModelAdapter,
+    adapter_for,
+    create_config_json,
+    initial_model,
+    split_state,
+)
+
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 20,
+}
+
+MakeBatch = Callable[[int], dict[str, Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def bert_config_json() -> str:
+    """The configuration of a BERT of 3 blocks that classifies; its dropout is 0.1."""
+    words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"w{number}" for number in range(36))]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    task = TaskConfig(kind="classification", max_length=12)
+    return create_config_json(ModelConfig(config=TINY), task, ["a", "b", "c"], tokenizer)
+
+
+@pytest.fixture(scope="session")
+def bert(bert_config_json: str) -> ModelAdapter:
+    """Cuts that BERT into units 0 to 4."""
+    return adapter_for("bert", "classification", bert_config_json)
+
+
+@pytest.fixture
+def bert_states(bert: ModelAdapter) -> list[dict[str, Tensor]]:
+    """Initial weights of each unit."""
+    states = split_state(bert, initial_model(bert, None, seed=3))
+    return [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+
+
+@pytest.fixture(scope="session")
+def make_batch() -> MakeBatch:
+    """Makes a micro-batch of 3 rows, padded to a length of its own: (number) to its tensors."""
+
+    def make(number: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(number)
+        length = 4 + number % 5
+        input_ids = torch.randint(4, 40, (3, length), generator=generator)
+        attention_mask = torch.ones_like(input_ids)
+        attention_mask[1, length - 2 :] = 0
+        labels = torch.randint(0, 3, (3,), generator=generator)
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+    return make

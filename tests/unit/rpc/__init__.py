@@ -1,0 +1,1 @@
+"""Tests of the gRPC factories, over real loopback servers."""

@@ -1,0 +1,137 @@
+import logging
+import threading
+
+import grpc
+import pytest
+
+from collapipe import errors
+from collapipe.rpc import call, to_error
+from collapipe.rpc.status import to_code
+
+from .serving import ARITIES, ECHO, SERVICE, Served, raising, serving
+
+CODES = {
+    errors.InvalidInputError("x"): grpc.StatusCode.INVALID_ARGUMENT,
+    errors.WrongStateError("x"): grpc.StatusCode.FAILED_PRECONDITION,
+    errors.InfeasibleError("x"): grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.NotFoundError("x"): grpc.StatusCode.NOT_FOUND,
+    errors.PeerLostError("device-1", "x"): grpc.StatusCode.UNAVAILABLE,
+    errors.AttemptFailedError("x"): grpc.StatusCode.ABORTED,
+    errors.CorruptDataError("x"): grpc.StatusCode.DATA_LOSS,
+    errors.DivergedError("x"): grpc.StatusCode.OUT_OF_RANGE,
+    errors.CancelledError("x"): grpc.StatusCode.CANCELLED,
+}
+
+
+def failure_of(served: Served, arity: str) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as raised:
+        served.call(arity)
+    return raised.value
+
+
+def test_catalogue_knows_every_error() -> None:
+    assert {type(error) for error in CODES} == set(errors.CollapipeError.__subclasses__())
+    assert {error: to_code(error) for error in CODES} == CODES
+
+
+@pytest.mark.parametrize("arity", ARITIES)
+def test_calls_pass_when_nothing_is_raised(arity: str) -> None:
+    with serving(ECHO) as served:
+        joined = [b"ask+ask"] if arity == "stream_unary" else [b"ask"]
+        assert served.call(arity) == (joined if arity != "stream_stream" else [b"ask", b"ask"])
+
+
+@pytest.mark.parametrize("arity", ARITIES)
+def test_error_of_the_core_arrives_as_what_it_was(arity: str) -> None:
+    for kind, code in {type(error): code for error, code in CODES.items()}.items():
+        text = "unit 3 has 5 bytes, not 7: run\nthe round again, ünless"
+        error = kind("device-1", text) if kind is errors.PeerLostError else kind(text)
+        with serving(raising(error)) as served:
+            failure = failure_of(served, arity)
+        assert failure.code() is code
+        arrived = to_error(failure, "the server")
+        assert type(arrived) is kind
+        assert str(arrived) == text
+
+
+@pytest.mark.parametrize("arity", ["unary_stream", "stream_stream"])
+def test_error_after_answers_ends_the_stream_behind_them(arity: str) -> None:
+    with serving(raising(errors.CorruptDataError("garbled"), after=2)) as served:
+        stream = getattr(served.channel, arity)(f"/{SERVICE}/{arity}")
+        answers = stream(b"x" if arity == "unary_stream" else iter([b"x"]), timeout=20)
+        assert [next(answers), next(answers)] == [b"answer"] * 2
+        with pytest.raises(grpc.RpcError) as raised:
+            next(answers)
+    assert type(to_error(raised.value, "")) is errors.CorruptDataError
+
+
+@pytest.mark.parametrize("host_id", ["device-1", "gerät 1", "10.0.0.1:5000", ""])
+def test_lost_peer_is_named_to_the_caller_and_not_taken_for_the_server(host_id: str) -> None:
+    with serving(raising(errors.PeerLostError(host_id, "gone"))) as served:
+        arrived = to_error(failure_of(served, "unary_unary"), "the server")
+    assert isinstance(arrived, errors.PeerLostError)
+    assert (arrived.host_id, str(arrived)) == (host_id, "gone")
+
+
+@pytest.mark.parametrize("line", ["data.jsonl:1: wrong\n", "ü\n"])
+def test_long_explanation_arrives_shortened(line: str) -> None:
+    text = line * 5000
+    with serving(raising(errors.InvalidInputError(text))) as served:
+        arrived = to_error(failure_of(served, "unary_unary"), "the server")
+    assert type(arrived) is errors.InvalidInputError
+    assert str(arrived).startswith(text[:500])
+    assert str(arrived).endswith("[shortened]")
+
+
+@pytest.mark.parametrize("arity", ARITIES)
+def test_unexpected_exception_is_internal_and_logged(
+    arity: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR), serving(raising(ZeroDivisionError("by 0"))) as served:
+        failure = failure_of(served, arity)
+    assert failure.code() is grpc.StatusCode.INTERNAL
+    assert "ZeroDivisionError: by 0; see the log" in str(failure.details())
+    arrived = to_error(failure, "device-1")
+    assert isinstance(arrived, errors.AttemptFailedError)
+    assert str(arrived).startswith("device-1 failed with INTERNAL: ZeroDivisionError")
+    (record,) = [r for r in caplog.records if r.name == "collapipe.rpc.interceptor"]
+    assert f"{SERVICE}/{arity} failed unexpectedly" in record.getMessage()
+    assert record.exc_info is not None
+
+
+def test_status_that_a_handler_sets_itself_is_kept() -> None:
+    def abort(request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "who are you")
+
+    with serving({"unary_unary": abort}) as served:
+        assert failure_of(served, "unary_unary").code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_unknown_method_is_a_failed_attempt_and_names_the_status() -> None:
+    with serving({}) as served:
+        arrived = to_error(failure_of(served, "unary_unary"), "device-1")
+    assert isinstance(arrived, errors.AttemptFailedError)
+    assert "device-1 failed with UNIMPLEMENTED" in str(arrived)
+
+
+def test_call_to_nobody_is_a_lost_peer() -> None:
+    with serving(ECHO) as served:
+        served.server.drain(0)
+        method = served.channel.unary_unary(f"/{SERVICE}/unary_unary")
+        with pytest.raises(errors.PeerLostError, match="device-1 cannot be reached") as raised:
+            call(method, b"", "device-1", seconds=10)
+    assert raised.value.host_id == "device-1"
+
+
+def test_call_beyond_its_deadline_is_a_lost_peer() -> None:
+    over = threading.Event()
+
+    def wait(request: bytes, context: grpc.ServicerContext) -> bytes:
+        over.wait(20)
+        return b""
+
+    with serving({"unary_unary": wait}) as served:
+        method = served.channel.unary_unary(f"/{SERVICE}/unary_unary")
+        with pytest.raises(errors.PeerLostError, match="device-1 cannot be reached"):
+            call(method, b"", "device-1", seconds=0.2)
+        over.set()

@@ -1,0 +1,253 @@
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from collapipe.errors import CancelledError, CorruptDataError, PeerLostError
+from collapipe.rpc import Outbox, streams, within_silence, work_with_signs_of_life
+
+from .serving import SERVICE, Served, raising, serving
+
+Emit = Callable[[bytes], None]
+
+# --- an outbox
+
+
+def test_outbox_gives_what_was_put_before_it_closed_and_ends() -> None:
+    outbox: Outbox[int] = Outbox()
+    for item in (0, 1):
+        outbox.put(item)
+    outbox.close()
+    outbox.put(2)
+    assert list(outbox) == [0, 1]
+
+
+def test_outbox_waits_for_the_next_item() -> None:
+    outbox: Outbox[int] = Outbox()
+    taken: list[int] = []
+    arrived = threading.Event()
+
+    def take() -> None:
+        for item in outbox:
+            taken.append(item)
+            arrived.set()
+
+    taker = threading.Thread(target=take, daemon=True)
+    taker.start()
+    assert not arrived.wait(0.05)
+    outbox.put(7)
+    assert arrived.wait(10)
+    outbox.close()
+    taker.join(10)
+    assert not taker.is_alive()
+    assert taken == [7]
+
+
+# --- whoever waits
+
+
+def stream_of(served: Served, **options: Any) -> Any:
+    return served.channel.unary_stream(f"/{SERVICE}/unary_stream")(b"ask", **options)
+
+
+def read(call: Any, silence_seconds: float = 20.0) -> Iterator[bytes]:
+    return within_silence(call, silence_seconds, "device-1", lambda: "run step 4")
+
+
+def test_answers_come_in_order_and_the_stream_ends() -> None:
+    def answer(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield from [b"1", b"2", b"3"]
+
+    with serving({"unary_stream": answer}) as served:
+        assert list(read(stream_of(served))) == [b"1", b"2", b"3"]
+
+
+def test_silent_peer_is_lost_and_the_error_says_what_it_was_to_do() -> None:
+    over, left = threading.Event(), threading.Event()
+
+    def silent(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.add_callback(left.set)
+        yield b"first"
+        over.wait(20)
+
+    with serving({"unary_stream": silent}) as served:
+        answers = read(stream_of(served), silence_seconds=0.2)
+        assert next(answers) == b"first"
+        with pytest.raises(PeerLostError) as raised:
+            next(answers)
+        assert left.wait(20), "the call was not cancelled"
+        over.set()
+    assert raised.value.host_id == "device-1"
+    assert str(raised.value).startswith(
+        "device-1 has said nothing for 0.2 s while it was to run step 4"
+    )
+
+
+def test_slow_peer_that_speaks_is_not_lost() -> None:
+    pause = threading.Event()
+
+    def slow(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        for _ in range(10):
+            pause.wait(0.15)
+            yield b"alive"
+
+    with serving({"unary_stream": slow}) as served:
+        answers = list(read(stream_of(served), silence_seconds=1.2))
+    assert len(answers) == 10  # 1.5 seconds in all
+
+
+def test_what_the_peer_answered_with_is_raised_behind_its_answers() -> None:
+    with serving(raising(CorruptDataError("garbled"), after=2)) as served:
+        answers = read(stream_of(served))
+        assert [next(answers), next(answers)] == [b"answer"] * 2
+        with pytest.raises(CorruptDataError, match="garbled"):
+            next(answers)
+
+
+def test_peer_that_ends_is_lost() -> None:
+    over = threading.Event()
+
+    def wait(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield b"first"
+        over.wait(20)
+
+    with serving({"unary_stream": wait}) as served:
+        answers = read(stream_of(served))
+        next(answers)
+        ending = threading.Thread(target=served.server.drain, args=(0,))
+        ending.start()
+        with pytest.raises(PeerLostError, match="device-1 cannot be reached"):
+            next(answers)
+        over.set()
+        ending.join(20)
+
+
+def test_call_is_cancelled_when_nobody_reads_on() -> None:
+    left = threading.Event()
+
+    def endless(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.add_callback(left.set)
+        while not left.wait(0.01):
+            yield b"more"
+
+    with serving({"unary_stream": endless}) as served:
+        answers = read(stream_of(served))
+        next(answers)
+        answers.close()  # type: ignore[attr-defined]
+        assert left.wait(20)
+
+
+# --- whoever works
+
+
+class Worker:
+    """Serves a stream from work; remembers how it was cancelled, and whether it ended before its call."""
+
+    def __init__(self, work: Callable[[Emit], None]) -> None:
+        self._work = work
+        self.stop = threading.Event()
+        self.cancelled: list[CancelledError] = []
+        self.work_ended = threading.Event()
+        self.call_ended = threading.Event()
+        self.joined = False
+
+    def serve(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            yield from work_with_signs_of_life(self._run, lambda: b"alive", self._cancel, context)
+        finally:
+            self.joined = self.work_ended.is_set()
+            self.call_ended.set()
+
+    def _run(self, emit: Emit) -> None:
+        try:
+            self._work(emit)
+        finally:
+            self.work_ended.set()
+
+    def _cancel(self, reason: CancelledError) -> None:
+        self.cancelled.append(reason)
+        self.stop.set()
+
+
+@pytest.fixture(autouse=True)
+def _frequent_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "SIGN_OF_LIFE_SECONDS", 0.02)
+
+
+def test_what_work_sends_arrives_in_order_and_nobody_is_cancelled() -> None:
+    def send_three(emit: Emit) -> None:
+        for message in (b"1", b"2", b"3"):
+            emit(message)
+
+    worker = Worker(send_three)
+    with serving({"unary_stream": worker.serve}) as served:
+        for _ in range(20):
+            answers = [answer for answer in stream_of(served, timeout=20) if answer != b"alive"]
+            assert answers == [b"1", b"2", b"3"]
+    assert worker.cancelled == []
+
+
+def test_silent_work_gives_signs_of_life() -> None:
+    go_on = threading.Event()
+
+    def silent(emit: Emit) -> None:
+        assert go_on.wait(20)
+        emit(b"done")
+
+    worker = Worker(silent)
+    with serving({"unary_stream": worker.serve}) as served:
+        answers = stream_of(served, timeout=20)
+        assert [next(answers) for _ in range(3)] == [b"alive"] * 3
+        go_on.set()
+        rest = list(answers)
+    assert rest[-1] == b"done"
+
+
+def test_what_work_raises_ends_the_stream_behind_its_messages() -> None:
+    def fail(emit: Emit) -> None:
+        emit(b"first")
+        raise CorruptDataError("garbled")
+
+    worker = Worker(fail)
+    with serving({"unary_stream": worker.serve}) as served:
+        answers = read(stream_of(served, timeout=20))
+        assert next(answers) == b"first"
+        with pytest.raises(CorruptDataError, match="garbled"):
+            next(answers)
+    assert worker.cancelled == []
+
+
+def test_caller_that_goes_away_cancels_the_work_once_and_the_call_waits_for_its_end() -> None:
+    slow_end = threading.Event()
+
+    def work(emit: Emit) -> None:
+        emit(b"begun")
+        assert worker.stop.wait(20)
+        slow_end.wait(0.2)
+
+    worker = Worker(work)
+    with serving({"unary_stream": worker.serve}) as served:
+        answers = stream_of(served, timeout=20)
+        next(answers)
+        answers.cancel()
+        assert worker.call_ended.wait(20)
+    assert worker.joined, "the call ended before its work"
+    assert len(worker.cancelled) == 1
+    assert "went away" in str(worker.cancelled[0])
+
+
+def test_caller_that_goes_away_while_work_floods_it_cancels_the_work() -> None:
+    def flood(emit: Emit) -> None:
+        while not worker.stop.wait(0.001):
+            emit(b"more")
+
+    worker = Worker(flood)
+    with serving({"unary_stream": worker.serve}) as served:
+        answers = stream_of(served, timeout=20)
+        next(answers)
+        answers.cancel()
+        assert worker.call_ended.wait(20)
+    assert worker.joined
+    assert len(worker.cancelled) == 1

@@ -1,0 +1,1 @@
+"""Tests of a stage host on the network: fences, links and blobs."""

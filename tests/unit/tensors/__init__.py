@@ -1,0 +1,1 @@
+"""Tests of tensors as bytes: frames and blobs."""
