@@ -80,6 +80,7 @@ class ClusterPipeline:
                 stage,
                 self._configuration(index),
                 self._resources.channels,
+                self._job.schedule.silence_seconds,
                 self.abort,
             )
             for index, stage in enumerate(self._stages)
@@ -258,7 +259,6 @@ class ClusterPipeline:
             ],
             step_index=request.base.step_index,
             total_steps=self._job.total_steps,
-            silence_seconds=self._job.schedule.silence_seconds,
         )
 
     def _send(self, request: stage_pb2.RunStageRequest, task: str) -> None:

@@ -19,6 +19,7 @@ class RemoteStage:
         stage: Who runs it.
         configure: What it shall hold.
         channels: To reach it.
+        silence_seconds: A stage that says nothing for longer is lost.
         on_failure: Told once, from another thread, when the stage fails or is lost; must call `abort`.
     """
 
@@ -27,6 +28,7 @@ class RemoteStage:
         stage: plan_pb2.Stage,
         configure: stage_pb2.ConfigureStage,
         channels: ChannelPool,
+        silence_seconds: float,
         on_failure: Callable[[CollapipeError], None],
     ) -> None:
         self.host_id = stage.host_id
@@ -35,7 +37,7 @@ class RemoteStage:
         """Why this stage failed, as its own session tells."""
         self.last_computing = time.monotonic()
         """When the stage last said that it computes."""
-        self._silence_seconds = configure.silence_seconds
+        self._silence_seconds = silence_seconds
         self._on_failure = on_failure
         self._requests: Outbox[Request] = Outbox()
         self._events: dict[str, Response] = {}

@@ -63,7 +63,6 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                     num_rows=task.num_rows,
                     labels=task.labels,
                     vocabulary=job_pb2.BlobSource(digest=digest, address=self._address),
-                    vocabulary_size=task.vocabulary_size,
                     num_held_out_rows=task.num_held_out_rows,
                 )
             )

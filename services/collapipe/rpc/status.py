@@ -64,7 +64,9 @@ def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
     for kind, of_kind in _CODES:
         if code is of_kind:
             return kind(explanation)
-    return errors.AttemptFailedError(f"{peer} failed with {code.name}: {explanation or 'see its log'}")
+    return errors.AttemptFailedError(
+        f"{peer} failed with {code.name}: {explanation or 'see its log'}"
+    )
 
 
 def _first_line(text: str) -> str:

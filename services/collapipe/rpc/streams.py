@@ -58,7 +58,9 @@ def work_with_signs_of_life(
     """
     outbox: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
-    over = threading.Lock()  # taken by what comes first: the end of the work, or the caller's leaving
+    over = (
+        threading.Lock()
+    )  # taken by what comes first: the end of the work, or the caller's leaving
 
     def run() -> None:
         failure = None

@@ -88,13 +88,17 @@ class JobRunner:
             while self._commit.num_rounds < self._job.training.rounds:
                 self._run_round(self._job.training.local_steps)
             self._run_round(local_steps=0)  # measures the final model
-            self._set_state(scheduler_pb2.JOB_STATE_SUCCEEDED, "")
+            self._end(scheduler_pb2.JOB_STATE_SUCCEEDED, "")
         except CancelledError as error:
-            self._set_state(scheduler_pb2.JOB_STATE_CANCELLED, str(error))
+            self._end(scheduler_pb2.JOB_STATE_CANCELLED, str(error))
         except CollapipeError as error:
             message = self._explain(error)
             logger.warning("job %s failed: %s", self._document.job_id, message)
-            self._set_state(scheduler_pb2.JOB_STATE_FAILED, message)
+            self._end(scheduler_pb2.JOB_STATE_FAILED, message)
+        except Exception as error:  # a full disk or a bug ends this job, not the thread of all jobs
+            logger.exception("job %s failed unexpectedly", self._document.job_id)
+            message = f"the scheduler failed: {type(error).__name__}: {error}; see its log"
+            self._end(scheduler_pb2.JOB_STATE_FAILED, message)
         finally:
             self._events.close()
 
@@ -162,7 +166,6 @@ class JobRunner:
             job=self._spec,
             labels=document.labels,
             vocabulary=self._vocabulary,
-            vocabulary_size=first.vocabulary_size,
         )
         answer = self._last(
             stub.PrepareJob(request, wait_for_ready=True), edge_server.host_id, "make the model"
@@ -193,9 +196,16 @@ class JobRunner:
         request = control_unit_pb2.PrepareDataRequest(
             job=self._spec, cluster_index=cluster_index, vocabulary=vocabulary
         )
-        return self._last(
+        data: control_unit_pb2.PrepareDataResponse = self._last(
             stub.PrepareData(request, wait_for_ready=True), control_unit.host_id, "load its data"
         )
+        logger.info(
+            "cluster %d has %d training rows and %d held-out rows",
+            cluster_index,
+            data.num_rows,
+            data.num_held_out_rows,
+        )
+        return data
 
     def _run_round(self, local_steps: int) -> None:
         """One round, from its plans to its commit; without local steps it measures, and commits nothing."""
@@ -357,8 +367,15 @@ class JobRunner:
 
     def _set_state(self, state: scheduler_pb2.JobState, message: str) -> None:
         self._document.state, self._document.message = state, message
-        self._jobs.save(self._document)
         self._publish(status=self._document.status())
+        self._jobs.save(self._document)
+
+    def _end(self, state: scheduler_pb2.JobState, message: str) -> None:
+        """Sets the last state; that a full disk cannot keep it makes no difference to whoever watches."""
+        try:
+            self._set_state(state, message)
+        except OSError:
+            logger.exception("the end of job %s could not be kept", self._document.job_id)
 
     def _publish(self, **event: Any) -> None:
         self._events.publish(Event(**event))

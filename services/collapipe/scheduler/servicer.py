@@ -143,4 +143,5 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 runner = self._queue.popleft()
             runner.run()
             with self._changed:
-                self._runners.pop(runner.job_id, None)
+                if self._runners[runner.job_id] is runner:  # the job may have been resumed by now
+                    del self._runners[runner.job_id]

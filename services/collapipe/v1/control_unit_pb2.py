@@ -26,7 +26,7 @@ from collapipe.v1 import job_pb2 as collapipe_dot_v1_dot_job__pb2
 from collapipe.v1 import plan_pb2 as collapipe_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63ollapipe/v1/control_unit.proto\x12\x0c\x63ollapipe.v1\x1a\x16\x63ollapipe/v1/job.proto\x1a\x17\x63ollapipe/v1/plan.proto\"\x91\x01\n\x12PrepareDataRequest\x12\"\n\x03job\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.JobSpec\x12\x15\n\rcluster_index\x18\x02 \x01(\r\x12\x31\n\nvocabulary\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.BlobSourceH\x00\x88\x01\x01\x42\r\n\x0b_vocabulary\"\x99\x01\n\x13PrepareDataResponse\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12,\n\nvocabulary\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.BlobSource\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x19\n\x11num_held_out_rows\x18\x05 \x01(\x04\"\xfa\x02\n\x0fRunRoundRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12\"\n\x03job\x18\x02 \x01(\x0b\x32\x15.collapipe.v1.JobSpec\x12&\n\x05model\x18\x03 \x01(\x0b\x32\x17.collapipe.v1.ModelSpec\x12 \n\x04plan\x18\x04 \x01(\x0b\x32\x12.collapipe.v1.Plan\x12(\n\x04\x62\x61se\x18\x05 \x01(\x0b\x32\x1a.collapipe.v1.ClusterState\x12\x0e\n\x06labels\x18\x06 \x03(\t\x12\x13\n\x0blocal_steps\x18\x07 \x01(\r\x12\x10\n\x08\x65valuate\x18\x08 \x01(\x08\x12,\n\x0fprevious_stages\x18\t \x03(\x0b\x32\x13.collapipe.v1.Stage\x12\x14\n\x0c\x65\x64ge_address\x18\n \x01(\t\x12,\n\nvocabulary\x18\x0b \x01(\x0b\x32\x18.collapipe.v1.BlobSource\"\xad\x01\n\x10RunRoundResponse\x12/\n\x08progress\x18\x01 \x01(\x0b\x32\x1b.collapipe.v1.RoundProgressH\x00\x12.\n\nevaluation\x18\x02 \x01(\x0b\x32\x18.collapipe.v1.EvaluationH\x00\x12/\n\x08prepared\x18\x03 \x01(\x0b\x32\x1b.collapipe.v1.RoundPreparedH\x00\x42\x07\n\x05\x65vent\"g\n\rRoundPrepared\x12)\n\x05state\x18\x01 \x01(\x0b\x32\x1a.collapipe.v1.ClusterState\x12+\n\x07summary\x18\x02 \x01(\x0b\x32\x1a.collapipe.v1.RoundSummary2\xb7\x01\n\x12\x43ontrolUnitService\x12T\n\x0bPrepareData\x12 .collapipe.v1.PrepareDataRequest\x1a!.collapipe.v1.PrepareDataResponse0\x01\x12K\n\x08RunRound\x12\x1d.collapipe.v1.RunRoundRequest\x1a\x1e.collapipe.v1.RunRoundResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63ollapipe/v1/control_unit.proto\x12\x0c\x63ollapipe.v1\x1a\x16\x63ollapipe/v1/job.proto\x1a\x17\x63ollapipe/v1/plan.proto\"\x91\x01\n\x12PrepareDataRequest\x12\"\n\x03job\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.JobSpec\x12\x15\n\rcluster_index\x18\x02 \x01(\r\x12\x31\n\nvocabulary\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.BlobSourceH\x00\x88\x01\x01\x42\r\n\x0b_vocabulary\"\x80\x01\n\x13PrepareDataResponse\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12,\n\nvocabulary\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.BlobSource\x12\x19\n\x11num_held_out_rows\x18\x04 \x01(\x04\"\xfa\x02\n\x0fRunRoundRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12\"\n\x03job\x18\x02 \x01(\x0b\x32\x15.collapipe.v1.JobSpec\x12&\n\x05model\x18\x03 \x01(\x0b\x32\x17.collapipe.v1.ModelSpec\x12 \n\x04plan\x18\x04 \x01(\x0b\x32\x12.collapipe.v1.Plan\x12(\n\x04\x62\x61se\x18\x05 \x01(\x0b\x32\x1a.collapipe.v1.ClusterState\x12\x0e\n\x06labels\x18\x06 \x03(\t\x12\x13\n\x0blocal_steps\x18\x07 \x01(\r\x12\x10\n\x08\x65valuate\x18\x08 \x01(\x08\x12,\n\x0fprevious_stages\x18\t \x03(\x0b\x32\x13.collapipe.v1.Stage\x12\x14\n\x0c\x65\x64ge_address\x18\n \x01(\t\x12,\n\nvocabulary\x18\x0b \x01(\x0b\x32\x18.collapipe.v1.BlobSource\"\xad\x01\n\x10RunRoundResponse\x12/\n\x08progress\x18\x01 \x01(\x0b\x32\x1b.collapipe.v1.RoundProgressH\x00\x12.\n\nevaluation\x18\x02 \x01(\x0b\x32\x18.collapipe.v1.EvaluationH\x00\x12/\n\x08prepared\x18\x03 \x01(\x0b\x32\x1b.collapipe.v1.RoundPreparedH\x00\x42\x07\n\x05\x65vent\"g\n\rRoundPrepared\x12)\n\x05state\x18\x01 \x01(\x0b\x32\x1a.collapipe.v1.ClusterState\x12+\n\x07summary\x18\x02 \x01(\x0b\x32\x1a.collapipe.v1.RoundSummary2\xb7\x01\n\x12\x43ontrolUnitService\x12T\n\x0bPrepareData\x12 .collapipe.v1.PrepareDataRequest\x1a!.collapipe.v1.PrepareDataResponse0\x01\x12K\n\x08RunRound\x12\x1d.collapipe.v1.RunRoundRequest\x1a\x1e.collapipe.v1.RunRoundResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,13 +36,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREPAREDATAREQUEST']._serialized_start=99
   _globals['_PREPAREDATAREQUEST']._serialized_end=244
   _globals['_PREPAREDATARESPONSE']._serialized_start=247
-  _globals['_PREPAREDATARESPONSE']._serialized_end=400
-  _globals['_RUNROUNDREQUEST']._serialized_start=403
-  _globals['_RUNROUNDREQUEST']._serialized_end=781
-  _globals['_RUNROUNDRESPONSE']._serialized_start=784
-  _globals['_RUNROUNDRESPONSE']._serialized_end=957
-  _globals['_ROUNDPREPARED']._serialized_start=959
-  _globals['_ROUNDPREPARED']._serialized_end=1062
-  _globals['_CONTROLUNITSERVICE']._serialized_start=1065
-  _globals['_CONTROLUNITSERVICE']._serialized_end=1248
+  _globals['_PREPAREDATARESPONSE']._serialized_end=375
+  _globals['_RUNROUNDREQUEST']._serialized_start=378
+  _globals['_RUNROUNDREQUEST']._serialized_end=756
+  _globals['_RUNROUNDRESPONSE']._serialized_start=759
+  _globals['_RUNROUNDRESPONSE']._serialized_end=932
+  _globals['_ROUNDPREPARED']._serialized_start=934
+  _globals['_ROUNDPREPARED']._serialized_end=1037
+  _globals['_CONTROLUNITSERVICE']._serialized_start=1040
+  _globals['_CONTROLUNITSERVICE']._serialized_end=1223
 # @@protoc_insertion_point(module_scope)

@@ -19,18 +19,16 @@ class PrepareDataRequest(_message.Message):
     def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., cluster_index: _Optional[int] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ...) -> None: ...
 
 class PrepareDataResponse(_message.Message):
-    __slots__ = ("num_rows", "labels", "vocabulary", "vocabulary_size", "num_held_out_rows")
+    __slots__ = ("num_rows", "labels", "vocabulary", "num_held_out_rows")
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
-    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_HELD_OUT_ROWS_FIELD_NUMBER: _ClassVar[int]
     num_rows: int
     labels: _containers.RepeatedScalarFieldContainer[str]
     vocabulary: _job_pb2.BlobSource
-    vocabulary_size: int
     num_held_out_rows: int
-    def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., vocabulary_size: _Optional[int] = ..., num_held_out_rows: _Optional[int] = ...) -> None: ...
+    def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., num_held_out_rows: _Optional[int] = ...) -> None: ...
 
 class RunRoundRequest(_message.Message):
     __slots__ = ("attempt", "job", "model", "plan", "base", "labels", "local_steps", "evaluate", "previous_stages", "edge_address", "vocabulary")

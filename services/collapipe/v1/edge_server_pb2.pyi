@@ -9,16 +9,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrepareJobRequest(_message.Message):
-    __slots__ = ("job", "labels", "vocabulary", "vocabulary_size")
+    __slots__ = ("job", "labels", "vocabulary")
     JOB_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
-    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     job: _job_pb2.JobSpec
     labels: _containers.RepeatedScalarFieldContainer[str]
     vocabulary: _job_pb2.BlobSource
-    vocabulary_size: int
-    def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., vocabulary_size: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ...) -> None: ...
 
 class PrepareJobResponse(_message.Message):
     __slots__ = ("commit", "model", "num_blocks")

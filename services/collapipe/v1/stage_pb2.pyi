@@ -51,7 +51,7 @@ class RunStageResponse(_message.Message):
     def __init__(self, configured: _Optional[_Union[StageConfigured, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., evaluation_done: _Optional[_Union[EvaluationDone, _Mapping]] = ..., finished: _Optional[_Union[RoundFinished, _Mapping]] = ..., progress: _Optional[_Union[StageProgress, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ...) -> None: ...
 
 class ConfigureStage(_message.Message):
-    __slots__ = ("attempt", "plan", "stage_index", "model", "training_json", "seed", "units", "sources", "step_index", "total_steps", "silence_seconds")
+    __slots__ = ("attempt", "plan", "stage_index", "model", "training_json", "seed", "units", "sources", "step_index", "total_steps")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -62,7 +62,6 @@ class ConfigureStage(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
-    SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     plan: _plan_pb2.Plan
     stage_index: int
@@ -73,8 +72,7 @@ class ConfigureStage(_message.Message):
     sources: _containers.RepeatedCompositeFieldContainer[UnitSource]
     step_index: int
     total_steps: int
-    silence_seconds: float
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., training_json: _Optional[str] = ..., seed: _Optional[int] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ..., silence_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., training_json: _Optional[str] = ..., seed: _Optional[int] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ...) -> None: ...
 
 class UnitSource(_message.Message):
     __slots__ = ("unit_index", "addresses")

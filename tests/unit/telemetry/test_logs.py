@@ -1,0 +1,50 @@
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from collapipe.telemetry.logs import configure_logging
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers, root.level = handlers, level
+
+
+def test_text_is_one_line_with_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("text", "device-agent", "device-1")
+    logging.getLogger("collapipe.x").warning("took %d s", 3)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"[-\d]+ [\d:,]+ WARNING device-1 collapipe\.x: took 3 s\n", err)
+
+
+def test_json_is_one_object_a_line_even_with_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("json", "device-agent", "device-1")
+    try:
+        raise ValueError('a "quoted"\nreason')
+    except ValueError:
+        logging.getLogger("collapipe.x").exception("failed")
+    logging.getLogger("collapipe.y").info("next")
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert first["level"] == "ERROR"
+    assert first["logger"] == "collapipe.x"
+    assert (first["service"], first["host_id"]) == ("device-agent", "device-1")
+    assert first["message"].startswith("failed\nTraceback")
+    assert 'ValueError: a "quoted"\nreason' in first["message"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
+    assert second["message"] == "next"
+
+
+def test_details_are_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("text", "device-agent", "device-1")
+    logging.getLogger("collapipe.x").debug("detail")
+    logging.getLogger("httpx").info("GET")
+    assert capsys.readouterr().err == ""
