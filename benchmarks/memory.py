@@ -21,17 +21,19 @@ SENTENCE = "measure the memory of every device while it trains its segment of th
 
 def make_job(directory: Path, *, small: bool) -> JobConfig:
     """A job with rows that are all longer than 64 tokens; a small model of the same family imports the same code."""
-    rows = directory / "rows.jsonl"
-    if not rows.exists():
-        lines = (json.dumps({"text": SENTENCE, "label": f"label {i % 4}"}) for i in range(64))
-        rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines = [json.dumps({"text": f"{SENTENCE} {i}", "label": f"label {i % 4}"}) for i in range(72)]
+    (directory / "rows.jsonl").write_text("\n".join(lines[:64]) + "\n", encoding="utf-8")
+    (directory / "held_out.jsonl").write_text("\n".join(lines[64:]) + "\n", encoding="utf-8")
     shape = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64} if small else {}
     return JobConfig.model_validate(
         {
             "name": "small" if small else "memory",
             "devices_per_cluster": 3,
             "task": {"kind": "classification", "max_length": 64},
-            "data": {"train": str(rows), "held_out": str(rows)},
+            "data": {
+                "train": str(directory / "rows.jsonl"),
+                "held_out": str(directory / "held_out.jsonl"),
+            },
             "model": {
                 "family": "bert",
                 "pretrained": None if small else "minilm",
@@ -106,7 +108,9 @@ def main() -> None:
         whole = measure_whole(directory)
     # the embedding of the demo's BERT: word, position and token-type vectors and a layer norm, 16 bytes a parameter
     embedding = (30522 + 512 + 2 + 2) * 384 * 16
-    print(f"one process with the whole model: {whole / 1e6:.0f} MB ({(whole - embedding) / 1e6:.0f} without its embedding)")
+    print(
+        f"one process with the whole model: {whole / 1e6:.0f} MB ({(whole - embedding) / 1e6:.0f} without its embedding)"
+    )
     for process, peak in services.items():
         print(
             f"{process}: {peak / 1e6:.0f} MB, {peak / whole:.2f} of the whole, "

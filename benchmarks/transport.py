@@ -80,21 +80,17 @@ def main() -> None:
         tensor = torch.randn(size // 4)
         data = memoryview(tensor.numpy()).cast("B")
 
-        def over_tcp() -> None:
+        seconds: dict[str, list[float]] = {"tcp": [], "grpc": []}
+        for _ in range(REPETITIONS + 1):
+            started = time.perf_counter()
             connection.sendall(size.to_bytes(8, "little"))
             connection.sendall(data)
             connection.recv(1)
-
-        def over_grpc() -> None:
+            seconds["tcp"].append(time.perf_counter() - started)
+            started = time.perf_counter()
             link.send(Frame(FrameKind.FORWARD, 0, 0, {"activation": tensor}))
             mailbox.take(forward=False, backward=True)
-
-        seconds: dict[str, list[float]] = {"tcp": [], "grpc": []}
-        for _ in range(REPETITIONS + 1):
-            for name, send in (("tcp", over_tcp), ("grpc", over_grpc)):
-                started = time.perf_counter()
-                send()
-                seconds[name].append(time.perf_counter() - started)
+            seconds["grpc"].append(time.perf_counter() - started)
         tcp, link_seconds = (statistics.median(times[1:]) for times in seconds.values())
         print(
             f"{size >> 20:3} MiB: TCP {size / tcp / 1e6:6.0f} MB/s, link {size / link_seconds / 1e6:6.0f} MB/s, "

@@ -1,17 +1,44 @@
 """Options of the whole suite."""
 
+import os
+from collections.abc import Generator
+from pathlib import Path
+
 import pytest
 
-ALLOWED_REASONS = ("needs a CUDA device",)
+ALLOWED_REASONS = ("needs a CUDA device", "this machine has no ps")
 """What may be missing even in CI; the reason of a skip begins with it."""
+HEAVY_SUITES = ("faults", "e2e")
+"""The suites that `.ci/run` runs with `-m heavy`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a skipped test fails, as in CI")
+    parser.addoption("--data", metavar="DIR", help="where the data sets are (or COLLAPIPE_DATA)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Modules of tests read the variable when they are imported."""
+    if data := config.getoption("--data"):
+        os.environ["COLLAPIPE_DATA"] = str(Path(data).resolve())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A heavy test that nobody runs is an error."""
+    for item in items:
+        suite = item.path.relative_to(Path(__file__).parent).parts[0]
+        if item.get_closest_marker("heavy") and suite not in HEAVY_SUITES:
+            raise pytest.UsageError(
+                f"{item.nodeid} is heavy in tests/{suite}, where .ci/run does not run it: "
+                f"move it to one of {', '.join(HEAVY_SUITES)}"
+            )
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> pytest.TestReport:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """With --no-skips, turns a skip into a failure."""
     report = yield
     if report.skipped and not hasattr(report, "wasxfail") and item.config.getoption("--no-skips"):
@@ -23,7 +50,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> pytest.CollectReport:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """With --no-skips, a module that skips itself as a whole fails too."""
     report = yield
     if report.skipped and collector.config.getoption("--no-skips"):

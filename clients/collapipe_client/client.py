@@ -198,6 +198,8 @@ def _write_files(pieces: Iterator[ExportModelResponse], folder: Path) -> list[st
             _check_complete(names, missing)
             names.append(_plain_name(piece.file_name))
             missing = piece.total_bytes
+        if not piece.ByteSize():
+            continue  # a sign of life, while the model is put together
         if not names:
             raise CorruptDataError("the model came without a file name: update the edge server")
         with open(folder / names[-1], "ab") as file:

@@ -95,8 +95,8 @@ class TrainingConfig(_Section):
     """AdamW's denominator offset."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD's momentum."""
-    clip_norm: float | None = Field(default=1.0, gt=0)
-    """Largest global gradient norm over all stages; not clipped when absent in code, `0` is refused."""
+    clip_norm: float = Field(default=1.0, ge=0)
+    """Largest global gradient norm over all stages; 0 does not clip."""
     warm_up_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the learning rate rises linearly."""
     decay: Literal["constant", "linear", "inverse_sqrt"] = "linear"

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
@@ -46,7 +47,7 @@ class ServiceSettings(BaseSettings):
     )
 
     host_id: str = Field(
-        default="", description="Identity of this process; by default its role and address."
+        default="", description="Identity of this process; by default made of its address."
     )
     listen: str = Field(
         default="127.0.0.1:0", description="Where to serve gRPC; port 0 takes a free one."
@@ -112,12 +113,16 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
         settings_class: Its settings.
         start: Starts serving; is given the settings and where /metrics is served.
     """
-    stop = threading.Event()
+    # a queue: a handler that sets an Event may deadlock with the wait that it interrupts
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    asked = False
 
     def on_signal(number: int, frame: Any) -> None:
-        if stop.is_set():  # asked twice: no patience
+        nonlocal asked
+        if asked:  # asked twice: no patience
             os._exit(1)
-        stop.set()
+        asked = True
+        signals.put(number)
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
@@ -139,7 +144,7 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
             {"address": running.address, "metrics_address": metrics_address, "pid": os.getpid()},
         )
     logger.info("serving on %s, metrics on %s", running.address, metrics_address or "no address")
-    stop.wait()
+    signals.get()
     logger.info("draining")
     running.drain()
 
@@ -187,11 +192,15 @@ def tune_allocator() -> None:
 
     Saves a tenth of the processor time of training, and most of that of large transfers. Only glibc has it.
     """
-    m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3
+    m_trim_threshold, m_top_pad, m_mmap_threshold, m_arena_max = -1, -2, -3, -8
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return
-    mallopt(m_mmap_threshold, 1 << 30)
+    if not mallopt(m_mmap_threshold, 1 << 30):
+        mallopt(m_mmap_threshold, 32 << 20)  # the most that an older glibc takes
     mallopt(m_trim_threshold, (1 << 31) - 1)
-    mallopt(m_top_pad, 16 << 20)
+    mallopt(m_top_pad, 16 << 20)  # not resident until it is used
+    # the arenas of other threads hold at most 64 MiB and map what is larger anew each time: six times the processor
+    # time for tensors of 100 MiB. In one arena a thread also reuses what another freed
+    mallopt(m_arena_max, 1)

@@ -29,14 +29,15 @@ def directory_bytes(directory: Path) -> int:
 
 @pytest.mark.timeout(600)
 def test_nothing_grows_over_200_rounds(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    lines = (f'{{"text": "row number {i} of the file", "label": "{i % 3}"}}' for i in range(60))
-    rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows, held_out = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"
+    lines = [f'{{"text": "row number {i} of the file", "label": "{i % 3}"}}' for i in range(64)]
+    rows.write_text("\n".join(lines[:60]) + "\n", encoding="utf-8")
+    held_out.write_text("\n".join(lines[60:]) + "\n", encoding="utf-8")
     job = JobConfig.model_validate(
         {
             "clusters": 2,
             "task": {"kind": "classification", "max_length": 16},
-            "data": {"train": str(rows), "held_out": str(rows), "max_held_out_rows": 4},
+            "data": {"train": str(rows), "held_out": str(held_out)},
             "model": {
                 "vocabulary_size": 300,
                 "config": {
@@ -64,7 +65,10 @@ def test_nothing_grows_over_200_rounds(tmp_path: Path) -> None:
         early: dict[str, int] = {}
         early_disk = 0
         for event in client.watch(client.submit(job)):
-            if event.HasField("round_committed") and event.round_committed.num_rounds == WARM_UP_ROUNDS:
+            if (
+                event.HasField("round_committed")
+                and event.round_committed.num_rounds == WARM_UP_ROUNDS
+            ):
                 early = {name: resident_bytes(pid) for name, pid in pids.items()}
                 early_disk = directory_bytes(testbed.workspace.state)
         assert event.status.num_rounds_committed == ROUNDS, event.status.message

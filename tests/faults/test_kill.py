@@ -29,7 +29,14 @@ VICTIMS: dict[str, Callable[[Run], str]] = {
 }
 
 
-@pytest.mark.parametrize(("victim", "moment"), list(itertools.product(VICTIMS, MOMENTS)))
+CASES = [
+    *itertools.product(("scheduler", "edge server", "control unit"), MOMENTS),
+    *itertools.product(["middle device"], ("configure", "step", "committed")),
+    *itertools.product(["last device"], ("configure", "gather", "commit")),
+]
+
+
+@pytest.mark.parametrize(("victim", "moment"), CASES)
 def test_job_goes_on_bit_for_bit_after_a_kill(
     testbed: LocalTestbed, undisturbed: list[str], tmp_path: Path, victim: str, moment: str
 ) -> None:

@@ -55,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
         "devices_per_cluster": 2,
         "training": {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.1},
     },
-    "no clipping": {"devices_per_cluster": 2, "training": {"clip_norm": None}},
+    "no clipping": {"devices_per_cluster": 2, "training": {"clip_norm": 0.0}},
     "warm-up, constant": {
         "devices_per_cluster": 2,
         "training": {"warm_up_steps": 2, "decay": "constant"},

@@ -137,10 +137,10 @@ def learning_rate(training: TrainingConfig, step: int, total_steps: int) -> floa
     return peak
 
 
-def clip_gradients(model: nn.Module, clip_norm: float | None) -> None:
+def clip_gradients(model: nn.Module, clip_norm: float) -> None:
     """Scales all gradients down when their common norm is too large."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    if clip_norm is None:
+    if not clip_norm:
         return
     norms = [float(torch.linalg.vector_norm(g, dtype=torch.float64)) for g in gradients]
     norm = math.sqrt(math.fsum(one**2 for one in norms))

@@ -36,12 +36,18 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def bert_config_json() -> str:
-    """The configuration of a BERT of 3 blocks that classifies; its dropout is 0.1."""
+def tokenizer() -> Tokenizer:
+    """36 words and the usual special tokens."""
     words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"w{number}" for number in range(36))]
     vocabulary = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return made
+
+
+@pytest.fixture(scope="session")
+def bert_config_json(tokenizer: Tokenizer) -> str:
+    """The configuration of a BERT of 3 blocks that classifies; its dropout is 0.1."""
     task = TaskConfig(kind="classification", max_length=12)
     return create_config_json(ModelConfig(config=TINY), task, ["a", "b", "c"], tokenizer)
 

@@ -69,6 +69,9 @@ class ClusterPipeline:
         self._times = [stage_pb2.StageTimes() for _ in self._stages]
         self._busy_ratios = [0.0 for _ in self._stages]
         self._pending_scale = 0.0
+        self._under_way = False
+        self._last_seen = ("", 0)
+        self._last_moved = time.monotonic()
         self._phase = "configuring stages"
         self._local = StageSession(self._configuration(0), resources, self._collect)
         self._remotes: list[RemoteStage] = []
@@ -108,8 +111,10 @@ class ClusterPipeline:
         request = stage_pb2.RunStageRequest(run_step=command)
         self._send(request, f"run step {step_index}")
         self._feed(FrameKind.FORWARD, step_index, micro_batches)
+        self._under_way = True
         results = [self._local.run_step(command)]
         results += [remote.expect("step_done").step_done for remote in self._remotes]
+        self._under_way = False
         squares = itertools.chain.from_iterable(r.squared_gradient_norms for r in results)
         norm = math.sqrt(math.fsum(squares))
         loss = results[-1].loss
@@ -133,9 +138,11 @@ class ClusterPipeline:
         command = stage_pb2.RunEvaluation(num_micro_batches=len(micro_batches))
         self._send(stage_pb2.RunStageRequest(run_evaluation=command), "evaluate")
         self._feed(FrameKind.EVALUATE, 0, micro_batches)
+        self._under_way = True
         self._local.run_evaluation(command)
         for remote in self._remotes:
             remote.expect("evaluation_done")
+        self._under_way = False
         return self._predictions
 
     def finish(self) -> list[plan_pb2.UnitState]:
@@ -216,19 +223,27 @@ class ClusterPipeline:
 
     def waiting_for(self) -> str:
         """What holds the cluster up, in words; empty while some stage computes."""
-        waits = {remote.host_id: remote.waiting_for for remote in self._remotes}
-        if not all(waits.values()) or not self._local.waiting_for:
+        waits = {self._stages[0].host_id: self._local.waiting_for}
+        waits |= {remote.host_id: remote.progress.waiting_for for remote in self._remotes}
+        if not all(waits.values()):
             return ""
         return f"{self._phase}: " + "; ".join(
-            f"{host} waits for {what}" for host, what in waits.items()
+            f"{host} waits to {what}" for host, what in waits.items()
         )
 
     def abort_if_stalled(self) -> None:
-        """Gives up when every stage has waited for another for longer than the silence deadline."""
-        silence = self._job.schedule.silence_seconds
+        """Gives up when micro-batches are under way, and nothing moves for longer than the silence deadline.
+
+        Every stage waits for another, says the same as before, and no link has brought a byte. Called every second.
+        """
         waiting_for = self.waiting_for()
-        last = max((remote.last_computing for remote in self._remotes), default=math.inf)
-        if waiting_for and time.monotonic() - last > silence:
+        received = sum(remote.progress.received_bytes for remote in self._remotes)
+        seen = (waiting_for, received + self._local.meter.received_bytes)
+        now = time.monotonic()
+        if seen != self._last_seen or not waiting_for or not self._under_way:
+            self._last_seen, self._last_moved = seen, now
+        silence = self._job.schedule.silence_seconds
+        if now - self._last_moved > silence:
             self.abort(AttemptFailedError(f"nothing has moved for {silence:g} s ({waiting_for})"))
 
     def _configuration(self, stage_index: int) -> stage_pb2.ConfigureStage:

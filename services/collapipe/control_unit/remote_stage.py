@@ -1,7 +1,6 @@
 """A stage on another host, as its control unit sees it."""
 
 import threading
-import time
 from collections.abc import Callable
 
 from collapipe.errors import AttemptFailedError, CollapipeError, PeerLostError
@@ -32,11 +31,10 @@ class RemoteStage:
         on_failure: Callable[[CollapipeError], None],
     ) -> None:
         self.host_id = stage.host_id
-        self.address = stage.address
         self.failure: CollapipeError | None = None
         """Why this stage failed, as its own session tells."""
-        self.last_computing = time.monotonic()
-        """When the stage last said that it computes."""
+        self.progress = stage_pb2.StageProgress()
+        """What the stage said last."""
         self._silence_seconds = silence_seconds
         self._on_failure = on_failure
         self._requests: Outbox[Request] = Outbox()
@@ -45,21 +43,14 @@ class RemoteStage:
         self._closed = False
         self._aborted: CollapipeError | None = None
         self._task = "be configured"
-        self._waiting_for = ""
         self._requests.put(Request(configure=configure))
         stub = stage_pb2_grpc.StageServiceStub(channels.channel(stage.address))
         self._call = stub.RunStage(iter(self._requests), wait_for_ready=True)
         threading.Thread(target=self._receive, name=f"stage {self.host_id}", daemon=True).start()
 
-    @property
-    def waiting_for(self) -> str:
-        """What the stage says that it waits for; empty while it computes."""
-        return self._waiting_for
-
     def send(self, request: Request, task: str) -> None:
         """Sends a command; `task` says in words what the stage is to do."""
         self._task = task
-        self.last_computing = time.monotonic()
         self._requests.put(request)
 
     def expect(self, event: str) -> Response:
@@ -95,15 +86,12 @@ class RemoteStage:
             ):
                 event = response.WhichOneof("event")
                 if event == "progress":
-                    self._waiting_for = response.progress.waiting_for
-                    if not self._waiting_for:
-                        self.last_computing = time.monotonic()
+                    self.progress = response.progress
                     continue
                 if event == "failed":
                     raise _failure(self.host_id, response.failed)
                 with self._changed:
                     self._events[event or ""] = response
-                    self.last_computing = time.monotonic()
                     self._changed.notify_all()
             raise PeerLostError(
                 self.host_id, f"{self.host_id} ended its session in the middle of the round"

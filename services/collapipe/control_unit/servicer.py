@@ -6,17 +6,14 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
-from collapipe.control_unit.cluster_round import ClusterRound
-from collapipe.errors import NotFoundError, WrongStateError
+from collapipe.control_unit.cluster_round import ClusterRound, Emit
+from collapipe.errors import CancelledError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.rpc import work_with_signs_of_life
 from collapipe.stage_service import HostResources, fetch_blob
 from collapipe.storage import JobStores
 from collapipe.tasks import Task, load_task
-from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2
-
-_HAND_OVER_SECONDS = 30.0
-"""How long a new attempt waits for the one before to end."""
+from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
 
 
 class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
@@ -39,6 +36,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         self._address = address
         self._tasks: dict[str, Task] = {}
         self._running = threading.Lock()
+        self._latest: dict[str, tuple[int, int]] = {}
 
     def PrepareData(
         self, request: control_unit_pb2.PrepareDataRequest, context: grpc.ServicerContext
@@ -75,6 +73,31 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         self, request: control_unit_pb2.RunRoundRequest, context: grpc.ServicerContext
     ) -> Iterator[control_unit_pb2.RunRoundResponse]:
         """Runs one attempt at a round."""
+        attempt = _Attempt()
+
+        def work(emit: Emit) -> None:
+            with self._running:  # the attempt before was given up by its caller, and ends
+                self._fence(request.attempt, context)
+                attempt.begin(self._open(request))
+                attempt.run(emit)
+
+        yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)
+
+    def _fence(self, attempt: plan_pb2.Attempt, context: grpc.ServicerContext) -> None:
+        """Refuses an attempt that nobody waits for any more, or that is not newer than the last."""
+        if not context.is_active():
+            raise CancelledError("the caller went away before the attempt began")
+        job_id, order = attempt.job_id, (attempt.round_index, attempt.attempt)
+        if order <= self._latest.get(job_id, (-1, -1)):
+            raise WrongStateError(
+                f"round {order[0]}, attempt {order[1]} of job {job_id} is not newer than round "
+                f"{self._latest[job_id][0]}, attempt {self._latest[job_id][1]}, which ran here already"
+            )
+        self._latest[job_id] = order
+
+    def _open(
+        self, request: control_unit_pb2.RunRoundRequest
+    ) -> tuple[ClusterPipeline, ClusterRound]:
         job_id = request.attempt.job_id
         task = self._tasks.get(job_id)
         if task is None:
@@ -82,24 +105,43 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                 f"{self._resources.host_id} has no data loaded for job {job_id}: it was restarted; "
                 "resume the job"
             )
-        if not self._running.acquire(timeout=_HAND_OVER_SECONDS):
-            raise WrongStateError(
-                f"{self._resources.host_id} still runs an older attempt: try again in a moment"
-            )
-        try:
-            job = JobConfig.from_json(request.job.config_json)
-            task.set_labels(list(request.labels))
-            store = self._stores.store(job_id)
-            kept = {
-                digest
-                for u in request.base.units
-                for digest in (u.weights_digest, u.optimizer_digest)
-            }
-            store.collect(kept | {request.vocabulary.digest})
-            pipeline = ClusterPipeline(request, job, self._resources, store, self._address)
-            attempt = ClusterRound(request, job, task, pipeline, self._stores.directory(job_id))
-            yield from work_with_signs_of_life(
-                attempt.run, attempt.progress, pipeline.abort, context
-            )
-        finally:
-            self._running.release()
+        job = JobConfig.from_json(request.job.config_json)
+        task.set_labels(list(request.labels))
+        store = self._stores.store(job_id)
+        units = request.base.units
+        kept = {digest for unit in units for digest in (unit.weights_digest, unit.optimizer_digest)}
+        store.collect(kept | {request.vocabulary.digest})
+        pipeline = ClusterPipeline(request, job, self._resources, store, self._address)
+        directory = self._stores.directory(job_id)
+        return pipeline, ClusterRound(request, job, task, pipeline, directory)
+
+
+class _Attempt:
+    """A call of RunRound, which may be cancelled before it has its turn."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._opened: tuple[ClusterPipeline, ClusterRound] | None = None
+        self._reason: CancelledError | None = None
+
+    def begin(self, opened: tuple[ClusterPipeline, ClusterRound]) -> None:
+        with self._lock:
+            self._opened = opened
+        if self._reason is not None:
+            opened[0].abort(self._reason)
+
+    def run(self, emit: Emit) -> None:
+        assert self._opened is not None
+        self._opened[1].run(emit)
+
+    def abort(self, reason: CancelledError) -> None:
+        with self._lock:
+            self._reason = reason
+        if self._opened is not None:
+            self._opened[0].abort(reason)
+
+    def progress(self) -> control_unit_pb2.RunRoundResponse:
+        if self._opened is not None:
+            return self._opened[1].progress()
+        waiting = job_pb2.RoundProgress(waiting_for="the attempt before to end")
+        return control_unit_pb2.RunRoundResponse(progress=waiting)

@@ -4,8 +4,7 @@ A job's directory holds `job.json` (the model and its vocabulary), `commit.json`
 that they name. A round is committed by the replacement of `commit.json`, and by nothing else.
 """
 
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -108,12 +107,12 @@ class GlobalModel:
             InvalidInputError: A cluster is missing, or has no samples.
         """
         last = self.commit()
-        if attempt.round_index + 1 == last.num_rounds:
+        if (attempt.round_index + 1, attempt.attempt) == (last.num_rounds, last.attempt):
             return last
         if attempt.round_index != last.num_rounds:
             raise WrongStateError(
-                f"round {attempt.round_index} cannot be committed: {last.num_rounds} rounds are, so the next is "
-                f"round {last.num_rounds}"
+                f"round {attempt.round_index}, attempt {attempt.attempt} cannot be committed: {last.num_rounds} rounds "
+                f"are, the last by attempt {last.attempt}, so the next is round {last.num_rounds}"
             )
         indices = [cluster.cluster_index for cluster in clusters]
         if indices != list(range(len(last.clusters))):
@@ -126,7 +125,10 @@ class GlobalModel:
             self._average(unit_index, clusters) for unit_index in range(len(last.global_units))
         ]
         commit = plan_pb2.Commit(
-            job_id=last.job_id, num_rounds=last.num_rounds + 1, global_units=global_units
+            job_id=last.job_id,
+            num_rounds=last.num_rounds + 1,
+            global_units=global_units,
+            attempt=attempt.attempt,
         )
         for cluster in clusters:
             state = commit.clusters.add()
@@ -137,8 +139,8 @@ class GlobalModel:
         self._collect(commit)
         return commit
 
-    def export_files(self) -> Iterator[Path]:
-        """Writes what `save_pretrained` writes, with the vocabulary, and yields each file while it exists."""
+    def export(self, directory: Path) -> None:
+        """Writes what `save_pretrained` writes, and the vocabulary, to a directory."""
         document = self._job_document()
         model_spec, _ = self.model_spec()
         adapter = adapter_for(model_spec.family, model_spec.task, model_spec.config_json)
@@ -146,13 +148,9 @@ class GlobalModel:
         model = join_model(
             adapter, (load_file(self._store.path(unit.weights_digest)) for unit in units)
         )
+        model.save_pretrained(directory)
         vocabulary = b"".join(self._store.read(document["vocabulary_digest"]))
-        with tempfile.TemporaryDirectory() as directory:
-            model.save_pretrained(directory)
-            write_tokenizer_files(
-                Path(directory), vocabulary, model_spec.family, document["max_length"]
-            )
-            yield from sorted(Path(directory).iterdir())
+        write_tokenizer_files(directory, vocabulary, model_spec.family, document["max_length"])
 
     def _average(
         self, unit_index: int, clusters: Sequence[plan_pb2.ClusterState]

@@ -1,8 +1,10 @@
 """EdgeServerService: jobs, commits, exports."""
 
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 
@@ -76,6 +78,8 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         def work(emit: Callable[[edge_server_pb2.CommitRoundResponse], None]) -> None:
             clusters = [cluster.state for cluster in request.clusters]
             with self._changing, metrics.aggregation_timer():
+                if not context.is_active():  # an old request that had to wait for its turn
+                    raise CancelledError("the caller went away before the commit began")
                 commit = self._model(job_id).commit_round(request.attempt, clusters, fetch_all)
             emit(edge_server_pb2.CommitRoundResponse(commit=commit))
 
@@ -87,14 +91,23 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         self, request: edge_server_pb2.ExportModelRequest, context: grpc.ServicerContext
     ) -> Iterator[edge_server_pb2.ExportModelResponse]:
         """Sends the trained model, file by file."""
-        self._stores.store(request.job_id)
-        for path in self._model(request.job_id).export_files():
-            yield edge_server_pb2.ExportModelResponse(
-                file_name=path.name, total_bytes=path.stat().st_size
+        with tempfile.TemporaryDirectory() as name:
+            directory = Path(name)
+
+            def work(emit: Callable[[edge_server_pb2.ExportModelResponse], None]) -> None:
+                with self._changing:  # no commit deletes what is being read
+                    self._model(request.job_id).export(directory)
+
+            yield from work_with_signs_of_life(
+                work, edge_server_pb2.ExportModelResponse, _finish_anyway, context
             )
-            with open(path, "rb") as file:
-                while chunk := file.read(CHUNK_BYTES):
-                    yield edge_server_pb2.ExportModelResponse(chunk=chunk)
+            for path in sorted(directory.iterdir()):
+                yield edge_server_pb2.ExportModelResponse(
+                    file_name=path.name, total_bytes=path.stat().st_size
+                )
+                with open(path, "rb") as file:
+                    while chunk := file.read(CHUNK_BYTES):
+                        yield edge_server_pb2.ExportModelResponse(chunk=chunk)
 
     def _model(self, job_id: str) -> GlobalModel:
         return GlobalModel(self._stores.directory(job_id), self._stores.store(job_id))

@@ -61,6 +61,6 @@ def squared_norms(parameters: Iterable[nn.Parameter]) -> list[float]:
     ]
 
 
-def clip_scale(norm: float, clip_norm: float | None) -> float:
-    """What to multiply gradients of a global norm with so that it does not exceed the limit."""
-    return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
+def clip_scale(norm: float, clip_norm: float) -> float:
+    """What to multiply gradients of a global norm with so that it does not exceed the limit; 0 is no limit."""
+    return min(1.0, clip_norm / (norm + 1e-6)) if clip_norm else 1.0

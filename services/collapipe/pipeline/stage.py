@@ -21,6 +21,8 @@ from collapipe.pipeline.optimizer import learning_rate, squared_norms
 from collapipe.pipeline.schedule import Action, ActionKind, Progress
 from collapipe.tensors import Frame, FrameKind
 
+IDLE = "be told what to run"
+
 ACTIVATION = "activation"
 """Name of the activation, and of its gradient, among the tensors of a frame."""
 
@@ -129,7 +131,7 @@ class Stage:
         self._has_embedding = bool(units) and units[0].unit_index == 0
         self._has_pending_update = False
         self._num_updates = 0
-        self.waiting_for = ""
+        self.waiting_for = IDLE
         """What the stage waits for, in words; empty while it computes."""
 
     def run_step(
@@ -165,6 +167,7 @@ class Stage:
             progress.backwards += 1
         step.times.total_seconds = time.perf_counter() - started
         self._has_pending_update = True
+        self.waiting_for = IDLE
         norms = [square for unit in self._units for square in squared_norms(unit.parameters)]
         return StepResult(norms, step.loss if self._head is not None else None, step.times)
 
@@ -199,11 +202,12 @@ class Stage:
                 frame = answer
             self._send_backward(frame)
             progress.backwards += 1
+        self.waiting_for = IDLE
 
     def _take(self, step: _Step, forward: FrameKind, backward: FrameKind) -> Frame:
         progress = step.progress
         wants = [
-            f"the {kind.name.lower()} of micro-batch {number}"
+            f"get the {kind.name.lower()} of micro-batch {number}"
             for kind, number, wanted in (
                 (backward, progress.backwards, progress.wants_backward),
                 (forward, progress.forwards, progress.wants_forward),

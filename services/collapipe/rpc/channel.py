@@ -46,6 +46,8 @@ _RETRIES = {
 
 _CHANNEL_OPTIONS = [
     *COMMON_OPTIONS,
+    # peers are on the local network: a proxy of the machine's environment does not lead to them
+    ("grpc.enable_http_proxy", 0),
     ("grpc.service_config", json.dumps(_RETRIES)),
     # a peer that restarted is found again soon: until then, calls that do not wait for it fail at once
     ("grpc.initial_reconnect_backoff_ms", 100),

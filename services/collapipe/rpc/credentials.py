@@ -1,5 +1,6 @@
 """Mutual TLS, or plain text where somebody asked for it by name."""
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class Security:
         """Checks what an operator asked for.
 
         Raises:
-            InvalidInputError: Neither or both were asked for, or a file cannot be read.
+            InvalidInputError: Neither or both were asked for, or a file cannot be used.
         """
         files = {"--tls-ca": ca, "--tls-cert": certificate, "--tls-key": key}
         if insecure:
@@ -54,7 +55,9 @@ class Security:
         for flag, path in files.items():
             if path is not None and not path.is_file():
                 raise InvalidInputError(f"{flag} {path}: there is no such file")
-        return cls(ca, certificate, key)
+        security = cls(ca, certificate, key)
+        security._check_usable()
+        return security
 
     @property
     def is_insecure(self) -> bool:
@@ -77,3 +80,21 @@ class Security:
         return grpc.ssl_channel_credentials(
             self.ca.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes()
         )
+
+    def _check_usable(self) -> None:
+        """Loads the files once: gRPC would only log what is wrong with them, and fail every handshake."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_verify_locations(self.ca)
+        except OSError as error:
+            raise InvalidInputError(
+                f"--tls-ca {self.ca}: no certificate in PEM can be read from it ({error})"
+            ) from None
+        try:
+            # an empty password: an encrypted key fails, and nobody is asked
+            context.load_cert_chain(str(self.certificate), self.key, password="")
+        except OSError as error:
+            raise InvalidInputError(
+                f"--tls-cert {self.certificate}, --tls-key {self.key}: no certificate and its unencrypted key "
+                f"in PEM ({error})"
+            ) from None

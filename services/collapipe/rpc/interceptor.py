@@ -81,7 +81,10 @@ class _Observed:
         code = grpc.StatusCode.OK
         if isinstance(error, CollapipeError):
             code = to_code(error)
-        elif isinstance(error, GeneratorExit):
+        elif isinstance(error, GeneratorExit) or (
+            # what reading a request raises once the caller went away
+            isinstance(error, grpc.RpcError) and not self._context.is_active()
+        ):
             code = grpc.StatusCode.CANCELLED
         elif error is not None:
             # the stubs do not know `code`

@@ -56,7 +56,8 @@ def serve(
         experimental_non_blocking=True,
         experimental_thread_pool=health_pool,
     )
-    health_servicer.Check.__func__.experimental_thread_pool = health_pool  # as it does for Watch
+    # as it does for Watch; by `vars`, since the stubs know no functions behind methods
+    vars(health.HealthServicer)["Check"].experimental_thread_pool = health_pool
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     credentials = security.server_credentials()
     try:

@@ -14,12 +14,13 @@ _KEPT_EVENTS = 2000
 
 
 class EventLog:
-    """The events of one job, in order."""
+    """The events of one job, in order. Of each cluster's progress only the last is kept."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._changed = threading.Condition()
-        self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self._events: deque[tuple[int, Event]] = deque(maxlen=_KEPT_EVENTS)
+        self._progress: dict[int, tuple[int, Event]] = {}
         self._num_events = 0
         self._closed = False
 
@@ -27,8 +28,11 @@ class EventLog:
         """Appends an event."""
         event.elapsed_seconds = time.monotonic() - self._started
         with self._changed:
-            self._events.append(event)
             self._num_events += 1
+            if event.HasField("progress"):
+                self._progress[event.progress.cluster_index] = (self._num_events, event)
+            else:
+                self._events.append((self._num_events, event))
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -39,17 +43,16 @@ class EventLog:
 
     def watch(self, silence_seconds: float) -> Iterator[Event | None]:
         """Yields every event kept and to come, and `None` after each silence, until the log is closed."""
-        position = 0
+        seen = 0
         while True:
             with self._changed:
-                if position == self._num_events and not self._closed:
+                if seen == self._num_events and not self._closed:
                     self._changed.wait(silence_seconds)
-                oldest = self._num_events - len(self._events)
-                news = list(self._events)[max(position - oldest, 0) :]
-                position, closed = self._num_events, self._closed
-            if closed and not news:
+                kept = [*self._events, *self._progress.values()]
+                news = sorted((item for item in kept if item[0] > seen), key=lambda item: item[0])
+                seen, closed = self._num_events, self._closed
+            yield from (event for _, event in news)
+            if closed:
                 return
-            if news:
-                yield from news
-            else:
+            if not news:
                 yield None

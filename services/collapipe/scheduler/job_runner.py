@@ -69,6 +69,8 @@ class JobRunner:
         self._channels = channels
         self._events = events
         self._cancelled = threading.Event()
+        self._cancel_reason = ""
+        self._giving_up = threading.Event()
         self._calls: set[Any] = set()
         self._calls_lock = threading.Lock()
         self._silence_seconds = self._job.schedule.silence_seconds
@@ -110,8 +112,9 @@ class JobRunner:
                     return f"{status.host.host_id} is lost: {error}"
         return str(error)
 
-    def cancel(self) -> None:
+    def cancel(self, reason: str) -> None:
         """Stops the job; its last commit stays."""
+        self._cancel_reason = reason
         self._cancelled.set()
         self._cancel_calls()
 
@@ -127,7 +130,7 @@ class JobRunner:
                 message = f"waiting for {', '.join(missing)}"
                 self._set_state(scheduler_pb2.JOB_STATE_PREPARING, message)
             if self._cancelled.wait(_POLL_SECONDS):
-                raise CancelledError("the job was cancelled while it waited for hosts")
+                raise CancelledError(self._cancel_reason)
             if time.monotonic() > deadline:
                 raise InfeasibleError(
                     f"the job needs {', '.join(missing)}, and has waited for "
@@ -334,6 +337,7 @@ class JobRunner:
             done, _ = wait(futures, return_when="FIRST_EXCEPTION")
             failed = next((future for future in done if future.exception()), None)
             if failed is not None:
+                self._giving_up.set()  # also for those that have not called yet
                 self._cancel_calls()
                 failed.result()
             return [future.result() for future in futures]
@@ -347,8 +351,7 @@ class JobRunner:
         try:
             yield from within_silence(call, self._silence_seconds, host_id, lambda: task)
         except CancelledError as error:
-            reason = "the job was cancelled" if self._cancelled.is_set() else str(error)
-            raise CancelledError(reason) from error
+            raise CancelledError(self._cancel_reason or str(error)) from error
         finally:
             with self._calls_lock:
                 self._calls.discard(call)

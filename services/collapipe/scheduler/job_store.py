@@ -188,6 +188,10 @@ class JobStore:
 def _changes(before: JobConfig, after: JobConfig) -> list[str]:
     """Which settings differ that decide what the model is and what it learns from."""
     free = re.compile(r"schedule\..*|training\.(rounds|evaluate_every)|data\.max_held_out_rows")
+    if after.training.update_per == "micro_batch":  # then it decides how many steps the job has
+        free = re.compile(
+            free.pattern.replace(r"schedule\..*", r"schedule\.(?!num_micro_batches).*")
+        )
     flat_before, flat_after = _flatten(before.model_dump()), _flatten(after.model_dump())
     keys = sorted(flat_before.keys() | flat_after.keys())
     return [

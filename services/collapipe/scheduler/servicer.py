@@ -112,7 +112,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             runner = self._runners.get(request.job_id)
         if runner is None:
             raise NotFoundError(f"job {request.job_id} is not running: there is nothing to cancel")
-        runner.cancel()
+        runner.cancel("the job was cancelled")
         return scheduler_pb2.CancelJobResponse()
 
     def GetPlans(
@@ -130,7 +130,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             runners = list(self._runners.values())
             self._changed.notify_all()
         for runner in runners:
-            runner.cancel()
+            runner.cancel("the scheduler was ended: resume the job when it is back")
         self._thread.join()
 
     def _run_jobs(self) -> None:

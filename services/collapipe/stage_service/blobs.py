@@ -20,7 +20,7 @@ MAX_BLOB_BYTES = 8 << 30
 """Largest blob that a receiver accepts."""
 
 _ATTEMPTS = 3
-_SILENCE_SECONDS = 30.0
+_SILENCE_SECONDS = 10.0
 
 
 class Readable(Protocol):
@@ -87,7 +87,7 @@ def fetch_blob(channels: ChannelPool, digest: str, addresses: list[str]) -> byte
 
 def _fetch_from(channels: ChannelPool, digest: str, address: str) -> bytes:
     stub = blob_pb2_grpc.BlobServiceStub(channels.channel(address))
-    received = bytearray()
+    received, total_bytes = bytearray(), 0
     for attempts_left in reversed(range(_ATTEMPTS)):
         request = blob_pb2.FetchBlobRequest(digest=digest, offset=len(received))
         try:
@@ -95,14 +95,19 @@ def _fetch_from(channels: ChannelPool, digest: str, address: str) -> bytes:
                 stub.FetchBlob(request), _SILENCE_SECONDS, address, lambda: f"send blob {digest}"
             )
             for answer in answers:
-                if answer.total_bytes > MAX_BLOB_BYTES:
+                total_bytes = answer.total_bytes or total_bytes
+                if total_bytes > MAX_BLOB_BYTES:
                     raise CorruptDataError(
-                        f"{address} announced {answer.total_bytes} bytes for blob {digest}, "
+                        f"{address} announced {total_bytes} bytes for blob {digest}, "
                         f"over the limit of {MAX_BLOB_BYTES}"
                     )
                 chunk = answer.chunk
                 metrics.blob_bytes("received", len(chunk))
                 received += chunk
+                if len(received) > total_bytes:
+                    raise CorruptDataError(
+                        f"{address} sent {len(received)} bytes of blob {digest}, which it announced with {total_bytes}"
+                    )
             break
         except PeerLostError:
             if not attempts_left:

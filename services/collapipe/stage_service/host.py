@@ -48,6 +48,11 @@ def start_stage_host(
             f"--device cuda: torch {torch.__version__} finds no CUDA device here; install a build of torch for "
             "it, or use --device cpu"
         )
+    if not settings.advertise and settings.listen.startswith(("0.0.0.0:", "[::]:")):
+        raise InvalidInputError(
+            f"--listen {settings.listen} is every address of this machine, which no peer can call: say by "
+            "--advertise HOST:PORT how peers reach it"
+        )
     torch.set_num_threads(settings.threads)
     channels = ChannelPool(settings.security)
 

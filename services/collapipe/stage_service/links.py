@@ -25,6 +25,8 @@ class LinkMeter:
 
     def __init__(self, cluster_index: int, stage_index: int) -> None:
         self._labels = (str(cluster_index), str(stage_index))
+        self.received_bytes = 0
+        """Bytes that have arrived, also of frames that are not complete."""
 
     def sent(self, frame: Frame) -> None:
         """Counts a frame that left."""
@@ -114,7 +116,12 @@ def receive_frames(
             raise CorruptDataError(
                 f"a link carried {kind or 'an empty message'} instead of a frame"
             )
-        frame = assembler.begin(part.frame) if kind == "frame" else assembler.add(part.chunk)
+        if kind == "frame":
+            frame = assembler.begin(part.frame)
+        else:
+            chunk = part.chunk
+            meter.received_bytes += len(chunk)
+            frame = assembler.add(chunk)
         if frame is not None:
             meter.received(frame)
             mailbox.put(frame)

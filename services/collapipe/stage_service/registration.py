@@ -48,8 +48,11 @@ class Registration:
                 failures = 0
                 while not self._closed.wait(interval):
                     self._heartbeat()
-            except (NotFoundError, WrongStateError):
+            except NotFoundError:
                 logger.info("the scheduler has forgotten this host: registering again")
+            except WrongStateError as error:
+                logger.warning("%s", error)
+                self._closed.wait(10 * _RETRY_SECONDS)
             except PeerLostError as error:
                 failures += 1
                 logger.info("no scheduler (try %d): %s", failures, error)

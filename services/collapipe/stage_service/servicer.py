@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -21,14 +21,38 @@ from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-_HAND_OVER_SECONDS = 30.0
-"""How long a new session waits for the computation of the one that it replaces to end."""
-
 
 @dataclass
 class _Admitted:
+    """A session and its commands, until it has ended."""
+
     session: StageSession
-    ended: threading.Event
+    commands: Outbox[stage_pb2.RunStageRequest] = field(default_factory=Outbox)
+    ended: threading.Event = field(default_factory=threading.Event)
+    stopped: CollapipeError | None = None
+    is_linked: bool = False
+    before: "_Admitted | None" = None
+
+    def wait_for_turn(self) -> None:
+        """Waits until the session before has ended: both would change the same units.
+
+        That one was told to, so this takes no longer than what it computes; the caller gets signs of life meanwhile.
+        """
+        if self.before is not None:
+            self.before.ended.wait()
+            self.before = None
+
+    def stop(self, reason: CollapipeError) -> None:
+        """Makes the session end with `reason`, whether it computes, waits or idles."""
+        self.stopped = self.stopped or reason
+        self.session.abort(reason)
+        self.commands.close()
+
+    def end(self) -> None:
+        """Closes the session, once: the next one shares its units."""
+        if not self.ended.is_set():
+            self.session.close()
+            self.ended.set()
 
 
 class StageServicer(stage_pb2_grpc.StageServiceServicer):
@@ -42,7 +66,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._resources = resources
         self._lock = threading.Lock()
         self._admitted: dict[int, _Admitted] = {}
-        self._latest: dict[int, plan_pb2.Attempt] = {}
+        self._latest: dict[tuple[int, str], plan_pb2.Attempt] = {}
 
     def RunStage(
         self,
@@ -54,41 +78,43 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         if first is None or first.WhichOneof("command") != "configure":
             raise InvalidInputError("a session begins with ConfigureStage")
         admitted = self._admit(first.configure)
-        session = admitted.session
-        commands: Outbox[stage_pb2.RunStageRequest] = Outbox()
+        session, commands = admitted.session, admitted.commands
 
         def receive() -> None:
             try:
                 for request in request_iterator:
                     commands.put(request)
             except Exception:  # gRPC raises a bare Exception when the caller went away
-                session.abort(CancelledError("the control unit went away"))
+                admitted.stop(CancelledError("the control unit went away"))
             commands.close()
 
         def work(emit: Callable[[stage_pb2.RunStageResponse], None]) -> None:
             try:
+                admitted.wait_for_turn()
                 emit(stage_pb2.RunStageResponse(configured=session.configure()))
                 threading.Thread(target=receive, name="commands", daemon=True).start()
                 for command in commands:
                     _execute(session, command, emit)
+                if admitted.stopped is not None:
+                    raise admitted.stopped
             except CollapipeError as error:
                 logger.info("round %d aborted: %s", session.attempt.round_index, error)
                 blamed = error.host_id if isinstance(error, PeerLostError) else ""
                 failed = stage_pb2.StageFailed(message=str(error), blamed_host_id=blamed)
                 emit(stage_pb2.RunStageResponse(failed=failed))
             finally:
-                session.close()
-                admitted.ended.set()
+                admitted.end()
 
         def sign_of_life() -> stage_pb2.RunStageResponse:
-            progress = stage_pb2.StageProgress(waiting_for=session.waiting_for)
+            progress = stage_pb2.StageProgress(
+                waiting_for=session.waiting_for, received_bytes=session.meter.received_bytes
+            )
             return stage_pb2.RunStageResponse(progress=progress)
 
-        def cancel(reason: CancelledError) -> None:
-            session.abort(reason)
-            commands.close()
-
-        yield from work_with_signs_of_life(work, sign_of_life, cancel, context)
+        try:
+            yield from work_with_signs_of_life(work, sign_of_life, admitted.stop, context)
+        finally:  # of a session whose caller was gone before it began
+            admitted.end()
 
     def ExchangeActivations(
         self,
@@ -100,52 +126,53 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         if first is None or first.WhichOneof("part") != "open":
             raise InvalidInputError("a link begins with OpenLink")
         session = self._session_of(first.open)
+
+        def on_end() -> (
+            None
+        ):  # a call that breaks may look to its requests like one that ends in good order
+            session.abort(PeerLostError("", "the previous stage broke its link"))
+
+        if not context.add_callback(on_end):
+            on_end()
         yield from serve_upstream(
             request_iterator, session.upstream, session.mailbox, session.meter, session.abort
         )
 
     def _admit(self, configure: stage_pb2.ConfigureStage) -> _Admitted:
-        """Opens a session unless its attempt is an old one; a session of an older attempt ends first."""
+        """Takes a session unless its attempt is an old one, and tells the session before to end."""
         attempt, cluster_index = configure.attempt, configure.plan.cluster_index
+        admitted = _Admitted(StageSession(configure, self._resources))
         with self._lock:
-            latest = self._latest.get(cluster_index)
-            if (
-                latest is not None
-                and latest.job_id == attempt.job_id
-                and _order(attempt) <= _order(latest)
-            ):
+            latest = self._latest.get((cluster_index, attempt.job_id))
+            if latest is not None and _order(attempt) <= _order(latest):
                 raise WrongStateError(
                     f"round {attempt.round_index}, attempt {attempt.attempt} of job {attempt.job_id} is not "
                     f"newer than round {latest.round_index}, attempt {latest.attempt}, which was served already"
                 )
-            before = self._admitted.get(cluster_index)
-            if before is not None:
-                before.session.abort(WrongStateError("a newer attempt took over"))
-                if not before.ended.wait(_HAND_OVER_SECONDS):
-                    raise WrongStateError(
-                        f"{self._resources.host_id} still computes for round "
-                        f"{before.session.attempt.round_index} after {_HAND_OVER_SECONDS:g} s: try again"
-                    )
-            session = StageSession(configure, self._resources)
-            admitted = _Admitted(session, threading.Event())
-            self._latest[cluster_index] = attempt
+            admitted.before = self._admitted.get(cluster_index)
+            self._latest[cluster_index, attempt.job_id] = attempt
             self._admitted[cluster_index] = admitted
-            return admitted
+        if admitted.before is not None:
+            admitted.before.stop(WrongStateError("a newer attempt took over"))
+        return admitted
 
     def _session_of(self, opening: stage_pb2.OpenLink) -> StageSession:
         with self._lock:
             admitted = self._admitted.get(opening.cluster_index)
-        if (
-            admitted is None
-            or admitted.ended.is_set()
-            or admitted.session.attempt != opening.attempt
-            or admitted.session.stage_index != opening.stage_index
-        ):
-            raise WrongStateError(
-                f"{self._resources.host_id} does not serve stage {opening.stage_index} of round "
-                f"{opening.attempt.round_index}, attempt {opening.attempt.attempt}, plan {opening.attempt.plan_id}"
-            )
-        return admitted.session
+            if (
+                admitted is None
+                or admitted.ended.is_set()
+                or admitted.session.attempt != opening.attempt
+                or admitted.session.stage_index != opening.stage_index
+                or admitted.is_linked
+            ):
+                raise WrongStateError(
+                    f"{self._resources.host_id} expects no link to stage {opening.stage_index} of round "
+                    f"{opening.attempt.round_index}, attempt {opening.attempt.attempt}, "
+                    f"plan {opening.attempt.plan_id}"
+                )
+            admitted.is_linked = True
+            return admitted.session
 
 
 def _order(attempt: plan_pb2.Attempt) -> tuple[int, int]:

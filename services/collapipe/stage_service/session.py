@@ -1,6 +1,7 @@
 """One stage in one attempt at a round, from its configuration to its prepared state."""
 
 import logging
+import threading
 from collections.abc import Callable
 
 import torch
@@ -43,20 +44,22 @@ class HostResources:
         self.device = device
         self.channels = channels
         self._store = store
+        self._lock = threading.Lock()
         self._job_id = ""
         self._banks: dict[int, UnitBank] = {}
 
     def bank(self, configure: stage_pb2.ConfigureStage, training: TrainingConfig) -> UnitBank:
         """The units of a job and cluster; those of another job are dropped."""
-        if configure.attempt.job_id != self._job_id:
-            self._banks = {}
-            self._job_id = configure.attempt.job_id
-        cluster_index = configure.plan.cluster_index
-        if cluster_index not in self._banks:
-            model = configure.model
-            adapter = adapter_for(model.family, model.task, model.config_json)
-            self._banks[cluster_index] = UnitBank(adapter, training, self.device)
-        return self._banks[cluster_index]
+        with self._lock:  # an edge server opens the sessions of all clusters at once
+            if configure.attempt.job_id != self._job_id:
+                self._banks = {}
+                self._job_id = configure.attempt.job_id
+            cluster_index = configure.plan.cluster_index
+            if cluster_index not in self._banks:
+                model = configure.model
+                adapter = adapter_for(model.family, model.task, model.config_json)
+                self._banks[cluster_index] = UnitBank(adapter, training, self.device)
+            return self._banks[cluster_index]
 
     def held_blob(self, digest: str) -> TensorBlob:
         """Finds a blob among the units in memory; raises `NotFoundError`."""
@@ -157,7 +160,6 @@ class StageSession:
             first_step=configure.step_index,
             total_steps=configure.total_steps,
         )
-        self._phase = "be told what to run"
         metrics.stage_opened(str(self.cluster_index), str(self.stage_index))
         self._stage = Stage(
             context,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
-from collapipe.storage.documents import sync_directory
+from collapipe.storage.documents import naming, sync_directory
 
 Buffer = bytes | memoryview
 
@@ -51,7 +51,7 @@ class BlobStore:
         checksum = hashlib.sha256()
         temporary = self._directory / f"{digest}.{uuid.uuid4().hex}.partial"
         try:
-            with open(temporary, "wb") as file:
+            with naming(temporary), open(temporary, "wb") as file:
                 for piece in pieces:
                     checksum.update(piece)
                     file.write(piece)

@@ -1,7 +1,10 @@
 """Small JSON documents that are replaced atomically: a reader sees the old one or the new one."""
 
+import errno
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
     """Replaces a document; after the return it survives the death of the process and of the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
+    with naming(temporary), open(temporary, "w", encoding="utf-8") as file:
         json.dump(document, file, indent=1, sort_keys=True)
         file.flush()
         os.fsync(file.fileno())
@@ -35,6 +38,17 @@ def read_document(path: Path) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         raise CorruptDataError(f"{path} is damaged (not an object): restore it or delete it")
     return document
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Makes the error of a full disk name the file that found no room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def sync_directory(directory: Path) -> None:

@@ -92,16 +92,18 @@ class ClusterState(_message.Message):
     def __init__(self, cluster_index: _Optional[int] = ..., units: _Optional[_Iterable[_Union[UnitState, _Mapping]]] = ..., cursor: _Optional[_Union[DataCursor, _Mapping]] = ..., num_samples: _Optional[int] = ..., step_index: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("job_id", "num_rounds", "global_units", "clusters")
+    __slots__ = ("job_id", "num_rounds", "global_units", "clusters", "attempt")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_UNITS_FIELD_NUMBER: _ClassVar[int]
     CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     num_rounds: int
     global_units: _containers.RepeatedCompositeFieldContainer[UnitState]
     clusters: _containers.RepeatedCompositeFieldContainer[ClusterState]
-    def __init__(self, job_id: _Optional[str] = ..., num_rounds: _Optional[int] = ..., global_units: _Optional[_Iterable[_Union[UnitState, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterState, _Mapping]]] = ...) -> None: ...
+    attempt: int
+    def __init__(self, job_id: _Optional[str] = ..., num_rounds: _Optional[int] = ..., global_units: _Optional[_Iterable[_Union[UnitState, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterState, _Mapping]]] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
     __slots__ = ("family", "task", "config_json")

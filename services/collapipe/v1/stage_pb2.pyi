@@ -149,10 +149,12 @@ class RoundFinished(_message.Message):
     def __init__(self, units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ...) -> None: ...
 
 class StageProgress(_message.Message):
-    __slots__ = ("waiting_for",)
+    __slots__ = ("waiting_for", "received_bytes")
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     waiting_for: str
-    def __init__(self, waiting_for: _Optional[str] = ...) -> None: ...
+    received_bytes: int
+    def __init__(self, waiting_for: _Optional[str] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class StageFailed(_message.Message):
     __slots__ = ("message", "blamed_host_id")

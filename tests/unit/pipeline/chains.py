@@ -218,7 +218,7 @@ def train_plainly(
         result.losses.append(total)
         result.norms.append(squares)
         scale = 1.0
-        if training.clip_norm is not None:
+        if training.clip_norm:
             scale = min(1.0, training.clip_norm / (sum(squares) ** 0.5 + 1e-6))
         for parameter in named.values():
             if scale < 1 and parameter.grad is not None:
@@ -241,10 +241,8 @@ def _optimizer(parameters: list[nn.Parameter], training: TrainingConfig) -> torc
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
     if training.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=0.0, momentum=training.momentum)
-    return torch.optim.AdamW(
-        groups, lr=0.0, betas=training.betas, eps=training.epsilon, fused=True
-    )
+        return torch.optim.SGD(groups, lr=0.0, momentum=training.momentum, fused=True)
+    return torch.optim.AdamW(groups, lr=0.0, betas=training.betas, eps=training.epsilon, fused=True)
 
 
 def assert_identical(left: Trained, right: Trained) -> None:

@@ -68,7 +68,7 @@ def test_window_changes_no_bit(
     [
         {"optimizer": "sgd", "momentum": 0.9},
         {"optimizer": "sgd"},
-        {"clip_norm": None},
+        {"clip_norm": 0.0},
         {"label_smoothing": 0.1},
         {"decay": "inverse_sqrt"},
     ],
@@ -306,7 +306,7 @@ def test_stage_says_what_it_waits_for(bert: ModelAdapter, bert_states: States) -
     chain.mailboxes[0].fail(PeerLostError("", "over"))
     with pytest.raises(PeerLostError):
         chain.stages[0].run_step(3, 2, 3, 0.0)
-    assert chain.stages[0].waiting_for == "the forward of micro-batch 0 in step 3"
+    assert chain.stages[0].waiting_for == "get the forward of micro-batch 0 in step 3"
 
 
 def test_times_add_up_to_the_step(

@@ -10,22 +10,22 @@ from collapipe.process import ServiceSettings, _parse
 from collapipe.rpc import Security
 
 
-class TesterSettings(ServiceSettings):
+class SomeSettings(ServiceSettings):
     """Settings of a service that is made up."""
 
     state_dir: Path = Field(default=Path("state"), description="A directory.")
 
 
-Parse = Callable[..., TesterSettings]
+Parse = Callable[..., SomeSettings]
 
 
 @pytest.fixture
 def parse(monkeypatch: pytest.MonkeyPatch) -> Parse:
     """Parses the flags of a command line."""
 
-    def parse(*arguments: str) -> TesterSettings:
+    def parse(*arguments: str) -> SomeSettings:
         monkeypatch.setattr(sys, "argv", ["tester", *arguments])
-        return _parse(TesterSettings)
+        return _parse(SomeSettings)
 
     return parse
 

@@ -141,7 +141,9 @@ def test_plain_text_and_tls_do_not_meet(ours: Authority) -> None:
 
 
 def test_nothing_given_is_refused_and_names_both_ways(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"--tls-ca, --tls-cert, --tls-key not given.*--ins"):
+    with pytest.raises(
+        InvalidInputError, match=r"--tls-ca, --tls-cert, --tls-key not given.*--ins"
+    ):
         Security.of(False, None, None, None)
 
 

@@ -20,7 +20,7 @@ def test_series_of_a_stage_appear_at_zero_when_it_opens() -> None:
     assert value("collapipe_stage_steps_total", **stage) == 0
     assert value("collapipe_stage_waiting_seconds_total", **stage) == 0
     for action in ("forward", "backward"):
-        assert value("collapipe_stage_action_seconds_count", **stage, action=action) == 0
+        assert value(f"collapipe_stage_{action}_seconds_count", **stage) == 0
         for way in ("sent", "received"):
             series = {**stage, "direction": action, "way": way}
             assert value("collapipe_link_bytes_total", **series) == 0
@@ -33,8 +33,8 @@ def test_stage_counts_actions_steps_and_bytes() -> None:
     metrics.stage_action("81", "2", "forward", 0.5)
     metrics.stage_step("81", "2", waiting_seconds=1.5)
     metrics.link_bytes("81", "2", "backward", "received", 300)
-    assert value("collapipe_stage_action_seconds_sum", **stage, action="forward") == 0.75
-    assert value("collapipe_stage_action_seconds_count", **stage, action="backward") == 0
+    assert value("collapipe_stage_forward_seconds_sum", **stage) == 0.75
+    assert value("collapipe_stage_backward_seconds_count", **stage) == 0
     assert value("collapipe_stage_steps_total", **stage) == 1
     assert value("collapipe_stage_waiting_seconds_total", **stage) == 1.5
     series = {**stage, "direction": "backward", "way": "received"}

@@ -1,0 +1,152 @@
+"""The command that started everything is interrupted or killed: everything ends, nothing is lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from reference.tiny_jobs import make_job
+
+from collapipe.job import JobConfig
+from collapipe.v1.plan_pb2 import Commit
+from collapipe.v1.scheduler_pb2 import JOB_STATE_CANCELLED, JOB_STATE_SUCCEEDED
+from collapipe_client import LocalTestbed
+from collapipe_client.workspace import Workspace
+from faults.interrupted import (
+    PATIENT_SECONDS,
+    Run,
+    final_digests,
+    intact_commit,
+    make_interruptible_job,
+    resume,
+    run_interrupted,
+)
+
+pytestmark = pytest.mark.heavy
+
+_LIMIT_SECONDS = 60.0
+
+
+def test_train_leaves_nothing_when_interrupted_or_killed_and_goes_on(
+    testbed: LocalTestbed, tmp_path: Path
+) -> None:
+    job = make_job(
+        tmp_path,
+        devices_per_cluster=1,
+        training={"rounds": 4, "local_steps": 2},
+        schedule={"silence_seconds": PATIENT_SECONDS},
+    )
+    expected = run_interrupted(testbed, job)
+    assert expected.final_state == JOB_STATE_SUCCEEDED, expected.message
+    job_file = write_job(tmp_path, job)
+    workspace = Workspace(tmp_path / "workspace")
+    arguments = [str(job_file), "--workspace", str(workspace.root), "--output", str(tmp_path / "m")]
+
+    interrupted = Command(tmp_path / "1.log", "train", *arguments)
+    interrupted.wait_for("round 2/4 starts")
+    started = workspace.read_record()
+    assert started is not None and len(started.alive) == 4
+    interrupted.popen.send_signal(signal.SIGINT)
+    assert interrupted.popen.wait(_LIMIT_SECONDS) == 130
+    assert not started.alive
+    assert workspace.read_record() is None
+    assert "of 4 rounds are committed; go on from there with:" in interrupted.output()
+    assert "--resume" in interrupted.output()
+
+    killed = Command(tmp_path / "2.log", "train", *arguments, "--resume")
+    killed.wait_for("/4 committed")
+    started = workspace.read_record()
+    assert started is not None and len(started.alive) == 4
+    killed.popen.kill()
+    killed.popen.wait()
+    wait_until_ended(started)
+
+    last = Command(tmp_path / "3.log", "train", *arguments, "--resume")
+    assert last.popen.wait(_LIMIT_SECONDS) == 0, last.output()
+    (path,) = (workspace.state / "edge-server" / "jobs").glob("*/commit.json")
+    commit = json_format.ParseDict(json.loads(path.read_text()), Commit())
+    assert final_digests(commit) == final_digests(intact_commit(expected))
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
+def test_services_outlive_a_client_that_is_interrupted_or_killed(
+    testbed: LocalTestbed, undisturbed: list[str], tmp_path: Path, signal_number: signal.Signals
+) -> None:
+    job = make_interruptible_job(tmp_path, PATIENT_SECONDS, name=f"of-{signal_number.name}")
+    job_file = write_job(tmp_path, job)
+    remote = ["--scheduler", testbed.scheduler_address, "--insecure"]
+    command = Command(
+        tmp_path / "log", "train", str(job_file), *remote, "--output", str(tmp_path / "model")
+    )
+    command.wait_for("round 1/3 committed")
+    command.popen.send_signal(signal_number)
+    command.popen.wait(_LIMIT_SECONDS)
+    with testbed.client() as client:
+        job_id = client.find_job(job.name).job_id
+        for _ in client.watch(job_id):
+            pass
+        state = client.find_job(job_id).state
+    run = Run(job, testbed.workspace.state, job_id)
+    if signal_number == signal.SIGINT:
+        assert state == JOB_STATE_CANCELLED
+        assert intact_commit(run).num_rounds in (1, 2)
+        run = resume(testbed, run)
+    else:
+        assert state == JOB_STATE_SUCCEEDED
+    assert final_digests(intact_commit(run)) == undisturbed
+    assert testbed.lost() == []
+
+
+class Command:
+    """`collapipe` in a process of its own."""
+
+    def __init__(self, log: Path, *arguments: str) -> None:
+        self._log = log
+        with open(log, "wb") as file:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "collapipe_client", *arguments],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+
+    def output(self) -> str:
+        """What it said so far."""
+        return self._log.read_text()
+
+    def wait_for(self, words: str) -> None:
+        """Waits until it says something."""
+        deadline = time.monotonic() + _LIMIT_SECONDS
+        while words not in self.output():
+            assert self.popen.poll() is None, self.output()
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.02)
+
+
+def wait_until_ended(record: Any) -> None:
+    """Waits for processes that notice by themselves that they are not wanted."""
+    deadline = time.monotonic() + _LIMIT_SECONDS
+    while record.alive:
+        assert time.monotonic() < deadline, record.alive
+        time.sleep(0.1)
+
+
+def write_job(folder: Path, job: JobConfig) -> Path:
+    """Writes a job as TOML."""
+    path = folder / "job.toml"
+    path.write_text(_to_toml(job.model_dump(exclude_unset=True)))
+    return path
+
+
+def _to_toml(document: dict[str, Any], prefix: str = "") -> str:
+    lines = [f"{k} = {json.dumps(v)}\n" for k, v in document.items() if not isinstance(v, dict)]
+    for key, value in document.items():
+        if isinstance(value, dict):
+            lines.append(f"[{prefix}{key}]\n{_to_toml(value, f'{prefix}{key}.')}")
+    return "".join(lines)

@@ -1,0 +1,150 @@
+"""Messages of other attempts and rubbish reach the devices while they train, and change nothing: I3."""
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from collapipe.v1.plan_pb2 import Attempt, UnitState
+from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
+from collapipe.v1.stage_pb2 import (
+    FRAME_KIND_FORWARD,
+    ConfigureStage,
+    ExchangeActivationsRequest,
+    FrameHeader,
+    OpenLink,
+    RunStageRequest,
+)
+from collapipe.v1.stage_pb2_grpc import StageServiceStub
+from collapipe.v1.tensor_pb2 import CODEC_RAW, DATA_TYPE_FLOAT32, TensorHeader
+from collapipe_client import LocalTestbed
+from faults.interrupted import (
+    PATIENT_SECONDS,
+    Run,
+    final_digests,
+    intact_commit,
+    make_interruptible_job,
+    run_interrupted,
+)
+
+pytestmark = pytest.mark.heavy
+
+_ROUNDS_OF_FLOOD = 50
+"""Of four calls each, to each device."""
+
+
+def test_messages_of_other_attempts_change_nothing(
+    testbed: LocalTestbed, undisturbed: list[str], tmp_path: Path
+) -> None:
+    statuses: list[grpc.StatusCode] = []
+    while_training = 0
+
+    def flood(run: Run) -> None:
+        nonlocal while_training
+        old_job = Attempt(job_id=earlier_job.job_id, round_index=2, plan_id="of another job")
+        old_round = Attempt(job_id=run.job_id, round_index=0, plan_id=run.plans[0].plan_id)
+        other_plan = Attempt(job_id=run.job_id, round_index=1, plan_id="another")
+        for stage_index, stage in enumerate(run.plans[0].stages[1:-1], start=1):
+            with grpc.insecure_channel(stage.address) as channel:
+                stub = StageServiceStub(channel)
+                for number in range(_ROUNDS_OF_FLOOD):
+                    configure = ConfigureStage(
+                        attempt=(old_job, old_round)[number % 2],
+                        plan=run.plans[0],
+                        stage_index=stage_index,
+                        units=[
+                            UnitState(unit_index=unit)
+                            for unit in range(stage.start_unit, stage.stop_unit)
+                        ],
+                        training_json="{}",
+                    )
+                    attempt = (old_job, old_round, other_plan)[number % 3]
+                    opening = OpenLink(attempt=attempt, stage_index=stage_index)
+                    statuses.extend(
+                        (
+                            status_of(stub.RunStage(iter([RunStageRequest(configure=configure)]))),
+                            status_of(stub.ExchangeActivations(garbled_link(opening))),
+                            status_of(stub.ExchangeActivations(garbled_link(None))),
+                            status_of(stub.RunStage(iter([RunStageRequest()]))),
+                        )
+                    )
+                    while_training += not run.ended
+
+    earlier_job = run_interrupted(testbed, make_interruptible_job(tmp_path / "1", PATIENT_SECONDS))
+    assert earlier_job.final_state == JOB_STATE_SUCCEEDED, earlier_job.message
+    run = run_interrupted(
+        testbed,
+        make_interruptible_job(tmp_path / "2", PATIENT_SECONDS),
+        lambda run: run.round_index == 1,
+        flood,
+    )
+    assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    assert final_digests(intact_commit(run)) == undisturbed
+    assert len(statuses) == 3 * 4 * _ROUNDS_OF_FLOOD
+    assert while_training > 10
+    refusals = {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT}
+    assert set(statuses) == refusals
+
+
+def test_rubbish_at_the_ports_changes_nothing(
+    testbed: LocalTestbed, undisturbed: list[str], tmp_path: Path
+) -> None:
+    draw = random.Random(1)
+    stop = threading.Event()
+
+    def throw(address: str) -> None:
+        host, _, port = address.rpartition(":")
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        while not stop.is_set():
+            try:
+                with socket.create_connection((host, int(port)), timeout=5) as connection:
+                    connection.sendall(preface[: draw.choice([0, 7, 24])] + os.urandom(4096))
+            except OSError:  # the server hung up on us, as it should
+                pass
+            stop.wait(0.02)
+
+    addresses = [p.address for p in testbed.processes if p.name.startswith(("device", "edge"))]
+    throwers = [threading.Thread(target=throw, args=(address,)) for address in addresses]
+    for thrower in throwers:
+        thrower.start()
+    try:
+        run = run_interrupted(testbed, make_interruptible_job(tmp_path, PATIENT_SECONDS))
+    finally:
+        stop.set()
+        for thrower in throwers:
+            thrower.join()
+    assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    assert final_digests(intact_commit(run)) == undisturbed
+    assert testbed.lost() == []
+
+
+def garbled_link(opening: OpenLink | None) -> Iterator[ExchangeActivationsRequest]:
+    """A frame that is not what its header says, in a link that was opened wrongly or not at all."""
+    if opening is not None:
+        yield ExchangeActivationsRequest(open=opening)
+    tensor = TensorHeader(
+        name="activation",
+        data_type=DATA_TYPE_FLOAT32,
+        shape=[2, 2],
+        codec=CODEC_RAW,
+        byte_length=16,
+        crc32=1,
+    )
+    header = FrameHeader(kind=FRAME_KIND_FORWARD, step_index=0, micro_batch=0, tensors=[tensor])
+    yield ExchangeActivationsRequest(frame=header)
+    yield ExchangeActivationsRequest(chunk=b"0123456789abcdef")
+
+
+def status_of(call: Iterator[object]) -> grpc.StatusCode:
+    """How a streaming call ended."""
+    try:
+        for _ in call:
+            pass
+    except grpc.RpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK

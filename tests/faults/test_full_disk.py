@@ -1,0 +1,80 @@
+"""The disk of the edge server, then that of the scheduler, is full: the last commit is intact."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collapipe.v1.scheduler_pb2 import JOB_STATE_FAILED, JOB_STATE_SUCCEEDED
+from collapipe_client import LocalTestbed
+from faults.interrupted import (
+    PATIENT_SECONDS,
+    final_digests,
+    intact_commit,
+    make_interruptible_job,
+    resume,
+    run_interrupted,
+)
+
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk"),
+]
+
+_DISK_BYTES = 32 << 20
+
+
+@pytest.fixture
+def small_disks(tmp_path: Path) -> Iterator[dict[str, Path]]:
+    """A small file system under the state of the scheduler and of the edge server."""
+    disks = {name: tmp_path / "testbed" / "state" / name for name in ("scheduler", "edge-server")}
+    mounted: list[Path] = []
+    try:
+        for disk in disks.values():
+            disk.mkdir(parents=True)
+            line = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(disk)]
+            made = subprocess.run(line, capture_output=True, text=True, check=False)
+            if made.returncode:
+                pytest.skip(f"needs to mount a small disk: {made.stderr.strip()}")
+            mounted.append(disk)
+        yield disks
+    finally:
+        for disk in mounted:
+            subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_full_disk_is_named_and_the_job_goes_on_when_there_is_room(
+    small_disks: dict[str, Path], tmp_path: Path
+) -> None:
+    with LocalTestbed([3, 1], tmp_path / "testbed") as testbed:
+        testbed.wait_until_registered()
+        whole = run_interrupted(testbed, make_interruptible_job(tmp_path, PATIENT_SECONDS))
+        assert whole.final_state == JOB_STATE_SUCCEEDED, whole.message
+        for service, disk in small_disks.items():
+            broken = run_interrupted(
+                testbed,
+                make_interruptible_job(tmp_path),
+                lambda run: run.round_index == 1,
+                lambda run, disk=disk: fill(disk),
+            )
+            assert broken.final_state == JOB_STATE_FAILED
+            assert service.removeprefix("edge-") in broken.message
+            assert f"No space left on device: '{disk}/jobs/{broken.job_id}/" in broken.message
+            assert intact_commit(broken).num_rounds in (1, 2)
+            assert testbed.lost() == []
+            (disk / "filler").unlink()
+            resumed = resume(testbed, broken)
+            assert final_digests(intact_commit(resumed)) == final_digests(intact_commit(whole))
+
+
+def fill(disk: Path) -> None:
+    """Takes all the room that there is."""
+    with open(disk / "filler", "wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 8, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue

@@ -1,0 +1,352 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from collapipe.edge_server.global_model import GlobalModel
+from collapipe.errors import InvalidInputError, NotFoundError, PeerLostError, WrongStateError
+from collapipe.job import DataConfig, JobConfig, ModelConfig, TaskConfig
+from collapipe.storage import BlobStore
+from collapipe.tensors import TensorBlob
+from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, DataCursor, UnitState
+
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 20,
+}
+SAMPLES = [30, 10]
+OPTIMIZER = b"moments of the head"
+
+
+def nothing_to_fetch() -> None:
+    """Every weight is in the store already."""
+
+
+class Edge:
+    """An edge server's directory of one job, and the clusters that train."""
+
+    def __init__(self, directory: Path, vocabulary: bytes, num_clusters: int = 2) -> None:
+        self.directory = directory
+        self._vocabulary = vocabulary
+        self._num_clusters = num_clusters
+        self.restart()
+
+    def restart(self) -> None:
+        self.store = BlobStore(self.directory / "blobs")
+        self.model = GlobalModel(self.directory, self.store)
+
+    def prepare(self, seed: int = 0) -> Commit:
+        job = JobConfig(
+            seed=seed,
+            clusters=self._num_clusters,
+            task=TaskConfig(kind="classification", max_length=12),
+            data=DataConfig(source="stdlib_docstrings"),
+            model=ModelConfig(config=TINY),
+        )
+        self.model.prepare("job", job, ["a", "b"], self._vocabulary)
+        return self.model.commit()
+
+    def weights(self, units: list[UnitState]) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for unit in units:
+            tensors |= load_file(self.store.path(unit.weights_digest))
+        return tensors
+
+    def train(self, cluster_index: int) -> ClusterState:
+        """What a cluster prepares: other weights everywhere, stored as an upload would."""
+        state = ClusterState(
+            cluster_index=cluster_index,
+            num_samples=SAMPLES[cluster_index],
+            step_index=7 + cluster_index,
+            cursor=DataCursor(epoch=1, offset=2, num_rows=SAMPLES[cluster_index]),
+        )
+        commit = self.model.commit()
+        generator = torch.Generator().manual_seed(cluster_index + 10 * commit.num_rounds)
+        for unit in commit.global_units:
+            changed = {
+                name: tensor + torch.randn(tensor.shape, generator=generator)
+                if tensor.is_floating_point()
+                else tensor
+                for name, tensor in load_file(self.store.path(unit.weights_digest)).items()
+            }
+            blob = TensorBlob(changed)
+            self.store.put(blob.digest, blob.read())
+            state.units.append(UnitState(unit_index=unit.unit_index, weights_digest=blob.digest))
+        state.units[-1].optimizer_digest = self.store.put_bytes(OPTIMIZER + bytes([cluster_index]))
+        return state
+
+    def train_all(self) -> list[ClusterState]:
+        return [self.train(index) for index in range(self._num_clusters)]
+
+    def commit(
+        self,
+        clusters: list[ClusterState],
+        round_index: int = 0,
+        fetch: Callable[[], None] = nothing_to_fetch,
+        attempt: int = 2,
+    ) -> Commit:
+        asking = Attempt(job_id="job", round_index=round_index, attempt=attempt)
+        return self.model.commit_round(asking, clusters, fetch)
+
+    def blobs(self) -> set[str]:
+        return {path.name for path in (self.directory / "blobs").iterdir()}
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tokenizer: Tokenizer) -> bytes:
+    return tokenizer.to_str().encode()
+
+
+@pytest.fixture
+def edge(tmp_path: Path, vocabulary: bytes) -> Edge:
+    made = Edge(tmp_path / "job", vocabulary)
+    made.prepare()
+    return made
+
+
+# --- the first model
+
+
+def test_initial_commit_gives_every_cluster_the_same_model(edge: Edge) -> None:
+    commit = edge.model.commit()
+    assert (commit.job_id, commit.num_rounds) == ("job", 0)
+    assert [unit.unit_index for unit in commit.global_units] == [0, 1, 2, 3]
+    assert [cluster.cluster_index for cluster in commit.clusters] == [0, 1]
+    for cluster in commit.clusters:
+        assert list(cluster.units) == list(commit.global_units)
+        assert (cluster.step_index, cluster.cursor) == (0, DataCursor())
+    spec, num_blocks = edge.model.model_spec()
+    assert (spec.family, spec.task, num_blocks) == ("bert", "classification", 2)
+    assert json.loads(spec.config_json)["id2label"] == {"0": "a", "1": "b"}
+
+
+def test_initial_weights_depend_on_the_seed_alone(tmp_path: Path, vocabulary: bytes) -> None:
+    digests = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        commit = Edge(tmp_path / name, vocabulary).prepare(seed)
+        digests.append([unit.weights_digest for unit in commit.global_units])
+    assert digests[0] == digests[1]
+    assert all(one != other for one, other in zip(digests[0], digests[2], strict=True))
+
+
+def test_preparing_again_finds_the_last_commit(edge: Edge) -> None:
+    committed = edge.commit(edge.train_all())
+    edge.restart()
+    assert edge.prepare(seed=99) == committed
+
+
+def test_death_between_model_and_first_commit_is_made_good(edge: Edge) -> None:
+    before = edge.model.commit()
+    (edge.directory / "commit.json").unlink()
+    edge.restart()
+    assert edge.prepare() == before
+
+
+def test_job_that_was_never_prepared_is_not_found(tmp_path: Path) -> None:
+    model = GlobalModel(tmp_path / "job", BlobStore(tmp_path / "job" / "blobs"))
+    with pytest.raises(NotFoundError, match="no commit of job job"):
+        model.commit()
+    with pytest.raises(NotFoundError, match="does not know job job"):
+        model.model_spec()
+
+
+# --- a round
+
+
+def test_round_commits_the_average_weighted_by_samples(edge: Edge) -> None:
+    states = edge.train_all()
+    trained = [edge.weights(list(state.units)) for state in states]
+    commit = edge.commit(states)
+    assert commit.num_rounds == 1
+    averaged = edge.weights(list(commit.global_units))
+    assert averaged.keys() == trained[0].keys()
+    for name, tensor in averaged.items():
+        expected = 0.75 * trained[0][name].double() + 0.25 * trained[1][name].double()
+        assert torch.equal(tensor, expected.to(tensor.dtype)), name
+
+
+def test_commit_keeps_each_cluster_s_own_state_beside_the_global_weights(edge: Edge) -> None:
+    states = edge.train_all()
+    commit = edge.commit(states)
+    for cluster, state in zip(commit.clusters, states, strict=True):
+        digests = [unit.weights_digest for unit in cluster.units]
+        assert digests == [unit.weights_digest for unit in commit.global_units]
+        assert cluster.units[-1].optimizer_digest == state.units[-1].optimizer_digest
+        assert (cluster.cursor, cluster.step_index) == (state.cursor, state.step_index)
+        assert cluster.num_samples == state.num_samples
+
+
+def test_only_cluster_s_model_is_the_global_one_bit_for_bit(
+    tmp_path: Path, vocabulary: bytes
+) -> None:
+    edge = Edge(tmp_path / "job", vocabulary, num_clusters=1)
+    edge.prepare()
+    (state,) = edge.train_all()
+    commit = edge.commit([state])
+    assert [unit.weights_digest for unit in commit.global_units] == [
+        unit.weights_digest for unit in state.units
+    ]
+
+
+def test_commit_survives_a_restart(edge: Edge) -> None:
+    commit = edge.commit(edge.train_all())
+    edge.restart()
+    assert edge.model.commit() == commit
+    next_commit = edge.commit(edge.train_all(), round_index=1)
+    assert next_commit.num_rounds == 2
+
+
+def test_repeated_request_changes_nothing(edge: Edge) -> None:
+    states = edge.train_all()
+    commit = edge.commit(states)
+
+    def fetch() -> None:
+        raise AssertionError("fetched again")
+
+    assert edge.commit(states, fetch=fetch) == commit
+    assert edge.commit([], fetch=fetch) == commit
+    assert edge.model.commit() == commit
+
+
+@pytest.mark.parametrize("attempt", [0, 1, 3])
+def test_other_attempt_at_a_committed_round_is_refused(edge: Edge, attempt: int) -> None:
+    commit = edge.commit(edge.train_all(), attempt=2)
+    with pytest.raises(
+        WrongStateError, match=f"round 0, attempt {attempt} cannot be committed: 1 rounds are"
+    ):
+        edge.commit(edge.train_all(), attempt=attempt)
+    assert edge.model.commit() == commit
+
+
+@pytest.mark.parametrize("round_index", [1, 2, 7])
+def test_round_ahead_is_refused(edge: Edge, round_index: int) -> None:
+    before = edge.model.commit()
+    with pytest.raises(
+        WrongStateError, match=f"round {round_index}, attempt 2 cannot be committed: 0 rounds are"
+    ):
+        edge.commit(edge.train_all(), round_index)
+    assert edge.model.commit() == before
+
+
+def test_round_long_ago_is_refused(edge: Edge) -> None:
+    for round_index in range(2):
+        edge.commit(edge.train_all(), round_index)
+    with pytest.raises(
+        WrongStateError, match="round 0, attempt 2 cannot be committed: 2 rounds are"
+    ):
+        edge.commit(edge.train_all(), 0)
+
+
+@pytest.mark.parametrize("present", [[], [0], [1], [1, 0], [0, 0], [0, 1, 1]], ids=str)
+def test_round_without_all_clusters_in_order_is_refused(edge: Edge, present: list[int]) -> None:
+    before, states = edge.model.commit(), edge.train_all()
+    with pytest.raises(InvalidInputError, match=r"clusters \[.*\] prepared round 0, but all of"):
+        edge.commit([states[index] for index in present])
+    assert edge.model.commit() == before
+
+
+def test_clusters_without_samples_are_refused(edge: Edge) -> None:
+    before, states = edge.model.commit(), edge.train_all()
+    for state in states:
+        state.num_samples = 0
+    with pytest.raises(InvalidInputError, match="cannot be averaged"):
+        edge.commit(states)
+    assert edge.model.commit() == before
+
+
+# --- deaths
+
+
+class Death(BaseException):
+    """As if the process had been killed here."""
+
+
+def test_death_while_uploads_come_in_leaves_the_old_commit(edge: Edge) -> None:
+    before, states = edge.model.commit(), edge.train_all()
+
+    def fetch() -> None:
+        raise PeerLostError("control-unit-1", "gone")
+
+    with pytest.raises(PeerLostError):
+        edge.commit(states, fetch=fetch)
+    edge.restart()
+    assert edge.model.commit() == before
+    assert edge.weights(list(before.global_units))  # its blobs are still there
+    assert edge.commit(states).num_rounds == 1
+
+
+@pytest.mark.parametrize("blobs_written", [0, 1, 3])
+def test_death_between_blobs_and_commit_leaves_the_old_commit(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch, blobs_written: int
+) -> None:
+    before, states = edge.model.commit(), edge.train_all()
+    put, count = BlobStore.put, iter(range(100))
+
+    def put_until_death(store: BlobStore, digest: str, pieces: object) -> None:
+        if next(count) == blobs_written:
+            raise Death
+        put(store, digest, pieces)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlobStore, "put", put_until_death)
+        with pytest.raises(Death):
+            edge.commit(states)
+    edge.restart()
+    assert edge.model.commit() == before
+    assert edge.weights(list(before.global_units))
+    assert edge.commit(states).num_rounds == 1
+
+
+def test_death_after_the_commit_leaves_the_new_commit(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = edge.train_all()
+
+    def die(store: BlobStore, keep: set[str]) -> int:
+        raise Death
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlobStore, "collect", die)
+        with pytest.raises(Death):
+            edge.commit(states)
+    edge.restart()
+    commit = edge.commit(states)  # the scheduler asks again
+    assert commit.num_rounds == 1
+    assert edge.weights(list(commit.global_units))
+
+
+# --- what is kept
+
+
+def test_collection_keeps_what_the_commit_names_and_nothing_else(
+    edge: Edge, vocabulary: bytes
+) -> None:
+    kept, commit = [], Commit()
+    for round_index in range(3):
+        commit = edge.commit(edge.train_all(), round_index)
+        kept.append(edge.blobs())
+    named = {unit.weights_digest for unit in commit.global_units}
+    named |= {cluster.units[-1].optimizer_digest for cluster in commit.clusters}
+    assert kept[-1] == named | {edge.store.put_bytes(vocabulary)}
+    assert len(set(map(len, kept))) == 1, "the store grows with the rounds"
+
+
+def test_export_is_what_save_pretrained_writes_and_loads_again(edge: Edge, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    commit = edge.commit(edge.train_all())
+    folder = tmp_path / "export"
+    folder.mkdir()
+    edge.model.export(folder)
+    loaded = AutoModelForSequenceClassification.from_pretrained(folder).state_dict()
+    for name, tensor in edge.weights(list(commit.global_units)).items():
+        assert torch.equal(loaded[name], tensor), name
+    assert len(AutoTokenizer.from_pretrained(folder)("w1 w2")["input_ids"]) >= 2

@@ -1,0 +1,95 @@
+"""What a channel asks again, and where it connects to."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from collapipe.errors import PeerLostError
+from collapipe.rpc import Security, open_channel, serve
+from collapipe.rpc.channel import _IDEMPOTENT
+from collapipe.v1 import device_agent_pb2, scheduler_pb2
+
+from .serving import ECHO, serving
+
+SECONDS = 20.0
+SCHEDULER = "collapipe.v1.SchedulerService"
+
+
+class Flaky:
+    """Fails twice before it answers."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def unary(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self.num_calls += 1
+        if self.num_calls < 3:
+            raise PeerLostError("disk", "not yet")
+        return b"done"
+
+    def stream(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield self.unary(request, context)
+
+
+@contextmanager
+def scheduler(method: str, handler: Any) -> Iterator[grpc.Channel]:
+    handlers = grpc.method_handlers_generic_handler(SCHEDULER, {method: handler})
+    plain = Security.insecure()
+    server = serve(
+        "127.0.0.1:0", plain, lambda server, address: server.add_generic_rpc_handlers((handlers,))
+    )
+    with open_channel(server.address, plain) as channel:
+        yield channel
+    server.drain(0)
+
+
+def test_idempotent_method_is_asked_again_when_unavailable() -> None:
+    flaky = Flaky()
+    with scheduler("Heartbeat", grpc.unary_unary_rpc_method_handler(flaky.unary)) as channel:
+        assert channel.unary_unary(f"/{SCHEDULER}/Heartbeat")(b"", timeout=SECONDS) == b"done"
+    assert flaky.num_calls == 3
+
+
+def test_method_that_is_not_idempotent_is_asked_once() -> None:
+    flaky = Flaky()
+    with (
+        scheduler("SubmitJob", grpc.unary_unary_rpc_method_handler(flaky.unary)) as channel,
+        pytest.raises(grpc.RpcError),
+    ):
+        channel.unary_unary(f"/{SCHEDULER}/SubmitJob")(b"", timeout=SECONDS)
+    assert flaky.num_calls == 1
+
+
+def test_stream_is_asked_once() -> None:
+    flaky = Flaky()
+    with (
+        scheduler("WatchJob", grpc.unary_stream_rpc_method_handler(flaky.stream)) as channel,
+        pytest.raises(grpc.RpcError),
+    ):
+        list(channel.unary_stream(f"/{SCHEDULER}/WatchJob")(b"", timeout=SECONDS))
+    assert flaky.num_calls == 1
+
+
+def test_methods_that_are_asked_again_exist_and_are_unary() -> None:
+    services = {
+        service.full_name: service
+        for module in (device_agent_pb2, scheduler_pb2)
+        for service in module.DESCRIPTOR.services_by_name.values()
+    }
+    for service, names in _IDEMPOTENT.items():
+        for name in names:
+            method = services[service].methods_by_name[name]
+            assert not method.client_streaming and not method.server_streaming
+
+
+def test_peer_is_reached_directly_where_a_proxy_is_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable in ("no_grpc_proxy", "no_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with serving(ECHO) as served:
+        assert served.call("unary_unary", b"hello") == [b"hello"]

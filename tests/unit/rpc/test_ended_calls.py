@@ -1,0 +1,95 @@
+"""Who ended a call decides what its other end is told."""
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from prometheus_client import REGISTRY
+
+from collapipe.errors import CancelledError, PeerLostError
+from collapipe.rpc import to_error
+
+from .serving import SERVICE, Served, serving
+
+SECONDS = 20.0
+
+
+class OpenStream:
+    """Answers once, then stays open until it is released."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def __call__(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield b"answer"
+        self.released.wait(SECONDS)
+
+
+def open_stream(served: Served) -> "grpc.CallIterator[bytes]":
+    stream = served.channel.unary_stream(f"/{SERVICE}/unary_stream")(b"", timeout=SECONDS)
+    assert next(stream) == b"answer"
+    return stream
+
+
+def num_handled(code: str) -> float:
+    labels = {
+        "grpc_type": "bidi_stream",
+        "grpc_service": SERVICE,
+        "grpc_method": "stream_stream",
+        "grpc_code": code,
+    }
+    return REGISTRY.get_sample_value("grpc_server_handled_total", labels) or 0
+
+
+def test_server_that_ends_within_a_stream_is_a_lost_peer() -> None:
+    behaviour = OpenStream()
+    with serving({"unary_stream": behaviour}) as served:
+        stream = open_stream(served)
+        served.server.drain(0)
+        with pytest.raises(grpc.RpcError) as raised:
+            next(stream)
+        behaviour.released.set()
+    arrived = to_error(raised.value, "device-1")
+    assert isinstance(arrived, PeerLostError)
+    assert arrived.host_id == "device-1"
+
+
+def test_own_cancellation_is_no_lost_peer() -> None:
+    behaviour = OpenStream()
+    with serving({"unary_stream": behaviour}) as served:
+        stream = open_stream(served)
+        stream.cancel()
+        with pytest.raises(grpc.RpcError) as raised:
+            next(stream)
+        behaviour.released.set()
+    assert isinstance(to_error(raised.value, "device-1"), CancelledError)
+
+
+def test_caller_that_goes_away_while_it_is_read_from_is_cancelled_and_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended, quiet = threading.Event(), threading.Event()
+
+    def echo(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            yield from requests
+        finally:
+            ended.set()
+
+    def requests() -> Iterator[bytes]:
+        yield b"one"
+        quiet.wait(SECONDS)
+
+    before = {code: num_handled(code) for code in ("CANCELLED", "INTERNAL")}
+    with caplog.at_level(logging.ERROR), serving({"stream_stream": echo}) as served:
+        stream = served.channel.stream_stream(f"/{SERVICE}/stream_stream")(requests())
+        assert next(stream) == b"one"
+        stream.cancel()
+        assert ended.wait(SECONDS)
+        served.server.drain(SECONDS)
+        quiet.set()
+    assert [record.getMessage() for record in caplog.records] == []
+    assert num_handled("CANCELLED") == before["CANCELLED"] + 1
+    assert num_handled("INTERNAL") == before["INTERNAL"]

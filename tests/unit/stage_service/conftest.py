@@ -1,0 +1,19 @@
+"""A stage host."""
+
+from collections.abc import Iterator
+
+import pytest
+from torch import Tensor
+
+from collapipe.models import ModelAdapter
+
+from .stage_hosts import StageHost, stage_host
+
+
+@pytest.fixture
+def host(
+    bert: ModelAdapter, bert_config_json: str, bert_states: list[dict[str, Tensor]]
+) -> Iterator[StageHost]:
+    """A host that runs units 1 to 4 of the tiny BERT, on loopback."""
+    with stage_host(bert, bert_config_json, bert_states) as started:
+        yield started
