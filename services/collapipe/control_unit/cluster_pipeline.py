@@ -20,7 +20,7 @@ from collapipe.errors import (
 )
 from collapipe.job import JobConfig
 from collapipe.pipeline import clip_scale
-from collapipe.stage_service import HostResources, StageSession, fetch_blob
+from collapipe.stage_service import HostResources, StageSession, store_blob
 from collapipe.storage import BlobStore
 from collapipe.tasks import MicroBatch
 from collapipe.tensors import Frame, FrameKind
@@ -162,9 +162,8 @@ class ClusterPipeline:
         def gather_stage(stage: plan_pb2.Stage) -> None:
             for state in states[stage.start_unit : stage.stop_unit]:
                 for digest in (state.weights_digest, state.optimizer_digest):
-                    if digest and digest not in self._store:
-                        data = fetch_blob(self._resources.channels, digest, [stage.address])
-                        self._store.put(digest, [data])
+                    if digest:
+                        store_blob(self._store, self._resources.channels, digest, [stage.address])
 
         edge = self._request.edge_address
         devices = [stage for stage in self._stages[1:] if stage.address != edge]

@@ -10,7 +10,7 @@ from collapipe.control_unit.cluster_round import ClusterRound, Emit
 from collapipe.errors import CancelledError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.rpc import work_with_signs_of_life
-from collapipe.stage_service import HostResources, fetch_blob
+from collapipe.stage_service import HostResources, store_blob
 from collapipe.storage import JobStores
 from collapipe.tasks import Task, load_task
 from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
@@ -49,9 +49,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             vocabulary = None
             if request.HasField("vocabulary"):
                 source = request.vocabulary
-                if source.digest not in store:
-                    data = fetch_blob(self._resources.channels, source.digest, [source.address])
-                    store.put(source.digest, [data])
+                store_blob(store, self._resources.channels, source.digest, [source.address])
                 vocabulary = b"".join(store.read(source.digest))
             task = load_task(job, request.cluster_index, vocabulary)
             self._tasks = {request.job.job_id: task}

@@ -12,7 +12,7 @@ from collapipe.edge_server.global_model import GlobalModel
 from collapipe.errors import CancelledError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, work_with_signs_of_life
-from collapipe.stage_service import fetch_blob
+from collapipe.stage_service import store_blob
 from collapipe.storage import JobStores
 from collapipe.telemetry import metrics
 from collapipe.tensors import CHUNK_BYTES
@@ -41,9 +41,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
             job_id, source = request.job.job_id, request.vocabulary
             with self._changing:
                 store = self._stores.store(job_id)
-                if source.digest not in store:
-                    data = fetch_blob(self._channels, source.digest, [source.address])
-                    store.put(source.digest, [data])
+                store_blob(store, self._channels, source.digest, [source.address])
                 model = self._model(job_id)
                 job = JobConfig.from_json(request.job.config_json)
                 vocabulary = b"".join(store.read(source.digest))
@@ -67,9 +65,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
 
         def fetch(cluster: edge_server_pb2.PreparedCluster) -> None:
             for unit in cluster.state.units:
-                if unit.weights_digest not in store:
-                    data = fetch_blob(self._channels, unit.weights_digest, [cluster.address])
-                    store.put(unit.weights_digest, [data])
+                store_blob(store, self._channels, unit.weights_digest, [cluster.address])
 
         def fetch_all() -> None:
             with ThreadPoolExecutor(len(request.clusters), "upload") as executor:

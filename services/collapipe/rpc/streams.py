@@ -16,6 +16,9 @@ from collapipe.rpc.status import to_error
 
 T = TypeVar("T")
 
+_READ_AHEAD = 8
+"""Answers that are read before they are wanted."""
+
 SIGN_OF_LIFE_SECONDS = 1.0
 """How often work in progress says that it is alive."""
 
@@ -112,12 +115,16 @@ def within_silence(
         PeerLostError: The peer ended, cannot be reached, or is silent.
         CollapipeError: What the peer answered with.
     """
-    answers: queue.SimpleQueue[T | BaseException | None] = queue.SimpleQueue()
+    # bounded: a caller that is slower than the network holds it up, and is not filled with what it brings
+    answers: queue.Queue[T | BaseException | None] = queue.Queue(_READ_AHEAD)
+    abandoned = threading.Event()
 
     def pump() -> None:
         try:
             for answer in call:
                 answers.put(answer)
+                if abandoned.is_set():
+                    return
         except grpc.RpcError as error:
             answers.put(to_error(error, host_id))
         else:
@@ -141,3 +148,6 @@ def within_silence(
             yield answer
     finally:
         call.cancel()  # type: ignore[attr-defined]
+        abandoned.set()
+        while not answers.empty():  # lets a pump go on that waits for room
+            answers.get_nowait()

@@ -3,18 +3,21 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import grpc
 
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, PeerLostError
 from collapipe.rpc import ChannelPool, within_silence
+from collapipe.storage import BlobStore
 from collapipe.telemetry import metrics
 from collapipe.tensors import CHUNK_BYTES
 from collapipe.v1 import blob_pb2, blob_pb2_grpc
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_BLOB_BYTES = 8 << 30
 """Largest blob that a receiver accepts."""
@@ -61,35 +64,52 @@ class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
                 yield blob_pb2.FetchBlobResponse(chunk=chunk)
 
 
-def fetch_blob(channels: ChannelPool, digest: str, addresses: list[str]) -> bytes:
-    """Fetches a blob from the first host that has it, going on where a broken transfer stopped.
+def fetch_blob(channels: ChannelPool, digest: str, addresses: Sequence[str]) -> bytes:
+    """Fetches a blob into memory from the first host that has it, going on where a broken transfer stopped.
 
     Raises:
         PeerLostError: No host could be reached.
         NotFoundError: The hosts that answered do not have it.
         CorruptDataError: The bytes do not have that digest.
     """
-    failure: Exception = NotFoundError(f"nobody is known to have blob {digest}")
-    for address in addresses:
-        try:
-            data = _fetch_from(channels, digest, address)
-        except (NotFoundError, PeerLostError) as error:
-            logger.info("blob %s not from %s: %s", digest[:12], address, error)
-            failure = error
-            continue
+
+    def fetch_from(address: str) -> bytes:
+        data = b"".join(_pieces(channels, digest, address))
         if hashlib.sha256(data).hexdigest() != digest:
             raise CorruptDataError(
                 f"blob {digest} arrived garbled from {address}: run the round again"
             )
         return data
+
+    return _from_first(digest, addresses, fetch_from)
+
+
+def store_blob(
+    store: BlobStore, channels: ChannelPool, digest: str, addresses: Sequence[str]
+) -> None:
+    """Fetches a blob into a store, unless it is there: chunk by chunk, whatever its size. Raises as `fetch_blob`."""
+    if digest not in store:
+        _from_first(
+            digest, addresses, lambda address: store.put(digest, _pieces(channels, digest, address))
+        )
+
+
+def _from_first(digest: str, addresses: Sequence[str], fetch_from: Callable[[str], T]) -> T:
+    failure: Exception = NotFoundError(f"nobody is known to have blob {digest}")
+    for address in addresses:
+        try:
+            return fetch_from(address)
+        except (NotFoundError, PeerLostError) as error:
+            logger.info("blob %s not from %s: %s", digest[:12], address, error)
+            failure = error
     raise failure
 
 
-def _fetch_from(channels: ChannelPool, digest: str, address: str) -> bytes:
+def _pieces(channels: ChannelPool, digest: str, address: str) -> Iterator[bytes]:
     stub = blob_pb2_grpc.BlobServiceStub(channels.channel(address))
-    received, total_bytes = bytearray(), 0
+    num_received = total_bytes = 0
     for attempts_left in reversed(range(_ATTEMPTS)):
-        request = blob_pb2.FetchBlobRequest(digest=digest, offset=len(received))
+        request = blob_pb2.FetchBlobRequest(digest=digest, offset=num_received)
         try:
             answers = within_silence(
                 stub.FetchBlob(request), _SILENCE_SECONDS, address, lambda: f"send blob {digest}"
@@ -102,15 +122,15 @@ def _fetch_from(channels: ChannelPool, digest: str, address: str) -> bytes:
                         f"over the limit of {MAX_BLOB_BYTES}"
                     )
                 chunk = answer.chunk
-                metrics.blob_bytes("received", len(chunk))
-                received += chunk
-                if len(received) > total_bytes:
+                num_received += len(chunk)
+                if num_received > total_bytes:
                     raise CorruptDataError(
-                        f"{address} sent {len(received)} bytes of blob {digest}, which it announced with {total_bytes}"
+                        f"{address} sent {num_received} bytes of blob {digest}, which it announced with {total_bytes}"
                     )
-            break
+                metrics.blob_bytes("received", len(chunk))
+                yield chunk
+            return
         except PeerLostError:
             if not attempts_left:
                 raise
             time.sleep(0.2)
-    return bytes(received)
