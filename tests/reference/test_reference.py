@@ -186,7 +186,7 @@ def test_changed_dropout_key_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     "change",
     [
         {"schedule": {"num_micro_batches": 2}},
-        {"training": {"clip_norm": None}},
+        {"training": {"clip_norm": 0.0}},
         {"training": {"epsilon": 1.01e-8}},
         {"training": {"weight_decay": 0.11}},
         {"training": {"learning_rate": 1.0000001e-2}},

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
@@ -15,6 +16,10 @@ from collapipe.models import (
     initial_model,
     split_state,
 )
+
+# a machine may be busy with other things: an example has no deadline
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 TINY = {
     "hidden_size": 16,

@@ -1,5 +1,6 @@
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from collapipe.errors import PeerLostError, WrongStateError
 from collapipe.job import TrainingConfig
 from collapipe.models import Head, ModelAdapter
-from collapipe.pipeline import ActionKind
+from collapipe.pipeline import ActionKind, stage
 from collapipe.tensors import Frame, FrameKind
 
 from .chains import (
@@ -105,17 +106,31 @@ def test_stage_without_units_passes_everything_on(
 
 
 def test_recomputing_keeps_only_the_inputs_of_a_segment(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+    bert: ModelAdapter,
+    bert_states: States,
+    make_batch: MakeBatch,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    graphs: list[bool] = []
+    kept: list[Any] = []
+    make_held = stage._Held
+
+    def keep(*parts: Any) -> Any:
+        kept.append(make_held(*parts))
+        return kept[-1]
+
     training = TRAINING.model_copy(update={"recompute": True})
     chain = make_chain(bert, bert_states, training, THIRDS, [3, 2, 1])
-    forward = chain.units[1].module.register_forward_hook(
+    chain.units[1].module.register_forward_hook(
         lambda module, inputs, outputs: graphs.append(outputs.grad_fn is not None)
     )
-    graphs: list[bool] = []
+    monkeypatch.setattr(stage, "_Held", keep)
     chain.train(0, [make_batch(0)], 0.0)
-    forward.remove()
     assert graphs == [False, True]
+    embedding, blocks, head = kept
+    assert (embedding.inputs, embedding.outputs, blocks.outputs) == (None, None, None)
+    assert blocks.inputs is not None
+    assert head.outputs is not None  # its backward pass follows at once
 
 
 # --- order and window
@@ -123,8 +138,8 @@ def test_recomputing_keeps_only_the_inputs_of_a_segment(
 
 def check_schedule(chain: Chain, windows: list[int], size: int) -> None:
     """Every micro-batch goes forward and backward once, in order, and no more than a window is held."""
-    for stage, window in enumerate(windows):
-        actions = [action for action in chain.actions if action.stage == stage]
+    for index, window in enumerate(windows):
+        actions = [action for action in chain.actions if action.stage == index]
         order = {
             kind: [action.micro_batch for action in actions if action.kind is kind]
             for kind in ActionKind

@@ -142,10 +142,11 @@ def test_server_that_is_busy_with_all_it_can_do_is_still_healthy(
 ) -> None:
     monkeypatch.setattr("collapipe.rpc.server.MAX_CONCURRENT_CALLS", 1)
     begun, finish = threading.Event(), threading.Event()
+    told_to_finish: list[bool] = []
 
     def work(request: bytes, context: grpc.ServicerContext) -> bytes:
         begun.set()
-        finish.wait(20)
+        told_to_finish.append(finish.wait(5))
         return b""
 
     with serving({"unary_unary": work}) as served:
@@ -157,3 +158,4 @@ def test_server_that_is_busy_with_all_it_can_do_is_still_healthy(
         statuses.cancel()  # type: ignore[attr-defined]
         finish.set()
         working.result(timeout=20)
+    assert told_to_finish == [True], "health waited for a call to end"
