@@ -84,8 +84,8 @@ def test_dropout_key_of_known_position() -> None:
     assert centralized.dropout_key(7, 0, 1, 2, 3, 4) == 7273609236136225936
 
 
-@pytest.mark.parametrize(("clip_norm", "factor"), [(None, 1.0), (6.0, 1.0), (2.5, 0.5)])
-def test_gradients_are_clipped_by_their_common_norm(clip_norm: float | None, factor: float) -> None:
+@pytest.mark.parametrize(("clip_norm", "factor"), [(0.0, 1.0), (6.0, 1.0), (2.5, 0.5)])
+def test_gradients_are_clipped_by_their_common_norm(clip_norm: float, factor: float) -> None:
     model = torch.nn.Linear(1, 1)
     model.weight.grad, model.bias.grad = torch.tensor([[3.0]]), torch.tensor([4.0])
     centralized.clip_gradients(model, clip_norm)
