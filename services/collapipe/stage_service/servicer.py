@@ -49,8 +49,9 @@ class _Admitted:
         self.commands.close()
 
     def end(self) -> None:
-        """Closes the session, once: the next one shares its units."""
+        """Closes the session, once: the next one shares its units, and so may the one before as long as it computes."""
         if not self.ended.is_set():
+            self.wait_for_turn()
             self.session.close()
             self.ended.set()
 
@@ -127,9 +128,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             raise InvalidInputError("a link begins with OpenLink")
         session = self._session_of(first.open)
 
-        def on_end() -> (
-            None
-        ):  # a call that breaks may look to its requests like one that ends in good order
+        def on_end() -> None:
+            # beside what reading the requests tells: a call that breaks may look there like one that ends in good order
             session.abort(PeerLostError("", "the previous stage broke its link"))
 
         if not context.add_callback(on_end):

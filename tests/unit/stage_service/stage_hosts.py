@@ -135,6 +135,17 @@ class Session:
                 return
         raise AssertionError(f"the session ended before it waited for {what!r}")
 
+    def waits_for_nothing(self) -> None:
+        """Reads signs of life until the host says that it computes."""
+        while self.next_of_any_kind().progress.waiting_for:
+            pass
+
+    def next_of_any_kind(self) -> RunStageResponse:
+        """The next answer, which may be a sign of life."""
+        answer = next(self._answers, None)
+        assert answer is not None, "the session ended"
+        return answer
+
     def close(self) -> None:
         """Ends the session in good order."""
         self._requests.close()

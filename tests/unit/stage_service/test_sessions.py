@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from collapipe.errors import (
     NotFoundError,
     WrongStateError,
 )
+from collapipe.pipeline import stage
 from collapipe.rpc import streams
 from collapipe.stage_service import fetch_blob
 from collapipe.v1.plan_pb2 import UnitState
@@ -211,3 +213,29 @@ def test_signs_of_life_say_what_the_stage_waits_for(host: StageHost) -> None:
 def test_host_without_units_has_no_blobs(host: StageHost) -> None:
     with pytest.raises(NotFoundError, match="not held by device-1"):
         host.resources.held_blob("0" * 64)
+
+
+def test_session_whose_caller_is_gone_lets_no_later_one_pass_one_that_computes(
+    host: StageHost,
+) -> None:
+    computing = host.ready(0)
+    computing.run_step(0)
+    computing.waits_for("forward of micro-batch 0")
+    gone: Any = _Context()
+
+    def begin() -> None:
+        with pytest.raises(CancelledError):
+            request = RunStageRequest(configure=host.configure(1))
+            list(host.servicer.RunStage(iter([request]), gone))
+
+    with stage._compute_lock:  # the first session is in the middle of a computation
+        host.link(host.opening(computing.configure)).send_frame(activation_frame())
+        computing.waits_for_nothing()
+        leaving = threading.Thread(target=begin)
+        leaving.start()
+        new = host.open(host.configure(2))
+        signs = [new.next_of_any_kind() for _ in range(5)]
+        assert [sign.WhichOneof("event") for sign in signs] == ["progress"] * 5
+    new.expect("configured")
+    leaving.join(20)
+    assert_alive(new)
