@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -82,7 +83,8 @@ def test_caller_that_goes_away_while_it_is_read_from_is_cancelled_and_no_error(
         yield b"one"
         quiet.wait(SECONDS)
 
-    before = {code: num_handled(code) for code in ("CANCELLED", "INTERNAL")}
+    codes = ("CANCELLED", "OK", "INTERNAL")
+    before = {code: num_handled(code) for code in codes}
     with caplog.at_level(logging.ERROR), serving({"stream_stream": echo}) as served:
         stream = served.channel.stream_stream(f"/{SERVICE}/stream_stream")(requests())
         assert next(stream) == b"one"
@@ -91,5 +93,6 @@ def test_caller_that_goes_away_while_it_is_read_from_is_cancelled_and_no_error(
         served.server.drain(SECONDS)
         quiet.set()
     assert [record.getMessage() for record in caplog.records] == []
-    assert num_handled("CANCELLED") == before["CANCELLED"] + 1
-    assert num_handled("INTERNAL") == before["INTERNAL"]
+    cancelled, ok, internal = (num_handled(code) - before[code] for code in codes)
+    # to the reader of requests, gRPC sometimes shows a cancellation as their end
+    assert (cancelled + ok, internal) == (1, 0)
