@@ -82,8 +82,8 @@ class _Observed:
         if isinstance(error, CollapipeError):
             code = to_code(error)
         elif isinstance(error, GeneratorExit) or (
-            # what reading a request raises once the caller went away
-            isinstance(error, grpc.RpcError) and not self._context.is_active()
+            # to who reads requests, a caller that went away shows as an error or as their end
+            (error is None or isinstance(error, grpc.RpcError)) and not self._context.is_active()
         ):
             code = grpc.StatusCode.CANCELLED
         elif error is not None:
