@@ -1,5 +1,6 @@
 """What every service's process does before and after it serves."""
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -144,7 +145,10 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
             {"address": running.address, "metrics_address": metrics_address, "pid": os.getpid()},
         )
     logger.info("serving on %s, metrics on %s", running.address, metrics_address or "no address")
-    signals.get()
+    while not asked:
+        # a signal in the moment before a wait does not interrupt it: look again every second
+        with contextlib.suppress(queue.Empty):
+            signals.get(timeout=1.0)
     logger.info("draining")
     running.drain()
 

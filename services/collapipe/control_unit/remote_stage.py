@@ -91,6 +91,8 @@ class RemoteStage:
                 if event == "failed":
                     raise _failure(self.host_id, response.failed)
                 with self._changed:
+                    # what it waited for, it has got
+                    self.progress.waiting_for = ""
                     self._events[event or ""] = response
                     self._changed.notify_all()
             raise PeerLostError(
