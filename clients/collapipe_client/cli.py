@@ -21,19 +21,24 @@ from collapipe_client.cli_options import (
     DeviceMemory,
     DevicesOption,
     DeviceSpeed,
+    EmulateOption,
+    EmulationOption,
     Endpoint,
     Insecure,
     SchedulerOption,
+    TestbedOptions,
     TlsCa,
     TlsCert,
     TlsKey,
     WorkspaceOption,
+    client_for_records,
     find_endpoint,
     read_clusters,
     read_counts,
+    read_emulation,
 )
 from collapipe_client.client import CollaPipeClient
-from collapipe_client.documents import to_document
+from collapipe_client.fit_command import fit
 from collapipe_client.job_files import (
     check_has_data,
     load_job,
@@ -43,6 +48,7 @@ from collapipe_client.job_files import (
 )
 from collapipe_client.live_view import make_display
 from collapipe_client.local_testbed import LocalTestbed
+from collapipe_client.plan_commands import plan_app
 from collapipe_client.reporting import (
     FAILED,
     complain,
@@ -51,9 +57,10 @@ from collapipe_client.reporting import (
     say,
     termination_as_interrupt,
 )
+from collapipe_client.simulate_command import simulate
 from collapipe_client.testbed_shape import DEFAULT_DEVICES
 from collapipe_client.training import follow_job, how_to_load, run_job, say_resumable
-from collapipe_client.view_state import JobView, plan_stages, say_measurement
+from collapipe_client.view_state import JobView, say_measurement
 from collapipe_client.workspace import DEFAULT_ROOT
 
 app = typer.Typer(
@@ -62,7 +69,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train Transformers on devices too small to hold them.",
 )
-plan_app = typer.Typer(no_args_is_help=True, help="Plans: who ran what.")
 app.add_typer(plan_app, name="plan")
 
 _JOB_HELP = "The job's id, or its name for the newest of that name."
@@ -90,6 +96,8 @@ def train(
     devices: DevicesOption = None,
     device_memory: DeviceMemory = None,
     device_speed: DeviceSpeed = None,
+    emulate: EmulateOption = None,
+    emulation: EmulationOption = None,
     scheduler: SchedulerOption = None,
     insecure: Insecure = False,
     tls_ca: TlsCa = None,
@@ -110,10 +118,12 @@ def train(
         check_has_data(job)
         if local:
             job = with_local_paths(job)
-        options = (devices, device_memory, device_speed)
+        options = TestbedOptions(devices, device_memory, device_speed, emulate, emulation)
         display = make_display(Console(), as_json)
         try:
             with _testbed_for(job, endpoint, options, workspace, display.note) as (client, testbed):
+                if as_json:
+                    print_json({"event": "job", "config": job.model_dump(mode="json")})
                 with display:
                     job_id = run_job(client, job, display, resume=resume, testbed=testbed)
                 view = display.view
@@ -193,41 +203,12 @@ def export(
     """Fetch the model of a job's last commit, as `save_pretrained` writes it."""
     with exit_codes(as_json), termination_as_interrupt():
         endpoint = find_endpoint(scheduler, insecure, tls_ca, tls_cert, tls_key, workspace)
-        with _client_for_records(endpoint, workspace, as_json) as client:
+        with client_for_records(endpoint, workspace, as_json) as client:
             files = client.export(job, directory)
         if as_json:
             print_json({"directory": str(directory), "files": [path.name for path in files]})
         else:
             say(f"{len(files)} files in {directory}")
-
-
-@plan_app.command("show")
-def show_plan(
-    job: Annotated[str, typer.Argument(help=_JOB_HELP)],
-    round_number: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="From 1.")],
-    scheduler: SchedulerOption = None,
-    insecure: Insecure = False,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    workspace: WorkspaceOption = DEFAULT_ROOT,
-    as_json: AsJson = False,
-) -> None:
-    """Show who ran what in a round."""
-    with exit_codes(as_json), termination_as_interrupt():
-        endpoint = find_endpoint(scheduler, insecure, tls_ca, tls_cert, tls_key, workspace)
-        with _client_for_records(endpoint, workspace, as_json) as client:
-            plans = client.plans(client.find_job(job).job_id, round_number - 1)
-        if as_json:
-            print_json({"round": round_number, "plans": [to_document(plan) for plan in plans]})
-            return
-        for plan in plans:
-            say(
-                f"cluster {plan.cluster_index}: plan {plan.plan_id}, {plan.num_micro_batches} "
-                "micro-batches"
-            )
-            for stage, view in zip(plan.stages, plan_stages(plan), strict=True):
-                say(f"  {view.host_id:20} {view.units:20} in flight {stage.in_flight}")
 
 
 def _load(job_file: Path | None, preset: str | None, settings: list[str], local: bool) -> JobConfig:
@@ -246,36 +227,39 @@ def _load(job_file: Path | None, preset: str | None, settings: list[str], local:
 def _testbed_for(
     job: JobConfig,
     endpoint: Endpoint | None,
-    options: tuple[str | None, str | None, str | None],
+    options: TestbedOptions,
     workspace: Path,
     tell: Callable[[str], None],
 ) -> Iterator[tuple[CollaPipeClient, LocalTestbed | None]]:
     """Gives a client for the job: of the scheduler that there is, or of a testbed made for it."""
     if endpoint is not None:
-        if any(options):
+        if options != TestbedOptions():
             raise InvalidInputError(
-                "--devices, --device-memory and --device-speed shape a testbed that `train` "
-                f"starts, but {endpoint.address} is up: leave them out, or run `collapipe down` "
-                "first"
+                "--devices, --device-memory, --device-speed, --emulate and --emulation shape a "
+                f"testbed that `train` starts, but {endpoint.address} is up: leave them out, or "
+                "run `collapipe down` first"
             )
         if endpoint.testbed is not None:
             _check_fits(job, [len(cluster) for cluster in endpoint.testbed.shape])
         with endpoint.client() as client:
             yield client, None
         return
-    devices, device_memory, device_speed = options
     counts = (
-        read_counts(devices, job.clusters)
-        if devices
+        read_counts(options.devices, job.clusters)
+        if options.devices
         else [job.num_devices(index) or DEFAULT_DEVICES for index in range(job.clusters)]
     )
     _check_fits(job, counts)
-    clusters = read_clusters(counts, device_memory, device_speed)
+    clusters = read_clusters(counts, options.device_memory, options.device_speed)
+    emulation = read_emulation(counts, options.emulate, options.emulation)
     tell(
         f"starting a testbed in {workspace}: scheduler, edge server, and clusters of "
         f"{', '.join(map(str, counts))} devices"
     )
-    with LocalTestbed(clusters, workspace, progress=tell) as testbed, testbed.client() as client:
+    with (
+        LocalTestbed(clusters, workspace, emulation=emulation, progress=tell) as testbed,
+        testbed.client() as client,
+    ):
         yield client, testbed
 
 
@@ -305,29 +289,6 @@ def _need(endpoint: Endpoint | None) -> Endpoint:
     return endpoint
 
 
-@contextmanager
-def _client_for_records(
-    endpoint: Endpoint | None, workspace: Path, as_json: bool
-) -> Iterator[CollaPipeClient]:
-    """Gives a client to what past jobs left.
-
-    With nothing up, the scheduler and the edge server are started for it.
-    """
-    if endpoint is not None:
-        with endpoint.client() as client:
-            yield client
-        return
-    if not workspace.exists():
-        raise InvalidInputError(
-            f"there is no testbed in {workspace.absolute()}: run this where you trained, or give "
-            "--workspace DIR or --scheduler HOST:PORT"
-        )
-    tell = complain if as_json else say
-    with LocalTestbed([], workspace, progress=tell) as testbed, testbed.client() as client:
-        testbed.wait_until_registered()
-        yield client
-
-
 def _resume_command() -> str:
     arguments = sys.argv[1:]
     return shlex.join(["collapipe", *arguments, *([] if "--resume" in arguments else ["--resume"])])
@@ -353,4 +314,6 @@ def _say_trained(
     say("\n".join(f"    {line}" for line in how_to_load(job.task.kind, directory).splitlines()))
 
 
+app.command()(simulate)
+app.command()(fit)
 testbed_commands.add_to(app)

@@ -1,6 +1,8 @@
 """Options that several commands share, and how their values are read."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -8,11 +10,18 @@ from typing import Annotated
 import typer
 
 from collapipe.errors import InvalidInputError
+from collapipe.links.device_profiles import DEVICE_PROFILES, device_profile
+from collapipe.links.emulation import EmulatedDevice, Emulation, EmulationFile
 from collapipe.rpc import Security
 from collapipe_client.client import CollaPipeClient
+from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.processes import last_lines
-from collapipe_client.testbed_shape import SCHEDULER, Device, share_out
+from collapipe_client.reporting import complain, say
+from collapipe_client.testbed_shape import SCHEDULER, Device, device_name, share_out
 from collapipe_client.workspace import Workspace, WorkspaceRecord
+
+REAL = "none"
+"""Among the profiles of `--emulate`: this machine as it is."""
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -70,6 +79,34 @@ DeviceSpeed = Annotated[
         "measures.",
     ),
 ]
+EmulateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--emulate",
+        metavar="PROFILE,...",
+        help=f"What the devices compute like: {', '.join(DEVICE_PROFILES)}, or {REAL} for as fast "
+        "as this machine; given like --device-memory. They are slowed by waiting.",
+    ),
+]
+EmulationOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--emulation",
+        metavar="FILE",
+        help="Instead of --emulate: JSON of devices, links and radios.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class TestbedOptions:
+    """What shapes a testbed that a command starts, as it was given."""
+
+    devices: str | None = None
+    device_memory: str | None = None
+    device_speed: str | None = None
+    emulate: str | None = None
+    emulation: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +186,39 @@ def read_clusters(
     ]
 
 
+def read_emulation(
+    counts: list[int], emulate: str | None, emulation_file: Path | None
+) -> Emulation | None:
+    """Makes the emulated world from the options.
+
+    Returns:
+        `None` when nothing is to be emulated.
+
+    Raises:
+        InvalidInputError: A profile is not known, or the file is no emulation.
+    """
+    if emulation_file is not None:
+        if emulate is not None:
+            raise InvalidInputError(
+                f"--emulate {emulate} and --emulation {emulation_file} both say what the devices "
+                "are: give one of them"
+            )
+        return EmulationFile(emulation_file).current()
+    if emulate is None:
+        return None
+    names = [name.strip() for name in emulate.split(",")]
+    for name in set(names) - {REAL}:
+        device_profile(name)
+    return Emulation(
+        devices={
+            device_name(cluster_index, device_index): EmulatedDevice(profile=name)
+            for cluster_index, cluster in enumerate(share_out(names, counts, "--emulate"))
+            for device_index, name in enumerate(cluster)
+            if name != REAL
+        }
+    )
+
+
 def read_counts(devices: str, num_clusters: int) -> list[int]:
     """Reads `--devices`: one number for all clusters, or one for each."""
     parts = devices.split(",")
@@ -189,3 +259,26 @@ def _read_speed(text: str) -> float:
             "example 40"
         )
     return speed
+
+
+@contextmanager
+def client_for_records(
+    endpoint: Endpoint | None, workspace: Path, as_json: bool
+) -> Iterator[CollaPipeClient]:
+    """Gives a client to what past jobs left.
+
+    With nothing up, the scheduler and the edge server are started for it.
+    """
+    if endpoint is not None:
+        with endpoint.client() as client:
+            yield client
+        return
+    if not workspace.exists():
+        raise InvalidInputError(
+            f"there is no testbed in {workspace.absolute()}: run this where you trained, or give "
+            "--workspace DIR or --scheduler HOST:PORT"
+        )
+    tell = complain if as_json else say
+    with LocalTestbed([], workspace, progress=tell) as testbed, testbed.client() as client:
+        testbed.wait_until_registered()
+        yield client

@@ -24,11 +24,15 @@ from collapipe.v1.plan_pb2 import Plan
 from collapipe.v1.scheduler_pb2 import (
     HOST_ROLE_EDGE_SERVER,
     CancelJobRequest,
+    ExplainDecisionRequest,
+    ExplainDecisionResponse,
     GetPlansRequest,
     HostStatus,
     JobStatus,
     ListHostsRequest,
     ListJobsRequest,
+    ReplayDecisionRequest,
+    ReplayDecisionResponse,
     SubmitJobRequest,
     WatchJobRequest,
     WatchJobResponse,
@@ -133,6 +137,18 @@ class CollaPipeClient:
         """Tells who ran what in a round: one plan a cluster."""
         request = GetPlansRequest(job_id=job_id, round_index=round_index)
         return list(self._call(self._scheduler.GetPlans, request).plans)
+
+    def explain(self, job_id: str, round_index: int) -> ExplainDecisionResponse:
+        """Tells why a round's plans are what they are."""
+        request = ExplainDecisionRequest(job_id=job_id, round_index=round_index)
+        answer: ExplainDecisionResponse = self._call(self._scheduler.ExplainDecision, request)
+        return answer
+
+    def replay(self, job_id: str, round_index: int) -> ReplayDecisionResponse:
+        """Lets the scheduler decide a round again from what was recorded with it."""
+        request = ReplayDecisionRequest(job_id=job_id, round_index=round_index)
+        answer: ReplayDecisionResponse = self._call(self._scheduler.ReplayDecision, request)
+        return answer
 
     def export(self, job: str, directory: Path) -> list[Path]:
         """Fetches the model of a job's last commit, as `save_pretrained` writes it.

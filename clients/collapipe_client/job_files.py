@@ -80,20 +80,29 @@ def load_job(path: Path, settings: Sequence[str] = (), *, local: bool = True) ->
     Raises:
         InvalidInputError: The file or a setting is wrong.
     """
+    document = read_toml(
+        path, f"give a job file, or a preset with --preset {'|'.join(preset_names())}"
+    )
+    if local:
+        document = _absolute_paths(document, path.absolute().parent)
+    return _apply_settings(document, settings, str(path))
+
+
+def read_toml(path: Path, remedy: str) -> dict[str, Any]:
+    """Reads a TOML file; `remedy` says what to do when it is not there.
+
+    Raises:
+        InvalidInputError: It is not there, or cannot be read.
+    """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise InvalidInputError(
-            f"{path} does not exist: give a job file, or a preset with --preset "
-            f"{'|'.join(preset_names())}"
-        ) from error
+        raise InvalidInputError(f"{path} does not exist: {remedy}") from error
     except OSError as error:
         raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path}: is not valid TOML: {error}") from error
-    if local:
-        document = _absolute_paths(document, path.absolute().parent)
-    return _apply_settings(document, settings, str(path))
+    return document
 
 
 def parse_setting(setting: str) -> tuple[list[str], Any]:

@@ -5,8 +5,6 @@ spends seconds importing torch. Whatever was started is in the workspace's recor
 waited for, so that nothing gets lost.
 """
 
-import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -18,11 +16,14 @@ from pathlib import Path
 from typing_extensions import Self
 
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
+from collapipe.links.emulation import Emulation
 from collapipe.rpc import Security
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.processes import (
     GRACE,
     ProcessRecord,
+    check_free,
+    child_environment,
     describe_exit,
     end_processes,
     kill_process,
@@ -38,7 +39,13 @@ from collapipe_client.testbed_shape import (
     services,
     spell_out,
 )
-from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord, read_json
+from collapipe_client.workspace import (
+    DEFAULT_ROOT,
+    Workspace,
+    WorkspaceRecord,
+    read_json,
+    replace_text,
+)
 
 _POLL_SECONDS = 0.05
 _REPORT_SECONDS = 2.0
@@ -64,6 +71,9 @@ class LocalTestbed:
         clusters: Each cluster: a number of devices, or its devices with their memory and speed.
         workspace: Folder of state, logs and records. State stays, so that a job can be resumed by
             the next testbed.
+        emulation: Devices, links and radios that the hosts are to seem to be and to have, by their
+            names (`device-0-1`, `control-unit-0`, `edge-server`); `None` emulates nothing.
+        scheduler_options: Further flags of the scheduler, for example where Prometheus is.
         detached: True when the processes are to outlive this one; they end by `LocalTestbed.end`.
         listen: Address of the scheduler.
         start_timeout: Bounds the wait for all processes to serve.
@@ -75,6 +85,8 @@ class LocalTestbed:
         clusters: Clusters,
         workspace: Path = DEFAULT_ROOT,
         *,
+        emulation: Emulation | None = None,
+        scheduler_options: Sequence[str] = (),
         detached: bool = False,
         listen: str = LOOPBACK,
         start_timeout: timedelta = timedelta(seconds=180),
@@ -82,7 +94,8 @@ class LocalTestbed:
     ) -> None:
         self.workspace = Workspace(workspace)
         self._clusters = spell_out(clusters)
-        self._services = services(self._clusters)
+        self._services = services(self._clusters, scheduler_options)
+        self._emulation = emulation
         self._detached = detached
         self._listen = listen
         self._start_timeout = start_timeout
@@ -115,6 +128,27 @@ class LocalTestbed:
     def client(self) -> CollaPipeClient:
         """Opens a client of the scheduler."""
         return CollaPipeClient(self.scheduler_address, Security.insecure())
+
+    def emulate(self, emulation: Emulation) -> None:
+        """Changes the emulated world; the hosts notice before their next micro-batch.
+
+        A device that was not emulated keeps the memory and watts that it registered.
+
+        Raises:
+            WrongStateError: The hosts were not started in an emulated world.
+        """
+        if not self.workspace.emulation_file.exists():
+            raise WrongStateError(
+                "the testbed was started without an emulated world: start it with "
+                "LocalTestbed(..., emulation=Emulation())"
+            )
+        self._emulation = emulation
+        self._write_emulation()
+
+    @property
+    def emulation(self) -> Emulation | None:
+        """The emulated world, if there is one."""
+        return self._emulation
 
     def start(self) -> None:
         """Starts the processes and waits until all serve.
@@ -229,10 +263,26 @@ class LocalTestbed:
                     f"a testbed of other clusters is up ({_say_shape(earlier)}, asked for "
                     f"{_say_shape(self._record)}): run `collapipe down` first"
                 )
+            elif self._emulation is not None and not self.workspace.emulation_file.exists():
+                raise WrongStateError(
+                    "a testbed is up whose hosts are not in an emulated world: run `collapipe "
+                    "down` first"
+                )
             else:
                 self._record = earlier
+                if self._emulation is not None:
+                    self._write_emulation()
                 return
+        self.workspace.emulation_file.unlink(missing_ok=True)
+        if self._emulation is not None:
+            self._write_emulation()
         self.workspace.write_record(self._record)
+
+    def _write_emulation(self) -> None:
+        """Replaces the world atomically: the hosts read it at any time."""
+        assert self._emulation is not None
+        text = self._emulation.model_dump_json(indent=1, exclude_none=True)
+        replace_text(self.workspace.emulation_file, text)
 
     def _start_together(self, batch: Sequence[Service]) -> None:
         for service in batch:
@@ -247,8 +297,9 @@ class LocalTestbed:
         listen = known.address if known and known.address else LOOPBACK
         if is_scheduler and listen == LOOPBACK:
             listen = self._listen
-        _check_free(listen, service.name)
+        check_free(listen, service.name)
         self.workspace.ready_file(service.name).unlink(missing_ok=True)
+        emulation_file = self.workspace.emulation_file
         with open(self.workspace.log_file(service.name), log_mode) as log:
             popen = subprocess.Popen(
                 command(
@@ -256,6 +307,7 @@ class LocalTestbed:
                     self.workspace,
                     listen=listen,
                     scheduler_address=None if is_scheduler or not scheduler else scheduler.address,
+                    emulation_file=emulation_file if emulation_file.exists() else None,
                     exit_with_parent=not self._detached,
                 ),
                 stdin=subprocess.DEVNULL,
@@ -263,7 +315,7 @@ class LocalTestbed:
                 stderr=subprocess.STDOUT,
                 # Ctrl-C in the terminal is for the client, which then ends its processes in order.
                 start_new_session=True,
-                env=_environment(),
+                env=child_environment(),
             )
         self._popen[service.name] = popen
         self._write(
@@ -338,45 +390,11 @@ class LocalTestbed:
             popen.poll()
 
 
-def _environment() -> dict[str, str]:
-    """The environment of the processes: ours, with import paths that hold wherever they run.
-
-    Settings are left out: a testbed is what its flags say, whatever deployment this shell is set
-    up for.
-    """
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("COLLAPIPE_")
-    }
-    if environment.get("PYTHONPATH"):
-        parts = environment["PYTHONPATH"].split(os.pathsep)
-        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts)
-    return environment
-
-
 def _ready_address(ready_file: Path, pid: int) -> str | None:
     document = read_json(ready_file)
     if document is None or document.get("pid") != pid:
         return None
     return str(document["address"])
-
-
-def _check_free(listen: str, name: str) -> None:
-    """Says that a port is taken before a process has to die of it."""
-    host, separator, port = listen.rpartition(":")
-    if not separator or not port.isdigit():
-        raise InvalidInputError(
-            f"the address {listen!r} of {name} is not HOST:PORT, for example {LOOPBACK}"
-        )
-    if port == "0":
-        return
-    try:
-        with socket.create_server((host.strip("[]"), int(port))):
-            pass
-    except (OSError, OverflowError) as error:
-        raise InvalidInputError(
-            f"{name} cannot listen on {listen} ({getattr(error, 'strerror', None) or error}): free "
-            "the port, or give another address (port 0 takes any free one)"
-        ) from error
 
 
 def _say_shape(record: WorkspaceRecord) -> str:

@@ -6,12 +6,15 @@ started, and a signal is sent only while both agree.
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+
+from collapipe.errors import InvalidInputError
 
 _PROC = Path("/proc")
 _POLL_SECONDS = 0.05
@@ -155,3 +158,37 @@ def last_lines(path: Path, num_lines: int = 12) -> str:
         return f"  ({path} cannot be read: {error.strerror})"
     shown = [line for line in lines if line.strip()][-num_lines:]
     return "\n".join(f"  {line}" for line in shown) or f"  ({path} is empty)"
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of the processes: ours, with import paths that hold wherever they run.
+
+    Settings are left out: a testbed is what its flags say, whatever deployment this shell is set
+    up for.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("COLLAPIPE_")
+    }
+    if environment.get("PYTHONPATH"):
+        parts = environment["PYTHONPATH"].split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts)
+    return environment
+
+
+def check_free(listen: str, name: str) -> None:
+    """Says that a port is taken before a process has to die of it."""
+    host, separator, port = listen.rpartition(":")
+    if not separator or not port.isdigit():
+        raise InvalidInputError(
+            f"the address {listen!r} of {name} is not HOST:PORT, for example 127.0.0.1:0"
+        )
+    if port == "0":
+        return
+    try:
+        with socket.create_server((host.strip("[]"), int(port))):
+            pass
+    except (OSError, OverflowError) as error:
+        raise InvalidInputError(
+            f"{name} cannot listen on {listen} ({getattr(error, 'strerror', None) or error}): free "
+            "the port, or give another address (port 0 takes any free one)"
+        ) from error

@@ -13,6 +13,8 @@ from collapipe_client.cli_options import (
     DeviceMemory,
     DevicesOption,
     DeviceSpeed,
+    EmulateOption,
+    EmulationOption,
     Insecure,
     SchedulerOption,
     TlsCa,
@@ -22,6 +24,7 @@ from collapipe_client.cli_options import (
     find_endpoint,
     read_clusters,
     read_counts,
+    read_emulation,
 )
 from collapipe_client.doctor import Check, examine
 from collapipe_client.documents import enum_word, to_document
@@ -52,6 +55,8 @@ def up(
     devices: DevicesOption = None,
     device_memory: DeviceMemory = None,
     device_speed: DeviceSpeed = None,
+    emulate: EmulateOption = None,
+    emulation: EmulationOption = None,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the scheduler listens; port 0 is any.")
     ] = LOOPBACK,
@@ -63,7 +68,12 @@ def up(
         counts = read_counts(devices or str(DEFAULT_DEVICES), clusters)
         shape = read_clusters(counts, device_memory, device_speed)
         testbed = LocalTestbed(
-            shape, workspace, detached=True, listen=listen, progress=complain if as_json else say
+            shape,
+            workspace,
+            emulation=read_emulation(counts, emulate, emulation),
+            detached=True,
+            listen=listen,
+            progress=complain if as_json else say,
         )
         testbed.start()
         if as_json:

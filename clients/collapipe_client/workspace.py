@@ -1,6 +1,7 @@
 """The folder of a local testbed: state, logs, and a record of the processes that run.
 
 .collapipe/
+  emulation.json the world that the processes seem to be in, if it is not this machine
   testbed.json   which processes run, by pid and start; written before they are waited for
   lock           held by the command that owns the testbed
   state/NAME/    what a service keeps; survives everything
@@ -71,6 +72,7 @@ class Workspace:
         self.logs = self.root / "logs"
         self.run = self.root / "run"
         self.state = self.root / "state"
+        self.emulation_file = self.root / "emulation.json"
 
     def create(self) -> None:
         """Makes the folders; they ignore themselves in git."""
@@ -121,9 +123,7 @@ class Workspace:
         if record is None:
             path.unlink(missing_ok=True)
             return
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
-        os.replace(temporary, path)
+        replace_text(path, json.dumps(asdict(record), indent=1))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -149,6 +149,13 @@ class Workspace:
             file.write(str(os.getpid()))
             file.flush()
             yield
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replaces a file atomically: a reader finds the old text or the new."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

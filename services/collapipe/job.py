@@ -5,7 +5,7 @@ A job is written in TOML, validated here, and travels as canonical JSON. Unknown
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
@@ -111,14 +111,37 @@ class TrainingConfig(_Section):
 class ScheduleConfig(_Section):
     """How the scheduler decides."""
 
-    strategy: Literal["pipeline", "proportional", "manual"] = "pipeline"
-    """`pipeline`: equal segments. `proportional`: by profiled speed under memory limits. `manual`: as `segments` says."""
+    strategy: Literal[
+        "dssra", "pipeline", "titanic", "vanilla_fl", "centralized", "proportional", "manual"
+    ] = "pipeline"
+    """`dssra`: decides everything anew every round from telemetry. `pipeline`: equal segments. `titanic`: the least set of
+    devices that holds the model with the fastest slowest stage. `vanilla_fl`: one device holds all units. `centralized`: the
+    control unit does. `proportional`: by profiled speed under memory limits. `manual`: as `segments` says."""
     num_micro_batches: int = Field(default=8, ge=1)
-    """Micro-batches of a mini-batch; a divisor of it."""
+    """Micro-batches of a mini-batch; a divisor of it. `dssra` begins with it and then chooses."""
     in_flight: int | None = Field(default=None, ge=1)
     """Forward micro-batches that a stage may hold. Not set: as many as 1F1B needs, one for each stage from here on."""
     segments: list[list[int]] = Field(default_factory=list)
     """`manual`: blocks of each device in registration order, one list a round, repeated from the start when used up."""
+    codecs: list[Literal["fp32", "bf16", "int8"]] = Field(default=["fp32"], min_length=1)
+    """Encodings of activations that a link may be given: the first for all strategies but `dssra`, which chooses. Only
+    `fp32` is lossless."""
+    penalty_weight: float = Field(default=100.0, gt=0)
+    """V of design (13): what a round's delay weighs against the energy queues."""
+    convergence_weight: float = Field(default=0.0, ge=0)
+    """lambda of design (13)."""
+    convergence_constants: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    """c0 to c4 of design (11), as `collapipe fit` prints them."""
+    max_convergence_term: float | None = Field(default=None, gt=0)
+    """Phi_max of design (13)."""
+    channel_rate_bps: float | None = Field(default=None, gt=0)
+    """What the wired links of a cluster share, in bit/s a direction. Not set: links do not share."""
+    channel_bandwidth_hz: float | None = Field(default=None, gt=0)
+    """Bandwidth that the radio links of a cluster share."""
+    migration_horizon_rounds: float = Field(default=10.0, gt=0)
+    """Rounds over which a move of blocks has to pay off."""
+    hysteresis: float = Field(default=0.05, ge=0)
+    """Share of the objective that a new plan has to save to replace the one in force."""
     silence_seconds: float = Field(default=10.0, gt=2)
     """A peer that is silent for longer is lost, and the round is aborted."""
     wait_for_hosts_seconds: float = Field(default=60.0, gt=0)
@@ -196,7 +219,7 @@ class JobConfig(_Section):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise InvalidInputError(_explain(error, "the job")) from error
+            raise InvalidInputError(explain_mistakes(error, "the job", cls)) from error
 
     @classmethod
     def from_dict(cls, document: dict[str, Any], origin: str) -> "JobConfig":
@@ -204,16 +227,22 @@ class JobConfig(_Section):
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            raise InvalidInputError(_explain(error, origin)) from error
+            raise InvalidInputError(explain_mistakes(error, origin, cls)) from error
 
 
-def _explain(error: ValidationError, origin: str) -> str:
-    """One line a mistake; a misspelt key comes with the nearest known one."""
+def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel]) -> str:
+    """One line a mistake; a misspelt key comes with the nearest known one.
+
+    Args:
+        error: What pydantic found.
+        origin: Names the document.
+        schema: What it was to be.
+    """
     lines = []
     for mistake in error.errors():
         where = ".".join(str(part) for part in mistake["loc"])
         if mistake["type"] == "extra_forbidden":
-            known = _known_keys(mistake["loc"][:-1])
+            known = _known_keys(schema, mistake["loc"][:-1])
             near = difflib.get_close_matches(str(mistake["loc"][-1]), known, n=1)
             hint = (
                 f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
@@ -228,8 +257,19 @@ def _explain(error: ValidationError, origin: str) -> str:
     return "\n".join(lines)
 
 
-def _known_keys(location: Iterable[int | str]) -> list[str]:
-    section: Any = JobConfig
+def _known_keys(schema: type[BaseModel], location: Iterable[int | str]) -> set[str]:
+    """Keys of the section at a location; positions in lists and names of alternatives lead no further."""
+    sections = [schema]
     for part in location:
-        section = section.model_fields[str(part)].annotation
-    return list(section.model_fields)
+        fields = [
+            section.model_fields[str(part)] for section in sections if part in section.model_fields
+        ]
+        if fields:
+            sections = [section for field in fields for section in _sections_in(field.annotation)]
+    return {key for section in sections for key in section.model_fields}
+
+
+def _sections_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for part in get_args(annotation) for section in _sections_in(part)]

@@ -83,7 +83,9 @@ class ClusterRound:
         summary.fetched_bytes = pipeline.configure()
         summary.configure_seconds = time.perf_counter() - started
         if request.evaluate:
+            started = time.perf_counter()
             emit(control_unit_pb2.RunRoundResponse(evaluation=self._evaluate()))
+            summary.evaluation_seconds = time.perf_counter() - started
         cursor = self._train(emit, summary) if request.local_steps else request.base.cursor
         states = pipeline.finish()
         started = time.perf_counter()

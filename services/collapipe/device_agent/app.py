@@ -4,6 +4,8 @@ import grpc
 from pydantic import Field
 
 from collapipe.device_agent.servicer import DeviceAgentServicer
+from collapipe.links.device_profiles import DeviceProfile, device_profile
+from collapipe.links.emulation import EmulationFile
 from collapipe.process import Running, run_service
 from collapipe.stage_service import (
     HostResources,
@@ -18,25 +20,54 @@ class DeviceAgentSettings(StageHostSettings):
     """Settings of a device agent."""
 
     cluster_index: int = Field(default=0, ge=0, description="The cluster that it belongs to.")
-    memory_bytes: int = Field(default=0, ge=0, description="Memory for training; 0 for no limit.")
+    memory_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Memory for training; 0 for no limit. By default what an emulated device has, else no limit.",
+    )
     speed: float = Field(
         default=0.0, ge=0, description="Samples that one block processes a second; 0 measures it."
+    )
+    energy_budget_joules: float = Field(
+        default=0.0,
+        ge=0,
+        description="Energy that a round may cost in the long run; 0 for a device on mains.",
+    )
+    busy_watts: float = Field(
+        default=0.0,
+        ge=0,
+        description="Power beyond idle while it computes, where no probe measures it. By default that of an "
+        "emulated device, else not known.",
+    )
+
+
+def describe_host(
+    settings: DeviceAgentSettings, emulated: DeviceProfile | None
+) -> scheduler_pb2.Host:
+    """What the device registers: its settings, and what they leave open of an emulated device."""
+    memory_bytes = settings.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = emulated.memory_bytes if emulated else 0
+    return scheduler_pb2.Host(
+        role=scheduler_pb2.HOST_ROLE_DEVICE_AGENT,
+        cluster_index=settings.cluster_index,
+        memory_bytes=memory_bytes,
+        speed=settings.speed,
+        energy_budget_joules=settings.energy_budget_joules,
+        busy_watts=settings.busy_watts or (emulated.busy_watts if emulated else 0.0),
     )
 
 
 def start(settings: DeviceAgentSettings, metrics_address: str) -> Running:
     """Starts serving."""
-    host = scheduler_pb2.Host(
-        role=scheduler_pb2.HOST_ROLE_DEVICE_AGENT,
-        cluster_index=settings.cluster_index,
-        memory_bytes=settings.memory_bytes,
-        speed=settings.speed,
-    )
+    device = EmulationFile(settings.emulation).current().devices.get(settings.host_id)
+    host = describe_host(settings, device_profile(device.profile) if device else None)
 
     def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:
+        resources.modelled_watts = host.busy_watts
         stage_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(resources), server)
         device_agent_pb2_grpc.add_DeviceAgentServiceServicer_to_server(
-            DeviceAgentServicer(resources.device), server
+            DeviceAgentServicer(resources), server
         )
 
     return start_stage_host(settings, metrics_address, host, None, add_services)

@@ -1,11 +1,10 @@
 """DeviceAgentService: what only a device is asked."""
 
 import grpc
-import torch
 
-from collapipe.errors import InvalidInputError
 from collapipe.models import adapter_for
-from collapipe.pipeline.profile import profile_block
+from collapipe.pipeline.profile import MICRO_BATCH_SIZES, profile_block
+from collapipe.stage_service import HostResources
 from collapipe.v1 import device_agent_pb2, device_agent_pb2_grpc
 
 
@@ -13,28 +12,28 @@ class DeviceAgentServicer(device_agent_pb2_grpc.DeviceAgentServiceServicer):
     """Serves profiles.
 
     Args:
-        device: Where blocks compute.
+        resources: Of this host.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, resources: HostResources) -> None:
+        self._resources = resources
 
     def ProfileBlock(
         self, request: device_agent_pb2.ProfileBlockRequest, context: grpc.ServicerContext
     ) -> device_agent_pb2.ProfileBlockResponse:
         """Times one block of a model."""
-        if not request.micro_batch_size or not request.sequence_length:
-            raise InvalidInputError(
-                f"a profile needs a micro-batch and a length of at least 1, not "
-                f"{request.micro_batch_size} and {request.sequence_length}"
-            )
         model = request.model
-        adapter = adapter_for(model.family, model.task, model.config_json)
         profile = profile_block(
-            adapter, self._device, request.micro_batch_size, request.sequence_length
+            adapter_for(model.family, model.task, model.config_json),
+            self._resources.device,
+            list(request.micro_batch_sizes) or MICRO_BATCH_SIZES,
+            request.sequence_length,
+            self._resources.processor,
         )
         return device_agent_pb2.ProfileBlockResponse(
             seconds_per_sample=profile.seconds_per_sample,
+            seconds_per_micro_batch=profile.seconds_per_micro_batch,
             state_bytes=profile.state_bytes,
-            stash_bytes=profile.stash_bytes,
+            stash_bytes_per_sample=profile.stash_bytes_per_sample,
+            num_parameters=profile.num_parameters,
         )

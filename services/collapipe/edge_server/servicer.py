@@ -11,6 +11,7 @@ import grpc
 from collapipe.edge_server.global_model import GlobalModel
 from collapipe.errors import CancelledError
 from collapipe.job import JobConfig
+from collapipe.models import adapter_for
 from collapipe.rpc import ChannelPool, work_with_signs_of_life
 from collapipe.stage_service import store_blob
 from collapipe.storage import JobStores
@@ -47,8 +48,17 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 vocabulary = b"".join(store.read(source.digest))
                 model.prepare(job_id, job, list(request.labels), vocabulary)
                 spec, num_blocks = model.model_spec()
+                commit = model.commit()
                 answer = edge_server_pb2.PrepareJobResponse(
-                    commit=model.commit(), model=spec, num_blocks=num_blocks
+                    commit=commit,
+                    model=spec,
+                    num_blocks=num_blocks,
+                    hidden_size=adapter_for(
+                        spec.family, spec.task, spec.config_json
+                    ).config.hidden_size,
+                    unit_bytes=[
+                        store.total_bytes(unit.weights_digest) for unit in commit.global_units
+                    ],
                 )
             emit(answer)
 

@@ -4,9 +4,9 @@ Reading order: `run_step` is the loop of a mini-batch, `_forward` and `_backward
 """
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -16,18 +16,17 @@ from collapipe.errors import WrongStateError
 from collapipe.job import TrainingConfig
 from collapipe.models import Head, ModelAdapter
 from collapipe.pipeline.bank import HeldUnit
+from collapipe.pipeline.compute_lock import COMPUTE_LOCK
 from collapipe.pipeline.mailbox import Mailbox
+from collapipe.pipeline.observer import StageObserver
 from collapipe.pipeline.optimizer import learning_rate, squared_norms
+from collapipe.pipeline.processor import FORWARD_SHARE, EmulatedProcessor
 from collapipe.pipeline.schedule import Action, ActionKind, Progress
-from collapipe.tensors import Frame, FrameKind
+from collapipe.pipeline.stash import KeptBytes, count_kept_bytes
+from collapipe.pipeline.work import StageWork, Work
+from collapipe.tensors import ACTIVATION, Frame, FrameKind
 
 IDLE = "be told what to run"
-
-ACTIVATION = "activation"
-"""Name of the activation, and of its gradient, among the tensors of a frame."""
-
-_compute_lock = threading.Lock()
-"""One thread computes at a time: the random state is the process's, and the plan counts one processor a host."""
 
 
 def dropout_key(
@@ -57,7 +56,7 @@ class StageContext:
 
 @dataclass
 class StepTimes:
-    """Seconds of one stage in one step."""
+    """Seconds of one stage in one step; on an emulated processor, its seconds."""
 
     forward_seconds: float = 0.0
     backward_seconds: float = 0.0
@@ -81,6 +80,8 @@ class _Held:
     inputs: Tensor | None
     outputs: Tensor | None
     side: dict[str, Tensor]
+    kept_bytes: int
+    passed_bytes: int = 0
 
 
 @dataclass
@@ -93,6 +94,16 @@ class _Step:
     times: StepTimes = field(default_factory=StepTimes)
     loss: float = 0.0
     stash: dict[int, _Held] = field(default_factory=dict)
+    kept_bytes_per_token: float | None = None
+    most_held: int = 0
+    most_kept_bytes: int = 0
+
+    def hold(self, micro_batch: int, held: _Held) -> None:
+        """Keeps a micro-batch until its backward pass."""
+        self.stash[micro_batch] = held
+        self.most_held = max(self.most_held, len(self.stash))
+        kept = sum(one.kept_bytes for one in self.stash.values())
+        self.most_kept_bytes = max(self.most_kept_bytes, kept)
 
 
 class Stage:
@@ -104,7 +115,8 @@ class Stage:
         mailbox: What the neighbours sent.
         send_forward: Sends a frame to the next stage; never called by the stage with the head.
         send_backward: Sends a frame to the previous stage.
-        observe: Told of every action with the seconds that it took.
+        observer: Told of every action.
+        processor: What the stage is to compute like; `None` for this machine as it is.
     """
 
     def __init__(
@@ -114,20 +126,25 @@ class Stage:
         mailbox: Mailbox,
         send_forward: Callable[[Frame], None],
         send_backward: Callable[[Frame], None],
-        observe: Callable[[Action, float], None] = lambda action, seconds: None,
+        observer: StageObserver | None = None,
+        processor: EmulatedProcessor | None = None,
     ) -> None:
         self._context = context
         self._units = units
         self._mailbox = mailbox
         self._send_forward = send_forward
         self._send_backward = send_backward
-        self._observe = observe
+        self._observer = observer or StageObserver()
+        self._processor = processor if units else None  # who only passes on computes nothing
         modules = [unit.module for unit in units]
         last = modules[-1] if modules else None
         self._head = last if isinstance(last, Head) else None
         self._modules = modules[:-1] if self._head is not None else modules
         # the head's backward pass follows its forward pass at once: nothing is gained there
         self._recomputes = context.training.recompute and self._head is None
+        self._work = StageWork(
+            modules, context.adapter.config.hidden_size, recomputes=self._recomputes
+        )
         self._has_embedding = bool(units) and units[0].unit_index == 0
         self._has_pending_update = False
         self._num_updates = 0
@@ -166,6 +183,7 @@ class Stage:
             self._backward(step, frame)
             progress.backwards += 1
         step.times.total_seconds = time.perf_counter() - started
+        self._observer.stepped(step.times.waiting_seconds, step.most_held, step.most_kept_bytes)
         self._has_pending_update = True
         self.waiting_for = IDLE
         norms = [square for unit in self._units for square in squared_norms(unit.parameters)]
@@ -179,9 +197,12 @@ class Stage:
         rate = learning_rate(
             context.training, context.first_step + self._num_updates, context.total_steps
         )
-        with _compute_lock:
+        with COMPUTE_LOCK:
+            started = time.perf_counter()
             for unit in self._units:
                 unit.update(rate, scale)
+            seconds = self._seconds_of(started, self._work.update(), 0.0)
+        self._observer.updated(seconds)
         self._num_updates += 1
         self._has_pending_update = False
 
@@ -233,27 +254,40 @@ class Stage:
     def _forward(self, step: _Step, frame: Frame) -> None:
         tensors = self._to_device(frame.tensors)
         inputs = tensors.pop(ACTIVATION, None)
-        with _compute_lock:
+        with COMPUTE_LOCK:
             started = time.perf_counter()
             if inputs is not None and self._units:
                 inputs.requires_grad_()
-            with torch.set_grad_enabled(not self._recomputes):
+            measures = step.kept_bytes_per_token is None and not self._recomputes
+            with (
+                torch.set_grad_enabled(not self._recomputes),
+                count_kept_bytes(unit.module for unit in self._units)
+                if measures
+                else nullcontext() as kept,
+            ):
                 outputs = self._run(step, frame.micro_batch, inputs, tensors)
-            kept = None if self._recomputes else outputs
-            step.stash[frame.micro_batch] = _Held(inputs, kept, tensors)
+            held = _Held(
+                inputs,
+                None if self._recomputes else outputs,
+                tensors,
+                self._kept_bytes(step, kept, inputs, tensors),
+            )
+            step.hold(frame.micro_batch, held)
             if self._head is not None:
                 assert outputs is not None
                 step.loss += float(outputs.detach())
-            seconds = time.perf_counter() - started
+            seconds = self._seconds_of(started, self._work.forward(tensors), FORWARD_SHARE)
         step.times.forward_seconds += seconds
-        self._observe(self._action(ActionKind.FORWARD, frame), seconds)
+        self._observer.acted(self._action(ActionKind.FORWARD, frame), seconds)
         if self._head is None:
-            self._send_forward(self._onward(frame, outputs, tensors))
+            onward = self._onward(frame, outputs, tensors)
+            held.passed_bytes = onward.byte_length
+            self._send_forward(onward)
 
     def _backward(self, step: _Step, frame: Frame) -> None:
         held = step.stash.pop(frame.micro_batch)
         gradient = self._to_device(frame.tensors).get(ACTIVATION)
-        with _compute_lock:
+        with COMPUTE_LOCK:
             started = time.perf_counter()
             if self._units:
                 outputs = held.outputs
@@ -261,9 +295,11 @@ class Stage:
                     outputs = self._run(step, frame.micro_batch, held.inputs, held.side)
                 assert outputs is not None
                 torch.autograd.backward(outputs, gradient)
-            seconds = time.perf_counter() - started
+            seconds = self._seconds_of(started, self._work.backward(held.side), 1 - FORWARD_SHARE)
         step.times.backward_seconds += seconds
-        self._observe(self._action(ActionKind.BACKWARD, frame), seconds)
+        self._observer.acted(self._action(ActionKind.BACKWARD, frame), seconds)
+        num_samples = held.side["attention_mask"].shape[0]
+        self._observer.worked(len(self._units), num_samples, held.passed_bytes)
         answer = {}
         if not self._has_embedding:
             passed = held.inputs.grad if held.inputs is not None and self._units else gradient
@@ -288,16 +324,41 @@ class Stage:
     def _evaluate(self, frame: Frame) -> Frame:
         tensors = self._to_device(frame.tensors)
         activation = tensors.pop(ACTIVATION, None)
-        with _compute_lock, torch.no_grad():
+        with COMPUTE_LOCK, torch.no_grad():
+            started = time.perf_counter()
             for module in self._modules:
                 activation = module(activation, tensors)
-            if self._head is None:
-                return self._onward(frame, activation, tensors)
-            assert activation is not None
-            predictions = self._head.predict(activation, tensors)
+            if self._head is not None:
+                assert activation is not None
+                predictions = self._head.predict(activation, tensors)
+            seconds = self._seconds_of(started, self._work.forward(tensors), FORWARD_SHARE)
+        self._observer.evaluated(seconds)
+        if self._head is None:
+            return self._onward(frame, activation, tensors)
         return Frame(
             FrameKind.PREDICTION, frame.step_index, frame.micro_batch, {"predictions": predictions}
         )
+
+    def _seconds_of(self, started: float, work: Work, overhead_share: float) -> float:
+        """How long an action took; an emulated processor is waited for first."""
+        if self._processor is not None:
+            self._processor.occupy(started, work, overhead_share)
+        return time.perf_counter() - started
+
+    def _kept_bytes(
+        self,
+        step: _Step,
+        counted: KeptBytes | None,
+        inputs: Tensor | None,
+        side: Mapping[str, Tensor],
+    ) -> int:
+        """What a micro-batch occupies until its backward pass: counted for the first of a mini-batch, then in proportion."""
+        if self._recomputes:
+            return inputs.nbytes if inputs is not None else 0
+        tokens = max(side["attention_mask"].numel(), 1)
+        if counted is not None:
+            step.kept_bytes_per_token = counted.total / tokens
+        return round((step.kept_bytes_per_token or 0.0) * tokens)
 
     def _onward(self, frame: Frame, activation: Tensor | None, side: Mapping[str, Tensor]) -> Frame:
         """What the next stage gets: the activation, and beside it what later units still need."""

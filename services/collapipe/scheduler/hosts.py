@@ -62,6 +62,12 @@ class Hosts:
             statuses.append(status)
         return statuses
 
+    def metrics_addresses(self) -> list[str]:
+        """Where the hosts that are alive serve /metrics."""
+        with self._lock:
+            hosts = state.alive(self._registry, time.monotonic(), SILENCE_SECONDS)
+        return [host.metrics_address for host in hosts if host.metrics_address]
+
     def _count(self) -> None:
         hosts = state.alive(self._registry, time.monotonic(), SILENCE_SECONDS)
         for role in (state.DEVICE_AGENT, state.CONTROL_UNIT, state.EDGE_SERVER):

@@ -22,7 +22,8 @@ from collapipe.rpc import ChannelPool, within_silence
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.hosts import Hosts
 from collapipe.scheduler.job_store import JobDocument, JobStore
-from collapipe.scheduler.planning import Planner
+from collapipe.scheduler.planning import Planner, Telemetry
+from collapipe.scheduler.round_problem import ModelFacts
 from collapipe.scheduler.state import JobHosts
 from collapipe.telemetry import metrics
 from collapipe.v1 import (
@@ -51,6 +52,7 @@ class JobRunner:
         jobs: Keeps the document and the plans.
         channels: To the hosts.
         events: Told what happens.
+        telemetry: What rounds measure.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class JobRunner:
         jobs: JobStore,
         channels: ChannelPool,
         events: EventLog,
+        telemetry: Telemetry,
     ) -> None:
         self._document = document
         self._job = document.job
@@ -68,6 +71,8 @@ class JobRunner:
         self._jobs = jobs
         self._channels = channels
         self._events = events
+        self._telemetry = telemetry
+        self._planner: Planner | None = None
         self._cancelled = threading.Event()
         self._cancel_reason = ""
         self._giving_up = threading.Event()
@@ -102,6 +107,8 @@ class JobRunner:
             message = f"the scheduler failed: {type(error).__name__}: {error}; see its log"
             self._end(scheduler_pb2.JOB_STATE_FAILED, message)
         finally:
+            if self._planner is not None:
+                self._planner.close()
             self._events.close()
 
     def _explain(self, error: CollapipeError) -> str:
@@ -176,19 +183,15 @@ class JobRunner:
         self._commit, self._model = answer.commit, answer.model
         self._jobs.save(document)
         self._set_state(scheduler_pb2.JOB_STATE_PREPARING, "profiling devices")
-        self._planners = [
-            Planner(
-                self._job,
-                answer.model,
-                answer.num_blocks,
-                index,
-                cluster.control_unit,
-                cluster.devices,
-                edge_server,
-                self._channels,
-            )
-            for index, cluster in enumerate(self._hosts.clusters)
-        ]
+        self._planner = Planner.for_job(
+            self._job,
+            answer.model,
+            ModelFacts(answer.num_blocks, tuple(answer.unit_bytes), answer.hidden_size),
+            self._hosts,
+            self._channels,
+            self._telemetry,
+            self._jobs.planner(document.job_id),
+        )
         self._previous_plans: list[plan_pb2.Plan | None] = [None] * self._job.clusters
 
     def _prepare_data(
@@ -213,14 +216,18 @@ class JobRunner:
     def _run_round(self, local_steps: int) -> None:
         """One round, from its plans to its commit; without local steps it measures, and commits nothing."""
         started = time.monotonic()
+        planner = self._planner
+        assert planner is not None
         round_index = self._commit.num_rounds
-        recorded = self._jobs.begin_attempt(
-            self._document.job_id,
-            round_index,
-            lambda num_micro_batches: [
-                planner.plan(round_index, num_micro_batches) for planner in self._planners
-            ],
-        )
+
+        def make_plans(
+            replayed: list[int] | None,
+        ) -> tuple[Sequence[plan_pb2.Plan], dict[str, Any]]:
+            plans, decision = planner.decide(round_index, replayed, evaluation_only=not local_steps)
+            return plans, decision.to_json()
+
+        recorded = self._jobs.begin_attempt(self._document.job_id, round_index, make_plans)
+        planner.begin()
         if local_steps:
             self._publish(
                 round_started=scheduler_pb2.RoundStarted(
@@ -240,6 +247,8 @@ class JobRunner:
         self._commit = self._commit_round(recorded.attempt, [p.state for p in prepared])
         seconds = time.monotonic() - started
         metrics.round_ended("committed", seconds)
+        planner.observe([p.summary for p in prepared], seconds)
+        self._jobs.save_planner(self._document.job_id, planner.to_json())
         self._document.num_rounds_committed = self._commit.num_rounds
         self._jobs.save(self._document)
         self._publish(

@@ -154,32 +154,57 @@ class JobStore:
         self,
         job_id: str,
         round_index: int,
-        make_plans: Callable[[int | None], Sequence[plan_pb2.Plan]],
+        make_plans: Callable[[list[int] | None], tuple[Sequence[plan_pb2.Plan], dict[str, Any]]],
     ) -> RecordedAttempt:
         """Records the plans of a new attempt at a round before it begins.
 
         Args:
             job_id: The job.
             round_index: The round.
-            make_plans: Makes the plans; is given the micro-batches of the first attempt, which a retry keeps.
+            make_plans: Makes the plans, and the document of the decision; is given the micro-batches of each
+                cluster in the first attempt, which a retry keeps.
         """
         path = self._round_path(job_id, round_index)
         before = read_document(path)
-        num_micro_batches = before["plans"][0]["num_micro_batches"] if before else None
-        recorded = RecordedAttempt(
-            before["attempt"] + 1 if before else 0, make_plans(num_micro_batches)
-        )
-        plans = [_to_dict(plan) for plan in recorded.plans]
-        write_document(path, {"attempt": recorded.attempt, "plans": plans})
+        replayed = [plan["num_micro_batches"] for plan in before["plans"]] if before else None
+        plans, decision = make_plans(replayed)
+        recorded = RecordedAttempt(before["attempt"] + 1 if before else 0, plans)
+        document = {
+            "attempt": recorded.attempt,
+            "plans": [_to_dict(plan) for plan in plans],
+            "decision": decision,
+        }
+        write_document(path, document)
         return recorded
 
     def plans(self, job_id: str, round_index: int) -> list[plan_pb2.Plan]:
         """The plans of a round's last attempt; raises `NotFoundError`."""
+        plans = self._round(job_id, round_index)["plans"]
+        return [json_format.ParseDict(plan, plan_pb2.Plan()) for plan in plans]
+
+    def decision(self, job_id: str, round_index: int) -> dict[str, Any]:
+        """What a round's last attempt was decided on, and how; raises `NotFoundError`."""
+        document: dict[str, Any] | None = self._round(job_id, round_index).get("decision")
+        if document is None:
+            raise NotFoundError(
+                f"round {round_index} of job {job_id} was planned by an older version, which kept no reasons"
+            )
+        return document
+
+    def save_planner(self, job_id: str, document: dict[str, Any]) -> None:
+        """Makes what the planner has learnt durable."""
+        write_document(self._directory / job_id / "planner.json", document)
+
+    def planner(self, job_id: str) -> dict[str, Any] | None:
+        """What the planner had learnt; `None` before the first commit."""
+        return read_document(self._directory / job_id / "planner.json")
+
+    def _round(self, job_id: str, round_index: int) -> dict[str, Any]:
         self.get(job_id)
         document = read_document(self._round_path(job_id, round_index))
         if document is None:
             raise NotFoundError(f"round {round_index} of job {job_id} was not planned yet")
-        return [json_format.ParseDict(plan, plan_pb2.Plan()) for plan in document["plans"]]
+        return document
 
     def _round_path(self, job_id: str, round_index: int) -> Path:
         return self._directory / job_id / "rounds" / f"{round_index:06d}.json"

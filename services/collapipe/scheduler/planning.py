@@ -1,166 +1,481 @@
-"""From hosts and a model to the plans of a round: profiles devices, asks the strategy, writes the plan."""
+"""Decides every round of a job: keeps what is known up to date, asks the strategy, writes the plans.
+
+Reading order: `decide` before a round, `observe` after it.
+"""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from collapipe.allocation import (
-    BlockCost,
-    Device,
-    Placement,
-    PlacementProblem,
+    ClusterPlan,
+    LinkPlan,
+    Radio,
+    RoundPlan,
+    RoundProblem,
+    predict,
     strategy_for,
 )
+from collapipe.allocation.prediction import STATE_ON_THE_WIRE
+from collapipe.codec_names import CODECS_BY_NAME
+from collapipe.errors import CollapipeError, InfeasibleError, InvalidInputError
 from collapipe.job import JobConfig
-from collapipe.rpc import ChannelPool, call
-from collapipe.v1 import (
-    device_agent_pb2,
-    device_agent_pb2_grpc,
-    plan_pb2,
-    scheduler_pb2,
-    tensor_pb2,
+from collapipe.rpc import ChannelPool
+from collapipe.scheduler.decisions import (
+    Question,
+    RoundDecision,
+    decide,
+    decide_again,
+    full_round_seconds,
+    keep,
+    moved,
 )
+from collapipe.scheduler.knowledge import Knowledge
+from collapipe.scheduler.profiling import Explorer, probe_links, profile_hosts
+from collapipe.scheduler.round_problem import ModelFacts, build_problem, micro_batch_options
+from collapipe.scheduler.state import JobHosts
+from collapipe.telemetry import metrics
+from collapipe.telemetry.estimates import Estimates, estimate
+from collapipe.telemetry.sources import TelemetrySource
+from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 
-_PROFILE_LENGTH = 64
-"""Tokens of the samples that a profile runs, unless the job's are shorter."""
+logger = logging.getLogger(__name__)
 
-_PROFILE_SECONDS = 120.0
-"""Deadline of a profile: importing a model family on a slow device takes most of it."""
+_LEAST_SCRAPES = 4
+_BYTES_PER_VALUE = 4
+_PLANS = TypeAdapter(RoundPlan)
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """Where measurements come from.
+
+    Args:
+        source: Answers with raw samples.
+        interval_seconds: Between two scrapes.
+        now: The clock of the samples, in Unix seconds.
+    """
+
+    source: TelemetrySource
+    interval_seconds: float
+    now: Callable[[], float] = time.time
 
 
 class Planner:
-    """Decides where a model's blocks run in one cluster.
+    """Decides where a job's units run, and what every link is given.
 
     Args:
         job: The job.
-        model: Its model.
-        num_blocks: Blocks of the model.
-        cluster_index: The cluster.
-        control_unit: Of the cluster.
-        devices: Of the cluster, in registration order.
-        edge_server: Runs the head.
-        channels: To the devices.
+        facts: Its model.
+        hosts: Who takes part.
+        knowledge: What is known of them.
+        telemetry: What rounds measured.
+        in_force: The plan of the last committed round, if there is one.
+        explorer: Looks at what rounds do not use; `None` where nobody chooses.
     """
 
     def __init__(
         self,
         job: JobConfig,
-        model: plan_pb2.ModelSpec,
-        num_blocks: int,
-        cluster_index: int,
-        control_unit: scheduler_pb2.Host,
-        devices: Sequence[scheduler_pb2.Host],
-        edge_server: scheduler_pb2.Host,
-        channels: ChannelPool,
+        facts: ModelFacts,
+        hosts: JobHosts,
+        knowledge: Knowledge,
+        telemetry: Telemetry,
+        in_force: RoundPlan | None = None,
+        explorer: Explorer | None = None,
     ) -> None:
         self._job = job
-        self._model = model
-        self._num_blocks = num_blocks
-        self._cluster_index = cluster_index
-        self._control_unit = control_unit
-        self._edge_server = edge_server
-        self._hosts = {host.host_id: host for host in devices}
-        self._profile(channels)
+        self._facts = facts
+        self._hosts = hosts
+        self._knowledge = knowledge
+        self._telemetry = telemetry
+        self._in_force = in_force
+        self._explorer = explorer
+        self._addresses = {host.host_id: host.address for host in _participants(hosts)}
+        self._round_began: float | None = None
+        self._decision: RoundDecision | None = None
+        self._observed_rounds = 0
+        self._born = telemetry.now()
 
-    def plan(self, round_index: int, num_micro_batches: int | None) -> plan_pb2.Plan:
+    @classmethod
+    def for_job(
+        cls,
+        job: JobConfig,
+        model: plan_pb2.ModelSpec,
+        facts: ModelFacts,
+        hosts: JobHosts,
+        channels: ChannelPool,
+        telemetry: Telemetry,
+        kept: Mapping[str, Any] | None,
+    ) -> "Planner":
+        """Profiles the hosts of a job, or goes on with what was kept of it.
+
+        Args:
+            job: The job.
+            model: Its model.
+            facts: What its units weigh.
+            hosts: Who takes part.
+            channels: To them.
+            telemetry: What rounds measure.
+            kept: What `to_json` returned, of hosts that may be others by now.
+        """
+        chooses = job.schedule.strategy == "dssra"
+        explorer = Explorer(job, model, hosts, channels) if chooses else None
+        before = _Kept.read(kept)
+        if before is not None and before.fits(job, hosts):
+            return cls(job, facts, hosts, before.knowledge, telemetry, before.in_force, explorer)
+        knowledge = profile_hosts(job, model, hosts, channels)
+        if chooses:
+            knowledge.links = probe_links(hosts, channels)
+        if (
+            before is not None
+        ):  # what the hosts that stayed owe, they owe; and V means what it meant
+            knowledge.backlogs = before.knowledge.backlogs
+            knowledge.reference_seconds = before.knowledge.reference_seconds
+        knowledge.activation_bytes = float(
+            facts.hidden_size * job.task.max_length * _BYTES_PER_VALUE
+        )
+        planner = cls(job, facts, hosts, knowledge, telemetry, None, explorer)
+        if job.schedule.channel_bandwidth_hz:
+            planner._listen_to_radios()
+        return planner
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what a restarted scheduler needs to go on."""
+        return {
+            "strategy": self._job.schedule.strategy,
+            "hosts": _members(self._hosts),
+            "knowledge": self._knowledge.to_json(),
+            "in_force": _PLANS.dump_python(self._in_force, mode="json") if self._in_force else None,
+        }
+
+    def decide(
+        self,
+        round_index: int,
+        replayed_micro_batches: Sequence[int] | None,
+        *,
+        evaluation_only: bool = False,
+    ) -> tuple[list[plan_pb2.Plan], RoundDecision]:
         """Decides one round.
 
         Args:
             round_index: The round.
-            num_micro_batches: Of an earlier attempt at it, which a retry keeps.
+            replayed_micro_batches: M of each cluster in an earlier attempt at it, which a retry keeps.
+            evaluation_only: Nothing is trained, so nothing need move.
 
         Raises:
-            InfeasibleError: No placement satisfies the limits.
+            InfeasibleError: No plan satisfies the limits.
         """
-        schedule = self._job.schedule
-        problem = PlacementProblem(
-            devices=self._devices,
-            num_blocks=self._num_blocks,
-            block_cost=self._block_cost,
-            num_micro_batches=num_micro_batches or schedule.num_micro_batches,
-            in_flight=schedule.in_flight,
+        estimates = self._listen()
+        if self._explorer is not None:
+            found = self._explorer.collect()
+            in_use = _links_of(self._in_force or ())  # by now: their streams know them better
+            idle_links = {name: link for name, link in found.links.items() if name not in in_use}
+            self._knowledge.learn_idle(found.seconds_per_sample, idle_links)
+        if self._knowledge.reference_seconds is None:
+            self._knowledge.reference_seconds = self._reference_seconds(round_index)
+        problem = build_problem(
+            self._job,
+            self._facts,
+            self._hosts,
+            self._knowledge,
             round_index=round_index,
+            previous=self._in_force,
+            replayed_micro_batches=replayed_micro_batches,
         )
-        placement = strategy_for(schedule.strategy, schedule.segments)(problem)
-        return self._to_wire(placement)
-
-    def _profile(self, channels: ChannelPool) -> None:
-        """Asks the devices what a block costs, unless nothing depends on it."""
-        hosts = list(self._hosts.values())
-        needs_cost = any(host.memory_bytes for host in hosts)
-        needs_speed = self._job.schedule.strategy == "proportional" and not all(
-            host.speed for host in hosts
-        )
-        self._block_cost = BlockCost(state_bytes=0, stash_bytes=0)
-        speeds: Mapping[str, float] = {host.host_id: host.speed or 1.0 for host in hosts}
-        if needs_cost or needs_speed:
-            with ThreadPoolExecutor(len(hosts), "profile") as executor:
-                profiles = list(
-                    executor.map(lambda host: self._profile_device(host, channels), hosts)
-                )
-            self._block_cost = BlockCost(
-                state_bytes=max(profile.state_bytes for profile in profiles),
-                stash_bytes=max(profile.stash_bytes for profile in profiles),
-            )
-            speeds = {
-                host.host_id: host.speed or 1.0 / profile.seconds_per_sample
-                for host, profile in zip(hosts, profiles, strict=True)
-            }
-        self._devices = [
-            Device(host.host_id, speeds[host.host_id], host.memory_bytes or None) for host in hosts
+        schedule = self._job.schedule
+        question = Question(schedule.strategy, schedule.segments, schedule.hysteresis, problem)
+        decision = None
+        if evaluation_only:
+            decision = keep(question, "evaluation", estimates)
+        elif self._is_blind(estimates) and replayed_micro_batches is None:
+            decision = keep(question, "telemetry_missing", estimates)
+        decision = decision or decide(question, estimates)
+        self._decision = decision
+        if not evaluation_only:
+            self._export(decision)
+        plans = [
+            _to_wire(self._addresses, problem, index, plan)
+            for index, plan in enumerate(decision.plans)
         ]
+        return plans, decision
 
-    def _profile_device(
-        self, host: scheduler_pb2.Host, channels: ChannelPool
-    ) -> device_agent_pb2.ProfileBlockResponse:
-        schedule, training = self._job.schedule, self._job.training
-        stub = device_agent_pb2_grpc.DeviceAgentServiceStub(channels.channel(host.address))
-        return call(
-            stub.ProfileBlock,
-            device_agent_pb2.ProfileBlockRequest(
-                model=self._model,
-                micro_batch_size=training.mini_batch // schedule.num_micro_batches,
-                sequence_length=min(self._job.task.max_length, _PROFILE_LENGTH),
-            ),
-            host.host_id,
-            _PROFILE_SECONDS,
-        )
+    def _is_blind(self, estimates: Estimates | None) -> bool:
+        """Whether nothing fresh was heard of some host that the plan in force uses, where that is what is decided on."""
+        if self._round_began is None or self._in_force is None:
+            return False
+        if self._job.schedule.strategy != "dssra":
+            return False
+        working = {stage.host_id for plan in self._in_force for stage in plan.stages}
+        return estimates is None or not working.isdisjoint(estimates.missing)
 
-    def _to_wire(self, placement: Placement) -> plan_pb2.Plan:
-        """The pipeline: the control unit's embedding, the segments, the edge server's head."""
-        num_stages = len(placement.segments) + 2
-        window = self._job.schedule.in_flight or num_stages
-        plan = plan_pb2.Plan(
-            cluster_index=self._cluster_index, num_micro_batches=placement.num_micro_batches
-        )
-        embedding_window = min(window, placement.num_micro_batches)
-        plan.stages.append(_stage(self._control_unit, 0, 1, embedding_window))
-        for placed in placement.segments:
-            segment = placed.segment
-            plan.stages.append(
-                _stage(
-                    self._hosts[placed.host_id],
-                    segment.start_block + 1,
-                    segment.stop_block + 1,
-                    placed.in_flight,
-                )
+    def begin(self) -> None:
+        """Notes that the decided round begins."""
+        self._round_began = self._telemetry.now()
+        decision = self._decision
+        if self._explorer and decision and decision.kept != "evaluation":
+            self._explorer.start(decision.plans)
+
+    def close(self) -> None:
+        """Looks at nothing more."""
+        if self._explorer is not None:
+            self._explorer.close()
+
+    def observe(self, summaries: Sequence[job_pb2.RoundSummary], seconds: float) -> None:
+        """Takes in how the decided round went.
+
+        Args:
+            summaries: Of each cluster.
+            seconds: The whole round, from its plan to its commit.
+        """
+        decision = self._decision
+        assert decision is not None
+        self._in_force = decision.plans
+        trained = [s.configure_seconds + s.training_seconds + s.gather_seconds for s in summaries]
+        measured = [t + s.evaluation_seconds for t, s in zip(trained, summaries, strict=True)]
+        observed = seconds - max(measured) + max(trained)
+        if self._is_measured(decision):
+            metrics.round_predicted(full_round_seconds(decision), observed)
+        slowest = max(range(len(summaries)), key=trained.__getitem__)
+        summary, segments = summaries[slowest], decision.plans[slowest].segments
+        block_bytes = STATE_ON_THE_WIRE * decision.question.problem.model.block_state_bytes
+        has_moved = any(cluster.migrate_seconds for cluster in decision.prediction.clusters)
+        # the first round of a process also loads code and makes connections
+        if self._observed_rounds and not has_moved:
+            self._knowledge.learn_round(
+                observed - summary.training_seconds - summary.gather_seconds,
+                summary.gather_seconds,
+                block_bytes * sum(segment.num_blocks for segment in segments.values()),
             )
-        head = self._num_blocks + 1
-        plan.stages.append(_stage(self._edge_server, head, head + 1, 1))
-        for _ in plan.stages[1:]:
-            plan.links.append(plan_pb2.LinkPlan(codec=tensor_pb2.CODEC_RAW))
-        content = plan.SerializeToString(deterministic=True)
-        plan.plan_id = hashlib.sha256(content).hexdigest()[:16]
-        return plan
+        self._observed_rounds += 1
+        self._charge(decision, summaries)
+
+    def _is_measured(self, decision: RoundDecision) -> bool:
+        """Whether rounds have measured every host that the plan uses: else the prediction is a guess."""
+        known = self._knowledge.hosts
+        return all(
+            stage.host_id in known and known[stage.host_id].origin == "rounds"
+            for plan in decision.plans
+            for stage in plan.stages
+        )
+
+    def _listen(self) -> Estimates | None:
+        """Learns what was measured since the last round began; `None` when nothing could be."""
+        if self._round_began is None or self._in_force is None:
+            return None
+        estimates = self._ask(self._round_began)
+        if estimates is None:
+            return None
+        for words in estimates.rejected:
+            logger.warning("telemetry rejected: %s", words)
+        if estimates.missing:
+            logger.warning("no fresh telemetry of %s", ", ".join(estimates.missing))
+        shares = _links_of(self._in_force)
+        self._knowledge.learn(estimates, self._in_force, shares)
+        return estimates
+
+    def _listen_to_radios(self) -> None:
+        """Learns which links are radio links, which hosts tell once they have been probed."""
+        interval = self._telemetry.interval_seconds
+        for _ in range(2 * _LEAST_SCRAPES):
+            time.sleep(interval)
+            estimates = self._ask(self._telemetry.now() - interval)
+            if estimates is not None and not estimates.missing:
+                self._knowledge.learn_radios(estimates)
+                return
+        logger.warning("the hosts' telemetry is not there yet: radio links are taken for wires")
+
+    def _ask(self, began: float) -> Estimates | None:
+        telemetry = self._telemetry
+        end = telemetry.now()
+        # at least some scrapes, but nothing from before this job
+        start = max(self._born, min(began, end - _LEAST_SCRAPES * telemetry.interval_seconds))
+        instances = {
+            host.metrics_address: host.host_id
+            for host in _participants(self._hosts)
+            if host.metrics_address
+        }
+        try:
+            series = telemetry.source.window(start, end)
+        except CollapipeError as error:
+            metrics.telemetry_failed(telemetry.source.name)
+            logger.warning("no telemetry from %s: %s", telemetry.source.name, error)
+            return None
+        return estimate(
+            series,
+            instances,
+            self._knowledge.priors(),
+            end=end,
+            max_age_seconds=_LEAST_SCRAPES * telemetry.interval_seconds,
+        )
+
+    def _reference_seconds(self, round_index: int) -> float:
+        """tau_ref of design (13): what equal segments would take, or whatever placement there is."""
+        problem = build_problem(
+            self._job, self._facts, self._hosts, self._knowledge, round_index=round_index
+        )
+        options = micro_batch_options(self._job)
+        fixed = (self._job.schedule.num_micro_batches if len(options) > 1 else options[0],)
+        nominal = replace(
+            problem,
+            clusters=tuple(replace(c, micro_batch_options=fixed) for c in problem.clusters),
+        )
+        for strategy in ("pipeline", "proportional"):
+            try:
+                seconds = predict(nominal, strategy_for(strategy)(nominal)).round_seconds
+            except InfeasibleError:
+                continue
+            if seconds > 0 and math.isfinite(seconds):
+                return seconds
+        return 1.0
+
+    def _charge(self, decision: RoundDecision, summaries: Sequence[job_pb2.RoundSummary]) -> None:
+        """Energy of the round: computing as the stages report it, sending as predicted."""
+        energy: dict[str, float] = {}
+        problem = decision.question.problem
+        for index, cluster in enumerate(decision.prediction.clusters):
+            plan, hosts = decision.plans[index], problem.clusters[index].hosts
+            passes = problem.local_steps * plan.num_micro_batches
+            times = {report.host_id: report.times for report in summaries[index].stages}
+            for stage in cluster.stages:
+                watts = hosts[stage.host_id].busy_watts
+                sending = stage.energy_joules - passes * watts * stage.compute_seconds
+                seconds = (
+                    times[stage.host_id].forward_seconds + times[stage.host_id].backward_seconds
+                )
+                energy[stage.host_id] = energy.get(stage.host_id, 0.0) + sending + watts * seconds
+        budgets = {
+            host.host_id: host.energy_budget_joules
+            for host in _participants(self._hosts)
+            if host.energy_budget_joules
+        }
+        self._knowledge.charge(energy, budgets)
+        for host_id in budgets:
+            metrics.backlog(host_id, self._knowledge.backlogs[host_id])
+
+    def _export(self, decision: RoundDecision) -> None:
+        metrics.plan_solved(decision.solve_seconds)
+        if decision.kept:
+            metrics.plan_kept(decision.kept)
+            level = logging.INFO if decision.kept == "hysteresis" else logging.WARNING
+            logger.log(
+                level, "the plan in force is kept: %s", "; ".join([decision.kept, *decision.notes])
+            )
+        prediction = decision.prediction
+        metrics.objective({"penalty": prediction.penalty, "drift": prediction.drift})
+        for index, plan in enumerate(decision.plans):
+            blocks = {device.host_id: 0 for device in self._hosts.clusters[index].devices}
+            blocks |= {host: segment.num_blocks for host, segment in plan.segments.items()}
+            before = self._in_force[index] if self._in_force else None
+            metrics.blocks_placed(str(index), blocks, moved(before, plan), plan.num_micro_batches)
 
 
-def _stage(
-    host: scheduler_pb2.Host, start_unit: int, stop_unit: int, in_flight: int
-) -> plan_pb2.Stage:
-    return plan_pb2.Stage(
-        host_id=host.host_id,
-        address=host.address,
-        start_unit=start_unit,
-        stop_unit=stop_unit,
-        in_flight=in_flight,
+def replay(decision: RoundDecision, recorded: Sequence[plan_pb2.Plan]) -> list[plan_pb2.Plan]:
+    """Decides again what was decided, with the addresses of the recorded plans.
+
+    A plan that was kept without asking (no telemetry, a solver that failed) is kept again.
+    """
+    again = decide_again(decision)
+    addresses = {stage.host_id: stage.address for plan in recorded for stage in plan.stages}
+    problem = decision.question.problem
+    return [_to_wire(addresses, problem, index, plan) for index, plan in enumerate(again.plans)]
+
+
+def _participants(hosts: JobHosts) -> list[scheduler_pb2.Host]:
+    members = [host for c in hosts.clusters for host in (c.control_unit, *c.devices)]
+    return [hosts.edge_server, *members]
+
+
+def _members(hosts: JobHosts) -> list[list[str]]:
+    """Who takes part, cluster by cluster, in an order that does not depend on who registered first."""
+    clusters = [
+        [c.control_unit.host_id, *sorted(d.host_id for d in c.devices)] for c in hosts.clusters
+    ]
+    return [[hosts.edge_server.host_id], *clusters]
+
+
+def _links_of(plans: RoundPlan) -> dict[str, float]:
+    """The share of every link that has a stream, by "sender>receiver", both directions."""
+    return {
+        link: link_plan.share
+        for plan in plans
+        for (before, after), link_plan in zip(
+            itertools.pairwise(plan.stages), plan.links, strict=True
+        )
+        for link in (f"{before.host_id}>{after.host_id}", f"{after.host_id}>{before.host_id}")
+    }
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What an earlier planner of the job left."""
+
+    strategy: str
+    hosts: list[list[str]]
+    knowledge: Knowledge
+    in_force: RoundPlan | None
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any] | None) -> "_Kept | None":
+        """Reads what `to_json` returned; what cannot be read is as good as nothing."""
+        if document is None:
+            return None
+        try:
+            knowledge = Knowledge.from_json(document["knowledge"])
+            plans = document["in_force"]
+            in_force = _PLANS.validate_python(plans) if plans else None
+            return cls(document["strategy"], document["hosts"], knowledge, in_force)
+        except (InvalidInputError, ValidationError, KeyError) as error:
+            logger.warning(
+                "what was kept of the hosts is left out, they are profiled anew: %s", error
+            )
+            return None
+
+    def fits(self, job: JobConfig, hosts: JobHosts) -> bool:
+        """Whether it was learnt of the same hosts, by a strategy that asks for the same."""
+        return self.strategy == job.schedule.strategy and self.hosts == _members(hosts)
+
+
+def _to_wire(
+    addresses: Mapping[str, str], problem: RoundProblem, cluster_index: int, decided: ClusterPlan
+) -> plan_pb2.Plan:
+    """The plan as the hosts get it."""
+    plan = plan_pb2.Plan(
+        cluster_index=cluster_index,
+        num_micro_batches=decided.num_micro_batches,
+        stages=[
+            plan_pb2.Stage(
+                host_id=stage.host_id,
+                address=addresses[stage.host_id],
+                start_unit=stage.start_unit,
+                stop_unit=stage.stop_unit,
+                in_flight=stage.in_flight,
+            )
+            for stage in decided.stages
+        ],
     )
+    links = problem.clusters[cluster_index].links
+    for position, link in enumerate(decided.links):
+        pair = (decided.stages[position].host_id, decided.stages[position + 1].host_id)
+        plan.links.append(_link_to_wire(link, is_radio=isinstance(links.get(pair), Radio)))
+    content = plan.SerializeToString(deterministic=True)
+    plan.plan_id = hashlib.sha256(content).hexdigest()[:16]
+    return plan
+
+
+def _link_to_wire(link: LinkPlan, *, is_radio: bool) -> plan_pb2.LinkPlan:
+    wire = plan_pb2.LinkPlan(codec=CODECS_BY_NAME[link.codec])
+    if is_radio:
+        wire.bandwidth_hz = link.share if math.isfinite(link.share) else 0.0
+        wire.transmit_power_watts = link.forward_watts
+        wire.return_transmit_power_watts = link.backward_watts
+    elif math.isfinite(link.share):
+        wire.rate_limit_bps = max(1, round(link.share))
+    return wire

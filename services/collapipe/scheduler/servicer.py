@@ -1,5 +1,6 @@
 """SchedulerService: who is there, what is to be done, and how it goes."""
 
+import json
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -9,10 +10,13 @@ import grpc
 from collapipe.errors import InvalidInputError, NotFoundError
 from collapipe.job import JobConfig
 from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool
+from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
+from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.hosts import HEARTBEAT_SECONDS, Hosts
 from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobStore
+from collapipe.scheduler.planning import Telemetry, replay
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 
@@ -22,12 +26,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     Args:
         jobs: The jobs.
         channels: To the hosts.
+        hosts: Who is registered.
+        telemetry: What rounds measure.
     """
 
-    def __init__(self, jobs: JobStore, channels: ChannelPool) -> None:
+    def __init__(
+        self, jobs: JobStore, channels: ChannelPool, hosts: Hosts, telemetry: Telemetry
+    ) -> None:
         self._jobs = jobs
         self._channels = channels
-        self._hosts = Hosts()
+        self._hosts = hosts
+        self._telemetry = telemetry
         self._changed = threading.Condition()
         self._queue: deque[JobRunner] = deque()
         self._runners: dict[str, JobRunner] = {}
@@ -74,7 +83,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         config = JobConfig.from_json(request.config_json)
         document = self._jobs.reopen(config) if request.resume else self._jobs.create(config)
         log = EventLog()
-        runner = JobRunner(document, self._hosts, self._jobs, self._channels, log)
+        runner = JobRunner(document, self._hosts, self._jobs, self._channels, log, self._telemetry)
         with self._changed:
             self._logs[document.job_id] = log
             self._runners[document.job_id] = runner
@@ -121,6 +130,26 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Tells the plans of a round."""
         return scheduler_pb2.GetPlansResponse(
             plans=self._jobs.plans(request.job_id, request.round_index)
+        )
+
+    def ExplainDecision(
+        self, request: scheduler_pb2.ExplainDecisionRequest, context: grpc.ServicerContext
+    ) -> scheduler_pb2.ExplainDecisionResponse:
+        """Tells why the plans of a round are what they are."""
+        document = self._jobs.decision(request.job_id, request.round_index)
+        decision = RoundDecision.from_json(document)
+        return scheduler_pb2.ExplainDecisionResponse(
+            explanation="\n".join(explain(decision)), decision_json=json.dumps(document)
+        )
+
+    def ReplayDecision(
+        self, request: scheduler_pb2.ReplayDecisionRequest, context: grpc.ServicerContext
+    ) -> scheduler_pb2.ReplayDecisionResponse:
+        """Decides a round again from what was recorded with it."""
+        recorded = self._jobs.plans(request.job_id, request.round_index)
+        decision = RoundDecision.from_json(self._jobs.decision(request.job_id, request.round_index))
+        return scheduler_pb2.ReplayDecisionResponse(
+            recorded=recorded, replayed=replay(decision, recorded)
         )
 
     def close(self) -> None:

@@ -12,29 +12,12 @@ import grpc
 from collapipe.errors import CollapipeError, CorruptDataError, PeerLostError
 from collapipe.pipeline import Mailbox
 from collapipe.rpc import Outbox, to_error
-from collapipe.telemetry import metrics
-from collapipe.tensors import Frame, FrameAssembler, encode_frame
+from collapipe.stage_service.link_ends import LinkMeter, LinkReceiver, LinkSender
+from collapipe.tensors import Frame
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
 
 Request = stage_pb2.ExchangeActivationsRequest
 Response = stage_pb2.ExchangeActivationsResponse
-
-
-class LinkMeter:
-    """Counts what one stage exchanges with one neighbour."""
-
-    def __init__(self, cluster_index: int, stage_index: int) -> None:
-        self._labels = (str(cluster_index), str(stage_index))
-        self.received_bytes = 0
-        """Bytes that have arrived, also of frames that are not complete."""
-
-    def sent(self, frame: Frame) -> None:
-        """Counts a frame that left."""
-        metrics.link_bytes(*self._labels, _direction(frame), "sent", frame.byte_length)
-
-    def received(self, frame: Frame) -> None:
-        """Counts a frame that arrived."""
-        metrics.link_bytes(*self._labels, _direction(frame), "received", frame.byte_length)
 
 
 class DownstreamLink:
@@ -44,8 +27,10 @@ class DownstreamLink:
         stub: Of the next stage.
         host_id: The next stage's host, for errors.
         opening: Binds the stream to the attempt.
-        mailbox: Gets what comes back, and the failure of the link.
-        meter: Counts bytes.
+        sender: Sends what goes there.
+        receiver: Receives what comes back.
+        mailbox: Gets the failure of the link.
+        meter: Counts what was sent.
     """
 
     def __init__(
@@ -53,10 +38,14 @@ class DownstreamLink:
         stub: stage_pb2_grpc.StageServiceStub,
         host_id: str,
         opening: stage_pb2.OpenLink,
+        sender: LinkSender,
+        receiver: LinkReceiver,
         mailbox: Mailbox,
         meter: LinkMeter,
     ) -> None:
         self._host_id = host_id
+        self._sender = sender
+        self._receiver = receiver
         self._outbox: Outbox[Frame] = Outbox()
         self._mailbox = mailbox
         self._meter = meter
@@ -77,16 +66,12 @@ class DownstreamLink:
 
     def _requests(self, opening: stage_pb2.OpenLink) -> Iterator[Request]:
         yield Request(open=opening)
-        for frame in self._outbox:
-            header, chunks = encode_frame(frame)
-            yield Request(frame=header)
-            for chunk in chunks:
-                yield Request(chunk=chunk)
-            self._meter.sent(frame)
+        for part in self._sender.parts(self._outbox, self._meter.sent):
+            yield Request(chunk=part) if isinstance(part, bytes) else Request(frame=part)
 
     def _receive(self) -> None:
         try:
-            receive_frames(self._call, self._mailbox, self._meter)
+            receive_frames(self._call, self._receiver)
             failure: CollapipeError = PeerLostError(
                 self._host_id, f"{self._host_id} closed its link in the middle of the round"
             )
@@ -98,55 +83,50 @@ class DownstreamLink:
             self._mailbox.fail(failure)
 
 
-def receive_frames(
-    parts: Iterable[Request] | Iterable[Response], mailbox: Mailbox, meter: LinkMeter
-) -> None:
-    """Puts the frames of a stream into a mailbox until the stream ends.
+def receive_frames(parts: Iterable[Request] | Iterable[Response], receiver: LinkReceiver) -> None:
+    """Receives the frames of a stream until it ends.
 
     Raises:
         CorruptDataError: The stream is not made of whole frames.
         grpc.RpcError: The stream broke.
     """
-    assembler = FrameAssembler()
-    for part in parts:
-        kind = part.WhichOneof("part")
-        if kind == "opened":
-            continue
-        if kind not in ("frame", "chunk"):
-            raise CorruptDataError(
-                f"a link carried {kind or 'an empty message'} instead of a frame"
-            )
-        if kind == "frame":
-            frame = assembler.begin(part.frame)
-        else:
-            chunk = part.chunk
-            meter.received_bytes += len(chunk)
-            frame = assembler.add(chunk)
-        if frame is not None:
-            meter.received(frame)
-            mailbox.put(frame)
+    try:
+        for part in parts:
+            kind = part.WhichOneof("part")
+            if kind == "frame":
+                receiver.begin(part.frame)
+            elif kind == "chunk":
+                receiver.add(part.chunk)
+            elif kind != "opened":
+                raise CorruptDataError(
+                    f"a link carried {kind or 'an empty message'} instead of a frame"
+                )
+    finally:
+        receiver.close()
 
 
 def serve_upstream(
     requests: Iterator[Request],
     outbox: Outbox[Frame],
-    mailbox: Mailbox,
+    sender: LinkSender,
+    receiver: LinkReceiver,
     meter: LinkMeter,
     on_loss: Callable[[CollapipeError], None],
 ) -> Iterator[Response]:
-    """Serves the link from the previous stage: what it sends goes to the mailbox, the outbox goes back.
+    """Serves the link from the previous stage: what it sends is received, the outbox goes back.
 
     Args:
         requests: Of the call, behind its opening.
         outbox: Frames for the previous stage; closing it ends the link.
-        mailbox: Gets what arrives.
-        meter: Counts bytes.
+        sender: Sends them.
+        receiver: Receives what the previous stage sends.
+        meter: Counts what was sent.
         on_loss: Told when the previous stage went away or sent what is no frame.
     """
 
     def receive() -> None:
         try:
-            receive_frames(requests, mailbox, meter)
+            receive_frames(requests, receiver)
         except CollapipeError as error:
             on_loss(error)
         except Exception:  # gRPC raises a bare Exception when the caller went away
@@ -154,13 +134,5 @@ def serve_upstream(
 
     threading.Thread(target=receive, name="link from the previous stage", daemon=True).start()
     yield Response(opened=stage_pb2.LinkOpened())
-    for frame in outbox:
-        header, chunks = encode_frame(frame)
-        yield Response(frame=header)
-        for chunk in chunks:
-            yield Response(chunk=chunk)
-        meter.sent(frame)
-
-
-def _direction(frame: Frame) -> str:
-    return "forward" if frame.kind.towards_head else "backward"
+    for part in sender.parts(outbox, meter.sent):
+        yield Response(chunk=part) if isinstance(part, bytes) else Response(frame=part)

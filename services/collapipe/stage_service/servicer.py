@@ -134,8 +134,9 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
 
         if not context.add_callback(on_end):
             on_end()
+        sender, receiver = session.link_ends(session.stage_index - 1)
         yield from serve_upstream(
-            request_iterator, session.upstream, session.mailbox, session.meter, session.abort
+            request_iterator, session.upstream, sender, receiver, session.meter, session.abort
         )
 
     def _admit(self, configure: stage_pb2.ConfigureStage) -> _Admitted:
@@ -164,6 +165,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 or admitted.ended.is_set()
                 or admitted.session.attempt != opening.attempt
                 or admitted.session.stage_index != opening.stage_index
+                or not opening.stage_index  # nothing comes before the first stage
                 or admitted.is_linked
             ):
                 raise WrongStateError(

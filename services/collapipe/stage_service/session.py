@@ -8,15 +8,31 @@ import torch
 
 from collapipe.errors import CollapipeError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import TrainingConfig
+from collapipe.links.emulation import EmulationFile
+from collapipe.links.radio import Radio, RadioEmulator
+from collapipe.links.shaper import PacedShaper, Shaper
 from collapipe.models import adapter_for
-from collapipe.pipeline import HeldUnit, Mailbox, Stage, StageContext, UnitBank
+from collapipe.pipeline import (
+    EmulatedProcessor,
+    HeldUnit,
+    Mailbox,
+    Stage,
+    StageContext,
+    UnitBank,
+)
 from collapipe.pipeline.bank import StateDigests
-from collapipe.pipeline.schedule import Action
 from collapipe.rpc import ChannelPool, Outbox
 from collapipe.stage_service.blobs import fetch_blob
-from collapipe.stage_service.links import DownstreamLink, LinkMeter
+from collapipe.stage_service.link_ends import (
+    LinkMeter,
+    LinkReceiver,
+    LinkSender,
+    LinkSettings,
+    link_settings,
+)
+from collapipe.stage_service.links import DownstreamLink
+from collapipe.stage_service.stage_meter import StageMeter
 from collapipe.storage import BlobStore
-from collapipe.telemetry import metrics
 from collapipe.tensors import Frame, TensorBlob
 from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
 
@@ -30,7 +46,10 @@ class HostResources:
         host_id: The host, as registered.
         device: Where it computes.
         channels: To other hosts.
+        emulation: The world that this host is to seem to be in.
         store: Where prepared units are kept; `None` on a device, whose memory is enough.
+        shaper: Holds links to their rates; by default it paces.
+        radio: Sets powers; by default that of the emulated world.
     """
 
     def __init__(
@@ -38,11 +57,20 @@ class HostResources:
         host_id: str,
         device: torch.device,
         channels: ChannelPool,
+        emulation: EmulationFile | None = None,
         store: Callable[[str], BlobStore] | None = None,
+        shaper: Shaper | None = None,
+        radio: Radio | None = None,
     ) -> None:
         self.host_id = host_id
         self.device = device
         self.channels = channels
+        self.emulation = emulation or EmulationFile(None)
+        self.shaper = shaper or PacedShaper()
+        self.radio = radio or RadioEmulator(self.emulation)
+        self.processor = EmulatedProcessor(self.emulation, host_id)
+        self.modelled_watts = 0.0
+        """Power beyond idle while this host computes, where no probe measures it; 0 counts no energy."""
         self._store = store
         self._lock = threading.Lock()
         self._job_id = ""
@@ -69,6 +97,12 @@ class HostResources:
             except NotFoundError:
                 continue
         raise NotFoundError(f"blob {digest} is not held by {self.host_id}")
+
+    def link_to(self, host_id: str, address: str, settings: LinkSettings) -> LinkSender:
+        """What sends to another host as a plan and the world allow."""
+        return LinkSender(
+            self.host_id, host_id, address, settings, self.emulation, self.shaper, self.radio
+        )
 
     def store(self, job_id: str) -> BlobStore | None:
         """The disk of this host for a job, if it has one."""
@@ -139,13 +173,12 @@ class StageSession:
             fetched_bytes += len(data)
             return data
 
-        self._phase = "import its model's code"
-        self._bank = resources.bank(configure, self._training)
         wanted = {
             state.unit_index: StateDigests(state.weights_digest, state.optimizer_digest)
             for state in configure.units
         }
-        # not before: it imports the model family, which takes a slow host longer than it may be silent
+        # not in the constructor: a slow host imports the model family for longer than it may be silent
+        self._phase = "import its model's code"
         self._bank = bank = resources.bank(configure, self._training)
         self._units, num_reused = bank.take(wanted, fetch)
         context = StageContext(
@@ -160,14 +193,15 @@ class StageSession:
             first_step=configure.step_index,
             total_steps=configure.total_steps,
         )
-        metrics.stage_opened(str(self.cluster_index), str(self.stage_index))
+        meter = StageMeter(self.cluster_index, self.stage_index, resources.modelled_watts)
         self._stage = Stage(
             context,
             self._units,
             self.mailbox,
             self._send_forward,
             self._send_backward,
-            self._observe,
+            meter,
+            resources.processor,
         )
         return stage_pb2.StageConfigured(fetched_bytes=fetched_bytes, reused_units=num_reused)
 
@@ -180,7 +214,6 @@ class StageSession:
             command.pending_gradient_scale,
         )
         times = result.times
-        metrics.stage_step(str(self.cluster_index), str(self.stage_index), times.waiting_seconds)
         return stage_pb2.StepDone(
             step_index=command.step_index,
             squared_gradient_norms=result.squared_norms,
@@ -218,6 +251,25 @@ class StageSession:
         self._finished = True
         return stage_pb2.RoundFinished(units=states)
 
+    def link_ends(self, neighbour_index: int) -> tuple[LinkSender, LinkReceiver]:
+        """This stage's ends of the link with a neighbour: what sends there, and what receives from there."""
+        plan = self._configure.plan
+        neighbour = plan.stages[neighbour_index]
+        sender = self._resources.link_to(
+            neighbour.host_id,
+            neighbour.address,
+            link_settings(plan, self.stage_index, neighbour_index),
+        )
+        receiver = LinkReceiver(
+            neighbour.host_id,
+            self._resources.host_id,
+            max(neighbour.in_flight, self._stage_plan.in_flight),
+            self._resources.emulation,
+            self.meter,
+            self.mailbox.put,
+        )
+        return sender, receiver
+
     def abort(self, reason: CollapipeError) -> None:
         """Makes whatever runs or waits in this session end with `reason`; any thread may call it."""
         self.mailbox.fail(reason)
@@ -247,19 +299,17 @@ class StageSession:
             )
             channel = self._resources.channels.channel(following.address)
             stub = stage_pb2_grpc.StageServiceStub(channel)
-            self._link = DownstreamLink(stub, following.host_id, opening, self.mailbox, self.meter)
-            # everybody has fetched what moved: units that are not of this plan are no longer needed
-            self._bank.retain(unit.unit_index for unit in self._units)
+            sender, receiver = self.link_ends(self.stage_index + 1)
+            self._link = DownstreamLink(
+                stub, following.host_id, opening, sender, receiver, self.mailbox, self.meter
+            )
+        # everybody has fetched what moved: units that are not of this plan are no longer needed
+        self._bank.retain(unit.unit_index for unit in self._units)
         return self._stage
 
     def _send_forward(self, frame: Frame) -> None:
         assert self._link is not None
         self._link.send(frame)
-
-    def _observe(self, action: Action, seconds: float) -> None:
-        metrics.stage_action(
-            str(self.cluster_index), str(action.stage), action.kind.name.lower(), seconds
-        )
 
 
 def _validate(configure: stage_pb2.ConfigureStage) -> None:
@@ -280,3 +330,6 @@ def _validate(configure: stage_pb2.ConfigureStage) -> None:
         raise InvalidInputError(
             f"stage {configure.stage_index} has an in-flight window of 0: it needs 1"
         )
+    for index in range(len(configure.plan.links)):
+        for ends in ((index, index + 1), (index + 1, index)):
+            link_settings(configure.plan, *ends)

@@ -1,13 +1,13 @@
 """Every metric of the system, and the only functions that change one.
 
 Names have the prefix `collapipe_` and base units; labels are bounded: cluster, stage, direction, way, action,
-outcome, and the established labels of gRPC. Metrics of a service that has no use for them stay at no samples.
+outcome, link ("sender>receiver", host ids), codec, host, and the established labels of gRPC. Metrics of a service that has no use for them stay at no samples.
 """
 
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,6 +42,59 @@ _link_bytes = Counter(
     "Bytes of activations and gradients exchanged with neighbouring stages.",
     (*_STAGE, "direction", "way"),
 )
+_block_samples = Counter(
+    "collapipe_stage_block_samples_total",
+    "Units times samples that a stage ran forward and backward.",
+    _STAGE,
+)
+_stage_samples = Counter(
+    "collapipe_stage_samples_total", "Samples that a stage ran forward and backward.", _STAGE
+)
+_activation_bytes = Counter(
+    "collapipe_stage_activation_bytes_total",
+    "Bytes of what a stage passed on for training, before any codec.",
+    _STAGE,
+)
+_update_seconds = Counter("collapipe_stage_update_seconds_total", "Time in the optimizer.", _STAGE)
+_stash_bytes = Gauge(
+    "collapipe_stage_stash_bytes", "Largest activation stash of the last mini-batch.", _STAGE
+)
+_in_flight = Gauge(
+    "collapipe_stage_in_flight", "Most micro-batches held in the last mini-batch.", _STAGE
+)
+_transfer_bytes = Counter(
+    "collapipe_link_transfer_bytes_total",
+    "Bytes on the wire that arrived over a link, as its receiver counts them.",
+    ("link", "codec"),
+)
+_transfer_seconds = Counter(
+    "collapipe_link_transfer_seconds_total",
+    "Time that frames took to arrive over a link, from their headers to their last bytes.",
+    ("link",),
+)
+_rate_limit = Gauge(
+    "collapipe_link_rate_limit_bps",
+    "Rate that the sender of a link paces at; 0 is none.",
+    ("link",),
+)
+_round_trip = Gauge("collapipe_link_round_trip_seconds", "Least round-trip time.", ("link",))
+_probed_goodput = Gauge(
+    "collapipe_link_probed_bps",
+    "Rate that the last probe of a link saw at the receiver.",
+    ("link",),
+)
+_channel_gain = Gauge("collapipe_radio_channel_gain", "Power gain of a radio link.", ("link",))
+_noise_density = Gauge(
+    "collapipe_radio_noise_watts_per_hertz", "Noise and interference at a receiver.", ("link",)
+)
+_transmit_power = Gauge("collapipe_radio_transmit_power_watts", "Power of a sender.", ("link",))
+_energy = Counter("collapipe_energy_joules_total", "Energy used, by what measured it.", ("probe",))
+_probe_present = Gauge("collapipe_probe_present", "Whether a probe works here: 1 or 0.", ("probe",))
+_temperature = Gauge("collapipe_temperature_celsius", "Temperature of the processor.", ("probe",))
+_overrun_seconds = Counter(
+    "collapipe_emulation_overrun_seconds_total",
+    "Real work beyond the time that the emulated device would have taken.",
+)
 _blob_bytes = Counter(
     "collapipe_blob_bytes_total",
     "Bytes of weights, optimizer state and vocabularies exchanged.",
@@ -62,6 +115,37 @@ _aggregation_seconds = Histogram(
     "collapipe_aggregation_seconds",
     "Time to collect the clusters' weights, average and commit them.",
     buckets=_ROUND_BUCKETS,
+)
+_predicted_seconds = Gauge(
+    "collapipe_round_predicted_seconds", "Time that the last round was predicted to take."
+)
+_observed_seconds = Gauge("collapipe_round_observed_seconds", "Time that the last round took.")
+_prediction_error = Histogram(
+    "collapipe_round_prediction_error_ratio",
+    "Distance of the predicted from the observed time of a round, over the observed.",
+    buckets=(0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 3),
+)
+_solve_seconds = Histogram(
+    "collapipe_plan_solve_seconds",
+    "Time to decide a round.",
+    buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+)
+_plans_kept = Counter(
+    "collapipe_plans_kept_total", "Rounds whose plan was kept, and why.", ("reason",)
+)
+_moved_blocks = Counter("collapipe_moved_blocks_total", "Blocks that changed hands.", ("cluster",))
+_placed_blocks = Gauge("collapipe_placed_blocks", "Blocks that a device runs.", ("host",))
+_planned_micro_batches = Gauge(
+    "collapipe_planned_micro_batches", "Micro-batches of a mini-batch.", ("cluster",)
+)
+_backlog = Gauge("collapipe_backlog", "Virtual queue of a device's energy budget.", ("host",))
+_objective = Gauge(
+    "collapipe_objective", "Parts of what the scheduler minimises: design (13).", ("part",)
+)
+_telemetry_failures = Counter(
+    "collapipe_telemetry_failures_total",
+    "Questions to a telemetry source that failed.",
+    ("source",),
 )
 _hosts = Gauge("collapipe_hosts", "Hosts that are registered and alive.", ("role",))
 _calls_started = Counter(
@@ -110,6 +194,8 @@ def stage_opened(cluster: str, stage: str) -> None:
         histogram.labels(cluster, stage)
         for way in ("sent", "received"):
             _link_bytes.labels(cluster, stage, action, way)
+    for counter in (_block_samples, _stage_samples, _activation_bytes, _update_seconds):
+        counter.labels(cluster, stage)
     _waiting_seconds.labels(cluster, stage)
     _steps.labels(cluster, stage)
 
@@ -123,6 +209,115 @@ def stage_step(cluster: str, stage: str, waiting_seconds: float) -> None:
     """A stage ran a mini-batch, and waited some of the time."""
     _steps.labels(cluster, stage).inc()
     _waiting_seconds.labels(cluster, stage).inc(waiting_seconds)
+
+
+def stage_worked(
+    cluster: str, stage: str, *, num_units: int, num_samples: int, activation_bytes: int
+) -> None:
+    """A stage ran a micro-batch forward and backward, and had passed so many bytes on."""
+    _block_samples.labels(cluster, stage).inc(num_units * num_samples)
+    _stage_samples.labels(cluster, stage).inc(num_samples)
+    _activation_bytes.labels(cluster, stage).inc(activation_bytes)
+
+
+def stage_updated(cluster: str, stage: str, seconds: float) -> None:
+    """A stage took an optimizer step."""
+    _update_seconds.labels(cluster, stage).inc(seconds)
+
+
+def stage_held(cluster: str, stage: str, in_flight: int, stash_bytes: int) -> None:
+    """The most that a stage held at once in its last mini-batch."""
+    _in_flight.labels(cluster, stage).set(in_flight)
+    _stash_bytes.labels(cluster, stage).set(stash_bytes)
+
+
+def link_transfer(link: str, codec: str, wire_bytes: int, seconds: float) -> None:
+    """A frame arrived over a link, as its receiver saw it."""
+    _transfer_bytes.labels(link, codec).inc(wire_bytes)
+    _transfer_seconds.labels(link).inc(seconds)
+
+
+def link_limited(link: str, rate_limit_bps: float) -> None:
+    """The sender of a link paces at a rate; 0 for none."""
+    _rate_limit.labels(link).set(rate_limit_bps)
+
+
+def link_round_trip(link: str, seconds: float) -> None:
+    """The sender of a link measured its round-trip time."""
+    _round_trip.labels(link).set(seconds)
+
+
+def link_probed(link: str, goodput_bps: float) -> None:
+    """The sender of a link probed it."""
+    _probed_goodput.labels(link).set(goodput_bps)
+
+
+def radio_state(link: str, gain: float, noise_watts_per_hertz: float, power_watts: float) -> None:
+    """What the radio of a sender knows of a link."""
+    _channel_gain.labels(link).set(gain)
+    _noise_density.labels(link).set(noise_watts_per_hertz)
+    _transmit_power.labels(link).set(power_watts)
+
+
+def energy_used(probe: str, joules: float) -> None:
+    """A probe saw energy used since it was last read."""
+    _energy.labels(probe).inc(joules)
+
+
+def probe_present(probe: str, *, present: bool) -> None:
+    """Whether a probe works on this host."""
+    _probe_present.labels(probe).set(present)
+
+
+def temperature(probe: str, celsius: float) -> None:
+    """The processor's temperature."""
+    _temperature.labels(probe).set(celsius)
+
+
+def emulation_overrun(seconds: float) -> None:
+    """Real work took longer than the emulated device would have."""
+    _overrun_seconds.inc(seconds)
+
+
+def round_predicted(predicted_seconds: float, observed_seconds: float) -> None:
+    """A round that had been predicted ended."""
+    _predicted_seconds.set(predicted_seconds)
+    _observed_seconds.set(observed_seconds)
+    _prediction_error.observe(abs(predicted_seconds - observed_seconds) / observed_seconds)
+
+
+def plan_solved(seconds: float) -> None:
+    """A round was decided."""
+    _solve_seconds.observe(seconds)
+
+
+def plan_kept(reason: str) -> None:
+    """A plan was kept: "hysteresis", "solver_failed", "solver_slow" or "telemetry_missing"."""
+    _plans_kept.labels(reason).inc()
+
+
+def blocks_placed(cluster: str, blocks: Mapping[str, int], moved: int, micro_batches: int) -> None:
+    """What the plan of a cluster is: blocks of each device, how many changed hands, micro-batches."""
+    for host, count in blocks.items():
+        _placed_blocks.labels(host).set(count)
+    _moved_blocks.labels(cluster).inc(moved)
+    _planned_micro_batches.labels(cluster).set(micro_batches)
+
+
+def backlog(host: str, value: float) -> None:
+    """The virtual queue of a device."""
+    _backlog.labels(host).set(value)
+
+
+def objective(parts: Mapping[str, float]) -> None:
+    """The parts of the drift plus penalty: design (13)."""
+    for part, value in parts.items():
+        _objective.labels(part).set(value)
+
+
+def telemetry_failed(source: str) -> None:
+    """A question to a telemetry source failed."""
+    _telemetry_failures.labels(source).inc()
 
 
 def link_bytes(cluster: str, stage: str, direction: str, way: str, count: int) -> None:

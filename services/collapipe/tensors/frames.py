@@ -14,7 +14,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from collapipe.codec_names import CODEC_NAMES
 from collapipe.errors import CorruptDataError, InvalidInputError
+from collapipe.tensors import codecs
 from collapipe.v1 import stage_pb2, tensor_pb2
 
 CHUNK_BYTES = 1 << 20
@@ -22,6 +24,9 @@ CHUNK_BYTES = 1 << 20
 
 MAX_FRAME_BYTES = 1 << 30
 """Largest frame that a receiver allocates."""
+
+ACTIVATION = "activation"
+"""Name of the activation, and of its gradient, among the tensors of a frame: what a codec encodes."""
 
 _DATA_TYPES = {
     torch.float32: tensor_pb2.DATA_TYPE_FLOAT32,
@@ -64,8 +69,17 @@ class Frame:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def encode_frame(frame: Frame) -> tuple[stage_pb2.FrameHeader, Iterator[bytes]]:
+def encode_frame(
+    frame: Frame,
+    codec: tensor_pb2.Codec = tensor_pb2.CODEC_RAW,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> tuple[stage_pb2.FrameHeader, Iterator[bytes]]:
     """Encodes a frame as its header and the chunks that follow it.
+
+    Args:
+        frame: What to send.
+        codec: Of its activation or gradient; masks, labels and predictions are always lossless.
+        chunk_bytes: Largest chunk.
 
     Raises:
         InvalidInputError: A tensor has an element type that the wire does not know.
@@ -77,13 +91,20 @@ def encode_frame(frame: Frame) -> tuple[stage_pb2.FrameHeader, Iterator[bytes]]:
                 f"tensor {name!r} has type {tensor.dtype}, which cannot be sent: "
                 f"convert it to one of {', '.join(str(dtype) for dtype in _DATA_TYPES)}"
             )
-        view = _byte_view(tensor.detach().cpu().contiguous())
+        wire = tensor.detach().cpu().contiguous()
+        lossy = (
+            codec != tensor_pb2.CODEC_RAW
+            and name == ACTIVATION
+            and tensor.dtype is torch.float32
+            and frame.kind is not FrameKind.PREDICTION
+        )
+        view = _byte_view(codecs.encode(wire, codec) if lossy else wire)
         headers.append(
             tensor_pb2.TensorHeader(
                 name=name,
                 data_type=_DATA_TYPES[tensor.dtype],
                 shape=tensor.shape,
-                codec=tensor_pb2.CODEC_RAW,
+                codec=codec if lossy else tensor_pb2.CODEC_RAW,
                 byte_length=len(view),
                 crc32=zlib.crc32(view),
             )
@@ -96,9 +117,9 @@ def encode_frame(frame: Frame) -> tuple[stage_pb2.FrameHeader, Iterator[bytes]]:
         tensors=headers,
     )
     chunks = (
-        bytes(view[start : start + CHUNK_BYTES])
+        bytes(view[start : start + chunk_bytes])
         for view in views
-        for start in range(0, len(view), CHUNK_BYTES)
+        for start in range(0, len(view), chunk_bytes)
     )
     return header, chunks
 
@@ -109,7 +130,7 @@ class FrameAssembler:
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
         self._header: stage_pb2.FrameHeader | None = None
-        self._tensors: list[Tensor] = []
+        self._buffers: list[Tensor] = []
         self._num_complete = 0
         self._filled_bytes = 0
 
@@ -127,7 +148,7 @@ class FrameAssembler:
             )
         if int(header.kind) not in set(FrameKind):
             raise CorruptDataError(f"a frame of the unknown kind {header.kind} arrived")
-        total = sum(tensor.byte_length for tensor in header.tensors)
+        total = sum(_check(tensor) for tensor in header.tensors)
         if total > self._max_frame_bytes:
             raise InvalidInputError(
                 f"a frame of {total} bytes exceeds the limit of {self._max_frame_bytes}: "
@@ -136,7 +157,7 @@ class FrameAssembler:
         names = [tensor.name for tensor in header.tensors]
         if len(set(names)) < len(names):
             raise CorruptDataError(f"a frame names one of its tensors twice: {', '.join(names)}")
-        self._tensors = [_allocate(tensor) for tensor in header.tensors]
+        self._buffers = [_allocate(tensor) for tensor in header.tensors]
         self._header, self._num_complete, self._filled_bytes = header, 0, 0
         return self._frame_if_complete()
 
@@ -155,7 +176,7 @@ class FrameAssembler:
                 f"tensor {announced.name!r} was announced with {announced.byte_length} bytes, "
                 f"but a chunk of {len(chunk)} makes it {filled}"
             )
-        view = _byte_view(self._tensors[self._num_complete])
+        view = _byte_view(self._buffers[self._num_complete])
         view[self._filled_bytes : filled] = chunk
         self._filled_bytes = filled
         if filled == announced.byte_length:
@@ -178,33 +199,48 @@ class FrameAssembler:
             self._num_complete += 1
         if self._num_complete < len(header.tensors):
             return None
-        names = (tensor.name for tensor in header.tensors)
         frame = Frame(
             kind=FrameKind(header.kind),
             step_index=header.step_index,
             micro_batch=header.micro_batch,
-            tensors=dict(zip(names, self._tensors, strict=True)),
+            tensors={
+                tensor.name: buffer
+                if tensor.codec == tensor_pb2.CODEC_RAW
+                else codecs.decode(buffer, tensor.codec, tuple(tensor.shape))
+                for tensor, buffer in zip(header.tensors, self._buffers, strict=True)
+            },
         )
-        self._header, self._tensors = None, []
+        self._header, self._buffers = None, []
         return frame
 
 
-def _allocate(header: tensor_pb2.TensorHeader) -> Tensor:
+def _check(header: tensor_pb2.TensorHeader) -> int:
+    """Refuses what contradicts itself; returns the bytes of the tensor once it is decoded."""
     dtype = _TORCH_TYPES.get(header.data_type)
-    if dtype is None or header.codec != tensor_pb2.CODEC_RAW:
+    is_raw = header.codec == tensor_pb2.CODEC_RAW
+    if dtype is None or not (is_raw or (header.codec in CODEC_NAMES and dtype is torch.float32)):
         raise CorruptDataError(
             f"tensor {header.name!r} has data type {header.data_type} and codec {header.codec}, "
             "which this version does not know: run the same version everywhere"
         )
+    shape = tuple(header.shape)
+    decoded = prod(shape) * dtype.itemsize
     if (
-        min(header.shape, default=0) < 0
-        or prod(header.shape) * dtype.itemsize != header.byte_length
-        or prod(max(extent, 1) for extent in header.shape) >= 1 << 63  # strides would overflow
+        min(shape, default=0) < 0
+        or (decoded if is_raw else codecs.encoded_bytes(header.codec, shape)) != header.byte_length
+        or prod(max(extent, 1) for extent in shape) >= 1 << 63  # strides would overflow
     ):
         raise CorruptDataError(
-            f"tensor {header.name!r} of shape {list(header.shape)} cannot have {header.byte_length} bytes"
+            f"tensor {header.name!r} of shape {list(shape)} cannot have {header.byte_length} bytes"
         )
-    return torch.empty(tuple(header.shape), dtype=dtype)
+    return decoded
+
+
+def _allocate(header: tensor_pb2.TensorHeader) -> Tensor:
+    """Memory for the bytes as they arrive: of the tensor itself when it is lossless."""
+    if header.codec == tensor_pb2.CODEC_RAW:
+        return torch.empty(tuple(header.shape), dtype=_TORCH_TYPES[header.data_type])
+    return torch.empty(header.byte_length, dtype=torch.uint8)
 
 
 def _byte_view(tensor: Tensor) -> memoryview:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from collapipe.v1 import plan_pb2 as collapipe_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63ollapipe/v1/device_agent.proto\x12\x0c\x63ollapipe.v1\x1a\x17\x63ollapipe/v1/plan.proto\"p\n\x13ProfileBlockRequest\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.collapipe.v1.ModelSpec\x12\x18\n\x10micro_batch_size\x18\x02 \x01(\r\x12\x17\n\x0fsequence_length\x18\x03 \x01(\r\"\\\n\x14ProfileBlockResponse\x12\x1a\n\x12seconds_per_sample\x18\x01 \x01(\x01\x12\x13\n\x0bstate_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bstash_bytes\x18\x03 \x01(\x04\x32k\n\x12\x44\x65viceAgentService\x12U\n\x0cProfileBlock\x12!.collapipe.v1.ProfileBlockRequest\x1a\".collapipe.v1.ProfileBlockResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63ollapipe/v1/device_agent.proto\x12\x0c\x63ollapipe.v1\x1a\x17\x63ollapipe/v1/plan.proto\"q\n\x13ProfileBlockRequest\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.collapipe.v1.ModelSpec\x12\x19\n\x11micro_batch_sizes\x18\x02 \x03(\r\x12\x17\n\x0fsequence_length\x18\x03 \x01(\r\"\xa0\x01\n\x14ProfileBlockResponse\x12\x1a\n\x12seconds_per_sample\x18\x01 \x01(\x01\x12\x13\n\x0bstate_bytes\x18\x02 \x01(\x04\x12\x1e\n\x16stash_bytes_per_sample\x18\x03 \x01(\x04\x12\x1f\n\x17seconds_per_micro_batch\x18\x04 \x01(\x01\x12\x16\n\x0enum_parameters\x18\x05 \x01(\x04\x32k\n\x12\x44\x65viceAgentService\x12U\n\x0cProfileBlock\x12!.collapipe.v1.ProfileBlockRequest\x1a\".collapipe.v1.ProfileBlockResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,9 +33,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collapipe.v1.device_agent_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PROFILEBLOCKREQUEST']._serialized_start=74
-  _globals['_PROFILEBLOCKREQUEST']._serialized_end=186
-  _globals['_PROFILEBLOCKRESPONSE']._serialized_start=188
-  _globals['_PROFILEBLOCKRESPONSE']._serialized_end=280
-  _globals['_DEVICEAGENTSERVICE']._serialized_start=282
-  _globals['_DEVICEAGENTSERVICE']._serialized_end=389
+  _globals['_PROFILEBLOCKREQUEST']._serialized_end=187
+  _globals['_PROFILEBLOCKRESPONSE']._serialized_start=190
+  _globals['_PROFILEBLOCKRESPONSE']._serialized_end=350
+  _globals['_DEVICEAGENTSERVICE']._serialized_start=352
+  _globals['_DEVICEAGENTSERVICE']._serialized_end=459
 # @@protoc_insertion_point(module_scope)

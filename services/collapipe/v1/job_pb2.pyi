@@ -70,7 +70,7 @@ class Evaluation(_message.Message):
     def __init__(self, num_rounds: _Optional[int] = ..., metric: _Optional[str] = ..., value: _Optional[float] = ..., num_rows: _Optional[int] = ..., cluster_index: _Optional[int] = ...) -> None: ...
 
 class RoundSummary(_message.Message):
-    __slots__ = ("losses", "gradient_norms", "training_seconds", "configure_seconds", "gather_seconds", "fetched_bytes", "stages")
+    __slots__ = ("losses", "gradient_norms", "training_seconds", "configure_seconds", "gather_seconds", "fetched_bytes", "stages", "evaluation_seconds")
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORMS_FIELD_NUMBER: _ClassVar[int]
     TRAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class RoundSummary(_message.Message):
     GATHER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     losses: _containers.RepeatedScalarFieldContainer[float]
     gradient_norms: _containers.RepeatedScalarFieldContainer[float]
     training_seconds: float
@@ -85,4 +86,5 @@ class RoundSummary(_message.Message):
     gather_seconds: float
     fetched_bytes: int
     stages: _containers.RepeatedCompositeFieldContainer[StageReport]
-    def __init__(self, losses: _Optional[_Iterable[float]] = ..., gradient_norms: _Optional[_Iterable[float]] = ..., training_seconds: _Optional[float] = ..., configure_seconds: _Optional[float] = ..., gather_seconds: _Optional[float] = ..., fetched_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ...) -> None: ...
+    evaluation_seconds: float
+    def __init__(self, losses: _Optional[_Iterable[float]] = ..., gradient_norms: _Optional[_Iterable[float]] = ..., training_seconds: _Optional[float] = ..., configure_seconds: _Optional[float] = ..., gather_seconds: _Optional[float] = ..., fetched_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., evaluation_seconds: _Optional[float] = ...) -> None: ...

@@ -34,14 +34,18 @@ class Stage(_message.Message):
     def __init__(self, host_id: _Optional[str] = ..., address: _Optional[str] = ..., start_unit: _Optional[int] = ..., stop_unit: _Optional[int] = ..., in_flight: _Optional[int] = ...) -> None: ...
 
 class LinkPlan(_message.Message):
-    __slots__ = ("codec", "rate_limit_bps", "transmit_power_watts")
+    __slots__ = ("codec", "rate_limit_bps", "transmit_power_watts", "bandwidth_hz", "return_transmit_power_watts")
     CODEC_FIELD_NUMBER: _ClassVar[int]
     RATE_LIMIT_BPS_FIELD_NUMBER: _ClassVar[int]
     TRANSMIT_POWER_WATTS_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_HZ_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TRANSMIT_POWER_WATTS_FIELD_NUMBER: _ClassVar[int]
     codec: _tensor_pb2.Codec
     rate_limit_bps: int
     transmit_power_watts: float
-    def __init__(self, codec: _Optional[_Union[_tensor_pb2.Codec, str]] = ..., rate_limit_bps: _Optional[int] = ..., transmit_power_watts: _Optional[float] = ...) -> None: ...
+    bandwidth_hz: float
+    return_transmit_power_watts: float
+    def __init__(self, codec: _Optional[_Union[_tensor_pb2.Codec, str]] = ..., rate_limit_bps: _Optional[int] = ..., transmit_power_watts: _Optional[float] = ..., bandwidth_hz: _Optional[float] = ..., return_transmit_power_watts: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("plan_id", "cluster_index", "stages", "num_micro_batches", "links")

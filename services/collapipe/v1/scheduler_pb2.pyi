@@ -42,7 +42,7 @@ JOB_STATE_FAILED: JobState
 JOB_STATE_CANCELLED: JobState
 
 class Host(_message.Message):
-    __slots__ = ("host_id", "role", "address", "cluster_index", "incarnation", "memory_bytes", "speed", "metrics_address")
+    __slots__ = ("host_id", "role", "address", "cluster_index", "incarnation", "memory_bytes", "speed", "metrics_address", "energy_budget_joules", "busy_watts", "max_transmit_watts")
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,9 @@ class Host(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_BUDGET_JOULES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_WATTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TRANSMIT_WATTS_FIELD_NUMBER: _ClassVar[int]
     host_id: str
     role: HostRole
     address: str
@@ -59,7 +62,10 @@ class Host(_message.Message):
     memory_bytes: int
     speed: float
     metrics_address: str
-    def __init__(self, host_id: _Optional[str] = ..., role: _Optional[_Union[HostRole, str]] = ..., address: _Optional[str] = ..., cluster_index: _Optional[int] = ..., incarnation: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., speed: _Optional[float] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+    energy_budget_joules: float
+    busy_watts: float
+    max_transmit_watts: float
+    def __init__(self, host_id: _Optional[str] = ..., role: _Optional[_Union[HostRole, str]] = ..., address: _Optional[str] = ..., cluster_index: _Optional[int] = ..., incarnation: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., speed: _Optional[float] = ..., metrics_address: _Optional[str] = ..., energy_budget_joules: _Optional[float] = ..., busy_watts: _Optional[float] = ..., max_transmit_watts: _Optional[float] = ...) -> None: ...
 
 class RegisterHostRequest(_message.Message):
     __slots__ = ("host",)
@@ -212,3 +218,35 @@ class GetPlansResponse(_message.Message):
     PLANS_FIELD_NUMBER: _ClassVar[int]
     plans: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Plan]
     def __init__(self, plans: _Optional[_Iterable[_Union[_plan_pb2.Plan, _Mapping]]] = ...) -> None: ...
+
+class ExplainDecisionRequest(_message.Message):
+    __slots__ = ("job_id", "round_index")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_INDEX_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    round_index: int
+    def __init__(self, job_id: _Optional[str] = ..., round_index: _Optional[int] = ...) -> None: ...
+
+class ExplainDecisionResponse(_message.Message):
+    __slots__ = ("explanation", "decision_json")
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    DECISION_JSON_FIELD_NUMBER: _ClassVar[int]
+    explanation: str
+    decision_json: str
+    def __init__(self, explanation: _Optional[str] = ..., decision_json: _Optional[str] = ...) -> None: ...
+
+class ReplayDecisionRequest(_message.Message):
+    __slots__ = ("job_id", "round_index")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_INDEX_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    round_index: int
+    def __init__(self, job_id: _Optional[str] = ..., round_index: _Optional[int] = ...) -> None: ...
+
+class ReplayDecisionResponse(_message.Message):
+    __slots__ = ("recorded", "replayed")
+    RECORDED_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_FIELD_NUMBER: _ClassVar[int]
+    recorded: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Plan]
+    replayed: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Plan]
+    def __init__(self, recorded: _Optional[_Iterable[_Union[_plan_pb2.Plan, _Mapping]]] = ..., replayed: _Optional[_Iterable[_Union[_plan_pb2.Plan, _Mapping]]] = ...) -> None: ...

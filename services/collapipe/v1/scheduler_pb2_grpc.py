@@ -75,6 +75,16 @@ class SchedulerServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetPlansRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.GetPlansResponse.FromString,
                 _registered_method=True)
+        self.ExplainDecision = channel.unary_unary(
+                '/collapipe.v1.SchedulerService/ExplainDecision',
+                request_serializer=collapipe_dot_v1_dot_scheduler__pb2.ExplainDecisionRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.ExplainDecisionResponse.FromString,
+                _registered_method=True)
+        self.ReplayDecision = channel.unary_unary(
+                '/collapipe.v1.SchedulerService/ReplayDecision',
+                request_serializer=collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -137,6 +147,20 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainDecision(self, request, context):
+        """Tells why the plans of a round are what they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReplayDecision(self, request, context):
+        """Decides a round again from what was recorded with it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +203,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetPlans,
                     request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.GetPlansRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetPlansResponse.SerializeToString,
+            ),
+            'ExplainDecision': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainDecision,
+                    request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.ExplainDecisionRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_scheduler__pb2.ExplainDecisionResponse.SerializeToString,
+            ),
+            'ReplayDecision': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplayDecision,
+                    request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +432,60 @@ class SchedulerService(object):
             '/collapipe.v1.SchedulerService/GetPlans',
             collapipe_dot_v1_dot_scheduler__pb2.GetPlansRequest.SerializeToString,
             collapipe_dot_v1_dot_scheduler__pb2.GetPlansResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainDecision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collapipe.v1.SchedulerService/ExplainDecision',
+            collapipe_dot_v1_dot_scheduler__pb2.ExplainDecisionRequest.SerializeToString,
+            collapipe_dot_v1_dot_scheduler__pb2.ExplainDecisionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplayDecision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collapipe.v1.SchedulerService/ReplayDecision',
+            collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionRequest.SerializeToString,
+            collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -153,7 +153,39 @@ _SchedulerServiceGetPlansType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceGetPlansType]):
+_SchedulerServiceExplainDecisionType = typing_extensions.TypeVar(
+    '_SchedulerServiceExplainDecisionType',
+    grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.ExplainDecisionRequest,
+        collapipe.v1.scheduler_pb2.ExplainDecisionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.ExplainDecisionRequest,
+        collapipe.v1.scheduler_pb2.ExplainDecisionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.ExplainDecisionRequest,
+        collapipe.v1.scheduler_pb2.ExplainDecisionResponse,
+    ],
+)
+
+_SchedulerServiceReplayDecisionType = typing_extensions.TypeVar(
+    '_SchedulerServiceReplayDecisionType',
+    grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.ReplayDecisionRequest,
+        collapipe.v1.scheduler_pb2.ReplayDecisionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.ReplayDecisionRequest,
+        collapipe.v1.scheduler_pb2.ReplayDecisionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.ReplayDecisionRequest,
+        collapipe.v1.scheduler_pb2.ReplayDecisionResponse,
+    ],
+)
+
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType]):
     """Registration, heartbeats, jobs and plans."""
 
     @typing.overload
@@ -189,6 +221,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
         grpc.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.GetPlansRequest,
             collapipe.v1.scheduler_pb2.GetPlansResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            collapipe.v1.scheduler_pb2.ExplainDecisionRequest,
+            collapipe.v1.scheduler_pb2.ExplainDecisionResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            collapipe.v1.scheduler_pb2.ReplayDecisionRequest,
+            collapipe.v1.scheduler_pb2.ReplayDecisionResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -226,6 +266,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
             collapipe.v1.scheduler_pb2.GetPlansRequest,
             collapipe.v1.scheduler_pb2.GetPlansResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            collapipe.v1.scheduler_pb2.ExplainDecisionRequest,
+            collapipe.v1.scheduler_pb2.ExplainDecisionResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            collapipe.v1.scheduler_pb2.ReplayDecisionRequest,
+            collapipe.v1.scheduler_pb2.ReplayDecisionResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     RegisterHost: _SchedulerServiceRegisterHostType
@@ -251,6 +299,12 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
 
     GetPlans: _SchedulerServiceGetPlansType
     """Tells the plans of a round, as they were recorded before it ran."""
+
+    ExplainDecision: _SchedulerServiceExplainDecisionType
+    """Tells why the plans of a round are what they are."""
+
+    ReplayDecision: _SchedulerServiceReplayDecisionType
+    """Decides a round again from what was recorded with it."""
 
 SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -284,6 +338,14 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         collapipe.v1.scheduler_pb2.GetPlansRequest,
         collapipe.v1.scheduler_pb2.GetPlansResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.ExplainDecisionRequest,
+        collapipe.v1.scheduler_pb2.ExplainDecisionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.ReplayDecisionRequest,
+        collapipe.v1.scheduler_pb2.ReplayDecisionResponse,
     ],
 ]
 
@@ -353,5 +415,21 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collapipe.v1.scheduler_pb2.GetPlansResponse, collections.abc.Awaitable[collapipe.v1.scheduler_pb2.GetPlansResponse]]:
         """Tells the plans of a round, as they were recorded before it ran."""
+
+    @abc.abstractmethod
+    def ExplainDecision(
+        self,
+        request: collapipe.v1.scheduler_pb2.ExplainDecisionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collapipe.v1.scheduler_pb2.ExplainDecisionResponse, collections.abc.Awaitable[collapipe.v1.scheduler_pb2.ExplainDecisionResponse]]:
+        """Tells why the plans of a round are what they are."""
+
+    @abc.abstractmethod
+    def ReplayDecision(
+        self,
+        request: collapipe.v1.scheduler_pb2.ReplayDecisionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collapipe.v1.scheduler_pb2.ReplayDecisionResponse, collections.abc.Awaitable[collapipe.v1.scheduler_pb2.ReplayDecisionResponse]]:
+        """Decides a round again from what was recorded with it."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -5,30 +5,58 @@ from collections.abc import Iterator, Sequence
 
 from hypothesis import strategies as st
 
-from collapipe.allocation import BlockCost, Device, Placement, PlacementProblem
+from collapipe.allocation import (
+    ClusterProblem,
+    Host,
+    ModelCost,
+    RoundPlan,
+    RoundProblem,
+    Segment,
+    Strategy,
+    Wire,
+)
+
+CONTROL_UNIT, EDGE_SERVER = Host("control-unit", 0.0), Host("edge-server", 0.0)
 
 
 def problem(
     speeds: Sequence[float] = (1.0,),
     num_blocks: int = 6,
     memory: Sequence[int | None] | None = None,
-    cost: BlockCost | None = None,
+    cost: tuple[int, int] = (10, 1),
     num_micro_batches: int = 4,
     in_flight: int | None = None,
     round_index: int = 0,
-) -> PlacementProblem:
+) -> RoundProblem:
+    """One cluster without delays on its links; a micro-batch is one sample.
+
+    Args:
+        cost: Bytes of a block's state, and of its stash for a micro-batch.
+    """
     limits = memory if memory is not None else [None] * len(speeds)
-    devices = [
-        Device(f"device-{index}", speed, limit)
+    devices = tuple(
+        Host(f"device-{index}", 1 / speed, memory_bytes=limit)
         for index, (speed, limit) in enumerate(zip(speeds, limits, strict=True))
-    ]
-    return PlacementProblem(
-        devices, num_blocks, cost or BlockCost(10, 1), num_micro_batches, in_flight, round_index
+    )
+    hosts = [host.host_id for host in (CONTROL_UNIT, *devices, EDGE_SERVER)]
+    cluster = ClusterProblem(
+        CONTROL_UNIT,
+        devices,
+        EDGE_SERVER,
+        links={pair: Wire(1e12) for pair in itertools.permutations(hosts, 2)},
+        micro_batch_options=(num_micro_batches,),
+    )
+    return RoundProblem(
+        clusters=(cluster,),
+        model=ModelCost(num_blocks, block_state_bytes=cost[0], block_stash_bytes=cost[1]),
+        mini_batch=num_micro_batches,
+        in_flight_limit=in_flight,
+        round_index=round_index,
     )
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> PlacementProblem:
+def problems(draw: st.DrawFn) -> RoundProblem:
     """At most 5 devices and 8 blocks; memory is tight, loose or unlimited."""
     num_devices = draw(st.integers(1, 5))
     memory = st.one_of(st.none(), st.integers(1, 150))
@@ -42,36 +70,49 @@ def problems(draw: st.DrawFn) -> PlacementProblem:
         ),
         num_blocks=draw(st.integers(1, 8)),
         memory=draw(st.lists(memory, min_size=num_devices, max_size=num_devices)),
-        cost=BlockCost(draw(st.integers(1, 10)), draw(st.integers(0, 10))),
+        cost=(draw(st.integers(1, 10)), draw(st.integers(0, 10))),
         num_micro_batches=draw(st.sampled_from([1, 2, 4, 8])),
         in_flight=draw(st.one_of(st.none(), st.integers(1, 4))),
     )
 
 
-def every_feasible_split(given: PlacementProblem) -> Iterator[tuple[int, ...]]:
+def every_feasible_split(given: RoundProblem) -> Iterator[tuple[int, ...]]:
     """Design (10) written out anew: windows from the back of the pipeline, memory of each active device."""
-    sizes = range(given.num_blocks + 1)
-    for split in itertools.product(sizes, repeat=len(given.devices)):
-        if sum(split) != given.num_blocks:
+    model, devices = given.model, given.clusters[0].devices
+    sizes = range(model.num_blocks + 1)
+    for split in itertools.product(sizes, repeat=len(devices)):
+        if sum(split) != model.num_blocks:
             continue
         stages_to_head, fits = 1, True
-        for device, blocks in zip(reversed(given.devices), reversed(split), strict=True):
+        for device, blocks in zip(reversed(devices), reversed(split), strict=True):
             if not blocks:
                 continue
             stages_to_head += 1
-            window = min(given.num_micro_batches, given.in_flight or stages_to_head)
-            needed = blocks * (given.block_cost.state_bytes + window * given.block_cost.stash_bytes)
+            window = min(given.mini_batch, given.in_flight_limit or stages_to_head)
+            needed = blocks * (model.block_state_bytes + window * model.block_stash_bytes)
             fits = fits and (device.memory_bytes is None or needed <= device.memory_bytes)
         if fits:
             yield split
 
 
-def slowest(given: PlacementProblem, split: Sequence[int]) -> float:
+def slowest(given: RoundProblem, split: Sequence[int]) -> float:
     """Seconds a sample of the slowest segment."""
-    return max(blocks / device.speed for blocks, device in zip(split, given.devices, strict=True))
+    devices = given.clusters[0].devices
+    return max(
+        device.compute_seconds(1, blocks) for blocks, device in zip(split, devices, strict=True)
+    )
 
 
-def split_of(given: PlacementProblem, placement: Placement) -> tuple[int, ...]:
+def segments_of(given: RoundProblem, strategy: Strategy) -> dict[str, Segment]:
+    """Who runs which blocks, in pipeline order."""
+    (plan,) = strategy(given)
+    return plan.segments
+
+
+def split_of(given: RoundProblem, plan: RoundPlan) -> tuple[int, ...]:
     """Blocks of each device, 0 for those left out."""
-    sizes = {placed.host_id: placed.segment.num_blocks for placed in placement.segments}
-    return tuple(sizes.get(device.host_id, 0) for device in given.devices)
+    segments = plan[0].segments
+    return tuple(
+        segments[device.host_id].num_blocks if device.host_id in segments else 0
+        for device in given.clusters[0].devices
+    )

@@ -1,27 +1,32 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collapipe.allocation import BlockCost, PlacementProblem, Segment, strategy_for
-from collapipe.allocation.strategies import Strategy
+from collapipe.allocation import RoundProblem, Segment, Strategy, Wire, strategy_for, violations
 from collapipe.errors import InfeasibleError, InvalidInputError
 
 from .problems import (
     every_feasible_split,
     problem,
     problems,
+    segments_of,
     slowest,
     split_of,
 )
 
 place_equally = strategy_for("pipeline")
 place_proportionally = strategy_for("proportional")
+place_on_the_fewest = strategy_for("titanic")
 
 
 def test_strategy_for_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(InvalidInputError, match=r"'fastest'.*pipeline, proportional, manual"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"'fastest'.*dssra, pipeline, titanic, vanilla_fl, centralized, proportional, manual",
+    ):
         strategy_for("fastest")
 
 
@@ -30,38 +35,38 @@ def test_strategy_for_unknown_name_lists_the_known_ones() -> None:
 
 @given(problems())
 def test_segments_of_every_placement_are_contiguous_and_cover_all_blocks(
-    given_problem: PlacementProblem,
+    given_problem: RoundProblem,
 ) -> None:
     for strategy in (place_equally, place_proportionally):
         try:
-            placement = strategy(given_problem)
+            placed = segments_of(given_problem, strategy)
         except InfeasibleError:
             continue
-        segments = [placed.segment for placed in placement.segments]
+        segments = list(placed.values())
         assert segments[0].start_block == 0
-        assert segments[-1].stop_block == given_problem.num_blocks
+        assert segments[-1].stop_block == given_problem.model.num_blocks
         assert all(a.stop_block == b.start_block for a, b in itertools.pairwise(segments))
         assert all(segment.num_blocks > 0 for segment in segments)
-        order = [device.host_id for device in given_problem.devices]
-        positions = [order.index(placed.host_id) for placed in placement.segments]
+        order = [device.host_id for device in given_problem.clusters[0].devices]
+        positions = [order.index(host_id) for host_id in placed]
         assert positions == sorted(positions)
 
 
 def test_window_by_default_counts_the_stages_to_the_head() -> None:
-    placement = place_equally(problem(speeds=[1, 1, 1], num_micro_batches=8))
-    assert [placed.in_flight for placed in placement.segments] == [4, 3, 2]
-    assert placement.num_micro_batches == 8
+    (plan,) = place_equally(problem(speeds=[1, 1, 1], num_micro_batches=8))
+    assert [stage.in_flight for stage in plan.stages] == [5, 4, 3, 2, 1]
+    assert plan.num_micro_batches == 8
 
 
 def test_window_never_exceeds_the_micro_batches() -> None:
-    placement = place_equally(problem(speeds=[1, 1, 1], num_micro_batches=3))
-    assert [placed.in_flight for placed in placement.segments] == [3, 3, 2]
+    (plan,) = place_equally(problem(speeds=[1, 1, 1], num_micro_batches=3))
+    assert [stage.in_flight for stage in plan.stages] == [3, 3, 3, 2, 1]
 
 
 @pytest.mark.parametrize(("in_flight", "expected"), [(1, 1), (6, 6), (99, 8)])
 def test_window_of_the_job_replaces_the_default(in_flight: int, expected: int) -> None:
-    placement = place_equally(problem(speeds=[1, 1], num_micro_batches=8, in_flight=in_flight))
-    assert [placed.in_flight for placed in placement.segments] == [expected, expected]
+    (plan,) = place_equally(problem(speeds=[1, 1], num_micro_batches=8, in_flight=in_flight))
+    assert [stage.in_flight for stage in plan.stages[1:-1]] == [expected, expected]
 
 
 # --- pipeline
@@ -70,8 +75,8 @@ def test_window_of_the_job_replaces_the_default(in_flight: int, expected: int) -
 @given(st.integers(1, 12), st.integers(0, 12))
 def test_equal_segments_differ_by_at_most_one_block(num_devices: int, more: int) -> None:
     num_blocks = num_devices + more
-    placement = place_equally(problem(speeds=[1.0] * num_devices, num_blocks=num_blocks))
-    sizes = [placed.segment.num_blocks for placed in placement.segments]
+    given_problem = problem(speeds=[1.0] * num_devices, num_blocks=num_blocks)
+    sizes = [s.num_blocks for s in segments_of(given_problem, place_equally).values()]
     assert len(sizes) == num_devices
     assert sum(sizes) == num_blocks
     assert max(sizes) - min(sizes) <= 1
@@ -94,8 +99,9 @@ def test_equal_segments_beyond_a_memory_name_device_need_and_limit() -> None:
 
 
 def test_equal_segments_that_fill_a_memory_are_feasible() -> None:
-    placement = place_equally(problem(speeds=[1, 1], num_blocks=6, memory=[None, 36]))
-    assert [placed.segment for placed in placement.segments] == [Segment(0, 3), Segment(3, 6)]
+    given_problem = problem(speeds=[1, 1], num_blocks=6, memory=[None, 36])
+    segments = segments_of(given_problem, place_equally)
+    assert list(segments.values()) == [Segment(0, 3), Segment(3, 6)]
 
 
 @pytest.mark.parametrize("strategy", [place_equally, place_proportionally])
@@ -109,7 +115,7 @@ def test_no_devices_are_infeasible(strategy: Strategy) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(problems())
-def test_proportional_is_as_fast_as_the_best_of_all_splits(given_problem: PlacementProblem) -> None:
+def test_proportional_is_as_fast_as_the_best_of_all_splits(given_problem: RoundProblem) -> None:
     splits = list(every_feasible_split(given_problem))
     if not splits:
         with pytest.raises(InfeasibleError):
@@ -134,23 +140,20 @@ def test_proportional_follows_speeds_of_one_to_two_to_four() -> None:
 
 
 def test_proportional_leaves_out_a_device_that_would_be_the_slowest() -> None:
-    placement = place_proportionally(problem(speeds=[0.1, 2, 2], num_blocks=6))
-    assert [placed.host_id for placed in placement.segments] == ["device-1", "device-2"]
+    segments = segments_of(problem(speeds=[0.1, 2, 2], num_blocks=6), place_proportionally)
+    assert list(segments) == ["device-1", "device-2"]
 
 
 def test_proportional_among_equals_prefers_those_registered_first() -> None:
-    placement = place_proportionally(problem(speeds=[1, 1, 1], num_blocks=4))
-    assert [(placed.host_id, placed.segment) for placed in placement.segments] == [
-        ("device-0", Segment(0, 2)),
-        ("device-1", Segment(2, 4)),
-    ]
+    segments = segments_of(problem(speeds=[1, 1, 1], num_blocks=4), place_proportionally)
+    assert segments == {"device-0": Segment(0, 2), "device-1": Segment(2, 4)}
 
 
 def test_proportional_counts_only_the_windows_of_those_who_take_part() -> None:
     # With both devices the first holds 3 micro-batches: 3 blocks of 5 + 18 bytes in 89, and the second 1.
     # Alone it holds 2, and all 5 blocks of 5 + 12 bytes fit.
     given_problem = problem(
-        speeds=[1, 3], num_blocks=5, memory=[89, 28], cost=BlockCost(5, 6), num_micro_batches=8
+        speeds=[1, 3], num_blocks=5, memory=[89, 28], cost=(5, 6), num_micro_batches=8
     )
     assert split_of(given_problem, place_proportionally(given_problem)) == (5, 0)
 
@@ -163,7 +166,7 @@ def test_proportional_without_room_for_a_block_names_the_largest_device() -> Non
 
 def test_proportional_without_room_for_the_model_says_how_many_blocks_fit() -> None:
     given_problem = problem(
-        speeds=[1, 1], num_blocks=6, memory=[30, 25], num_micro_batches=1, cost=BlockCost(9, 1)
+        speeds=[1, 1], num_blocks=6, memory=[30, 25], num_micro_batches=1, cost=(9, 1)
     )
     with pytest.raises(InfeasibleError, match=r"2 devices can hold 5 of 6 blocks: add devices"):
         place_proportionally(given_problem)
@@ -200,5 +203,88 @@ def test_manual_segment_beyond_a_memory_is_infeasible() -> None:
         strategy_for("manual", [[6, 0]])(problem(speeds=[1, 1], num_blocks=6, memory=[71, None]))
 
 
-def test_block_cost_counts_state_once_and_stash_for_each_micro_batch_in_flight() -> None:
-    assert BlockCost(state_bytes=100, stash_bytes=7).segment_bytes(num_blocks=3, in_flight=4) == 384
+# --- titanic
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_titanic_is_the_fastest_of_the_splits_with_the_fewest_devices(
+    given_problem: RoundProblem,
+) -> None:
+    splits = list(every_feasible_split(given_problem))
+    if not splits:
+        with pytest.raises(InfeasibleError):
+            place_on_the_fewest(given_problem)
+        return
+    split = split_of(given_problem, place_on_the_fewest(given_problem))
+    fewest = min(sum(map(bool, other)) for other in splits)
+    small = [other for other in splits if sum(map(bool, other)) == fewest]
+    assert split in small
+    assert slowest(given_problem, split) == min(slowest(given_problem, other) for other in small)
+
+
+def test_titanic_leaves_out_devices_that_the_proportional_split_uses() -> None:
+    given_problem = problem(speeds=[1, 1, 1], num_blocks=6)
+    assert split_of(given_problem, place_on_the_fewest(given_problem)) == (6, 0, 0)
+    assert split_of(given_problem, place_proportionally(given_problem)) == (2, 2, 2)
+
+
+# --- the whole model on one host
+
+
+def test_vanilla_fl_takes_the_fastest_device_that_holds_everything() -> None:
+    # 6 blocks of 10 bytes and 1 of stash each: 66
+    (plan,) = strategy_for("vanilla_fl")(problem(speeds=[1, 2, 3], memory=[None, 66, 65]))
+    units = [(stage.host_id, stage.start_unit, stage.stop_unit) for stage in plan.stages]
+    assert units == [("control-unit", 0, 0), ("device-1", 0, 8)]
+    assert len(plan.links) == 1
+
+
+def test_vanilla_fl_without_a_device_for_everything_says_what_is_needed() -> None:
+    with pytest.raises(InfeasibleError, match=r"needs 66 bytes.*device-1, may use 65.*splits"):
+        strategy_for("vanilla_fl")(problem(speeds=[1, 1], memory=[9, 65]))
+
+
+def test_centralized_leaves_everything_with_the_control_unit() -> None:
+    (plan,) = strategy_for("centralized")(problem(speeds=[1, 2]))
+    units = [(stage.host_id, stage.start_unit, stage.stop_unit) for stage in plan.stages]
+    assert units == [("control-unit", 0, 8)]
+    assert plan.links == ()
+
+
+# --- what all of them complete alike
+
+
+@pytest.mark.parametrize("name", ["pipeline", "titanic", "vanilla_fl", "centralized"])
+def test_every_baseline_keeps_the_limits_of_the_round(name: str) -> None:
+    given_problem = problem(speeds=[1, 2, 3], memory=[None, 80, 70])
+    assert violations(given_problem, strategy_for(name)(given_problem)) == []
+
+
+def test_links_share_their_channel_equally_at_full_power() -> None:
+    given_problem = problem(speeds=[1, 1])
+    device = replace(given_problem.clusters[0].devices[0], max_transmit_watts=0.1)
+    cluster = replace(
+        given_problem.clusters[0],
+        channel="air",
+        devices=(device, given_problem.clusters[0].devices[1]),
+    )
+    shared = replace(given_problem, clusters=(cluster, cluster), channels={"air": 12e6})
+    plans = place_equally(shared)
+    assert [link.share for plan in plans for link in plan.links] == [2e6] * 6
+    assert [link.forward_watts for link in plans[0].links] == [0.0, 0.1, 0.0]
+    assert [link.backward_watts for link in plans[0].links] == [0.1, 0.0, 0.0]
+
+
+def test_window_is_widened_as_far_as_a_slow_link_starves_it_and_memory_allows() -> None:
+    given_problem = problem(speeds=[1], num_blocks=1, num_micro_batches=8, cost=(10, 1))
+    cluster = given_problem.clusters[0]
+    slow = {pair: Wire(1e12, round_trip_seconds=2.5) for pair in cluster.links}
+    starved = replace(given_problem, clusters=(replace(cluster, links=slow),))
+    # a micro-batch takes 1 s on the device and 2.5 s on each of two links: 6 s from embedding to embedding
+    (plan,) = place_equally(starved)
+    assert [stage.in_flight for stage in plan.stages] == [6 + 2, 4 + 2, 1]
+    small = replace(cluster.devices[0], memory_bytes=13)
+    tight = replace(starved, clusters=(replace(cluster, links=slow, devices=(small,)),))
+    (plan,) = place_equally(tight)
+    assert [stage.in_flight for stage in plan.stages] == [6 + 2, 3, 1]

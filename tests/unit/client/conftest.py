@@ -8,7 +8,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from collapipe.v1 import (
+    edge_server_pb2,
+    edge_server_pb2_grpc,
+    plan_pb2,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
 from collapipe_client import local_testbed, testbed_shape
 from collapipe_client.testbed_shape import Service
 
@@ -29,6 +35,8 @@ class FakeServices(
         self.files: list[edge_server_pb2.ExportModelResponse] = []
         self.submitted: list[scheduler_pb2.SubmitJobRequest] = []
         self.cancelled: list[str] = []
+        self.explanation = scheduler_pb2.ExplainDecisionResponse()
+        self.plans: list[plan_pb2.Plan] = []
 
     def ListHosts(self, request, context):  # type: ignore[no-untyped-def]
         return scheduler_pb2.ListHostsResponse(hosts=self.hosts)
@@ -50,6 +58,12 @@ class FakeServices(
 
     def ExportModel(self, request, context):  # type: ignore[no-untyped-def]
         yield from self.files
+
+    def ExplainDecision(self, request, context):  # type: ignore[no-untyped-def]
+        return self.explanation
+
+    def GetPlans(self, request, context):  # type: ignore[no-untyped-def]
+        return scheduler_pb2.GetPlansResponse(plans=self.plans)
 
     def succeed_with(self, *, name: str, files: dict[str, bytes]) -> None:
         """Makes every job succeed with a metric and a model."""

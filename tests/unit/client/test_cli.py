@@ -6,9 +6,11 @@ import pytest
 from typer.testing import CliRunner
 
 from collapipe.job import JobConfig
+from collapipe.links.emulation import EmulatedDevice, EmulatedLink, Emulation
 from collapipe.rpc import Security
 from collapipe.v1.scheduler_pb2 import JOB_STATE_FAILED, JOB_STATE_RUNNING, JobStatus
 from collapipe_client.cli import app
+from collapipe_client.cli_options import read_emulation
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.local_testbed import LocalTestbed
 
@@ -44,7 +46,8 @@ def test_train_that_succeeds_exports_and_says_how_to_load(
 def test_train_as_json_prints_one_document_a_line(fake: FakeServices) -> None:
     fake.succeed_with(name="demo", files={"config.json": b"{}"})
     result = _RUNNER.invoke(app, ["train", "--preset", "demo", "--json", *_remote(fake)])
-    status, exported = [json.loads(line) for line in result.stdout.splitlines()]
+    job, status, exported = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (job["event"], JobConfig.model_validate(job["config"]).name) == ("job", "demo")
     assert (status["event"], status["state"], status["num_rounds"]) == ("status", "succeeded", 2)
     assert (exported["event"], exported["metric"], exported["value"]) == (
         "exported",
@@ -119,6 +122,13 @@ def test_train_without_a_testbed_runs_one_and_ends_it(
         (["train", "--preset", "demo", "--devices", "1"], "needs 2 clusters of 3, 3 devices"),
         (["train", "--preset", "demo", "--device-memory", "5 apples"], "is not a size"),
         (["train", "--preset", "demo", "--device-speed", "-1"], "not a positive number"),
+        (["train", "--preset", "demo", "--emulate", "raspberry-pi-9"], "use one of raspberry-pi-4"),
+        (
+            ["train", "--preset", "demo", "--emulate", "laptop,none"],
+            "2 values for clusters of 3, 3",
+        ),
+        (["train", "--preset", "demo", "--emulation", "w.json"], "emulation file w.json cannot be"),
+        (["up", "--emulate", "laptop", "--emulation", "w.json"], "give one of them"),
         (["train", "--preset", "demo", "--scheduler", "nowhere"], "is not HOST:PORT"),
         (["train", "--preset", "demo", "--scheduler", "h:1"], "--insecure"),
         (["export", "demo", "out"], "there is no testbed"),
@@ -168,3 +178,22 @@ def test_status_as_json_lists_hosts_and_jobs(fake: FakeServices) -> None:
     assert document["jobs"][0]["state"] == "running"
     text = _RUNNER.invoke(app, ["status", *_remote(fake)]).stdout
     assert "edge-server" in text and "running" in text
+
+
+def test_profiles_are_given_to_devices_like_their_memory() -> None:
+    world = read_emulation([2, 2], "raspberry-pi-4,none", None)
+    assert world is not None
+    assert {name: device.profile for name, device in world.devices.items()} == {
+        "device-0-0": "raspberry-pi-4",
+        "device-1-0": "raspberry-pi-4",
+    }
+    assert read_emulation([2], None, None) is None
+
+
+def test_emulated_world_is_read_from_a_file(tmp_path: Path) -> None:
+    world = Emulation(
+        devices={"edge-server": EmulatedDevice(profile="laptop")},
+        links={"*": EmulatedLink(rate_bps=1e7)},
+    )
+    (tmp_path / "world.json").write_text(world.model_dump_json())
+    assert read_emulation([1], None, tmp_path / "world.json") == world

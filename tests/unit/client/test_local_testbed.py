@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
+from collapipe.links.emulation import EmulatedDevice, Emulation, EmulationFile
 from collapipe.rpc import Security
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.local_testbed import LocalTestbed
@@ -201,3 +202,91 @@ def test_settings_of_another_deployment_do_not_reach_the_processes(
         settings = environment.read_bytes().split(b"\0")
     assert f"PYTHONPATH={tmp_path / 'relative'}".encode() in settings
     assert not [setting for setting in settings if setting.startswith(b"COLLAPIPE_")]
+
+
+# --- an emulated world
+
+PI = Emulation(devices={"device-0-0": EmulatedDevice(profile="raspberry-pi-4")}, time_scale=2)
+
+
+def arguments_of(testbed: LocalTestbed, name: str) -> list[str]:
+    pid = next(process.pid for process in testbed.processes if process.name == name)
+    command_line = Path(f"/proc/{pid}/cmdline")
+    if not command_line.exists():
+        pytest.skip("this machine has no /proc")
+    return command_line.read_text().split("\0")
+
+
+def test_emulated_world_is_a_file_that_every_stage_host_is_given(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "w" / "emulation.json"
+    with LocalTestbed([1], tmp_path / "w", emulation=PI) as testbed:
+        assert EmulationFile(path).current() == PI
+        for name in ("edge-server", "control-unit-0", "device-0-0"):
+            given = arguments_of(testbed, name)
+            assert given[given.index("--emulation") + 1] == str(path)
+        assert "--emulation" not in arguments_of(testbed, "scheduler")
+        testbed.kill("device-0-0")
+        testbed.restart("device-0-0")
+        assert "--emulation" in arguments_of(testbed, "device-0-0")
+
+
+def test_emulated_world_changes_while_the_testbed_runs(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    read = EmulationFile(tmp_path / "w" / "emulation.json")
+    with LocalTestbed([1], tmp_path / "w", emulation=Emulation()) as testbed:
+        assert read.current() == Emulation()
+        testbed.emulate(PI)
+        assert read.current() == PI == testbed.emulation
+
+
+def test_testbed_without_an_emulated_world_stays_without(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    with LocalTestbed([1], tmp_path / "w", emulation=PI):
+        pass
+    with LocalTestbed([1], tmp_path / "w") as testbed:  # what the one before left is not taken up
+        assert "--emulation" not in arguments_of(testbed, "device-0-0")
+        with pytest.raises(WrongStateError, match="without an emulated world"):
+            testbed.emulate(PI)
+
+
+def test_detached_testbed_takes_a_new_world_only_when_it_was_started_in_one(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    read = EmulationFile(tmp_path / "w" / "emulation.json")
+    try:
+        LocalTestbed([1], tmp_path / "w", detached=True).start()
+        with pytest.raises(WrongStateError, match="collapipe down"):
+            LocalTestbed([1], tmp_path / "w", detached=True, emulation=PI).start()
+        LocalTestbed.end(tmp_path / "w")
+        LocalTestbed([1], tmp_path / "w", detached=True, emulation=Emulation()).start()
+        LocalTestbed([1], tmp_path / "w", detached=True, emulation=PI).start()
+        assert read.current() == PI
+        LocalTestbed([1], tmp_path / "w", detached=True).start()
+        assert read.current() == PI
+    finally:
+        LocalTestbed.end(tmp_path / "w")
+
+
+def test_scheduler_gets_options_of_its_own(behaviours: dict[str, str], tmp_path: Path) -> None:
+    options = ["--telemetry", "prometheus", "--prometheus-url", "http://127.0.0.1:9"]
+    with LocalTestbed([1], tmp_path / "w", scheduler_options=options) as testbed:
+        assert arguments_of(testbed, "scheduler")[-5:-1] == options
+        assert "--telemetry" not in arguments_of(testbed, "edge-server")
+
+
+def test_agent_is_told_what_its_device_is_and_nothing_else(tmp_path: Path) -> None:
+    devices = [
+        Device(),
+        Device(energy_budget_joules=40.0, busy_watts=4.5, max_transmit_watts=0.1),
+    ]
+    plain, limited = (service.options for service in services([devices])[-2:])
+    assert plain == ("--cluster-index", "0")
+    assert limited[2:] == (
+        *("--energy-budget-joules", "40.0"),
+        *("--busy-watts", "4.5"),
+        *("--max-transmit-watts", "0.1"),
+    )

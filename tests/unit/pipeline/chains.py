@@ -1,6 +1,7 @@
 """A pipeline in threads, without a network, and the plain loop that it has to equal."""
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,10 +14,12 @@ from collapipe.job import TrainingConfig
 from collapipe.models import Head, ModelAdapter
 from collapipe.pipeline import (
     Action,
+    EmulatedProcessor,
     HeldUnit,
     Mailbox,
     Stage,
     StageContext,
+    StageObserver,
     clip_scale,
     learning_rate,
 )
@@ -34,6 +37,33 @@ def held_unit(adapter: ModelAdapter, index: int, training: TrainingConfig) -> He
 
 
 @dataclass
+class Recorder(StageObserver):
+    """Remembers what one stage tells; its actions among those of all stages."""
+
+    actions: list[Action]
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """By "FORWARD", "BACKWARD", "evaluation" and "update"."""
+    work: list[tuple[int, int, int]] = field(default_factory=list)
+    steps: list[tuple[float, int, int]] = field(default_factory=list)
+
+    def acted(self, action: Action, seconds: float) -> None:
+        self.actions.append(action)
+        self.seconds[action.kind.name].append(seconds)
+
+    def evaluated(self, seconds: float) -> None:
+        self.seconds["evaluation"].append(seconds)
+
+    def worked(self, num_units: int, num_samples: int, activation_bytes: int) -> None:
+        self.work.append((num_units, num_samples, activation_bytes))
+
+    def updated(self, seconds: float) -> None:
+        self.seconds["update"].append(seconds)
+
+    def stepped(self, waiting_seconds: float, in_flight: int, stash_bytes: int) -> None:
+        self.steps.append((waiting_seconds, in_flight, stash_bytes))
+
+
+@dataclass
 class Chain:
     """Stages of one cluster, each in a thread of its own while it works."""
 
@@ -41,6 +71,7 @@ class Chain:
     units: list[HeldUnit] = field(default_factory=list)
     mailboxes: list[Mailbox] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
+    observers: list["Recorder"] = field(default_factory=list)
     arrived: list[Frame] = field(default_factory=list)
     """What left the first stage backward."""
 
@@ -97,6 +128,7 @@ def make_chain(
     cuts: Sequence[int],
     windows: Sequence[int],
     capacity: int | None = None,
+    processor: EmulatedProcessor | None = None,
 ) -> Chain:
     """Cuts the units into stages.
 
@@ -107,6 +139,7 @@ def make_chain(
         cuts: First unit of each stage, and one past the last unit.
         windows: Of each stage.
         capacity: Of the mailboxes between stages.
+        processor: What every stage computes like.
     """
     chain = Chain()
     last = len(cuts) - 2
@@ -116,6 +149,7 @@ def make_chain(
         for unit in units:
             unit.module.load_state_dict(states[unit.unit_index])
         chain.units += units
+        chain.observers.append(Recorder(chain.actions))
         context = StageContext(
             adapter=adapter,
             training=training,
@@ -135,7 +169,8 @@ def make_chain(
                 chain.mailboxes[index],
                 send_forward=chain.mailboxes[index + 1].put if index < last else _never,
                 send_backward=chain.mailboxes[index - 1].put if index else chain.arrived.append,
-                observe=lambda action, seconds: chain.actions.append(action),
+                observer=chain.observers[index],
+                processor=processor,
             )
         )
     return chain

@@ -1,5 +1,6 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,14 +23,19 @@ def make_job(
     )
 
 
-def planner(host_id: str, default: int) -> Callable[[int | None], Sequence[Plan]]:
-    """Plans as the scheduler does: the recorded number of micro-batches, else its own."""
+MakePlans = Callable[[list[int] | None], tuple[Sequence[Plan], dict[str, Any]]]
 
-    def plan(num_micro_batches: int | None) -> Sequence[Plan]:
+
+def planner(host_id: str, *defaults: int) -> MakePlans:
+    """Plans as the scheduler does: each cluster's recorded number of micro-batches, else its own."""
+
+    def plan(replayed: list[int] | None) -> tuple[Sequence[Plan], dict[str, Any]]:
         stage = Stage(host_id=host_id, start_unit=1, stop_unit=3, in_flight=2)
-        return [
-            Plan(plan_id=host_id, stages=[stage], num_micro_batches=num_micro_batches or default)
+        plans = [
+            Plan(plan_id=host_id, cluster_index=index, stages=[stage], num_micro_batches=number)
+            for index, number in enumerate(replayed or defaults)
         ]
+        return plans, {"decided_by": host_id}
 
     return plan
 
@@ -72,25 +78,51 @@ def test_job_that_ran_when_the_scheduler_ended_is_failed_and_can_be_resumed(tmp_
 def test_retry_of_a_round_keeps_the_recorded_micro_batches(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     job_id = store.create(make_job()).job_id
-    first = store.begin_attempt(job_id, 0, planner("device-0", default=8))
-    retried = JobStore(tmp_path).begin_attempt(job_id, 0, planner("device-1", default=4))
+    first = store.begin_attempt(job_id, 0, planner("device-0", 8))
+    retried = JobStore(tmp_path).begin_attempt(job_id, 0, planner("device-1", 4))
     assert (first.attempt, retried.attempt) == (0, 1)
     assert [plan.num_micro_batches for plan in retried.plans] == [8]
     assert [plan.plan_id for plan in retried.plans] == ["device-1"]  # who runs it may change
 
 
+def test_retry_keeps_the_micro_batches_of_each_cluster(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    job_id = store.create(make_job()).job_id
+    store.begin_attempt(job_id, 0, planner("device-0", 8, 2))
+    retried = store.begin_attempt(job_id, 0, planner("device-1", 4, 4))
+    assert [plan.num_micro_batches for plan in retried.plans] == [8, 2]
+
+
+def test_decision_and_planner_survive_a_restart(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    job_id = store.create(make_job()).job_id
+    assert store.planner(job_id) is None
+    store.begin_attempt(job_id, 0, planner("device-0", 8))
+    store.save_planner(job_id, {"knowledge": {"backlogs": {"device-0": 1.5}}})
+    restarted = JobStore(tmp_path)
+    assert restarted.decision(job_id, 0) == {"decided_by": "device-0"}
+    assert restarted.planner(job_id) == {"knowledge": {"backlogs": {"device-0": 1.5}}}
+
+
+def test_decision_of_a_round_that_was_never_planned_is_not_found(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    job_id = store.create(make_job()).job_id
+    with pytest.raises(NotFoundError, match="round 3 .* not planned"):
+        store.decision(job_id, 3)
+
+
 def test_each_round_decides_its_own_micro_batches(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     job_id = store.create(make_job()).job_id
-    store.begin_attempt(job_id, 0, planner("device-0", default=8))
-    second = store.begin_attempt(job_id, 1, planner("device-0", default=4))
+    store.begin_attempt(job_id, 0, planner("device-0", 8))
+    second = store.begin_attempt(job_id, 1, planner("device-0", 4))
     assert (second.attempt, second.plans[0].num_micro_batches) == (0, 4)
 
 
 def test_plans_of_a_round_survive_a_restart(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     job_id = store.create(make_job()).job_id
-    recorded = store.begin_attempt(job_id, 0, planner("device-0", default=8))
+    recorded = store.begin_attempt(job_id, 0, planner("device-0", 8))
     assert JobStore(tmp_path).plans(job_id, 0) == list(recorded.plans)
 
 
@@ -98,12 +130,12 @@ def test_attempt_that_cannot_be_planned_records_nothing(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     job_id = store.create(make_job()).job_id
 
-    def fail(num_micro_batches: int | None) -> Sequence[Plan]:
+    def fail(replayed: list[int] | None) -> tuple[Sequence[Plan], dict[str, Any]]:
         raise InvalidInputError("no")
 
     with pytest.raises(InvalidInputError):
         store.begin_attempt(job_id, 0, fail)
-    assert store.begin_attempt(job_id, 0, planner("device-0", default=8)).attempt == 0
+    assert store.begin_attempt(job_id, 0, planner("device-0", 8)).attempt == 0
 
 
 def test_plans_of_a_round_that_was_never_planned_are_not_found(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from collapipe.v1.stage_pb2 import (
     RunStep,
     UnitSource,
 )
+from collapipe.v1.tensor_pb2 import CODEC_RAW, Codec
 
 PLAIN = Security.insecure()
 FIRST_UNIT = 1
@@ -161,6 +162,8 @@ class Link:
 
     def __init__(self, host: StageHost, opening: OpenLink) -> None:
         self._parts: Outbox[LinkPart] = Outbox()
+        self.codecs: dict[str, Codec] = {}
+        """Of the tensors of the last frame that came."""
         self.send(LinkPart(open=opening))
         stub = stage_pb2_grpc.StageServiceStub(host.channels.channel(host.address))
         self._call = stub.ExchangeActivations(iter(self._parts))
@@ -171,8 +174,8 @@ class Link:
     def send(self, part: LinkPart) -> None:
         self._parts.put(part)
 
-    def send_frame(self, frame: Frame) -> None:
-        header, chunks = encode_frame(frame)
+    def send_frame(self, frame: Frame, codec: Codec = CODEC_RAW) -> None:
+        header, chunks = encode_frame(frame, codec)
         self.send(LinkPart(frame=header))
         for chunk in chunks:
             self.send(LinkPart(chunk=chunk))
@@ -197,6 +200,7 @@ class Link:
             for part in answers:
                 kind = part.WhichOneof("part")
                 if kind == "frame":
+                    self.codecs = {tensor.name: tensor.codec for tensor in part.frame.tensors}
                     frame = assembler.begin(part.frame)
                 elif kind == "chunk":
                     frame = assembler.add(part.chunk)

@@ -4,16 +4,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
 from torch import Tensor
 
-from collapipe.errors import CollapipeError, WrongStateError
+from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
 from collapipe.job import TrainingConfig
 from collapipe.models import Head, ModelAdapter
 from collapipe.pipeline.stage import dropout_key
 from collapipe.rpc import streams
 from collapipe.tensors import Frame, FrameKind, encode_frame
 from collapipe.v1.stage_pb2 import FRAME_KIND_FORWARD, FrameHeader, OpenLink, RunStageRequest
-from collapipe.v1.tensor_pb2 import CODEC_RAW, DATA_TYPE_FLOAT32, TensorHeader
+from collapipe.v1.tensor_pb2 import CODEC_INT8_ROWS, CODEC_RAW, DATA_TYPE_FLOAT32, TensorHeader
 
 from .stage_hosts import CLUSTER, Link, LinkPart, Session, StageHost, activation_frame
 
@@ -75,6 +76,34 @@ def test_frames_that_come_before_their_step_wait_for_it(session: Session, link: 
     session.expect("step_done")
     answers = [link.receive(), link.receive()]
     assert [answer.micro_batch for answer in answers if answer] == [0, 1]
+
+
+def test_link_carries_what_its_plan_says_in_both_directions(host: StageHost) -> None:
+    configure = host.configure()
+    limit = 4_000_000
+    configure.plan.links.add(codec=CODEC_INT8_ROWS, rate_limit_bps=limit)
+    session = host.open(configure)
+    session.expect("configured")
+    link = host.link(host.opening(configure))
+    session.run_step(0)
+    link.send_frame(activation_frame(), CODEC_INT8_ROWS)
+    session.expect("step_done")
+    gradient = link.receive()
+    assert gradient is not None
+    # each row has at most 255 values, one of them its largest
+    rows = gradient.tensors["activation"].reshape(-1, 16)
+    steps = rows / (rows.abs().amax(dim=1, keepdim=True) / 127)
+    assert torch.allclose(steps, steps.round(), atol=1e-3)
+    assert link.codecs == {"activation": CODEC_INT8_ROWS}
+    limits = {"link": "device-1>control-unit"}
+    assert REGISTRY.get_sample_value("collapipe_link_rate_limit_bps", limits) == limit
+
+
+def test_plan_whose_codec_is_not_known_is_refused(host: StageHost) -> None:
+    configure = host.configure()
+    configure.plan.links.add(codec=9)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="link 0 of the plan has the codec 9"):
+        host.open(configure).expect("configured")
 
 
 # --- fences

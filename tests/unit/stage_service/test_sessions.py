@@ -10,7 +10,7 @@ from collapipe.errors import (
     NotFoundError,
     WrongStateError,
 )
-from collapipe.pipeline import stage
+from collapipe.pipeline.compute_lock import COMPUTE_LOCK
 from collapipe.rpc import streams
 from collapipe.stage_service import fetch_blob
 from collapipe.v1.plan_pb2 import UnitState
@@ -228,7 +228,7 @@ def test_session_whose_caller_is_gone_lets_no_later_one_pass_one_that_computes(
             request = RunStageRequest(configure=host.configure(1))
             list(host.servicer.RunStage(iter([request]), gone))
 
-    with stage._compute_lock:  # the first session is in the middle of a computation
+    with COMPUTE_LOCK:  # the first session is in the middle of a computation
         host.link(host.opening(computing.configure)).send_frame(activation_frame())
         computing.waits_for_nothing()
         leaving = threading.Thread(target=begin)

@@ -84,7 +84,9 @@ def test_memory_of_this_process_is_told() -> None:
 
 def test_every_metric_has_our_prefix_and_a_base_unit() -> None:
     established = ("grpc_server_", "process_", "python_")
-    units = ("seconds", "bytes", "samples", "steps", "loss", "metric", "hosts")
+    units = ("seconds", "bytes", "bps", "joules", "watts", "celsius", "hertz", "ratio")
+    counted = ("samples", "steps", "hosts", "batches", "blocks", "plans_kept", "failures")
+    plain = ("loss", "metric", "in_flight", "gain", "present", "backlog", "objective")
     ours = [
         family
         for family in text_string_to_metric_families(generate_latest().decode())
@@ -93,7 +95,7 @@ def test_every_metric_has_our_prefix_and_a_base_unit() -> None:
     assert len(ours) >= 11
     for family in ours:
         assert family.name.startswith("collapipe_")
-        assert family.name.endswith(units), family.name
+        assert family.name.endswith((*units, *counted, *plain)), family.name
         assert family.documentation.endswith(".")
 
 

@@ -1,22 +1,23 @@
 """PipeLine: equal segments in registration order, whatever the devices can do."""
 
-from collapipe.allocation.placement import Placement, PlacementProblem, place
+from collapipe.allocation.placement import Stages, place_blocks
+from collapipe.allocation.problem import ClusterProblem, RoundProblem
 from collapipe.errors import InfeasibleError
 
 
-def place_equally(problem: PlacementProblem) -> Placement:
+def place_equally(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
     """Gives every device the same number of blocks; the first ones get what is left over.
 
     Raises:
         InfeasibleError: There are no devices, more devices than blocks, or a device too small for its share.
     """
-    num_devices = len(problem.devices)
+    num_devices, num_blocks = len(cluster.devices), problem.model.num_blocks
     if num_devices == 0:
         raise InfeasibleError("the cluster has no devices: a pipeline needs at least 1")
-    if num_devices > problem.num_blocks:
+    if num_devices > num_blocks:
         raise InfeasibleError(
-            f"{num_devices} devices cannot share {problem.num_blocks} blocks equally: set devices_per_cluster to at "
-            f'most {problem.num_blocks}, or schedule.strategy = "proportional", which leaves devices out'
+            f"{num_devices} devices cannot share {num_blocks} blocks equally: set devices_per_cluster to at "
+            f'most {num_blocks}, or schedule.strategy = "proportional", which leaves devices out'
         )
-    share, rest = divmod(problem.num_blocks, num_devices)
-    return place(problem, [share + (index < rest) for index in range(num_devices)])
+    share, rest = divmod(num_blocks, num_devices)
+    return place_blocks(problem, cluster, [share + (index < rest) for index in range(num_devices)])

@@ -1,0 +1,181 @@
+"""How does the segment solver grow with devices, blocks and clusters? Medians on one core.
+
+    python -m benchmarks allocation
+
+One segment programme is one order of devices and one M. A plan is that of all clusters with every M, and up to
+6 devices every order; warm means that the plan of a slightly different round is known.
+"""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from collapipe.allocation.prediction import predict
+from collapipe.allocation.problem import (
+    ClusterProblem,
+    CodecName,
+    Convergence,
+    Host,
+    LinkPlan,
+    ModelCost,
+    RoundProblem,
+    Wire,
+)
+from collapipe.allocation.segment_costs import cluster_costs
+from collapipe.allocation.segment_programme import best_segments
+from collapipe.allocation.segments import LinkOffers, place_segments
+
+REPETITIONS = 5
+OPTIONS = (1, 2, 4, 8, 16, 32)
+PROGRAMMES = ((4, 12), (8, 24), (16, 48), (32, 64), (64, 96))
+PLANS = (
+    (1, 4, 12),
+    (2, 4, 12),
+    (4, 4, 12),
+    (10, 4, 12),
+    (2, 5, 12),
+    (2, 6, 12),
+    (2, 6, 24),
+    (2, 8, 24),
+    (2, 12, 24),
+    (10, 8, 24),
+)
+
+
+def main() -> None:
+    """Measures programmes, then whole plans."""
+    print("one segment programme, ms          free   memory  window<=8")
+    for devices, blocks in PROGRAMMES:
+        cells = []
+        for tight, limit in ((False, None), (True, None), (False, 8)):
+            problem, offers = _round(1, devices, blocks, tight=tight, options=(32,))
+            problem = replace(problem, in_flight_limit=limit)
+            cells.append(_milliseconds(lambda p=problem, o=offers: _programme(p, o)))
+        print(
+            f"  {devices:2} devices {blocks:3} blocks     "
+            + "".join(f"{cell:9.1f}" for cell in cells),
+            flush=True,
+        )
+    print("a plan, ms                         cold     warm  objective gained by more than starts")
+    for clusters, devices, blocks in PLANS:
+        _plan_row(clusters, devices, blocks, ("fp32",))
+    _plan_row(2, 4, 12, ("fp32", "bf16", "int8"))
+
+
+def _plan_row(clusters: int, devices: int, blocks: int, codecs: tuple[CodecName, ...]) -> None:
+    problem, offers = _round(clusters, devices, blocks, codecs=codecs)
+    cold = _milliseconds(lambda: place_segments(problem, offers))
+    known = place_segments(problem, offers)
+    later, changed = _round(clusters, devices, blocks, codecs=codecs, drift=0.1)
+    warm = _milliseconds(lambda: place_segments(later, changed, starts=[known]))
+    found = place_segments(later, changed, starts=[known])
+    gained = 1 - predict(later, found).objective / predict(later, known).objective
+    print(
+        f"  {clusters:2} x {devices:2} devices {blocks:3} blocks {len(codecs)} codecs"
+        f"{cold:9.1f}{warm:9.1f}{100 * gained:9.2f} %",
+        flush=True,
+    )
+
+
+def _programme(problem: RoundProblem, offers: LinkOffers) -> None:
+    costs = cluster_costs(problem, problem.clusters[0], offers[0], one_cluster=True)
+    best_segments(costs, float(costs.head_seconds[0]))
+
+
+def _milliseconds(work: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(REPETITIONS):
+        started = time.process_time()
+        work()
+        seconds.append(time.process_time() - started)
+        if seconds[-1] > 5:
+            break
+    return 1e3 * statistics.median(seconds)
+
+
+def _round(
+    num_clusters: int,
+    num_devices: int,
+    num_blocks: int,
+    *,
+    tight: bool = True,
+    codecs: tuple[CodecName, ...] = ("fp32",),
+    options: tuple[int, ...] = OPTIONS,
+    drift: float = 0.0,
+) -> tuple[RoundProblem, LinkOffers]:
+    """A round with devices up to five times as fast as others, wired links, energy budgets and, if tight, memory limits.
+
+    Rates change by up to `drift`, for a round that is nearly the same.
+    """
+    numbers, noise = random.Random(7), random.Random(8)
+    state = 28e6
+
+    def changed(value: float) -> float:
+        return value * (1 + drift * noise.uniform(-1, 1))
+
+    def host(name: str, memory: int | None = None) -> Host:
+        return Host(
+            name,
+            seconds_per_sample=changed(numbers.uniform(0.002, 0.01)),
+            seconds_per_micro_batch=numbers.uniform(0.0005, 0.003),
+            memory_bytes=memory,
+            busy_watts=5.0,
+            energy_budget_joules=numbers.uniform(50, 200),
+            backlog=numbers.choice([0.0, 0.5, 2.0]),
+            weights_bps=1e8,
+        )
+
+    clusters, offers = [], []
+    for n in range(num_clusters):
+        share = numbers.uniform(1.5, 3.0) * state * num_blocks / num_devices
+        devices = tuple(
+            host(f"device-{n}-{k}", int(share * numbers.uniform(0.6, 1.6)) if tight else None)
+            for k in range(num_devices)
+        )
+        control = host(f"control-{n}")
+        names = [control.host_id, *(device.host_id for device in devices), "edge"]
+        links = {
+            (a, b): Wire(changed(numbers.uniform(2e7, 3e8)), 0.004)
+            for a in names
+            for b in names
+            if a != b
+        }
+        clusters.append(
+            ClusterProblem(
+                control,
+                devices,
+                Host("edge", 0.002, 0.001),
+                links,
+                options,
+                step_seconds=0.01,
+                upload_seconds=0.1,
+                weight=1 / num_clusters,
+            )
+        )
+        offers.append({pair: LinkPlan() for pair in links})
+    model = ModelCost(
+        num_blocks,
+        block_state_bytes=state,
+        block_stash_bytes=4e5,
+        activation_bytes=128 * 256 * 4,
+        embedding_work=0.2,
+        head_work=0.5,
+    )
+    lossy = Convergence((1.0, 0.1, 0.0, 3.0, 0.0), 0.5, math.inf, 10)
+    problem = RoundProblem(
+        tuple(clusters),
+        model,
+        mini_batch=32,
+        local_steps=10,
+        codecs=codecs,
+        convergence=lossy if len(codecs) > 1 else Convergence(),
+        reference_seconds=10.0,
+    )
+    return problem, offers
+
+
+if __name__ == "__main__":
+    main()

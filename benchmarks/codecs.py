@@ -1,0 +1,52 @@
+"""What do codecs cost? Milliseconds per MB of fp32 on one thread, medians, and below which rate each pays.
+
+    python -m benchmarks.codecs
+
+A codec pays where the bytes that it saves take longer than it does.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from collapipe.tensors import CODEC_NAMES, codecs
+from collapipe.v1 import tensor_pb2
+
+SHAPE = (8, 128, 768)
+"""Micro-batch of 8 samples of 128 tokens, hidden size of BERT-base: 3.1 MB."""
+REPETITIONS = 30
+
+
+def milliseconds(action: Callable[[], object]) -> float:
+    taken = []
+    for _ in range(REPETITIONS):
+        started = time.perf_counter()
+        action()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken) * 1e3
+
+
+def main() -> None:
+    """Measures every lossy codec."""
+    torch.set_num_threads(1)
+    tensor = torch.randn(SHAPE)
+    megabytes = tensor.nbytes / 1e6
+    for codec, name in CODEC_NAMES.items():
+        if codec == tensor_pb2.CODEC_RAW:
+            continue
+        data = codecs.encode(tensor, codec)
+        encode = milliseconds(lambda codec=codec: codecs.encode(tensor, codec))  # type: ignore[misc]
+        decode = milliseconds(lambda codec=codec, data=data: codecs.decode(data, codec, SHAPE))  # type: ignore[misc]
+        saved = 8 * (tensor.nbytes - data.nbytes)
+        error = (codecs.decode(data, codec, SHAPE) - tensor).norm() / tensor.norm()
+        print(
+            f"{name}: encode {encode / megabytes:.3f} ms/MB, decode {decode / megabytes:.3f} ms/MB, "
+            f"size {data.nbytes / tensor.nbytes:.3f}, relative error {error:.1e}, "
+            f"pays below {saved / (encode + decode) / 1e6:.1f} Gbit/s"
+        )
+
+
+if __name__ == "__main__":
+    main()

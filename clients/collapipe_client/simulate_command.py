@@ -1,0 +1,179 @@
+"""The `collapipe simulate` command: strategies compared at scales that no testbed reaches."""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from collapipe.errors import InvalidInputError
+from collapipe_client.cli_options import AsJson
+from collapipe_client.job_files import read_toml
+from collapipe_client.reporting import complain, exit_codes, print_json, say
+
+if TYPE_CHECKING:
+    from collapipe.simulation import Interval, Scenario, StrategyRun, StrategySummary
+
+_INSTALL = "pip install 'collapipe[simulation]'"
+
+
+def simulate(
+    scenario_file: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", show_default=False)],
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Worlds, in place of the scenario's.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds, in place of the scenario's.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where files go. Default: ./simulations/NAME."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate strategies in a world of many devices, and compare them."""
+    with exit_codes(as_json):
+        _check_installed()
+        # numpy and cvxpy: no other command needs them, and many clients lack them
+        from collapipe.simulation import summarize, write_devices, write_rounds
+
+        scenario = _load(scenario_file, seeds, rounds)
+        directory = output or Path("simulations") / scenario.name
+        _make(directory)
+        runs = _run(scenario, jobs)
+        summaries = summarize(runs)
+        parameter = scenario.sweep.parameter if scenario.sweep else None
+        files = [directory / "rounds.csv", directory / "devices.csv"]
+        write_rounds(files[0], parameter, runs)
+        write_devices(files[1], parameter, runs)
+        files += _plot(scenario, summaries, directory)
+        if as_json:
+            print_json(
+                {
+                    "scenario": scenario.name,
+                    "parameter": parameter,
+                    "strategies": [asdict(summary) for summary in summaries],
+                    "files": [str(file) for file in files],
+                }
+            )
+            return
+        say("medians over seeds, in brackets their 95 % confidence interval")
+        Console().print(_table(parameter, summaries))
+        for summary in summaries:
+            if summary.reason:
+                say(
+                    f"{_name(parameter, summary)}: no plan in {summary.infeasible_rounds:.0%} of the rounds: "
+                    f"{summary.reason}"
+                )
+        say("written: " + ", ".join(str(file) for file in files))
+
+
+def _check_installed() -> None:
+    missing = [name for name in ("numpy", "cvxpy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InvalidInputError(
+            f"the simulator needs {' and '.join(missing)}, which is not installed here: {_INSTALL}"
+        )
+
+
+def _load(path: Path, seeds: int | None, rounds: int | None) -> "Scenario":
+    from collapipe.simulation import read_scenario
+
+    document = read_toml(path, "give a scenario file; some are in clients/experiments/scenarios")
+    if seeds is not None:
+        document["seeds"] = seeds
+    if rounds is not None:
+        document["rounds"] = rounds
+    return read_scenario(document, str(path))
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError(
+            f"{directory} cannot be made ({error.strerror}): give another --output DIR"
+        ) from error
+
+
+def _run(scenario: "Scenario", jobs: int) -> list["StrategyRun"]:
+    from collapipe.simulation import num_rounds, run_scenario
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(scenario.name, total=num_rounds(scenario))
+        return run_scenario(
+            scenario, jobs=jobs, on_rounds=lambda count: progress.advance(task, count)
+        )
+
+
+def _plot(
+    scenario: "Scenario", summaries: Sequence["StrategySummary"], directory: Path
+) -> list[Path]:
+    if importlib.util.find_spec("matplotlib") is None:
+        complain(f"no plots: matplotlib is not installed here: {_INSTALL}")
+        return []
+    from collapipe_client.simulation_plots import draw_plots
+
+    return draw_plots(scenario, summaries, directory)
+
+
+def _table(parameter: str | None, summaries: Sequence["StrategySummary"]) -> Table:
+    """One row a strategy and value: medians over seeds, of some with their 95 % confidence interval."""
+    has_budgets = any(summary.budget_joules for summary in summaries)
+    budgeted = ["most energy, J", "backlog"] if has_budgets else []
+    columns = [
+        "delay, s",
+        "dssra saves, %",
+        "most memory, GB",
+        *budgeted,
+        "idle, %",
+        "prediction off, %",
+    ]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ([parameter] if parameter else []) + ["strategy", *columns]:
+        table.add_column(column, no_wrap=column == "strategy")
+    for summary in summaries:
+        cells = [summary.strategy]
+        if parameter is not None:
+            cells.insert(0, f"{summary.value:g}")
+        if summary.delay_seconds is None:
+            cells.append("infeasible")
+        else:
+            saved = None if summary.strategy == "dssra" else summary.reduction
+            cells += [_with_bounds(summary.delay_seconds), _with_bounds(saved, 100)]
+            cells.append(_median(summary.memory_bytes, 1e-9))
+            if has_budgets:
+                cells += [_median(summary.energy_joules_max), _median(summary.backlog)]
+            cells += [_median(summary.bubble_ratio, 100), _median(summary.prediction_error, 100)]
+        table.add_row(*cells)
+    return table
+
+
+def _median(interval: "Interval | None", scale: float = 1.0) -> str:
+    return "" if interval is None else f"{round(interval.median * scale, 9):.3g}"
+
+
+def _with_bounds(interval: "Interval | None", scale: float = 1.0) -> str:
+    if interval is None:
+        return ""
+    low, high = (f"{round(value * scale, 9):.3g}" for value in (interval.low, interval.high))
+    median = _median(interval, scale)
+    return median if low == high else f"{median} ({low} to {high})"
+
+
+def _name(parameter: str | None, summary: Any) -> str:
+    at = "" if parameter is None else f" at {parameter} {summary.value:g}"
+    return f"{summary.strategy}{at}"

@@ -1,0 +1,53 @@
+"""Placements of a whole model on one host: VanillaFL, and centralized training."""
+
+from collapipe.allocation.placement import Stages, num_micro_batches
+from collapipe.allocation.problem import ClusterProblem, Host, RoundProblem, StagePlan
+from collapipe.errors import InfeasibleError
+
+
+def place_on_one_device(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
+    """VanillaFL: the fastest device that holds every unit trains alone; its control unit sends token ids and labels.
+
+    Raises:
+        InfeasibleError: No device holds the whole model.
+    """
+    fitting = [device for device in cluster.devices if _fits(problem, cluster, device)]
+    if not fitting:
+        largest = max(cluster.devices, key=lambda device: device.memory_bytes or 0, default=None)
+        raise InfeasibleError(
+            f"no device holds the whole model, which needs {_needed(problem, cluster):.0f} bytes: the largest, "
+            f"{largest.host_id if largest else 'none'}, may use {largest.memory_bytes if largest else 0}; use a "
+            "strategy that splits the model"
+        )
+    fastest = min(
+        fitting, key=lambda device: device.compute_seconds(1, problem.model.num_blocks or 1)
+    )
+    window = min(2, num_micro_batches(cluster))  # the next batch of token ids travels meanwhile
+    return (
+        StagePlan(cluster.control_unit.host_id, 0, 0, window),
+        StagePlan(fastest.host_id, 0, problem.model.num_blocks + 2, 1),
+    )
+
+
+def place_centrally(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
+    """Everything on the control unit, which has the data: the numerical reference.
+
+    Raises:
+        InfeasibleError: Its memory cannot hold the model.
+    """
+    if not _fits(problem, cluster, cluster.control_unit):
+        raise InfeasibleError(
+            f"{cluster.control_unit.host_id} may use {cluster.control_unit.memory_bytes} bytes, and the whole model "
+            f"needs {_needed(problem, cluster):.0f}: use a strategy that splits the model"
+        )
+    return (StagePlan(cluster.control_unit.host_id, 0, problem.model.num_blocks + 2, 1),)
+
+
+def _needed(problem: RoundProblem, cluster: ClusterProblem) -> float:
+    size = problem.mini_batch / num_micro_batches(cluster)
+    return problem.model.memory_bytes(0, problem.model.num_blocks + 2, 1, size)
+
+
+def _fits(problem: RoundProblem, cluster: ClusterProblem, host: Host) -> bool:
+    limit = host.memory_bytes
+    return limit is None or host.base_bytes + _needed(problem, cluster) <= limit

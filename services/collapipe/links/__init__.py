@@ -1,0 +1,1 @@
+"""What shapes a link: rates, radios and their emulation. No torch, no gRPC."""

@@ -1,0 +1,203 @@
+"""From what is known to what is to be decided: builds the problem of a round. Pure."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from collapipe.allocation import (
+    ClusterProblem,
+    Convergence,
+    Host,
+    ModelCost,
+    Radio,
+    RoundPlan,
+    RoundProblem,
+    Wire,
+)
+from collapipe.job import JobConfig
+from collapipe.links.radio import NOMINAL_BANDWIDTH_HZ
+from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.scheduler.state import ClusterHosts, JobHosts
+from collapipe.v1 import scheduler_pb2
+
+_STATE_PER_WEIGHT = 4
+"""Weight, gradient and two moments in training: design (10)."""
+
+_EMBEDDING_GUESS = 0.05
+"""Work of an embedding, in blocks, until a round has measured it."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the edge server says of a model: blocks, bytes of the weights of each unit in unit order, values of a token."""
+
+    num_blocks: int
+    unit_bytes: tuple[int, ...]
+    hidden_size: int
+
+    @property
+    def head_blocks(self) -> float:
+        """Weight of the head in blocks: a guess of its work until a round has measured it."""
+        return self.unit_bytes[-1] / max(self.unit_bytes[1], 1)
+
+
+def micro_batch_options(job: JobConfig) -> tuple[int, ...]:
+    """Values of M that the job's strategy may choose from, ascending."""
+    if job.schedule.strategy != "dssra" or job.training.update_per == "micro_batch":
+        return (job.schedule.num_micro_batches,)  # per micro-batch, M says how many steps there are
+    mini_batch = job.training.mini_batch
+    return tuple(m for m in range(1, mini_batch + 1) if mini_batch % m == 0)
+
+
+def build_problem(
+    job: JobConfig,
+    model: ModelFacts,
+    hosts: JobHosts,
+    knowledge: Knowledge,
+    *,
+    round_index: int,
+    previous: RoundPlan | None = None,
+    replayed_micro_batches: Sequence[int] | None = None,
+) -> RoundProblem:
+    """Builds the problem of one round.
+
+    Args:
+        job: The job.
+        model: Its model.
+        hosts: Who takes part.
+        knowledge: What is known of them.
+        round_index: The round.
+        previous: The plan in force.
+        replayed_micro_batches: M of each cluster in an earlier attempt at this round, which a retry keeps.
+    """
+    schedule = job.schedule
+    channels: dict[str, float] = {}
+    edge_server = _host(hosts.edge_server, knowledge, _head_guess(hosts, knowledge, model))
+    clusters = []
+    for index, cluster in enumerate(hosts.clusters):
+        options = micro_batch_options(job)
+        if replayed_micro_batches is not None:
+            options = (replayed_micro_batches[index],)
+        links = _links(cluster, hosts.edge_server, knowledge)
+        channel, shared = f"cluster {index}", _shared(job, links)
+        if shared is not None:
+            channels[channel] = shared
+        clusters.append(
+            ClusterProblem(
+                control_unit=_host(
+                    cluster.control_unit,
+                    knowledge,
+                    _EMBEDDING_GUESS * fastest_sample_seconds(cluster, knowledge),
+                ),
+                devices=tuple(_host(device, knowledge) for device in cluster.devices),
+                edge_server=edge_server,
+                links=links,
+                micro_batch_options=options,
+                channel=channel if shared is not None else None,
+                previous=previous[index] if previous else None,
+                step_seconds=knowledge.step_seconds.get(index, 0.0),
+                weight=1 / len(hosts.clusters),
+            )
+        )
+    return RoundProblem(
+        clusters=tuple(clusters),
+        model=_model_cost(job, model, knowledge),
+        mini_batch=job.training.mini_batch,
+        local_steps=job.training.local_steps,
+        channels=channels,
+        codecs=schedule.codecs if schedule.strategy == "dssra" else schedule.codecs[:1],
+        in_flight_limit=schedule.in_flight,
+        update_per_micro_batch=job.training.update_per == "micro_batch",
+        convergence=Convergence(
+            constants=schedule.convergence_constants,
+            weight=schedule.convergence_weight,
+            limit=schedule.max_convergence_term or math.inf,
+            num_rounds=job.training.rounds,
+        ),
+        penalty_weight=schedule.penalty_weight,
+        reference_seconds=knowledge.reference_seconds or 1.0,
+        migration_horizon_rounds=schedule.migration_horizon_rounds,
+        fixed_seconds=knowledge.fixed_seconds,
+        round_index=round_index,
+    )
+
+
+def _shared(job: JobConfig, links: Mapping[tuple[str, str], Wire | Radio]) -> float | None:
+    """What the links of a cluster share: Hz where they are radio links, else bit/s; `None` when they do not share."""
+    if any(isinstance(link, Radio) for link in links.values()):
+        return job.schedule.channel_bandwidth_hz or NOMINAL_BANDWIDTH_HZ
+    return job.schedule.channel_rate_bps
+
+
+def link_pairs(cluster: ClusterHosts, edge_server: scheduler_pb2.Host) -> list[tuple[str, str]]:
+    """Every pair of hosts that may be neighbours, sender first, in both directions."""
+    devices = [device.host_id for device in cluster.devices]
+    control_unit, edge = cluster.control_unit.host_id, edge_server.host_id
+    pairs = list(itertools.permutations(devices, 2))
+    for device in devices:
+        pairs += [(control_unit, device), (device, control_unit), (device, edge), (edge, device)]
+    return pairs
+
+
+def fastest_sample_seconds(cluster: ClusterHosts, knowledge: Knowledge) -> float:
+    """Seconds that a block takes for a sample on the fastest device of a cluster."""
+    return min(knowledge.hosts[device.host_id].seconds_per_sample for device in cluster.devices)
+
+
+def _head_guess(hosts: JobHosts, knowledge: Knowledge, model: ModelFacts) -> float:
+    fastest = min(fastest_sample_seconds(cluster, knowledge) for cluster in hosts.clusters)
+    return fastest * model.head_blocks
+
+
+def _host(host: scheduler_pb2.Host, knowledge: Knowledge, guess: float = 0.0) -> Host:
+    known = knowledge.hosts.get(host.host_id) or HostKnowledge(seconds_per_sample=guess)
+    on_radio = any(link.gain is not None for link in knowledge.links.values())
+    return Host(
+        host_id=host.host_id,
+        seconds_per_sample=known.seconds_per_sample,
+        seconds_per_micro_batch=known.seconds_per_micro_batch,
+        memory_bytes=host.memory_bytes or None,
+        busy_watts=known.busy_watts or host.busy_watts,
+        energy_budget_joules=host.energy_budget_joules or None,
+        backlog=knowledge.backlogs.get(host.host_id, 0.0),
+        max_transmit_watts=host.max_transmit_watts if on_radio else 0.0,
+        weights_bps=knowledge.weights_bps,
+    )
+
+
+def _links(
+    cluster: ClusterHosts, edge_server: scheduler_pb2.Host, knowledge: Knowledge
+) -> dict[tuple[str, str], Wire | Radio]:
+    links: dict[tuple[str, str], Wire | Radio] = {}
+    for sender, receiver in link_pairs(cluster, edge_server):
+        known = knowledge.links.get(f"{sender}>{receiver}") or LinkKnowledge()
+        if known.gain is not None and known.noise_watts_per_hertz is not None:
+            links[sender, receiver] = Radio(
+                known.gain,
+                known.noise_watts_per_hertz,
+                known.round_trip_seconds,
+                known.efficiency,
+            )
+        else:
+            links[sender, receiver] = Wire(known.capacity_bps, known.round_trip_seconds)
+    return links
+
+
+def _model_cost(job: JobConfig, model: ModelFacts, knowledge: Knowledge) -> ModelCost:
+    """Work of embedding and head is 1: what their hosts need for them was measured, or guessed, as a whole."""
+    block = knowledge.block
+    head_blocks = model.head_blocks
+    return ModelCost(
+        num_blocks=model.num_blocks,
+        block_state_bytes=block.state_bytes or _STATE_PER_WEIGHT * model.unit_bytes[1],
+        block_stash_bytes=block.stash_bytes_per_sample,
+        activation_bytes=knowledge.activation_bytes,
+        embedding_work=1.0,
+        head_work=1.0,
+        embedding_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[0],
+        head_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[-1],
+        embedding_stash_bytes=knowledge.activation_bytes,
+        head_stash_bytes=head_blocks * block.stash_bytes_per_sample,
+        recompute=job.training.recompute,
+    )

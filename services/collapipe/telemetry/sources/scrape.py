@@ -1,0 +1,177 @@
+"""Telemetry that the scheduler scrapes itself: the embedded default, for which nothing need be installed."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from collapipe.errors import InvalidInputError, PeerLostError
+from collapipe.telemetry.sources.fetching import fetch, open_client
+from collapipe.telemetry.sources.samples import NEEDED, Labels, Series, kept_labels
+
+logger = logging.getLogger(__name__)
+
+_MAX_PAGE_BYTES = 4 << 20
+_MAX_PAGE_SERIES = 5000
+"""Far above what an honest host has; together with `keep_seconds` it bounds the memory."""
+
+Page = dict[tuple[str, Labels], float]
+
+
+class ScrapeSource:
+    """Scrapes the hosts' /metrics pages, all at once, and keeps the samples of the last while.
+
+    A host that does not answer within an interval leaves a gap.
+
+    Args:
+        addresses: Tells where hosts serve /metrics, host:port; asked anew before every scrape, in another thread.
+        interval_seconds: Between two scrapes; bounds each of them too.
+        keep_seconds: How long samples are kept: at least the longest window that will be asked for.
+
+    Raises:
+        InvalidInputError: Less than two scrapes would be kept.
+    """
+
+    name = "scrape"
+
+    def __init__(
+        self,
+        addresses: Callable[[], Iterable[str]],
+        interval_seconds: float = 1.0,
+        keep_seconds: float = 300.0,
+    ) -> None:
+        if not 0 < 2 * interval_seconds <= keep_seconds:
+            raise InvalidInputError(
+                f"scraping every {interval_seconds:g} s and keeping {keep_seconds:g} s leaves no two samples to "
+                "compare: scrape more often, or keep at least twice the interval"
+            )
+        self._addresses = addresses
+        self._interval_seconds = interval_seconds
+        self._keep_seconds = keep_seconds
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, str, Labels], deque[tuple[float, float]]] = {}
+        self._silent: set[str] = set()
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(self._scrape_until_cancelled())
+        self._thread = threading.Thread(target=self._run, name="scrape", daemon=True)
+        self._thread.start()
+
+    def window(self, start: float, end: float) -> Sequence[Series]:
+        """Returns the samples from `start` to `end`; see `TelemetrySource`."""
+        if not self._thread.is_alive():
+            raise PeerLostError(
+                "", "the hosts are no longer scraped: the source was closed, or failed"
+            )
+        with self._lock:
+            windows = {
+                key: tuple(point for point in points if start <= point[0] <= end)
+                for key, points in self._kept.items()
+            }
+        return [Series(*key, points) for key, points in sorted(windows.items()) if points]
+
+    def close(self) -> None:
+        """Ends the scraping."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended already
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(self._interval_seconds + 1.0)
+
+    def _run(self) -> None:
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._task)
+        finally:
+            self._loop.close()
+
+    async def _scrape_until_cancelled(self) -> None:
+        async with open_client() as client:
+            due = self._loop.time()
+            while True:
+                addresses = {address for address in self._addresses() if address}
+                self._silent &= addresses
+                await asyncio.gather(*(self._scrape(client, address) for address in addresses))
+                self._forget(time.time())
+                due = max(due + self._interval_seconds, self._loop.time())
+                await asyncio.sleep(due - self._loop.time())
+
+    async def _scrape(self, client: httpx.AsyncClient, address: str) -> None:
+        try:
+            await self._scrape_page(client, address)
+        except (PeerLostError, InvalidInputError, httpx.InvalidURL) as error:
+            self._fall_silent(address, f"{error}")
+        except Exception as error:  # of a page that nobody thought of: the others are scraped still
+            self._fall_silent(address, f"{type(error).__name__}: {error}", exc_info=True)
+        else:
+            if address in self._silent:
+                logger.info("metrics of %s again", address)
+                self._silent.discard(address)
+
+    def _fall_silent(self, address: str, why: str, *, exc_info: bool = False) -> None:
+        if address not in self._silent:
+            logger.warning(
+                "no metrics of %s until further notice: %s", address, why, exc_info=exc_info
+            )
+        self._silent.add(address)
+
+    async def _scrape_page(self, client: httpx.AsyncClient, address: str) -> None:
+        moment = round(
+            time.time(), 3
+        )  # of the scrape's start in milliseconds, as Prometheus has it
+        # an exporter of prometheus_client leaves out everything else: a device need not render its histograms
+        request = client.build_request(
+            "GET",
+            f"http://{address}/metrics",
+            params={"name[]": NEEDED},
+            headers={"Accept": "text/plain; version=0.0.4", "Accept-Encoding": "identity"},
+        )
+        status, body = await fetch(client, request, self._interval_seconds, _MAX_PAGE_BYTES)
+        if status != httpx.codes.OK:
+            raise PeerLostError("", f"{request.url} answered HTTP {status}")
+        self._keep(address, moment, parse_page(body))
+
+    def _keep(self, address: str, moment: float, page: Page) -> None:
+        with self._lock:
+            for (name, labels), value in page.items():
+                points = self._kept.setdefault((address, name, labels), deque())
+                if not points or points[-1][0] < moment:  # or the clock was set back
+                    points.append((moment, value))
+
+    def _forget(self, now: float) -> None:
+        with self._lock:
+            for key, points in list(self._kept.items()):
+                while points and points[0][0] < now - self._keep_seconds:
+                    points.popleft()
+                while points and points[-1][0] > now:  # the clock was set back
+                    points.pop()
+                if not points:
+                    del self._kept[key]
+
+
+def parse_page(body: bytes) -> Page:
+    """Returns the samples of the metrics in `NEEDED` on a /metrics page.
+
+    Raises:
+        InvalidInputError: It is no such page, or no honest one.
+    """
+    try:
+        # the parser takes a hundred times longer than the search for the few lines that matter
+        lines = [line for line in body.decode("utf-8").split("\n") if line.startswith(NEEDED)]
+        page = {
+            (sample.name, kept_labels(sample.labels)): float(sample.value)
+            for family in text_string_to_metric_families("\n".join(lines))
+            for sample in family.samples
+            if sample.name in NEEDED
+        }
+    except (ValueError, LookupError) as error:
+        raise InvalidInputError(f"its page is not in Prometheus's text format: {error}") from None
+    if len(page) > _MAX_PAGE_SERIES:
+        raise InvalidInputError(
+            f"its page has {len(page)} series of the scheduler's metrics, and {_MAX_PAGE_SERIES} are the limit: it "
+            "is no host of this system, or lies"
+        )
+    return page

@@ -1,0 +1,219 @@
+"""Both sources of telemetry, a real Prometheus and our own scraping, on the same real processes."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from prometheus_server import INTERVAL_SECONDS, eventually, running_prometheus
+
+from collapipe.errors import PeerLostError
+from collapipe.telemetry.estimates import Estimates, HostPrior, estimate
+from collapipe.telemetry.sources import Series, TelemetrySource
+from collapipe.telemetry.sources.prometheus import PrometheusSource
+from collapipe.telemetry.sources.scrape import ScrapeSource
+
+MAX_AGE_SECONDS = 3.5
+HOSTS = ("control-unit-0", "device-0", "edge-server")
+PRIORS = {host: HostPrior(0.05, seconds_per_micro_batch=0.01) for host in HOSTS}
+
+
+class MetricsHost:
+    """One process of metrics_host.py."""
+
+    def __init__(self, host: str, stage: int, previous: str) -> None:
+        script = Path(__file__).with_name("metrics_host.py")
+        self.host = host
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), host, str(stage), previous],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address = self._line()
+
+    def start_work(self, micro_batches: int, pause: float = 0.0) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{micro_batches} {pause}\n")
+        self._process.stdin.flush()
+
+    def end_work(self) -> None:
+        assert self._line() == "done"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@dataclass
+class Observed:
+    """Hosts, and the two that watch them."""
+
+    hosts: list[MetricsHost]
+    prometheus: PrometheusSource
+    scrape: ScrapeSource
+
+    @property
+    def sources(self) -> tuple[TelemetrySource, TelemetrySource]:
+        return self.prometheus, self.scrape
+
+    @property
+    def instances(self) -> dict[str, str]:
+        return {one.address: one.host for one in self.hosts}
+
+    def work(self, micro_batches: int) -> None:
+        for one in self.hosts:
+            one.start_work(micro_batches)
+        for one in self.hosts:
+            one.end_work()
+
+    def wait_for_scrapes(self, since: float, count: int = 2) -> None:
+        """Waits until both have scraped every living host so often since then."""
+
+        def done() -> bool:
+            windows = [source.window(since, time.time()) for source in self.sources]
+            return all(
+                scrapes(window, address) >= count
+                for window in windows
+                for address in self.instances
+            )
+
+        eventually(done)
+
+    def estimates(self, start: float, end: float) -> tuple[Estimates, Estimates]:
+        """Of Prometheus, and of our own scraping."""
+        both = [
+            estimate(
+                source.window(start, end),
+                self.instances,
+                PRIORS,
+                end=end,
+                max_age_seconds=MAX_AGE_SECONDS,
+            )
+            for source in self.sources
+        ]
+        return both[0], both[1]
+
+
+def scrapes(series: Sequence[Series], address: str) -> int:
+    return max((len(one.points) for one in series if one.instance == address), default=0)
+
+
+@pytest.fixture
+def observed(tmp_path: Path) -> Iterator[Observed]:
+    """Three hosts in a row, scraped by both and at rest."""
+    with ExitStack() as stack:
+        hosts = []
+        for stage, host in enumerate(HOSTS):
+            hosts.append(MetricsHost(host, stage, HOSTS[stage - 1] if stage else "nobody"))
+            stack.callback(hosts[-1].kill)
+        addresses = [one.address for one in hosts]
+        server = stack.enter_context(running_prometheus(tmp_path))
+        server.scrape(addresses)
+        scrape = ScrapeSource(lambda: addresses, INTERVAL_SECONDS)
+        stack.callback(scrape.close)
+        yield Observed(hosts, PrometheusSource(server.url), scrape)
+
+
+def names_of(series: Sequence[Series]) -> set[tuple[str, str, object]]:
+    return {one.key for one in series}
+
+
+def without_memory(estimates: Estimates) -> Estimates:
+    """Its peak is the one thing that moves while a host rests."""
+    hosts = {host: replace(one, peak_resident_bytes=None) for host, one in estimates.hosts.items()}
+    return replace(estimates, hosts=hosts)
+
+
+def test_both_sources_give_the_same_estimates_of_the_same_window(observed: Observed) -> None:
+    start = time.time()
+    observed.wait_for_scrapes(start)
+    observed.work(11)  # new series, of the links' bytes, appear now
+    observed.wait_for_scrapes(time.time())
+    observed.work(7)
+    observed.wait_for_scrapes(time.time())
+    end = time.time()
+
+    asked, scraped = (source.window(start, end) for source in observed.sources)
+    assert names_of(asked) == names_of(scraped)
+    assert {one.instance for one in asked} == set(observed.instances)
+    by_prometheus, by_scraping = observed.estimates(start, end)
+    # the counters rest: which scrapes each of them made no longer matters, to the last bit
+    assert without_memory(by_prometheus) == without_memory(by_scraping)
+    for host in HOSTS:
+        held = [got.hosts[host].peak_resident_bytes for got in (by_prometheus, by_scraping)]
+        assert held[0] == pytest.approx(held[1], rel=0.2)  # being scraped takes memory too
+
+    assert by_scraping.missing == by_scraping.rejected == ()
+    device = by_scraping.hosts["device-0"]
+    assert device.micro_batches == 18
+    assert device.seconds_per_sample == pytest.approx((0.6 - 0.01) / 24)
+    assert device.busy_watts == pytest.approx(18 * 0.7 / (18 * 0.6 + 2 * 0.3))
+    assert by_scraping.clusters["0"].activation_bytes_per_sample == 4096
+    link = by_scraping.links["control-unit-0>device-0"]
+    assert link.transfer_bytes == 18 * 8 * 4100
+    assert link.goodput_bps == pytest.approx(8 * 8 * 4100 / 0.002)
+    back = by_scraping.links["device-0>control-unit-0"]
+    assert (back.rate_limit_bps, back.round_trip_seconds) == (5e8, 0.006)
+
+
+def test_both_sources_agree_while_counters_move(observed: Observed) -> None:
+    start = time.time()
+    observed.wait_for_scrapes(start)
+    for one in observed.hosts:
+        one.start_work(1200, pause=0.005)
+    observed.wait_for_scrapes(time.time(), count=4)
+    end = time.time()
+    by_prometheus, by_scraping = observed.estimates(start, end)
+    for one in observed.hosts:
+        one.end_work()
+
+    assert by_prometheus.hosts.keys() == by_scraping.hosts.keys() == set(HOSTS)
+    for host in HOSTS:
+        asked, scraped = by_prometheus.hosts[host], by_scraping.hosts[host]
+        # a page may come between the lines of one micro-batch, at both ends of both windows
+        near = 4 / min(asked.micro_batches, scraped.micro_batches)
+        assert asked.seconds_per_sample == pytest.approx(scraped.seconds_per_sample, rel=near)
+        assert asked.busy_watts == pytest.approx(scraped.busy_watts, rel=near)
+    for link in ("control-unit-0>device-0", "device-0>edge-server"):
+        both = [got.links[link] for got in (by_prometheus, by_scraping)]
+        near = 4 * 8 * 4100 / min(one.transfer_bytes for one in both)
+        assert both[0].goodput_bps == pytest.approx(both[1].goodput_bps, rel=near)
+
+
+def test_both_sources_have_no_data_of_a_host_that_died(observed: Observed) -> None:
+    start = time.time()
+    observed.wait_for_scrapes(start)
+    observed.work(5)
+    observed.wait_for_scrapes(time.time())
+    observed.hosts[1].kill()
+    died = time.time()
+    eventually(lambda: time.time() > died + MAX_AGE_SECONDS + INTERVAL_SECONDS)
+    end = time.time()
+
+    by_prometheus, by_scraping = observed.estimates(start, end)
+    assert without_memory(by_prometheus) == without_memory(by_scraping)
+    assert by_scraping.missing == ("device-0",)
+    assert by_scraping.hosts.keys() == {"control-unit-0", "edge-server"}
+    assert "control-unit-0>device-0" not in by_scraping.links  # its receiver would have told
+    assert by_scraping.links["device-0>edge-server"].goodput_bps is not None
+    recent = [source.window(died + INTERVAL_SECONDS, end) for source in observed.sources]
+    for series in recent:
+        assert scrapes(series, observed.hosts[1].address) == 0
+        assert scrapes(series, observed.hosts[0].address) > 0
+
+
+def test_prometheus_that_ended_is_an_error_and_not_an_empty_window(tmp_path: Path) -> None:
+    with running_prometheus(tmp_path) as server:
+        source = PrometheusSource(server.url)
+        assert source.window(time.time() - 60, time.time()) == []
+    with pytest.raises(PeerLostError, match="cannot be asked"):
+        source.window(time.time() - 60, time.time())

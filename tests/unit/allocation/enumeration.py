@@ -1,0 +1,189 @@
+"""The best plan of a round by trying every one. Slow, and knows nothing of how the solver works.
+
+Each cluster's plans are predicted once for each combination of the clusters' M; since nothing else couples clusters' times,
+what a combination is worth is put together from that. The best one is predicted as a whole.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from collapipe.allocation.prediction import convergence_term, predict, violations
+from collapipe.allocation.problem import (
+    ClusterPlan,
+    ClusterProblem,
+    LinkPlan,
+    RoundPlan,
+    RoundProblem,
+    StagePlan,
+)
+
+ClusterOffers = Mapping[tuple[str, str], LinkPlan]
+
+
+def best_plan(
+    problem: RoundProblem,
+    offers: Sequence[ClusterOffers],
+    *,
+    all_windows: bool = False,
+    in_order: bool = False,
+) -> RoundPlan | None:
+    """The best feasible plan; `None` if there is none.
+
+    Args:
+        problem: The round.
+        offers: Share and powers of each cluster's links.
+        all_windows: Try every window, not only the largest ones.
+        in_order: Devices come in registration order.
+    """
+    best, value = None, math.inf
+    for chosen in itertools.product(*(cluster.micro_batch_options for cluster in problem.clusters)):
+        plans = [
+            list(_plans(problem, cluster, offer, num, all_windows, in_order))
+            for cluster, offer, num in zip(problem.clusters, offers, chosen, strict=True)
+        ]
+        if not all(plans):
+            continue
+        found = _best_combination(problem, plans)
+        if found is not None:
+            objective = predict(problem, found).objective
+            if objective < value:
+                best, value = found, objective
+    return best
+
+
+def _plans(
+    problem: RoundProblem,
+    cluster: ClusterProblem,
+    offers: ClusterOffers,
+    num_micro_batches: int,
+    all_windows: bool,
+    in_order: bool,
+) -> Iterator[ClusterPlan]:
+    num_blocks = problem.model.num_blocks
+    for count in range(1, len(cluster.devices) + 1):
+        pick = itertools.combinations if in_order else itertools.permutations
+        for devices in pick(cluster.devices, count):
+            names = [
+                cluster.control_unit.host_id,
+                *(device.host_id for device in devices),
+                cluster.edge_server.host_id,
+            ]
+            pairs = list(itertools.pairwise(names))
+            if any(
+                pair not in offers or pair not in cluster.links or pair[::-1] not in cluster.links
+                for pair in pairs
+            ):
+                continue
+            for cuts in itertools.combinations(range(1, num_blocks), count - 1):
+                edges = [0, 1, *(cut + 1 for cut in cuts), num_blocks + 1, num_blocks + 2]
+                choices = [
+                    _windows(problem, cluster, name, edges[i], edges[i + 1], num_micro_batches)
+                    for i, name in enumerate(names)
+                ]
+                if not all(choices):
+                    continue
+                if not all_windows:
+                    choices = [windows[-1:] for windows in choices]
+                    choices[-1] = range(1, 2)  # the head's own loop is its compute: one is enough
+                for windows in itertools.product(*choices):
+                    stages = tuple(
+                        StagePlan(name, edges[i], edges[i + 1], windows[i])
+                        for i, name in enumerate(names)
+                    )
+                    for codecs in itertools.product(problem.codecs, repeat=len(pairs)):
+                        links = tuple(
+                            replace(offers[pair], codec=codec)
+                            for pair, codec in zip(pairs, codecs, strict=True)
+                        )
+                        yield ClusterPlan(stages, num_micro_batches, links)
+
+
+def _windows(
+    problem: RoundProblem,
+    cluster: ClusterProblem,
+    host_id: str,
+    start_unit: int,
+    stop_unit: int,
+    num_micro_batches: int,
+) -> range:
+    """Windows that memory and the job's limit allow."""
+    host = cluster.hosts[host_id]
+    size = problem.mini_batch / num_micro_batches
+    flight = 1 if problem.update_per_micro_batch else num_micro_batches
+    most = min(flight, problem.in_flight_limit or flight)
+    while most and host.memory_bytes is not None:
+        need = problem.model.memory_bytes(start_unit, stop_unit, most, size)
+        if host.base_bytes + need <= host.memory_bytes:
+            break
+        most -= 1
+    return range(1, most + 1)
+
+
+def _best_combination(
+    problem: RoundProblem, plans: Sequence[Sequence[ClusterPlan]]
+) -> RoundPlan | None:
+    first = tuple(several[0] for several in plans)
+    head = problem.clusters[0].edge_server.host_id
+    if any(text.startswith(f"{head} needs") for text in violations(problem, first)):
+        return None
+    seconds = [np.full(len(several), math.inf) for several in plans]
+    drift = [np.zeros(len(several)) for several in plans]
+    terms = [np.zeros(len(several)) for several in plans]
+    first_term = convergence_term(problem, first)
+    for i in range(max(map(len, plans))):
+        together = tuple(several[i % len(several)] for several in plans)
+        predicted = predict(problem, together)
+        for n, cluster in enumerate(problem.clusters):
+            if i >= len(plans[n]):
+                continue
+            hosts = cluster.hosts
+            seconds[n][i] = predicted.clusters[n].round_seconds
+            drift[n][i] = sum(
+                hosts[stage.host_id].joule_weight * stage.energy_joules
+                for stage in predicted.clusters[n].stages
+                if hosts[stage.host_id].joule_weight
+            )
+            if np.isfinite(problem.convergence.limit) or problem.convergence.weight:
+                alone = (*first[:n], together[n], *first[n + 1 :])
+                terms[n][i] = convergence_term(problem, alone) - first_term
+    keep = [_unbeaten(*columns) for columns in zip(seconds, drift, terms, strict=True)]
+    time = _outer([seconds[n][keep[n]] for n in range(len(plans))], np.maximum)
+    term = first_term + _outer([terms[n][keep[n]] for n in range(len(plans))], np.add)
+    total = problem.penalty_weight * (
+        time / problem.reference_seconds + problem.convergence.weight * term
+    ) + _outer([drift[n][keep[n]] for n in range(len(plans))], np.add)
+    total = np.where(term <= problem.convergence.limit * (1 + 1e-9), total, math.inf)
+    if not np.isfinite(total.min()):
+        return None
+    where = np.unravel_index(int(np.argmin(total)), total.shape)
+    best = tuple(plans[n][keep[n][i]] for n, i in enumerate(where))
+    assert math.isclose(
+        predict(problem, best).objective,
+        float(total.min())
+        + problem.penalty_weight * problem.fixed_seconds / problem.reference_seconds,
+        rel_tol=1e-9,
+        abs_tol=1e-12,
+    )
+    assert not violations(problem, best)
+    return best
+
+
+def _unbeaten(*columns: np.ndarray) -> np.ndarray:
+    """Plans that no other is as good as in everything; of equals the first."""
+    table = np.stack(columns)
+    kept: list[int] = []
+    for i in np.lexsort(table[::-1]):
+        if math.isfinite(table[0, i]) and not any(np.all(table[:, j] <= table[:, i]) for j in kept):
+            kept.append(int(i))
+    return np.array(kept, dtype=int)
+
+
+def _outer(columns: Sequence[np.ndarray], combine: np.ufunc) -> np.ndarray:
+    result = columns[0]
+    for column in columns[1:]:
+        result = combine.outer(result, column)
+    return result

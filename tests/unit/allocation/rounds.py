@@ -1,0 +1,188 @@
+"""Random small rounds: structure by hypothesis, so that it can shrink, and numbers by a seed."""
+
+import math
+import random
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from collapipe.allocation.problem import (
+    ClusterPlan,
+    ClusterProblem,
+    Convergence,
+    Host,
+    Link,
+    LinkPlan,
+    ModelCost,
+    Radio,
+    RoundProblem,
+    StagePlan,
+    Wire,
+)
+from collapipe.allocation.segments import LinkOffers
+
+Round = tuple[RoundProblem, LinkOffers]
+
+
+@st.composite
+def rounds(
+    draw: st.DrawFn,
+    clusters: tuple[int, int] = (1, 2),
+    devices: tuple[int, int] = (1, 3),
+    blocks: tuple[int, int] = (3, 5),
+    codecs: int = 1,
+    micro_batches: tuple[int, ...] = (1, 2, 4, 8),
+    max_options: int = 2,
+) -> Round:
+    """A round with links that differ by pair, and any of memory limits, windows, moves, radio, energy and convergence."""
+    num_clusters = draw(st.integers(*clusters))
+    num_blocks = draw(st.integers(*blocks))
+    numbers = random.Random(draw(st.integers(0, 2**32)))
+    convergence = draw(st.sampled_from(["none", "priced", "limited", "both"]))
+    tight = draw(st.booleans())
+    energy = draw(st.booleans())
+    radio = draw(st.booleans())
+    moves = draw(st.booleans())
+    model = ModelCost(
+        num_blocks=num_blocks,
+        block_state_bytes=100.0,
+        block_stash_bytes=numbers.choice([0.0, 5.0, 17.3]),
+        activation_bytes=numbers.choice([0.0, 1.0, 3.7, 3.7]),
+        embedding_work=numbers.choice([0.0, 0.3]),
+        head_work=numbers.choice([0.0, 0.5, 2.0]),
+        embedding_state_bytes=50.0,
+        head_state_bytes=80.0,
+        embedding_stash_bytes=2.0,
+        head_stash_bytes=4.0,
+        recompute=draw(st.booleans()),
+    )
+    head = Host(
+        "edge",
+        seconds_per_sample=numbers.choice([0.05, 0.3]),
+        seconds_per_micro_batch=numbers.choice([0.0, 0.2, 1.0]),
+        memory_bytes=numbers.choice([None, None, 700]),
+        base_bytes=10,
+    )
+    num_devices = [draw(st.integers(*devices)) for _ in range(num_clusters)]
+    options = draw(
+        st.lists(st.sampled_from(micro_batches), min_size=1, max_size=max_options, unique=True).map(
+            sorted
+        )
+    )
+    problems, offers = [], []
+    for n in range(num_clusters):
+        cluster, offer = _cluster(
+            numbers, n, num_devices[n], head, num_blocks, tight, energy, radio, moves
+        )
+        problems.append(
+            replace(cluster, micro_batch_options=tuple(options), weight=1 / num_clusters)
+        )
+        offers.append(offer)
+    names = ("fp32", "int8", "bf16")[:codecs]
+    errors = {"fp32": 0.0, "int8": 2**-7, "bf16": 2**-9}
+    constants = (0.3, 0.01, 0.002, numbers.choice([1.0, 30.0]), 0.1)
+    least = min(errors[name] for name in names)
+    limit = numbers.uniform(0.5, 1.5) * (0.35 + constants[3] * (least * 3 + 0.004))
+    problem = RoundProblem(
+        clusters=tuple(problems),
+        model=model,
+        mini_batch=8,
+        local_steps=numbers.choice([1, 3]),
+        channels={
+            f"channel-{n}": (60.0 if radio else 8000.0) * (num_devices[n] + 1)
+            for n in range(num_clusters)
+        },
+        codecs=names,
+        in_flight_limit=draw(st.sampled_from([None, None, 1, 2, 3])),
+        update_per_micro_batch=draw(st.sampled_from([False, False, False, True])),
+        convergence=Convergence(
+            constants if convergence != "none" else (0.0,) * 5,
+            weight=numbers.choice([0.5, 5.0]) if convergence in ("priced", "both") else 0.0,
+            limit=limit if convergence in ("limited", "both") else math.inf,
+        ),
+        penalty_weight=numbers.choice([0.1, 1.0, 10.0]),
+        reference_seconds=7.0,
+        migration_horizon_rounds=numbers.choice([1.0, 10.0]),
+        fixed_seconds=0.5,
+    )
+    return problem, offers
+
+
+def _cluster(
+    numbers: random.Random,
+    index: int,
+    num_devices: int,
+    head: Host,
+    num_blocks: int,
+    tight: bool,
+    energy: bool,
+    radio: bool,
+    moves: bool,
+) -> tuple[ClusterProblem, dict[tuple[str, str], LinkPlan]]:
+    def host(name: str, memory: int | None) -> Host:
+        has_budget = energy and numbers.random() < 0.7
+        return Host(
+            name,
+            seconds_per_sample=numbers.choice([0.05, 0.1, 0.2, 0.4]),
+            seconds_per_micro_batch=numbers.choice([0.0, 0.02, 0.1]),
+            memory_bytes=memory,
+            base_bytes=numbers.choice([0, 20]),
+            busy_watts=numbers.choice([1.0, 5.0]),
+            energy_budget_joules=numbers.choice([5.0, 40.0]) if has_budget else None,
+            backlog=numbers.choice([0.0, 0.5, 3.0]) if has_budget else 0.0,
+            max_transmit_watts=1.0,
+            weights_bps=numbers.choice([math.inf, 500.0]) if moves else math.inf,
+        )
+
+    memory = (250, 600) if tight else (500, 3000)
+    devices = tuple(
+        host(
+            f"device-{index}-{k}",
+            numbers.choice([None, numbers.randint(*memory), numbers.randint(*memory)]),
+        )
+        for k in range(num_devices)
+    )
+    control = host(f"control-{index}", numbers.choice([None, 200, 300]))
+    names = [control.host_id, *(device.host_id for device in devices), head.host_id]
+    reach = numbers.choice([(1.3, 2.3), (2, 4), (3, 4.5)])  # powers of ten
+    links: dict[tuple[str, str], Link] = {}
+    offers: dict[tuple[str, str], LinkPlan] = {}
+    for i, a in enumerate(names):
+        for b in names[i + 1 :]:
+            if numbers.random() < 0.03:
+                continue
+            trip = numbers.choice([0.0, 0.01, 0.2])
+            for pair in ((a, b), (b, a)):
+                links[pair] = (
+                    Radio(10 ** numbers.uniform(*reach), 1.0, trip)
+                    if radio
+                    else Wire(10 ** numbers.uniform(*reach), trip)
+                )
+                offers[pair] = LinkPlan(
+                    share=60.0 if radio else 8000.0,
+                    forward_watts=numbers.choice([0.1, 1.0]) if radio else 0.0,
+                    backward_watts=numbers.choice([0.1, 1.0]) if radio else 0.0,
+                )
+    cluster = ClusterProblem(
+        control_unit=control,
+        devices=devices,
+        edge_server=replace(head, max_transmit_watts=1.0),
+        links=links,
+        micro_batch_options=(1,),
+        channel=f"channel-{index}",
+        previous=_previous(numbers, names, num_blocks) if moves else None,
+        step_seconds=numbers.choice([0.0, 0.2]),
+        upload_seconds=numbers.choice([0.0, 1.0]),
+        loss_probability=numbers.choice([0.0, 0.3]),
+    )
+    return cluster, offers
+
+
+def _previous(numbers: random.Random, names: list[str], num_blocks: int) -> ClusterPlan:
+    """Some split over some of the devices."""
+    count = min(numbers.randint(1, len(names) - 2), num_blocks)
+    cuts = sorted(numbers.sample(range(2, num_blocks + 1), count - 1))
+    edges = [0, 1, *cuts, num_blocks + 1, num_blocks + 2]
+    used = [names[0], *numbers.sample(names[1:-1], count), names[-1]]
+    stages = tuple(StagePlan(name, edges[i], edges[i + 1], 1) for i, name in enumerate(used))
+    return ClusterPlan(stages, 1, tuple(LinkPlan() for _ in used[1:]))

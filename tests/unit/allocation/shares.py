@@ -1,0 +1,19 @@
+"""Bandwidth shares alone: what `allocate` solves for where it has no power to choose."""
+
+import numpy as np
+
+from collapipe.allocation.bandwidth import Allocation, Point, solve_shares
+from collapipe.allocation.prediction import predict
+from collapipe.allocation.problem import RoundPlan, RoundProblem
+from collapipe.allocation.shared_links import shared_links
+
+
+def share_at_given_powers(problem: RoundProblem, plans: RoundPlan) -> Allocation:
+    """The shares that minimise design (13) with the powers of the plans."""
+    links = shared_links(problem, plans)
+    assert links is not None
+    watts, shares = links.powers(plans), links.equal_shares()
+    start = Point(shares, watts, links.times(shares, watts))
+    solved, prices = solve_shares(links, start, np.zeros_like(links.radio))
+    found = links.applied(plans, solved.shares, watts)
+    return Allocation(found, predict(problem, found), prices)

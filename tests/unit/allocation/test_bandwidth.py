@@ -1,0 +1,177 @@
+from dataclasses import replace
+
+import cvxpy as cp
+import numpy as np
+import pytest
+
+from collapipe.allocation import bandwidth
+from collapipe.allocation.bandwidth import SolverFailedError
+from collapipe.allocation.power import allocate
+from collapipe.allocation.prediction import predict, violations
+from collapipe.allocation.problem import RoundPlan, RoundProblem
+from collapipe.allocation.shared_links import shared_links
+
+from .grids import direct_problem, least_deadline, objectives, some_plan, world
+from .shares import share_at_given_powers
+
+
+def _delay_only(problem: RoundProblem) -> RoundProblem:
+    clusters = tuple(
+        replace(cluster, devices=tuple(replace(device, backlog=0.0) for device in cluster.devices))
+        for cluster in problem.clusters
+    )
+    return replace(problem, clusters=clusters)
+
+
+def _shares(plans: RoundPlan) -> list[float]:
+    return [link.share for plan in plans for link in plan.links]
+
+
+# --- optimal
+
+
+@pytest.mark.parametrize("wired", [False, True])
+def test_allocate_agrees_with_bisection_on_the_deadline(wired: bool) -> None:
+    worst = 0.0
+    for seed in range(12):
+        problem, plans = direct_problem(seed, num_clusters=1 + seed % 4, wired=wired)
+        found = allocate(problem, plans)  # no joule counts there: powers are full
+        expected = least_deadline(problem, plans)
+        worst = max(worst, abs(found.prediction.round_seconds / expected - 1))
+        assert violations(problem, found.plans) == []
+    print(f"largest relative difference {worst:.1e}")
+    assert worst < 1e-6
+
+
+@pytest.mark.parametrize("wired", [False, True])
+def test_shares_of_any_plan_are_not_improved_by_other_shares(wired: bool) -> None:
+    rng = np.random.default_rng(1)
+    for seed in range(20):
+        problem = world(seed, 1 + seed % 3, 3, wired=wired)
+        plans = some_plan(problem, seed, narrow=True)
+        found = share_at_given_powers(problem, plans)
+        shares = np.array(_shares(found.plans))
+        near = shares * np.exp(
+            rng.normal(0, rng.choice([1e-3, 0.03, 0.3], (400, 1)), (400, len(shares)))
+        )
+        near *= problem.channels["air"] / near.sum(axis=1, keepdims=True)
+        watts = [
+            (np.full(400, link.forward_watts), np.full(400, link.backward_watts))
+            for plan in plans
+            for link in plan.links
+        ]
+        values = objectives(problem, plans, near, watts)
+        assert values.min() >= found.prediction.objective * (1 - 1e-6)
+        assert sum(_shares(found.plans)) == pytest.approx(problem.channels["air"])
+
+
+def test_shares_of_two_channels_fill_each() -> None:
+    problem = world(3, num_clusters=2)
+    other = replace(problem.clusters[1], channel="other")
+    problem = replace(
+        problem, clusters=(problem.clusters[0], other), channels={"air": 2e7, "other": 5e6}
+    )
+    found = share_at_given_powers(problem, some_plan(problem, 0)).plans
+    assert sum(link.share for link in found[0].links) == pytest.approx(2e7)
+    assert sum(link.share for link in found[1].links) == pytest.approx(5e6)
+
+
+def test_shares_of_links_with_costly_energy_are_larger() -> None:
+    problem = _delay_only(world(5))
+    plans = some_plan(problem, 1)
+    before = share_at_given_powers(problem, plans)
+    cluster = problem.clusters[0]
+    busy = plans[0].stages[1].host_id
+    tired = tuple(
+        replace(device, backlog=3000.0 * (device.host_id == busy)) for device in cluster.devices
+    )
+    problem = replace(problem, clusters=(replace(cluster, devices=tired),))
+    after = share_at_given_powers(problem, plans)
+    sending = [
+        allocation.prediction.clusters[0].links[0].backward_seconds
+        for allocation in (before, after)
+    ]
+    assert sending[1] < sending[0]
+
+
+def test_price_of_a_channel_is_what_more_of_it_saves() -> None:
+    problem = world(7, num_clusters=2)
+    plans = some_plan(problem, 3)
+    found = share_at_given_powers(problem, plans)
+    more = replace(problem, channels={"air": 2e7 * 1.001})
+    saved = found.prediction.objective - share_at_given_powers(more, plans).prediction.objective
+    assert found.prices is not None
+    assert found.prices.channels["air"] * 2e4 == pytest.approx(saved, rel=0.01)
+
+
+# --- the delay that it minimises is the one that is predicted
+
+
+@pytest.mark.parametrize("update_per_micro_batch", [False, True])
+@pytest.mark.parametrize("wired", [False, True])
+def test_delay_rows_agree_with_predict(wired: bool, update_per_micro_batch: bool) -> None:
+    rng = np.random.default_rng(0)
+    for seed in range(10):
+        problem = replace(
+            world(seed, 2, 3, wired=wired, state_bps=1e8),
+            update_per_micro_batch=update_per_micro_batch,
+            fixed_seconds=0.5,
+        )
+        clusters = (problem.clusters[0], replace(problem.clusters[1], channel=None))
+        plans = some_plan(problem, seed, narrow=True)
+        clusters = (replace(clusters[0], previous=some_plan(problem, seed + 1)[0]), clusters[1])
+        problem = replace(problem, clusters=clusters)
+        plans = tuple(
+            replace(
+                plan,
+                links=tuple(
+                    replace(link, codec="int8" if rng.uniform() < 0.5 else "fp32", share=2e6)
+                    for link in plan.links
+                ),
+            )
+            for plan in plans
+        )
+        links = shared_links(problem, plans)
+        assert links is not None
+        shares = links.totals[links.channel] * rng.uniform(0.01, 0.2, len(links.positions))
+        watts = links.limit_watts * rng.uniform(0.1, 1, len(links.limit_watts))
+        predicted = predict(problem, links.applied(plans, shares, watts))
+        rounds = links.delay.round_seconds(links.times(shares, watts))
+        np.testing.assert_allclose(rounds, [one.round_seconds for one in predicted.clusters])
+
+
+# --- built once
+
+
+def test_problem_of_one_shape_is_built_once() -> None:
+    bandwidth._program.cache_clear()
+    for seed in range(5):
+        problem = world(seed)
+        share_at_given_powers(problem, some_plan(problem, 4))
+    assert bandwidth._program.cache_info().misses == 1
+
+
+def test_problem_follows_the_rules_for_parameters_so_that_a_resolve_is_fast() -> None:
+    program = bandwidth._Program(bandwidth._Shape(2, 5, 6, 1, num_given=4, num_free=4, num_wires=2))
+    assert program._problem.is_dcp(dpp=True)
+
+
+def test_shares_do_not_depend_on_what_was_solved_before() -> None:
+    problem, other = world(11, 2), world(12, 2)
+    plans = some_plan(problem, 2)
+    first = share_at_given_powers(problem, plans)
+    share_at_given_powers(other, plans)
+    assert share_at_given_powers(problem, plans).plans == first.plans
+
+
+# --- failures
+
+
+def test_shares_with_a_solver_that_raises_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise cp.SolverError("out of luck")
+
+    monkeypatch.setattr(cp.Problem, "solve", fail)
+    problem = world(0)
+    with pytest.raises(SolverFailedError, match="CLARABEL found no optimum.*out of luck"):
+        share_at_given_powers(problem, some_plan(problem, 0))

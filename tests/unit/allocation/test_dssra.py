@@ -1,0 +1,332 @@
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collapipe.allocation import dssra
+from collapipe.allocation.bandwidth import SolverFailedError
+from collapipe.allocation.dssra import decide
+from collapipe.allocation.power import allocate
+from collapipe.allocation.prediction import violations
+from collapipe.allocation.problem import Host, Radio, RoundPlan, RoundProblem, Wire
+from collapipe.errors import InfeasibleError
+
+from .grids import best_joint, noisy, world
+
+
+def _placement(plans: RoundPlan) -> list[list[tuple[str, int, int]]]:
+    return [
+        [(stage.host_id, stage.start_unit, stage.stop_unit) for stage in plan.stages]
+        for plan in plans
+    ]
+
+
+def _with_device(problem: RoundProblem, host_id: str, **changes: object) -> RoundProblem:
+    clusters = tuple(
+        replace(
+            cluster,
+            devices=tuple(
+                replace(one, **changes) if one.host_id == host_id else one  # type: ignore[arg-type]
+                for one in cluster.devices
+            ),
+        )
+        for cluster in problem.clusters
+    )
+    return replace(problem, clusters=clusters)
+
+
+def _largest(problem: RoundProblem, plans: RoundPlan, cluster: int = 0) -> Host:
+    """The device with most blocks."""
+    segments = plans[cluster].segments
+    name = max(segments, key=lambda host_id: segments[host_id].num_blocks)
+    return problem.clusters[cluster].hosts[name]
+
+
+def _plans_for_another_world() -> RoundPlan:
+    """Feasible in world(1, 2, 2), but made for speeds that are far off."""
+    return decide(noisy(world(1, 2, 2), np.random.default_rng(3), 0.9), None).plans
+
+
+# --- optimal
+
+
+def test_decide_is_near_the_best_of_every_plan_on_a_fine_joint_grid() -> None:
+    gaps = []
+    for seed in range(24):
+        single = seed % 2 == 0
+        problem = world(
+            seed,
+            num_clusters=1 if single else 2,
+            num_devices=2 if single else 1,
+            options=(1, 2, 4) if single else (2, 4),
+            backlog=60.0,
+        )
+        decision = decide(problem, None)
+        assert violations(problem, decision.plans) == []
+        gaps.append(decision.prediction.objective / best_joint(problem) - 1)
+    print(
+        f"gap to the joint grid: mean {np.mean(gaps):.3%}, 99th percentile {np.percentile(gaps, 99):.3%}, "
+        f"worst {max(gaps):.3%}, best {min(gaps):.3%}"
+    )
+    assert np.mean(gaps) <= 0.01
+    assert np.percentile(gaps, 99) <= 0.05
+    assert min(gaps) > -0.03  # else the grid is no judge
+
+
+def test_decide_with_a_plan_in_force_finds_what_it_finds_without() -> None:
+    for seed in range(12):
+        problem = world(seed, 2, 2, num_blocks=3)
+        other = decide(world(seed + 100, 2, 2, num_blocks=3), None).plans
+        cold = decide(problem, None).prediction.objective
+        warm = decide(problem, other, hysteresis=0.0).prediction.objective
+        assert warm == pytest.approx(cold, rel=0.01)
+
+
+def test_decide_without_channels_gives_every_link_all_it_can_have() -> None:
+    problem = world(3, 2, 2)
+    clusters = tuple(replace(cluster, channel=None) for cluster in problem.clusters)
+    problem = replace(problem, clusters=clusters)
+    decision = decide(problem, None)
+    for cluster, plan in zip(problem.clusters, decision.plans, strict=True):
+        for link, (one, other) in zip(plan.links, itertools.pairwise(plan.stages), strict=True):
+            assert link.share == float("inf")
+            assert link.forward_watts == cluster.hosts[one.host_id].max_transmit_watts
+            assert link.backward_watts == cluster.hosts[other.host_id].max_transmit_watts
+
+
+def test_decide_on_wires_shares_what_the_channel_has_and_sends_with_no_power() -> None:
+    problem = world(3, 2, 2, wired=True)
+    decision = decide(problem, None)
+    links = [link for plan in decision.plans for link in plan.links]
+    assert sum(link.share for link in links) == pytest.approx(problem.channels["air"])
+    assert {link.forward_watts for link in links} == {0.0}
+
+
+def test_decide_relieves_a_device_with_a_backlog() -> None:
+    problem = world(2, 1, 2, num_blocks=6, backlog=0.0)
+    before = decide(problem, None)
+    tired = _largest(problem, before.plans)
+    spent = []
+    for backlog in (0.0, 10.0, 100.0, 1000.0):
+        changed = _with_device(problem, tired.host_id, backlog=backlog)
+        spent.append(decide(changed, None).prediction.energy_joules.get(tired.host_id, 0.0))
+    assert spent == sorted(spent, reverse=True)
+    assert spent[-1] < 0.7 * spent[0]
+
+
+def test_decide_with_a_larger_penalty_weight_is_faster_and_spends_more() -> None:
+    problem = world(6, 1, 3, num_blocks=6, backlog=60.0)
+    problem = replace(
+        problem,
+        clusters=tuple(
+            replace(cluster, devices=tuple(replace(one, backlog=20.0) for one in cluster.devices))
+            for cluster in problem.clusters
+        ),
+    )
+    found = [
+        decide(replace(problem, penalty_weight=weight), None).prediction
+        for weight in (1.0, 10.0, 100.0, 1000.0)
+    ]
+    seconds = [one.round_seconds for one in found]
+    drift = [one.drift for one in found]
+    assert seconds == sorted(seconds, reverse=True)
+    assert drift == sorted(drift)
+    assert seconds[-1] < 0.9 * seconds[0]
+
+
+# --- the plan in force
+
+
+def test_decide_keeps_placement_and_links_under_noise() -> None:
+    problem = world(1, 1, 3, num_blocks=12, options=(2, 4, 8), state_bps=1e8)
+    in_force = decide(problem, None).plans
+    rng, moves, changes = np.random.default_rng(0), 0, 0
+    for _ in range(50):
+        plans = decide(noisy(problem, rng, 0.1), in_force).plans
+        moves += _placement(plans) != _placement(in_force)
+        changes += plans != in_force
+        in_force = plans
+    assert moves <= 1
+    assert changes <= 5
+
+
+def test_decide_moves_blocks_when_a_device_slows_to_a_quarter_and_back() -> None:
+    problem = world(1, 1, 3, num_blocks=12, options=(2, 4, 8), state_bps=1e9)
+    in_force = decide(problem, None).plans
+    busy = _largest(problem, in_force)
+    slowed = _with_device(problem, busy.host_id, seconds_per_sample=4 * busy.seconds_per_sample)
+    after = decide(slowed, in_force)
+    assert after.kept == ""
+    assert after.plans[0].segments.get(busy.host_id, None) != in_force[0].segments[busy.host_id]
+    oracle = decide(slowed, None).prediction
+    assert after.prediction.round_seconds <= 1.15 * oracle.round_seconds
+    assert _placement(decide(problem, after.plans).plans) == _placement(in_force)
+
+
+def test_decide_within_the_hysteresis_keeps_the_plan_and_says_so() -> None:
+    problem, other = world(1, 2, 2), _plans_for_another_world()
+    eager = decide(problem, other, hysteresis=0.0)
+    reluctant = decide(problem, other, hysteresis=1e9)
+    assert eager.prediction.objective < reluctant.prediction.objective
+    assert _placement(eager.plans) != _placement(other)
+    assert reluctant.plans == other
+    assert reluctant.kept == "hysteresis"
+    assert any("within the hysteresis" in note for note in reluctant.notes)
+
+
+def test_decide_follows_with_shares_alone_when_only_they_gain_enough() -> None:
+    problem = world(1, 1, 1, num_blocks=2, options=(4,), backlog=0.0)
+    problem = _with_device(problem, "device-0-0", seconds_per_sample=1e-3)
+    in_force = decide(problem, None).plans
+    links = {
+        pair: replace(link, gain=link.gain / 1000)
+        if "edge" in pair and isinstance(link, Radio)
+        else link
+        for pair, link in problem.clusters[0].links.items()
+    }
+    faded = replace(problem, clusters=(replace(problem.clusters[0], links=links),))
+    decision = decide(faded, in_force)
+    assert decision.kept == ""
+    assert _placement(decision.plans) == _placement(in_force)
+    assert decision.plans[0].links[1].share > 1.1 * in_force[0].links[1].share
+
+
+def test_decide_replaces_a_plan_that_breaks_a_limit_whatever_the_hysteresis() -> None:
+    problem = world(1, 1, 3, num_blocks=12, options=(4, 8))
+    in_force = decide(problem, None).plans
+    busy = _largest(problem, in_force)
+    held = in_force[0].segments[busy.host_id].num_blocks
+    memory = int(problem.model.block_state_bytes * (held - 0.5))
+    tight = _with_device(problem, busy.host_id, memory_bytes=memory)
+    decision = decide(tight, in_force, hysteresis=1e9)
+    assert violations(tight, in_force) != []
+    assert violations(tight, decision.plans) == []
+
+
+def test_decide_replaces_a_plan_whose_device_is_gone() -> None:
+    problem = world(1, 1, 3)
+    in_force = decide(problem, None).plans
+    gone = _largest(problem, in_force).host_id
+    cluster = problem.clusters[0]
+    rest = replace(cluster, devices=tuple(one for one in cluster.devices if one.host_id != gone))
+    problem = replace(problem, clusters=(rest,))
+    decision = decide(problem, in_force, hysteresis=1e9)
+    assert violations(problem, decision.plans) == []
+    assert gone not in decision.plans[0].segments
+
+
+@pytest.mark.parametrize("num_clusters", [1, 2])
+def test_decide_replaces_a_plan_with_a_link_that_carries_nothing_any_more(
+    num_clusters: int,
+) -> None:
+    problem = world(1, num_clusters, 2, wired=True)
+    in_force = decide(problem, None).plans
+    pair = (in_force[0].stages[0].host_id, in_force[0].stages[1].host_id)
+    cluster = problem.clusters[0]
+    cut = {**cluster.links, pair: Wire(0.0, 0.002)}
+    problem = replace(problem, clusters=(replace(cluster, links=cut), *problem.clusters[1:]))
+    decision = decide(problem, in_force, hysteresis=1e9)
+    assert violations(problem, in_force) == ["cluster 0 has a link that carries nothing"]
+    assert violations(problem, decision.plans) == []
+    assert decision.kept == ""
+
+
+def test_decide_replaces_a_plan_with_a_link_beside_the_channels_that_carries_nothing() -> None:
+    problem = world(1, 2, 2, wired=True)
+    alone = replace(problem.clusters[0], channel=None)
+    problem = replace(problem, clusters=(alone, problem.clusters[1]))
+    in_force = decide(problem, None).plans
+    pair = (in_force[0].stages[0].host_id, in_force[0].stages[1].host_id)
+    cut = replace(alone, links={**alone.links, pair: Wire(0.0, 0.002)})
+    problem = replace(problem, clusters=(cut, problem.clusters[1]))
+    decision = decide(problem, in_force, hysteresis=1e9)
+    assert violations(problem, decision.plans) == []
+    assert decision.kept == ""
+
+
+def test_decide_shrinks_shares_with_their_channel_and_keeps_the_placement() -> None:
+    problem = world(1, 2, 2)
+    in_force = decide(problem, None).plans
+    narrow = replace(problem, channels={"air": 1e7})
+    decision = decide(narrow, in_force, hysteresis=1e9)
+    assert _placement(decision.plans) == _placement(in_force)
+    assert violations(narrow, decision.plans) == []
+
+
+def test_decide_is_the_same_whatever_was_decided_before() -> None:
+    problem, in_force = world(1, 2, 3), decide(world(2, 2, 3), None).plans
+    first = decide(problem, in_force)
+    decide(world(3, 2, 3), None)
+    assert decide(problem, in_force) == first
+
+
+# --- failures
+
+
+def _fail(*args: object, **kwargs: object) -> None:
+    raise SolverFailedError("out of luck")
+
+
+def test_decide_with_a_failing_solver_keeps_the_plan_in_force(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, in_force = world(1, 2, 2), _plans_for_another_world()
+    monkeypatch.setattr(dssra, "allocate", _fail)
+    decision = decide(problem, in_force)
+    assert decision.plans == in_force
+    assert decision.kept == "solver_failed"
+    assert decision.notes == ("out of luck",)
+
+
+def test_decide_with_a_failing_solver_and_no_plan_splits_equally(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = world(1, 2, 2)
+    monkeypatch.setattr(dssra, "allocate", _fail)
+    decision = decide(problem, None)
+    assert violations(problem, decision.plans) == []
+    assert decision.kept == "solver_failed"
+    (share,) = {link.share for plan in decision.plans for link in plan.links}
+    assert share * sum(len(plan.links) for plan in decision.plans) == pytest.approx(2e7)
+
+
+def test_decide_with_a_solver_that_fails_later_has_the_best_so_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, real, calls = world(1, 2, 2), allocate, itertools.count()
+    monkeypatch.setattr(
+        dssra, "allocate", lambda *a, **k: real(*a, **k) if next(calls) < 1 else _fail()
+    )
+    decision = decide(problem, None)
+    assert decision.kept == "solver_failed"
+    assert len({link.share for plan in decision.plans for link in plan.links}) > 1
+
+
+def _seconds(step: float) -> Iterator[float]:
+    return itertools.count(0.0, step)
+
+
+def test_decide_out_of_time_keeps_the_plan_in_force() -> None:
+    problem, in_force = world(1, 2, 2), _plans_for_another_world()
+    clock = _seconds(1.0)
+    decision = decide(problem, in_force, time_limit_seconds=3.5, clock=lambda: next(clock))
+    assert decision.plans == in_force
+    assert decision.kept == "solver_slow"
+    assert "more than its 3.5 s" in decision.notes[0]
+
+
+def test_decide_out_of_time_without_a_plan_decides_nevertheless() -> None:
+    problem, clock = world(1, 2, 2), _seconds(1.0)
+    decision = decide(problem, None, time_limit_seconds=0.5, clock=lambda: next(clock))
+    assert violations(problem, decision.plans) == []
+    assert decision.kept == "solver_slow"
+
+
+def test_decide_without_any_feasible_plan_says_which_limit() -> None:
+    problem = world(1, 1, 2)
+    for device in problem.clusters[0].devices:
+        problem = _with_device(problem, device.host_id, memory_bytes=10)
+    with pytest.raises(InfeasibleError, match="memory"):
+        decide(problem, None)

@@ -1,0 +1,237 @@
+"""The solver's segments against trying every plan."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from collapipe.allocation import joint_search
+from collapipe.allocation.prediction import WINDOW_SLACK, predict, violations
+from collapipe.allocation.problem import (
+    ClusterProblem,
+    Convergence,
+    Host,
+    LinkPlan,
+    ModelCost,
+    RoundProblem,
+    Wire,
+)
+from collapipe.allocation.segment_costs import cluster_costs
+from collapipe.allocation.segment_programme import best_segments
+from collapipe.allocation.segments import LinkOffers, place_segments
+from collapipe.errors import InfeasibleError
+
+from .enumeration import best_plan
+from .rounds import Round, rounds
+
+
+def check(problem: RoundProblem, offers: LinkOffers, *, all_windows: bool = False) -> None:
+    """Fails where the solver's plan is not feasible or not worth what the best of all plans is."""
+    best = best_plan(problem, offers, all_windows=all_windows)
+    if best is None:
+        with pytest.raises(InfeasibleError):
+            place_segments(problem, offers)
+        return
+    found = place_segments(problem, offers)
+    assert violations(problem, found) == []
+    expected = predict(problem, best).objective
+    assert math.isclose(predict(problem, found).objective, expected, rel_tol=1e-9, abs_tol=1e-12)
+    most = problem.in_flight_limit or math.inf
+    assert all(stage.in_flight <= most for plan in found for stage in plan.stages)
+    again = place_segments(problem, offers, starts=[found])
+    assert math.isclose(predict(problem, again).objective, expected, rel_tol=1e-9, abs_tol=1e-12)
+
+
+@settings(max_examples=400, deadline=None)
+@given(rounds(clusters=(1, 2)))
+def test_plan_of_few_clusters_is_the_best_of_all(drawn: Round) -> None:
+    check(*drawn)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rounds(clusters=(1, 1), devices=(2, 4), blocks=(3, 6), max_options=3))
+def test_plan_of_one_cluster_is_the_best_of_all(drawn: Round) -> None:
+    check(*drawn)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rounds(clusters=(1, 2), devices=(1, 2), blocks=(3, 4), codecs=3))
+def test_plan_with_lossy_codecs_is_the_best_of_all(drawn: Round) -> None:
+    check(*drawn)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rounds(clusters=(3, 3), devices=(1, 2), blocks=(3, 4)))
+def test_plan_of_three_clusters_is_the_best_of_all(drawn: Round) -> None:
+    check(*drawn)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rounds(clusters=(1, 1), devices=(1, 2), blocks=(3, 4), micro_batches=(2, 4)))
+def test_plan_is_the_best_of_all_with_any_windows(drawn: Round) -> None:
+    check(*drawn, all_windows=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rounds(clusters=(2, 3), devices=(1, 3), blocks=(3, 4)))
+def test_plan_is_the_best_of_all_where_the_first_search_finds_a_bad_one(drawn: Round) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joint_search, "FIRST_WIDTH", 1)
+        check(*drawn)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rounds(clusters=(1, 1), devices=(2, 5), blocks=(3, 7), codecs=2, max_options=1))
+def test_segments_in_one_order_are_the_best_of_that_order(drawn: Round) -> None:
+    problem, offers = drawn
+    problem = replace(problem, convergence=replace(problem.convergence, limit=math.inf))
+    best = best_plan(problem, offers, in_order=True)
+    costs = cluster_costs(problem, problem.clusters[0], offers[0], one_cluster=True)
+    if not len(costs.options):
+        assert best is None
+        return
+    found = best_segments(costs, float(costs.head_seconds[0]))
+    if best is None:
+        assert found is None or not len(found.plans)
+        return
+    assert found is not None
+    fixed = problem.penalty_weight * problem.fixed_seconds / problem.reference_seconds
+    expected = predict(problem, best).objective - fixed
+    assert math.isclose(float(found.totals().min()), expected, rel_tol=1e-9, abs_tol=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rounds(clusters=(1, 2), devices=(2, 4), blocks=(3, 6)))
+def test_plan_of_more_devices_than_orders_can_be_tried_is_as_good_as_registration_order(
+    drawn: Round,
+) -> None:
+    problem, offers = drawn
+    problem = replace(problem, convergence=replace(problem.convergence, limit=math.inf))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joint_search, "EXACT_DEVICES", 0)
+        try:
+            found = place_segments(problem, offers)
+        except InfeasibleError:
+            assert best_plan(problem, offers, in_order=True) is None
+            return
+    assert violations(problem, found) == []
+    at_least = best_plan(problem, offers)
+    assert at_least is not None
+    objective = predict(problem, found).objective
+    assert objective >= predict(problem, at_least).objective * (1 - 1e-9)
+    registered = best_plan(problem, offers, in_order=True)
+    if registered is not None:
+        assert objective <= predict(problem, registered).objective * (1 + 1e-9)
+
+
+# --- small rounds whose answers are plain
+
+
+def line(
+    seconds: tuple[float, ...] = (1.0, 1.0),
+    memory: tuple[int | None, ...] | None = None,
+    bps: float = 1e6,
+    options: tuple[int, ...] = (4,),
+    **changes: object,
+) -> Round:
+    """One cluster of devices that are all linked with each other; a block takes these seconds of 4 samples."""
+    limits = memory or (None,) * len(seconds)
+    devices = tuple(
+        Host(f"device-{k}", one / 4, memory_bytes=limit)
+        for k, (one, limit) in enumerate(zip(seconds, limits, strict=True))
+    )
+    names = ["control", *(device.host_id for device in devices), "edge"]
+    links = {(a, b): Wire(bps) for a in names for b in names if a != b}
+    cluster = ClusterProblem(Host("control", 0.0), devices, Host("edge", 0.0), links, options)
+    model = ModelCost(num_blocks=4, block_state_bytes=10, block_stash_bytes=1, activation_bytes=100)
+    problem = RoundProblem((cluster,), model, mini_batch=4)
+    return replace(problem, **changes), [{pair: LinkPlan(share=math.inf) for pair in links}]
+
+
+def blocks_of(problem: RoundProblem, offers: LinkOffers) -> dict[str, int]:
+    (plan,) = place_segments(problem, offers)
+    return {host: segment.num_blocks for host, segment in plan.segments.items()}
+
+
+def test_blocks_follow_speed() -> None:
+    assert blocks_of(*line(seconds=(1.0, 3.0), options=(4,))) == {"device-0": 3, "device-1": 1}
+
+
+def test_one_device_runs_everything_where_links_are_slow() -> None:
+    assert blocks_of(*line(bps=100.0)) == {"device-0": 4}
+
+
+def test_limit_on_the_convergence_term_changes_codecs_and_segments() -> None:
+    constants = (0.0, 0.0, 0.0, 1.0, 0.0)
+    problem, offers = line(bps=900.0, codecs=("fp32", "int8"))
+    free = place_segments(problem, offers)
+    assert [link.codec for link in free[0].links] == ["int8"] * 3
+    some = replace(problem, convergence=Convergence(constants, limit=2.5 * 2.0**-7))
+    less = place_segments(some, offers)
+    assert [link.codec for link in less[0].links] == ["int8"] * 2  # rather one device than fp32
+    none = replace(problem, convergence=Convergence(constants, limit=0.0))
+    least = place_segments(none, offers)
+    assert [link.codec for link in least[0].links] == ["fp32"] * 2
+    values = [predict(problem, plans).objective for plans in (free, less, least)]
+    assert values == sorted(set(values))
+
+
+def test_windows_are_no_larger_than_their_delay_needs() -> None:
+    problem, offers = line(seconds=(1.0, 1.0, 1.0), bps=1e9, options=(16,))
+    problem = replace(problem, mini_batch=16, model=replace(problem.model, num_blocks=3))
+    (plan,) = place_segments(problem, offers)
+    needed = [4, 4, 3, 2, 1]  # loops of 3, 3, 2, 1 blocks and 0, and links beside them
+    assert [stage.in_flight for stage in plan.stages] == [n + WINDOW_SLACK for n in needed]
+    enough, seconds = predict(problem, (plan,)).round_seconds, []
+    for i, n in enumerate(needed):
+        stages = list(plan.stages)
+        stages[i] = replace(stages[i], in_flight=n)
+        assert predict(problem, (replace(plan, stages=tuple(stages)),)).round_seconds == enough
+        stages[i] = replace(stages[i], in_flight=max(1, n - 1))
+        seconds.append(predict(problem, (replace(plan, stages=tuple(stages)),)).round_seconds)
+    assert all(more > enough for more in seconds[:-1])
+
+
+def test_windows_of_heads_share_the_memory_of_the_edge_server() -> None:
+    problem, offers = line(options=(4,))
+    model = replace(problem.model, head_state_bytes=10, head_stash_bytes=1, activation_bytes=1)
+    one = problem.clusters[0]
+    for memory, windows in ((26, {1}), (31, {1}), (32, {2}), (37, {2}), (38, {3}), (99, {3})):
+        edge = Host("edge", 0.0, memory_bytes=memory)
+        both = replace(problem, clusters=(replace(one, edge_server=edge),) * 2, model=model)
+        plans = place_segments(both, offers * 2)
+        assert {plan.stages[-1].in_flight for plan in plans} == windows
+        assert violations(both, plans) == []
+
+
+def test_start_with_better_links_of_its_own_is_kept() -> None:
+    problem, offers = line(bps=1000.0)
+    slow = [{pair: replace(plan, share=500.0) for pair, plan in offers[0].items()}]
+    start = place_segments(problem, offers)
+    assert place_segments(problem, slow, starts=[start]) == start
+    assert place_segments(problem, slow) != start
+
+
+def test_start_beyond_a_limit_is_no_bound() -> None:
+    problem, offers = line()
+    start = place_segments(problem, offers)
+    tight, _ = line(memory=(12, None))
+    assert violations(tight, start)
+    found = place_segments(tight, offers, starts=[start])
+    assert set(found[0].segments) == {"device-1"}
+
+
+def test_start_with_hosts_that_are_gone_is_ignored() -> None:
+    problem, offers = line(seconds=(1.0, 1.0))
+    start = place_segments(problem, offers)
+    less, fewer = line(seconds=(1.0,))
+    assert set(place_segments(less, fewer, starts=[start])[0].segments) == {"device-0"}
+
+
+def test_too_little_memory_says_how_many_blocks_fit() -> None:
+    problem, offers = line(memory=(209, 219))
+    with pytest.raises(
+        InfeasibleError, match=r"cluster 0: the 2 devices can hold 1 of 4 blocks .*210 bytes"
+    ):
+        place_segments(replace(problem, model=replace(problem.model, block_stash_bytes=0)), offers)

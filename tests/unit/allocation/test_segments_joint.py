@@ -1,0 +1,86 @@
+"""How plans of several clusters are chosen together, against trying every combination."""
+
+import itertools
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collapipe.allocation.joint_clusters import Candidates, choose, fair_weights
+
+numbers = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.7, 5.0])
+
+
+@st.composite
+def candidates(draw: st.DrawFn) -> Candidates:
+    count = draw(st.integers(1, 5))
+
+    def column() -> np.ndarray:
+        return np.array(draw(st.lists(numbers, min_size=count, max_size=count)))
+
+    micro_batches = np.array(
+        draw(st.lists(st.sampled_from([1, 2, 4]), min_size=count, max_size=count))
+    )
+    return Candidates(
+        price=column(),
+        stall_price=column(),
+        stall=column(),
+        micro_batches=micro_batches,
+        cost=column(),
+        head_load=0.7 * micro_batches + 1.0,
+        uses=column()[None, :],
+    )
+
+
+def worth(clusters: list[Candidates], plans: tuple[int, ...]) -> float:
+    load = sum(float(one.head_load[i]) for one, i in zip(clusters, plans, strict=True))
+    times = [one.priced_time(load)[i] for one, i in zip(clusters, plans, strict=True)]
+    return float(max(times)) + sum(
+        float(one.cost[i]) for one, i in zip(clusters, plans, strict=True)
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(candidates(), min_size=1, max_size=3), st.sampled_from([1.0, 4.0, math.inf]))
+def test_choice_is_the_best_of_all_combinations_within_the_limit(
+    clusters: list[Candidates], limit: float
+) -> None:
+    allowed = [
+        plans
+        for plans in itertools.product(*(range(len(one.cost)) for one in clusters))
+        if sum(one.uses[0, i] for one, i in zip(clusters, plans, strict=True)) <= limit
+    ]
+    chosen = choose(clusters, np.array([limit]), math.inf)
+    if not allowed:
+        assert chosen is None
+        return
+    best = min(worth(clusters, plans) for plans in allowed)
+    assert chosen is not None
+    assert chosen.plans in allowed
+    assert math.isclose(worth(clusters, chosen.plans), best, rel_tol=1e-9)
+    assert choose(clusters, np.array([limit]), best * (1 - 1e-9)) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(candidates(), min_size=1, max_size=3))
+def test_fair_weights_bound_every_combination_and_no_even_split_bounds_better(
+    clusters: list[Candidates],
+) -> None:
+    fronts = [(one.price, one.cost) for one in clusters]
+    weights = fair_weights(fronts)
+
+    def bound(shares: list[float]) -> float:
+        return sum(
+            float(np.min(w * time + cost)) for w, (time, cost) in zip(shares, fronts, strict=True)
+        )
+
+    assert math.isclose(sum(weights), 1.0, rel_tol=1e-9)
+    assert min(weights) >= 0
+    best = min(
+        max(time[i] for (time, _), i in zip(fronts, plans, strict=True))
+        + sum(cost[i] for (_, cost), i in zip(fronts, plans, strict=True))
+        for plans in itertools.product(*(range(len(time)) for time, _ in fronts))
+    )
+    assert bound(weights) <= best + 1e-9
+    assert bound(weights) >= bound([1 / len(fronts)] * len(fronts)) - 1e-9

@@ -1,0 +1,207 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collapipe.errors import WrongStateError
+from collapipe.links.emulation import EmulatedDevice, Emulation
+from collapipe_client.emulation_check import (
+    EmulationCheck,
+    EmulationReport,
+    add_up,
+    processor_seconds,
+)
+from collapipe_client.processes import ProcessRecord, start_mark
+from collapipe_client.workspace import Workspace
+
+PI = EmulatedDevice(profile="raspberry-pi-4")
+
+PAGE = """
+# HELP collapipe_stage_forward_seconds Time.
+# TYPE collapipe_stage_forward_seconds histogram
+collapipe_stage_forward_seconds_bucket{cluster="0",stage="1",le="+Inf"} 4
+collapipe_stage_forward_seconds_count{cluster="0",stage="1"} 4
+collapipe_stage_forward_seconds_sum{cluster="0",stage="1"} FORWARD
+collapipe_stage_forward_seconds_sum{cluster="1",stage="1"} 0.25
+# HELP collapipe_stage_backward_seconds Time.
+# TYPE collapipe_stage_backward_seconds histogram
+collapipe_stage_backward_seconds_sum{cluster="0",stage="1"} 2.0
+# HELP collapipe_stage_update_seconds_total Time.
+# TYPE collapipe_stage_update_seconds_total counter
+collapipe_stage_update_seconds_total{cluster="0",stage="1"} 0.5
+# HELP collapipe_emulation_overrun_seconds_total Time.
+# TYPE collapipe_emulation_overrun_seconds_total counter
+collapipe_emulation_overrun_seconds_total OVERRUN
+"""
+
+
+class Page:
+    """The metrics of one device."""
+
+    def __init__(self) -> None:
+        self.forward, self.overrun = 1.0, 0.0
+        page = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                text = PAGE.replace("FORWARD", str(page.forward))
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(text.replace("OVERRUN", str(page.overrun)).encode())
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+class Testbed:
+    """As much of a testbed as is watched: this process is its only one."""
+
+    __test__ = False
+
+    def __init__(self, folder: Path, metrics_address: str) -> None:
+        self.workspace = Workspace(folder)
+        self.workspace.create()
+        self.workspace.ready_file("device-0-0").write_text(
+            json.dumps({"metrics_address": metrics_address})
+        )
+        mark = start_mark(os.getpid()) or ""
+        self.processes: tuple[ProcessRecord, ...] = (
+            ProcessRecord("device-0-0", os.getpid(), mark),
+        )
+        self.emulation: Emulation | None = Emulation(devices={"device-0-0": PI})
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    page = Page()
+    yield page
+    page.server.shutdown()
+    page.server.server_close()
+
+
+@pytest.fixture
+def testbed(page: Page, tmp_path: Path) -> Any:
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("this machine has no /proc")
+    return Testbed(tmp_path, page.address)
+
+
+def test_report_is_the_difference_between_both_ends(testbed: Any, page: Page) -> None:
+    with EmulationCheck(testbed) as check:
+        page.forward, page.overrun = 11.0, 0.125
+    report = check.report()
+    assert report.busy_seconds == 10.0
+    assert report.overrun_seconds == 0.125
+    assert report.wall_seconds > 0
+    assert 0 <= report.real_seconds <= 10 * report.wall_seconds + 1
+    assert report.overrun_ratio == 0.0125
+
+
+def test_emulation_that_holds_gives_its_report() -> None:
+    report = EmulationReport(
+        wall_seconds=10.0, real_seconds=15.0, busy_seconds=20.0, overrun_seconds=0.4
+    )
+    report.check()
+    assert (report.real_cores, report.overrun_ratio) == (1.5, 0.02)
+    EmulationReport(wall_seconds=1, real_seconds=0, busy_seconds=0, overrun_seconds=0).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"real_seconds": 15.3},
+            r"1\.53 cores .15\.3 processor seconds in 10\.0 s.*1\.5.*time_scale",
+        ),
+        ({"overrun_seconds": 0.5}, r"0\.50 s longer.*2\.5% of the 20\.0 s.*2%"),
+        ({"overrun_seconds": 0.5, "busy_seconds": 0.0}, "inf"),
+    ],
+)
+def test_emulation_that_does_not_hold_is_refused_with_the_numbers(
+    changes: dict[str, float], said: str
+) -> None:
+    values = {
+        "wall_seconds": 10.0,
+        "real_seconds": 12.0,
+        "busy_seconds": 20.0,
+        "overrun_seconds": 0.0,
+    }
+    with pytest.raises(WrongStateError, match=said):
+        EmulationReport(**{**values, **changes}).check()
+
+
+def test_verdict_refuses_what_overran(testbed: Any, page: Page) -> None:
+    with EmulationCheck(testbed) as check:
+        page.overrun = 3.0
+    with pytest.raises(WrongStateError, match="3.00 s longer"):
+        check.verdict()
+
+
+def test_process_that_was_replaced_leaves_nothing_to_say(testbed: Any, page: Page) -> None:
+    with EmulationCheck(testbed) as check:
+        added = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        record = ProcessRecord("device-0-1", added.pid, start_mark(added.pid) or "")
+        testbed.processes += (record,)
+    added.communicate(b"\n", timeout=20)
+    with pytest.raises(WrongStateError, match="device-0-1 ended or began"):
+        check.verdict()
+
+
+def test_nothing_is_said_without_a_whole_measurement(testbed: Any) -> None:
+    check = EmulationCheck(testbed)
+    with pytest.raises(WrongStateError, match="in `with`"):
+        check.verdict()
+    with pytest.raises(KeyError), check:
+        raise KeyError("what was measured failed")
+    with pytest.raises(WrongStateError, match="in `with`"):
+        check.verdict()
+
+
+@pytest.mark.parametrize("emulation", [None, Emulation()])
+def test_testbed_without_emulated_devices_is_refused(
+    testbed: Any, emulation: Emulation | None
+) -> None:
+    testbed.emulation = emulation
+    with pytest.raises(WrongStateError, match="emulates no device"), EmulationCheck(testbed):
+        pass
+
+
+def test_page_that_cannot_be_read_is_refused(testbed: Any, page: Page) -> None:
+    testbed.workspace.ready_file("device-0-0").write_text('{"metrics_address": "127.0.0.1:1"}')
+    with (
+        pytest.raises(WrongStateError, match="device-0-0 at 127.0.0.1:1 cannot be read"),
+        EmulationCheck(testbed),
+    ):
+        pass
+
+
+def test_processor_time_of_an_ended_process_is_not_known() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(20)
+    with pytest.raises(WrongStateError, match=f"pid {ended.pid}"):
+        processor_seconds(ProcessRecord("device-0-0", ended.pid, "some-boot/1"))
+
+
+def test_processor_time_grows_with_work(testbed: Any) -> None:
+    process = testbed.processes[0]
+    before = processor_seconds(process)
+    while processor_seconds(process) < before + 0.03:
+        sum(range(10_000))
+
+
+def test_every_series_of_a_name_is_added_up() -> None:
+    page = PAGE.replace("FORWARD", "1.5").replace("OVERRUN", "7")
+    assert add_up(page, ["collapipe_stage_forward_seconds_sum"]) == 1.75
+    assert add_up(page, ["collapipe_emulation_overrun_seconds_total"]) == 7
+    assert add_up(page, ["nothing"]) == 0

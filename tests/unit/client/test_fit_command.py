@@ -1,0 +1,212 @@
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from collapipe.job import JobConfig
+from collapipe.v1.plan_pb2 import LinkPlan, Plan, Stage
+from collapipe.v1.scheduler_pb2 import RoundCommitted, RoundStarted, WatchJobResponse
+from collapipe.v1.tensor_pb2 import CODEC_INT8_ROWS, CODEC_RAW
+from collapipe_client.cli import app
+from collapipe_client.live_view import event_document
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_RUNNER = CliRunner()
+_TRUE = (4.0, 2.0, 0.001)
+_VARIANCE = 3.0
+
+
+def _event(**event: Any) -> dict[str, object]:
+    (kind,) = event
+    return event_document(kind, WatchJobResponse(elapsed_seconds=1.0, **event))
+
+
+def _job(
+    rounds: int, local_steps: int, mini_batch: int, clusters: int = 1, **training: Any
+) -> dict[str, object]:
+    job = JobConfig.model_validate(
+        {
+            "clusters": clusters,
+            "task": {"kind": "classification"},
+            "data": {"source": "stdlib_docstrings"},
+            "training": {
+                "rounds": rounds,
+                "local_steps": local_steps,
+                "mini_batch": mini_batch,
+                **training,
+            },
+            "schedule": {"num_micro_batches": 4},
+        }
+    )
+    return {"event": "job", "config": job.model_dump(mode="json")}
+
+
+def _round(
+    index: int,
+    norms: Sequence[float],
+    *,
+    attempt: int = 0,
+    codec: int = CODEC_RAW,
+    committed: bool = True,
+) -> list[dict[str, object]]:
+    """Events of a round; one step a cluster with the norm given."""
+    stages = [
+        Stage(host_id=host, start_unit=unit, stop_unit=unit + 1, in_flight=1)
+        for unit, host in enumerate(("control-unit", "device", "edge-server"))
+    ]
+    plans = [
+        Plan(
+            cluster_index=cluster,
+            stages=stages,
+            num_micro_batches=4,
+            links=[LinkPlan(codec=codec), LinkPlan(codec=codec)],  # type: ignore[arg-type]
+        )
+        for cluster in range(len(norms))
+    ]
+    started = RoundStarted(round_index=index, attempt=attempt, plans=plans)
+    events = [_event(round_started=started)]
+    if committed:
+        done = RoundCommitted(num_rounds=index + 1)
+        for norm in norms:
+            done.summaries.add(gradient_norms=[norm])
+        events.append(_event(round_committed=done))
+    return events
+
+
+def _write(path: Path, *events: dict[str, object]) -> str:
+    path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    return str(path)
+
+
+def _run(path: Path, rounds: int, steps: int, size: int, clusters: int = 2) -> str:
+    """A run whose gradient norms follow design (11), and the sampling, exactly."""
+    c0, c1, c2 = _TRUE
+    term = c0 / (steps * rounds) + c1 / (clusters * size) + c2 * steps**2
+    norms = [(term + _VARIANCE / size) ** 0.5] * clusters
+    each = [event for index in range(rounds) for event in _round(index, norms)]
+    return _write(path, _job(rounds, steps, size, clusters), *each)
+
+
+def _some_runs(folder: Path) -> list[str]:
+    return [
+        _run(folder / "a.jsonl", 2, 10, 8),
+        _run(folder / "b.jsonl", 4, 10, 64),
+        _run(folder / "c.jsonl", 2, 40, 8),
+        _run(folder / "d.jsonl", 3, 10, 8, clusters=1),
+        _run(folder / "e.jsonl", 3, 5, 16),
+        _run(folder / "f.jsonl", 2, 5, 32),
+    ]
+
+
+def _fit(*files: str) -> dict[str, Any]:
+    result = _RUNNER.invoke(app, ["fit", *files, "--json"])
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def _refusal(*files: str) -> str:
+    result = _RUNNER.invoke(app, ["fit", *files])
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+def test_fit_of_runs_that_follow_the_design_finds_its_constants(tmp_path: Path) -> None:
+    document = _fit(*_some_runs(tmp_path))
+    assert document["convergence_constants"] == pytest.approx([*_TRUE, 0, 0])
+    assert document["sampling_variance"]["value"] == pytest.approx(_VARIANCE)
+    assert document["runs"][0]["features"] == pytest.approx([1 / 20, 1 / 16, 100, 0, 0])
+    assert document["runs"][0]["relative_residual"] == pytest.approx(0, abs=1e-9)
+    assert "zero in every run" in document["constants"][3]["note"]
+
+
+def test_fit_prints_a_section_that_a_job_takes(tmp_path: Path) -> None:
+    result = _RUNNER.invoke(app, ["fit", *_some_runs(tmp_path)])
+    assert result.exit_code == 0, result.output
+    section = tomllib.loads(result.stdout[result.stdout.index("[schedule]") :])
+    job = JobConfig.model_validate({"task": {"kind": "ner"}, **section})
+    assert job.schedule.convergence_constants == pytest.approx((*_TRUE, 0, 0))
+
+
+def test_features_are_means_over_rounds_and_norms_over_clusters(tmp_path: Path) -> None:
+    events = [
+        _job(2, 1, 8, clusters=2),
+        *_round(0, [1.0, 3.0]),
+        *_round(1, [2.0, 4.0], codec=CODEC_INT8_ROWS),
+    ]
+    path = _write(tmp_path / "run.jsonl", *events)
+    run = _fit(*_some_runs(tmp_path), path)["runs"][-1]
+    assert run["squared_gradient_norm"] == pytest.approx((1 + 9 + 4 + 16) / 4)
+    assert run["features"][3] == pytest.approx(2 * 2**-7 / 2)  # two links, half of the rounds
+
+
+def test_tries_that_came_to_nothing_are_the_loss_probability(tmp_path: Path) -> None:
+    events = [_job(2, 1, 8), *_round(0, [1.0], committed=False), *_round(0, [1.0], attempt=1)]
+    path = _write(tmp_path / "run.jsonl", *events, *_round(1, [1.0]))
+    run = _fit(*_some_runs(tmp_path), path)["runs"][-1]
+    assert run["features"][4] == pytest.approx(1 / 3)
+    assert run["features"][0] == pytest.approx(1 / 2)  # two rounds, of three tries
+
+
+def test_an_updates_samples_are_those_of_a_micro_batch_where_each_steps(tmp_path: Path) -> None:
+    job = _job(1, 10, 8, update_per="micro_batch")
+    path = _write(tmp_path / "run.jsonl", job, *_round(0, [1.0]))
+    run = _fit(*_some_runs(tmp_path), path)["runs"][-1]
+    assert run["features"][:3] == pytest.approx([1 / 40, 4 / 2, 40**2])
+    assert run["samples_per_update"] == 2
+
+
+def test_fit_of_runs_of_different_learning_rates_names_the_key(tmp_path: Path) -> None:
+    other = _write(tmp_path / "other.jsonl", _job(2, 1, 8, learning_rate=0.5), *_round(0, [1.0]))
+    message = _refusal(*_some_runs(tmp_path), other)
+    assert "training.learning_rate is 0.5 in" in message
+    assert "fit each alone" in message
+
+
+def test_fit_of_the_rest_of_a_resumed_job_says_how_to_join(tmp_path: Path) -> None:
+    path = _write(tmp_path / "rest.jsonl", _job(2, 1, 8), *_round(1, [1.0], attempt=1))
+    assert "cat FIRST.jsonl RESUMED.jsonl" in _refusal(path)
+
+
+def test_fit_of_several_runs_in_one_file_is_refused(tmp_path: Path) -> None:
+    path = _write(tmp_path / "both.jsonl", _job(1, 1, 8), *_round(0, [1.0]), *_round(0, [1.0]))
+    assert "round 1 is committed twice" in _refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "no event that says what the job was"),
+        (json.dumps(_job(1, 1, 8)), "no committed round"),
+        ('{"event": "round_committed"}', "not of a run"),
+        ("[1, 2]", "not of a run"),
+        ("step 1 of 10", "line 1, which is not JSON"),
+    ],
+)
+def test_fit_of_a_file_that_is_no_run_says_what_was_found_and_how_to_record_one(
+    tmp_path: Path, text: str, found: str
+) -> None:
+    path = tmp_path / "no.jsonl"
+    path.write_text(text, encoding="utf-8")
+    message = _refusal(str(path))
+    assert found in message
+    assert "collapipe train JOB.toml --json > RUN.jsonl" in message
+
+
+def test_fit_of_a_missing_file_says_how_to_record_one(tmp_path: Path) -> None:
+    message = _refusal(str(tmp_path / "none.jsonl"))
+    assert "does not exist" in message
+    assert "collapipe train" in message
+
+
+def test_fit_of_too_few_runs_is_bad_input(tmp_path: Path) -> None:
+    runs = [_run(tmp_path / "a.jsonl", 2, 10, 8), _run(tmp_path / "b.jsonl", 4, 20, 64)]
+    assert "give at least 4 runs" in _refusal(*runs)

@@ -1,0 +1,58 @@
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from collapipe.v1.plan_pb2 import LinkPlan, Plan, Stage
+from collapipe.v1.scheduler_pb2 import ExplainDecisionResponse, JobStatus
+from collapipe.v1.tensor_pb2 import CODEC_BFLOAT16, CODEC_INT8_ROWS, CODEC_RAW, Codec
+from collapipe_client.cli import app
+
+from .conftest import FakeServices
+
+_RUNNER = CliRunner()
+
+
+def _strict(text: str) -> Any:
+    """JSON as other programs than Python's read it."""
+    return json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} in {text}"))
+
+
+@pytest.fixture
+def one_job(fake: FakeServices) -> FakeServices:
+    fake.jobs = [JobStatus(job_id="job-1", name="demo", num_rounds_committed=2)]
+    return fake
+
+
+def _run(fake: FakeServices, command: str, *options: str) -> str:
+    result = _RUNNER.invoke(
+        app, ["plan", command, *options, "--scheduler", fake.address, "--insecure"]
+    )
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_explain_as_json_says_null_where_a_number_is_not_finite(one_job: FakeServices) -> None:
+    decision = {"share": float("inf"), "least": [float("-inf"), float("nan"), 1.5]}
+    one_job.explanation = ExplainDecisionResponse(
+        explanation="why\nso", decision_json=json.dumps(decision)
+    )
+    assert _strict(_run(one_job, "explain", "--json")) == {
+        "round": 2,
+        "explanation": ["why", "so"],
+        "decision": {"share": None, "least": [None, None, 1.5]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("codec", "name"), [(CODEC_RAW, None), (CODEC_BFLOAT16, "bf16"), (CODEC_INT8_ROWS, "int8")]
+)
+def test_show_names_the_lossy_codec_of_a_link(
+    one_job: FakeServices, codec: Codec, name: str | None
+) -> None:
+    stages = [Stage(host_id="a", stop_unit=2), Stage(host_id="b", start_unit=2)]
+    one_job.plans = [Plan(stages=stages, links=[LinkPlan(codec=codec)])]
+    lines = _run(one_job, "show").splitlines()
+    said = [line.strip() for line in lines if "link to the next" in line]
+    assert said == ([f"link to the next: {name}"] if name else [])

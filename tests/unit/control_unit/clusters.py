@@ -1,0 +1,208 @@
+"""One cluster and an edge server, in one process and over real gRPC, driven round by round with plans of the test's own."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from collapipe.control_unit.servicer import ControlUnitServicer
+from collapipe.edge_server.servicer import EdgeServerServicer
+from collapipe.errors import NotFoundError
+from collapipe.job import JobConfig
+from collapipe.rpc import ChannelPool, Security, serve
+from collapipe.stage_service import HostResources, StageServicer
+from collapipe.stage_service.blobs import BlobServicer, Readable
+from collapipe.storage import JobStores
+from collapipe.v1 import (
+    blob_pb2_grpc,
+    control_unit_pb2_grpc,
+    edge_server_pb2_grpc,
+    stage_pb2_grpc,
+)
+from collapipe.v1.control_unit_pb2 import PrepareDataRequest, RoundPrepared, RunRoundRequest
+from collapipe.v1.edge_server_pb2 import CommitRoundRequest, PreparedCluster, PrepareJobRequest
+from collapipe.v1.job_pb2 import Evaluation, JobSpec
+from collapipe.v1.plan_pb2 import Attempt, Commit, LinkPlan, Plan, Stage
+from collapipe.v1.tensor_pb2 import CODEC_RAW
+
+PLAIN = Security.insecure()
+JOB_ID = "job"
+SECONDS = 60.0
+
+Ranges = Sequence[tuple[str, int, int]]
+"""A pipeline: host, first unit, one past the last unit."""
+
+
+@dataclass
+class Cluster:
+    """The hosts, the last commit, and what the rounds told."""
+
+    job: JobConfig
+    folder: Path
+    channels: ChannelPool = field(default_factory=lambda: ChannelPool(PLAIN))
+    addresses: dict[str, str] = field(default_factory=dict)
+    resources: dict[str, HostResources] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    commit: Commit = field(default_factory=Commit)
+    num_units: int = 0
+    _attempts: int = 0
+    _previous: list[Stage] = field(default_factory=list)
+    _running: dict[str, ExitStack] = field(default_factory=dict)
+
+    def start(self, name: str) -> None:
+        """Starts a host with nothing in memory and whatever is on its disk; ends the one before."""
+        self.stop(name)
+        owned = self._running[name] = ExitStack()
+        stores = None if name.startswith("device") else JobStores(self.folder / name)
+        resources = HostResources(
+            name, torch.device("cpu"), self.channels, store=stores.store if stores else None
+        )
+
+        def find(digest: str) -> Readable:
+            try:
+                return resources.held_blob(digest)
+            except NotFoundError:
+                if stores is None:
+                    raise
+                return stores.find(digest)
+
+        def add_services(server: grpc.Server, address: str) -> None:
+            blob_pb2_grpc.add_BlobServiceServicer_to_server(BlobServicer(find), server)
+            if stores is not None and name.startswith("control"):
+                control_unit_pb2_grpc.add_ControlUnitServiceServicer_to_server(
+                    ControlUnitServicer(resources, stores, address), server
+                )
+                return
+            stage_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(resources), server)
+            if stores is not None:
+                edge_server_pb2_grpc.add_EdgeServerServiceServicer_to_server(
+                    EdgeServerServicer(stores, self.channels), server
+                )
+
+        server = serve("127.0.0.1:0", PLAIN, add_services)
+        owned.callback(server.drain, 0)
+        self.addresses[name] = server.address
+        self.resources[name] = resources
+
+    def stop(self, name: str) -> None:
+        """Ends a host, if it runs."""
+        if name in self._running:
+            self._running.pop(name).close()
+
+    def prepare(self) -> None:
+        """Loads the data and finds the last commit, as a job that begins or resumes."""
+        spec = JobSpec(job_id=JOB_ID, config_json=self.job.to_json())
+        data = _last(
+            self._control_unit().PrepareData(PrepareDataRequest(job=spec), timeout=SECONDS)
+        )
+        # as the scheduler orders them
+        self._labels = sorted(data.labels, key=lambda label: (label != "O", label))
+        self._vocabulary = data.vocabulary
+        request = PrepareJobRequest(job=spec, labels=self._labels, vocabulary=data.vocabulary)
+        prepared = _last(self._edge_server().PrepareJob(request, timeout=SECONDS))
+        self.commit, self._model = prepared.commit, prepared.model
+        self.num_units = prepared.num_blocks + 2
+
+    def run_round(self, ranges: Ranges, *, evaluate: bool = False, train: bool = True) -> None:
+        """Runs a round and commits it, or only evaluates."""
+        attempt = Attempt(
+            job_id=JOB_ID,
+            round_index=self.commit.num_rounds,
+            attempt=self._attempts,
+            plan_id="plan",
+        )
+        self._attempts += 1
+        stages = [
+            Stage(
+                host_id=host,
+                address=self.addresses[host],
+                start_unit=start,
+                stop_unit=stop,
+                in_flight=len(ranges) - index,
+            )
+            for index, (host, start, stop) in enumerate(ranges)
+        ]
+        plan = Plan(
+            plan_id="plan",
+            num_micro_batches=self.job.schedule.num_micro_batches,
+            stages=stages,
+            links=[LinkPlan(codec=CODEC_RAW)] * (len(stages) - 1),
+        )
+        request = RunRoundRequest(
+            attempt=attempt,
+            job=JobSpec(job_id=JOB_ID, config_json=self.job.to_json()),
+            model=self._model,
+            plan=plan,
+            base=self.commit.clusters[0],
+            labels=self._labels,
+            local_steps=self.job.training.local_steps if train else 0,
+            evaluate=evaluate,
+            previous_stages=self._previous,
+            edge_address=self.addresses["edge-server"],
+            vocabulary=self._vocabulary,
+        )
+        prepared: RoundPrepared | None = None
+        for response in self._control_unit().RunRound(request, timeout=SECONDS):
+            if response.HasField("evaluation"):
+                self.evaluations.append(response.evaluation)
+            if response.HasField("prepared"):
+                prepared = response.prepared
+        assert prepared is not None
+        self._previous = stages
+        if train:
+            self.losses += prepared.summary.losses
+            cluster = PreparedCluster(
+                state=prepared.state, address=self.addresses["control-unit-0"]
+            )
+            commit = CommitRoundRequest(attempt=attempt, clusters=[cluster])
+            self.commit = _last(self._edge_server().CommitRound(commit, timeout=SECONDS)).commit
+
+    def weights(self) -> dict[str, Tensor]:
+        """The global model, as the edge server keeps it."""
+        return self._load("edge-server", [u.weights_digest for u in self.commit.global_units])
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The moments, as the control unit keeps them."""
+        units = self.commit.clusters[0].units
+        digests = [unit.optimizer_digest for unit in units if unit.optimizer_digest]
+        return self._load("control-unit-0", digests)
+
+    def held_units(self, name: str) -> list[int]:
+        """What a host has in memory."""
+        banks: Any = self.resources[name]._banks
+        return sorted(unit for bank in banks.values() for unit in bank._units)
+
+    def close(self) -> None:
+        self.channels.close()
+        for name in list(self._running):
+            self.stop(name)
+
+    def _load(self, name: str, digests: Sequence[str]) -> dict[str, Tensor]:
+        blobs = self.folder / name / "jobs" / JOB_ID / "blobs"
+        tensors: dict[str, Tensor] = {}
+        for digest in digests:
+            tensors |= load_file(blobs / digest)
+        return tensors
+
+    def _control_unit(self) -> Any:
+        channel = self.channels.channel(self.addresses["control-unit-0"])
+        return control_unit_pb2_grpc.ControlUnitServiceStub(channel)
+
+    def _edge_server(self) -> Any:
+        channel = self.channels.channel(self.addresses["edge-server"])
+        return edge_server_pb2_grpc.EdgeServerServiceStub(channel)
+
+
+def _last(responses: Iterator[Any]) -> Any:
+    """What a call with signs of life ends with."""
+    return list(responses)[-1]
+
+
+MakeCluster = Callable[[JobConfig], Cluster]

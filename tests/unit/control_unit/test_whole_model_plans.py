@@ -1,0 +1,108 @@
+"""Plans in which one host runs every unit: on a device that is fed token ids, and on the control unit itself."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reference.comparison import first_difference
+from reference.federated_job import train_job
+from reference.tiny_jobs import make_job
+
+from collapipe.job import JobConfig
+
+from .clusters import Cluster, MakeCluster, Ranges
+
+ALL = 5
+"""Units of the tiny models: embedding, 3 blocks, head."""
+ON_THE_DEVICE: Ranges = [("control-unit-0", 0, 0), ("device-0-0", 0, ALL)]
+ON_THE_CONTROL_UNIT: Ranges = [("control-unit-0", 0, ALL)]
+SPREAD: Ranges = [
+    ("control-unit-0", 0, 1),
+    ("device-0-0", 1, ALL - 1),
+    ("edge-server", ALL - 1, ALL),
+]
+PLANS = {"on the device": ON_THE_DEVICE, "on the control unit": ON_THE_CONTROL_UNIT}
+KINDS: dict[str, dict[str, Any]] = {
+    "classification": {},
+    "ner": {"family": "distilbert", "kind": "ner"},
+    "translation": {
+        "family": "marian",
+        "kind": "translation",
+        "training": {"label_smoothing": 0.1},
+    },
+    "recompute": {"training": {"recompute": True}},
+    "update per micro-batch": {"training": {"update_per": "micro_batch"}},
+}
+
+
+def check_equals_reference(cluster: Cluster, job: JobConfig) -> None:
+    expected = train_job(job)
+    assert cluster.losses == expected.losses[0]
+    assert first_difference(expected.weights, cluster.weights()) is None
+    assert first_difference(expected.optimizer_states[0], cluster.optimizer_state()) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_one_host_that_runs_everything_equals_the_reference(
+    make_cluster: MakeCluster, tmp_path: Path, plan: str, kind: str
+) -> None:
+    job = make_job(tmp_path, **KINDS[kind])
+    cluster = make_cluster(job)
+    assert cluster.num_units == ALL
+    for _ in range(job.training.rounds):
+        cluster.run_round(PLANS[plan])
+    check_equals_reference(cluster, job)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_evaluation_gives_the_metric_of_any_other_placement(
+    make_cluster: MakeCluster, tmp_path: Path, plan: str
+) -> None:
+    cluster = make_cluster(make_job(tmp_path, kind="translation", family="marian"))
+    cluster.run_round(PLANS[plan], evaluate=True)
+    cluster.run_round(PLANS[plan], evaluate=True, train=False)
+    cluster.start("control-unit-0")
+    cluster.prepare()
+    cluster.run_round(SPREAD, evaluate=True, train=False)
+    first, second, elsewhere = cluster.evaluations
+    assert (first.num_rows, second.num_rows) == (4, 4)
+    assert (second.metric, second.value) == (elsewhere.metric, elsewhere.value)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_job_resumes_from_the_disks_of_control_unit_and_edge_server(
+    make_cluster: MakeCluster, tmp_path: Path, plan: str
+) -> None:
+    job = make_job(tmp_path)
+    cluster = make_cluster(job)
+    cluster.run_round(PLANS[plan])
+    for name in ("edge-server", "control-unit-0", "device-0-0"):
+        cluster.start(name)
+    cluster.prepare()
+    assert cluster.commit.num_rounds == 1
+    cluster.run_round(PLANS[plan])
+    check_equals_reference(cluster, job)
+
+
+def test_whole_model_moves_from_the_pipeline_to_one_host_and_back(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path, training={"rounds": 5})
+    cluster = make_cluster(job)
+    for ranges in (SPREAD, ON_THE_DEVICE, ON_THE_CONTROL_UNIT, SPREAD, ON_THE_DEVICE):
+        cluster.run_round(ranges)
+    check_equals_reference(cluster, job)
+
+
+def test_last_stage_too_drops_units_that_are_not_of_its_plan(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(make_job(tmp_path, training={"rounds": 3}))
+    cluster.run_round(SPREAD)
+    cluster.run_round([("control-unit-0", 0, 3), ("device-0-0", 3, ALL)])
+    assert cluster.held_units("control-unit-0") == [0, 1, 2]
+    assert cluster.held_units("device-0-0") == [3, 4]
+    cluster.run_round(ON_THE_DEVICE)
+    assert cluster.held_units("control-unit-0") == []
+    assert cluster.held_units("device-0-0") == list(range(ALL))

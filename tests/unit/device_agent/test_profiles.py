@@ -1,0 +1,57 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from collapipe.device_agent.servicer import DeviceAgentServicer
+from collapipe.errors import InvalidInputError
+from collapipe.links.emulation import EmulatedDevice, Emulation, EmulationFile
+from collapipe.pipeline import profile
+from collapipe.rpc import ChannelPool, Security
+from collapipe.stage_service import HostResources
+from collapipe.v1.device_agent_pb2 import ProfileBlockRequest
+from collapipe.v1.plan_pb2 import ModelSpec
+
+NO_CONTEXT: Any = None
+
+
+@pytest.fixture(autouse=True)
+def _no_time_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "_TIME_BOX_SECONDS", 0.0)
+
+
+def servicer(emulation: Path | None = None) -> DeviceAgentServicer:
+    channels = ChannelPool(Security.insecure())
+    cpu = torch.device("cpu")
+    return DeviceAgentServicer(HostResources("device-0-0", cpu, channels, EmulationFile(emulation)))
+
+
+def request(config_json: str, *sizes: int, length: int = 8) -> ProfileBlockRequest:
+    model = ModelSpec(family="bert", task="classification", config_json=config_json)
+    return ProfileBlockRequest(model=model, micro_batch_sizes=sizes, sequence_length=length)
+
+
+def test_device_says_what_a_block_costs(bert_config_json: str) -> None:
+    answer = servicer().ProfileBlock(request(bert_config_json, 1, 4), NO_CONTEXT)
+    assert answer.seconds_per_sample > 0
+    assert answer.seconds_per_micro_batch >= 0
+    assert answer.num_parameters > 0
+    assert answer.state_bytes == 16 * answer.num_parameters
+    assert answer.stash_bytes_per_sample > 8 * 16 * 4
+
+
+def test_emulated_device_says_the_same_for_any_sizes(bert_config_json: str, tmp_path: Path) -> None:
+    path = tmp_path / "emulation.json"
+    devices = {"device-0-0": EmulatedDevice(profile="raspberry-pi-4")}
+    path.write_text(Emulation(devices=devices).model_dump_json())
+    emulated = servicer(path)
+    by_default = emulated.ProfileBlock(request(bert_config_json), NO_CONTEXT)
+    asked = emulated.ProfileBlock(request(bert_config_json, 1, 16), NO_CONTEXT)
+    assert by_default.seconds_per_sample == pytest.approx(asked.seconds_per_sample)
+    assert by_default.seconds_per_micro_batch == pytest.approx(9e-3)
+
+
+def test_profile_of_nothing_is_refused(bert_config_json: str) -> None:
+    with pytest.raises(InvalidInputError, match="at least 1"):
+        servicer().ProfileBlock(request(bert_config_json, 2, length=0), NO_CONTEXT)

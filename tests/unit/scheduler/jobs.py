@@ -1,0 +1,134 @@
+"""A job, its hosts and what rounds measured of them, for tests of the planner."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from collapipe.errors import PeerLostError
+from collapipe.job import JobConfig
+from collapipe.scheduler.knowledge import BlockKnowledge, HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.scheduler.planning import Planner, Telemetry
+from collapipe.scheduler.round_problem import ModelFacts, link_pairs
+from collapipe.scheduler.state import (
+    CONTROL_UNIT,
+    DEVICE_AGENT,
+    EDGE_SERVER,
+    ClusterHosts,
+    JobHosts,
+)
+from collapipe.telemetry.sources import Series
+from collapipe.v1 import job_pb2
+from collapipe.v1.scheduler_pb2 import Host
+
+FACTS = ModelFacts(num_blocks=6, unit_bytes=(1000, *[4000] * 6, 2000), hidden_size=64)
+
+
+def job(**schedule: Any) -> JobConfig:
+    return JobConfig.model_validate(
+        {
+            "task": {"kind": "classification"},
+            "training": {"mini_batch": 16, "local_steps": 5},
+            "schedule": {"strategy": "dssra", "num_micro_batches": 4, **schedule},
+        }
+    )
+
+
+def hosts(num_devices: int = 3, budget_joules: float = 0.0) -> JobHosts:
+    def host(host_id: str, role: Any, **more: Any) -> Host:
+        address = f"{host_id}:1"
+        return Host(
+            host_id=host_id, role=role, address=address, metrics_address=f"{host_id}:2", **more
+        )
+
+    devices = [
+        host(f"device-{k}", DEVICE_AGENT, energy_budget_joules=budget_joules * (k == 0))
+        for k in range(num_devices)
+    ]
+    cluster = ClusterHosts(host("control-unit", CONTROL_UNIT), tuple(devices))
+    return JobHosts(host("edge-server", EDGE_SERVER), (cluster,))
+
+
+def knowledge(
+    of: JobHosts, seconds: Sequence[float] = (0.01, 0.01, 0.01), rate_bps: float = 1e8
+) -> Knowledge:
+    cluster = of.clusters[0]
+    known = {
+        device.host_id: HostKnowledge(seconds_per_sample=each, origin="profile", busy_watts=2.0)
+        for device, each in zip(cluster.devices, seconds, strict=True)
+    }
+    links = {
+        f"{sender}>{receiver}": LinkKnowledge(capacity_bps=rate_bps, round_trip_seconds=0.001)
+        for sender, receiver in link_pairs(cluster, of.edge_server)
+    }
+    return Knowledge(
+        hosts=known,
+        links=links,
+        block=BlockKnowledge(state_bytes=16000, stash_bytes_per_sample=3000),
+        activation_bytes=10000.0,
+    )
+
+
+@dataclass
+class Source:
+    """Telemetry whose answer a test sets; without one it is down."""
+
+    name: str = "scripted"
+    series: Sequence[Series] | None = None
+    asked: list[tuple[float, float]] = field(default_factory=list)
+
+    def window(self, start: float, end: float) -> Sequence[Series]:
+        self.asked.append((start, end))
+        if self.series is None:
+            raise PeerLostError("prometheus", "prometheus is down: start it")
+        return self.series
+
+    def close(self) -> None:
+        pass
+
+
+class Clock:
+    """Unix seconds that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def measured(
+    of: JobHosts, seconds: Sequence[float], start: float, end: float, blocks: int = 2
+) -> list[Series]:
+    """What hosts say that ran 20 micro-batches of 4 samples, `seconds` for a block and sample."""
+    listed = [of.clusters[0].control_unit, *of.clusters[0].devices, of.edge_server]
+    found = []
+    for stage, (host, each) in enumerate(zip(listed, (0.001, *seconds, 0.002), strict=True)):
+        units = blocks if 0 < stage < len(listed) - 1 else 1
+        counters = {
+            "collapipe_stage_forward_seconds_sum": 80 * units * each / 3,
+            "collapipe_stage_backward_seconds_sum": 160 * units * each / 3,
+            "collapipe_stage_backward_seconds_count": 20.0,
+            "collapipe_stage_block_samples_total": 80.0 * units,
+        }
+        labels = (("cluster", "0"), ("stage", str(stage)))
+        for name, value in counters.items():
+            times = [start + (end - start) * share for share in (0, 0.25, 0.5, 0.75, 1)]
+            points = tuple((at, value * (at - start) / (end - start)) for at in times)
+            found.append(Series(host.metrics_address, name, labels, points))
+    return found
+
+
+def planner(
+    of: JobHosts, known: Knowledge, source: Source, clock: Clock, config: JobConfig | None = None
+) -> Planner:
+    return Planner(config or job(), FACTS, of, known, Telemetry(source, 1.0, clock))
+
+
+def summary(of: JobHosts, busy_seconds: float = 1.0) -> job_pb2.RoundSummary:
+    """A round in which every device computed so long."""
+    result = job_pb2.RoundSummary(training_seconds=4.0, gather_seconds=0.5, configure_seconds=0.2)
+    for host in (of.clusters[0].control_unit, *of.clusters[0].devices, of.edge_server):
+        report = result.stages.add(host_id=host.host_id)
+        report.times.forward_seconds = busy_seconds / 3
+        report.times.backward_seconds = 2 * busy_seconds / 3
+    return result

@@ -1,0 +1,250 @@
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from collapipe.errors import InfeasibleError
+from collapipe.job import JobConfig
+from collapipe.scheduler.decisions import RoundDecision
+from collapipe.scheduler.explanation import explain
+from collapipe.scheduler.planning import Planner, Telemetry, replay
+from collapipe.scheduler.state import JobHosts
+from collapipe.telemetry.sources import Series
+
+from .jobs import FACTS, Clock, Source, hosts, job, knowledge, measured, planner, summary
+
+
+def blocks(decision: RoundDecision) -> dict[str, int]:
+    return {host: s.num_blocks for host, s in decision.plans[0].segments.items()}
+
+
+def run_round(deciding: Planner, clock: Clock, round_index: int, of_hosts) -> RoundDecision:  # type: ignore[no-untyped-def]
+    _, decision = deciding.decide(round_index, None)
+    deciding.begin()
+    clock.now += 10
+    deciding.observe([summary(of_hosts)], 10.0)
+    return decision
+
+
+def test_first_round_rests_on_the_profile() -> None:
+    taking_part = hosts()
+    known = knowledge(taking_part, seconds=(0.01, 0.02, 0.04))
+    source = Source()
+    _, decision = planner(taking_part, known, source, Clock()).decide(0, None)
+    assert decision.estimates is None
+    assert source.asked == []
+    placed = blocks(decision)
+    assert placed["device-0"] > placed.get("device-2", 0)
+    assert sum(placed.values()) == FACTS.num_blocks
+
+
+def test_blocks_leave_a_device_that_rounds_measured_to_be_slow() -> None:
+    taking_part, source, clock = hosts(), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part), source, clock)
+    before = blocks(run_round(deciding, clock, 0, taking_part))
+    source.series = measured(taking_part, (0.08, 0.01, 0.01), clock.now - 10, clock.now)
+    after = blocks(run_round(deciding, clock, 1, taking_part))
+    assert after.get("device-0", 0) < before["device-0"]
+
+
+def test_window_reaches_back_to_the_begin_of_the_round_but_at_least_four_scrapes() -> None:
+    taking_part, source, clock = hosts(), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part), source, clock)
+    run_round(deciding, clock, 0, taking_part)
+    deciding.decide(1, None)
+    assert source.asked == [(1000.0, 1010.0)]
+    deciding.begin()
+    clock.now += 2
+    deciding.observe([summary(taking_part)], 2.0)
+    deciding.decide(2, None)
+    assert source.asked[-1] == (1008.0, 1012.0)
+
+
+def test_window_never_reaches_back_before_the_job() -> None:
+    taking_part, source, clock = hosts(), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part), source, clock)
+    deciding.decide(0, None)
+    deciding.begin()
+    clock.now += 2
+    deciding.observe([summary(taking_part)], 2.0)
+    deciding.decide(1, None)
+    assert source.asked == [(1000.0, 1002.0)]
+
+
+def test_telemetry_that_is_down_keeps_the_plan_in_force() -> None:
+    taking_part, source, clock = hosts(), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part), source, clock)
+    first = run_round(deciding, clock, 0, taking_part)
+    second = run_round(deciding, clock, 1, taking_part)
+    assert second.kept == "telemetry_missing"
+    assert blocks(second) == blocks(first)
+    assert "no fresh telemetry" in "\n".join(explain(second))
+
+
+def test_device_that_reports_nothing_keeps_the_plan_in_force_and_is_named() -> None:
+    taking_part, source, clock = hosts(), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part), source, clock)
+    run_round(deciding, clock, 0, taking_part)
+    everything = measured(taking_part, (0.08, 0.01, 0.01), clock.now - 10, clock.now)
+    source.series = [one for one in everything if one.instance != "device-1:2"]
+    _, decision = deciding.decide(1, None)
+    assert decision.kept == "telemetry_missing"
+    assert any("device-1" in line for line in explain(decision))
+
+
+def test_telemetry_that_lies_is_rejected_and_the_profile_stands() -> None:
+    taking_part, source, clock = hosts(), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part), source, clock)
+    first = run_round(deciding, clock, 0, taking_part)
+    honest = measured(taking_part, (0.01, 0.01, 0.01), clock.now - 10, clock.now)
+
+    def lie(one: Series) -> Series:
+        if one.instance != "device-0:2":
+            return one
+        return replace(one, points=tuple((at, float("nan")) for at, _ in one.points))
+
+    source.series = [lie(one) for one in honest]
+    second = run_round(deciding, clock, 1, taking_part)
+    assert blocks(second) == blocks(first)
+    assert second.estimates is not None
+    assert any("device-0" in words for words in second.estimates.rejected)
+
+
+def test_retry_keeps_the_micro_batches_of_the_first_attempt() -> None:
+    taking_part = hosts()
+    plans, _ = planner(taking_part, knowledge(taking_part), Source(), Clock()).decide(0, [2])
+    assert plans[0].num_micro_batches == 2
+
+
+def test_restarted_planner_goes_on_with_queues_plan_and_profile() -> None:
+    taking_part, source, clock = hosts(budget_joules=0.5), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part), source, clock)
+    run_round(deciding, clock, 0, taking_part)  # 2 W for a second: 2 J of 0.5
+    kept = json.loads(json.dumps(deciding.to_json()))
+    assert kept["knowledge"]["backlogs"]["device-0"] == pytest.approx(3.0)
+    restarted = Planner.for_job(
+        job(),
+        None,  # type: ignore[arg-type]  # nothing is profiled again
+        FACTS,
+        taking_part,
+        None,  # type: ignore[arg-type]
+        Telemetry(source, 1.0, clock),
+        kept,
+    )
+    assert restarted.to_json() == deciding.to_json()
+    assert restarted.decide(1, None)[1].plans == deciding.decide(1, None)[1].plans
+
+
+def restart(kept: dict[str, Any] | None, of_hosts: JobHosts, config: JobConfig) -> Planner:
+    telemetry = Telemetry(Source(), 1.0, Clock())
+    return Planner.for_job(config, None, FACTS, of_hosts, None, telemetry, kept)  # type: ignore[arg-type]
+
+
+def test_planner_goes_on_when_its_hosts_come_back_in_another_order() -> None:
+    taking_part, source, clock = hosts(), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part), source, clock)
+    run_round(deciding, clock, 0, taking_part)
+    kept = deciding.to_json()
+    cluster = taking_part.clusters[0]
+    back = replace(taking_part, clusters=(replace(cluster, devices=cluster.devices[::-1]),))
+    assert restart(kept, back, job()).to_json() == kept
+
+
+@pytest.mark.parametrize("broken", ["another strategy", "another shape"])
+def test_planner_profiles_anew_when_what_was_kept_does_not_fit(broken: str) -> None:
+    taking_part, source, clock = hosts(), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part), source, clock)
+    run_round(deciding, clock, 0, taking_part)
+    kept = deciding.to_json()
+    if broken == "another shape":
+        kept["in_force"] = [{"stages": 3}]
+    config = job(strategy="pipeline")  # needs no profile, so that nobody is asked
+    assert restart(kept, taking_part, config).to_json()["in_force"] is None
+
+
+def test_silence_of_a_host_that_the_plan_does_not_use_freezes_nothing() -> None:
+    taking_part, source, clock = hosts(), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part, (0.01, 0.01, 10.0)), source, clock)
+    first = run_round(deciding, clock, 0, taking_part)
+    assert "device-2" not in blocks(first)
+    everything = measured(taking_part, (0.01, 0.01, 0.01), clock.now - 10, clock.now)
+    source.series = [one for one in everything if one.instance != "device-2:2"]
+    _, decision = deciding.decide(1, None)
+    assert decision.kept in ("", "hysteresis")
+
+
+def test_evaluation_and_moves_are_no_overhead_of_a_round() -> None:
+    taking_part, source, clock = hosts(), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part), source, clock)
+    run_round(deciding, clock, 0, taking_part)
+    deciding.decide(1, None)
+    deciding.begin()
+    measuring = summary(taking_part)  # 4 s training, 0.5 s gathering, 0.2 s configuring
+    measuring.evaluation_seconds = 5.0
+    deciding.observe([measuring], 10.0)
+    assert deciding.to_json()["knowledge"]["fixed_seconds"] == pytest.approx(10 - 4 - 0.5 - 5)
+
+
+@pytest.mark.parametrize("kept", ["solver_slow", "solver_failed", "telemetry_missing"])
+def test_replay_of_what_nobody_decided_stands(kept: str) -> None:
+    taking_part = hosts()
+    plans, decision = planner(taking_part, knowledge(taking_part), Source(), Clock()).decide(
+        0, None
+    )
+    assert replay(replace(decision, kept=kept), plans) == plans
+
+
+def test_replay_from_the_stored_document_gives_the_same_plan() -> None:
+    taking_part, source, clock = hosts(budget_joules=0.5), Source(), Clock()
+    config = job(channel_rate_bps=3e7)
+    deciding = planner(taking_part, knowledge(taking_part), source, clock, config)
+    run_round(deciding, clock, 0, taking_part)
+    source.series = measured(taking_part, (0.08, 0.01, 0.02), clock.now - 10, clock.now)
+    plans, decision = deciding.decide(1, None)
+    stored = json.loads(json.dumps(decision.to_json()))
+    assert RoundDecision.from_json(stored) == decision
+    assert replay(RoundDecision.from_json(stored), plans) == plans
+
+
+def test_shares_of_a_channel_become_rate_limits() -> None:
+    taking_part = hosts()
+    config = job(channel_rate_bps=3e7)
+    plans, _ = planner(taking_part, knowledge(taking_part), Source(), Clock(), config).decide(
+        0, None
+    )
+    limits = [link.rate_limit_bps for link in plans[0].links]
+    assert all(limit > 0 for limit in limits)
+    assert sum(limits) <= 3e7 + len(limits)
+
+
+def test_no_feasible_plan_says_which_limit_forbids_it() -> None:
+    taking_part = hosts()
+    for device in taking_part.clusters[0].devices:
+        device.memory_bytes = 20000
+    with pytest.raises(InfeasibleError, match=r"memory|hold"):
+        planner(taking_part, knowledge(taking_part), Source(), Clock()).decide(0, None)
+
+
+def test_explanation_names_the_bottleneck_and_what_would_help() -> None:
+    taking_part = hosts()
+    known = knowledge(taking_part, seconds=(0.05, 0.05, 0.05), rate_bps=1e9)
+    _, decision = planner(taking_part, known, Source(), Clock()).decide(0, None)
+    lines = explain(decision)
+    assert any("bottleneck is the processor of device-" in line for line in lines)
+    assert any(line.startswith("what would help most: a 10 % faster processor") for line in lines)
+
+
+def test_explanation_of_a_slow_link_names_the_link() -> None:
+    taking_part = hosts()
+    known = knowledge(taking_part, seconds=(1e-4, 1e-4, 1e-4), rate_bps=1e6)
+    _, decision = planner(taking_part, known, Source(), Clock()).decide(0, None)
+    assert any("bottleneck is the link from" in line for line in explain(decision))
+
+
+def test_explanation_says_when_a_budget_is_not_met() -> None:
+    taking_part = hosts(num_devices=1, budget_joules=0.001)
+    known = knowledge(taking_part, seconds=(0.05,))
+    known.backlogs = {"device-0": 50.0}
+    _, decision = planner(taking_part, known, Source(), Clock()).decide(0, None)
+    assert any("budget of device-0 is not met: it needs" in line for line in explain(decision))

@@ -1,0 +1,147 @@
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collapipe.allocation.prediction import predict
+from collapipe.allocation.problem import (
+    ClusterPlan,
+    ClusterProblem,
+    Host,
+    LinkPlan,
+    ModelCost,
+    RoundProblem,
+    StagePlan,
+    Wire,
+)
+from collapipe.simulation.outcome import run_round
+
+from .pipelines import random_round
+
+
+def _errors(count: int, *, num_clusters: int = 1, radio: bool = False) -> Sequence[float]:
+    rng = random.Random(7)
+    errors = []
+    for _ in range(count):
+        problem, plans = random_round(rng, num_clusters=num_clusters, radio=radio)
+        predicted, simulated = predict(problem, plans), run_round(problem, plans)
+        errors.append(abs(predicted.round_seconds / simulated.seconds - 1))
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("num_clusters", "radio", "median", "tail"),
+    [(1, False, 0.03, 0.13), (3, False, 0.03, 0.13), (1, True, 0.08, 0.22)],
+    ids=["one cluster", "clusters that share a head", "half-duplex links"],
+)
+def test_formula_agrees_with_simulation_on_heterogeneous_pipelines(
+    num_clusters: int, radio: bool, median: float, tail: float
+) -> None:
+    errors = _errors(500, num_clusters=num_clusters, radio=radio)
+    found = float(np.median(errors)), float(np.quantile(errors, 0.95))
+    print(f"design (5) against simulation: median {found[0]:.2%}, 95th percentile {found[1]:.2%}")
+    assert found[0] < median
+    assert found[1] < tail
+
+
+def _two_stages(**changes: object) -> tuple[RoundProblem, tuple[ClusterPlan, ...]]:
+    """A control unit and a device that hold one block of 1 s a sample, and a head without work: M = 2, b = 1."""
+    wire = Wire(8e6)
+    device = Host("device", 1.0, busy_watts=5.0, weights_bps=8e6, base_bytes=7)
+    cluster = ClusterProblem(
+        Host("control-unit", 1.0),
+        (device,),
+        Host("edge-server", 1.0),
+        {
+            (a, b): wire
+            for a, b in (
+                ("control-unit", "device"),
+                ("device", "control-unit"),
+                ("device", "edge-server"),
+                ("edge-server", "device"),
+            )
+        },
+        (2,),
+    )
+    model = ModelCost(1, block_state_bytes=4e6, activation_bytes=1e6, block_stash_bytes=3e6)
+    plan = ClusterPlan(
+        (
+            StagePlan("control-unit", 0, 1, 2),
+            StagePlan("device", 1, 2, 2),
+            StagePlan("edge-server", 2, 3, 1),
+        ),
+        2,
+        (LinkPlan(), LinkPlan()),
+    )
+    return replace(RoundProblem((cluster,), model, 2, 3), **changes), (plan,)  # type: ignore[arg-type]
+
+
+def test_round_is_its_steps_and_what_is_gathered() -> None:
+    problem, plans = _two_stages()
+    outcome = run_round(problem, plans)
+    # activations arrive at 1 and 2; gradients of the first are there at 3 1/3, of the second at 4 1/3, for links carry
+    # one frame a second; its backward pass ends at 5, and its gradient is there at 6
+    gathering = 4e6 * 0.75 * 8 / 8e6
+    assert outcome.clusters[0].mini_batch_seconds == pytest.approx(6.0)
+    assert outcome.clusters[0].bubble_ratio == pytest.approx(1 - 2 * 1.0 / (3 * 6.0))
+    assert outcome.seconds == pytest.approx(3 * 6.0 + gathering)
+
+
+def test_moved_block_is_paid_for_at_once() -> None:
+    problem, plans = _two_stages()
+    elsewhere = replace(plans[0], stages=(StagePlan("other", 0, 3, 1),))
+    moving = replace(problem, clusters=(replace(problem.clusters[0], previous=elsewhere),))
+    stays = replace(problem, clusters=(replace(problem.clusters[0], previous=plans[0]),))
+    paid = run_round(moving, plans)
+    assert paid.seconds - run_round(stays, plans).seconds == pytest.approx(3.0)
+    assert paid.clusters[0].moved_units == 3
+
+
+def test_energy_is_that_of_busy_seconds() -> None:
+    problem, plans = _two_stages()
+    assert run_round(problem, plans).energy_joules["device"] == pytest.approx(3 * 2 * 1.0 * 5.0)
+
+
+def test_memory_is_that_of_micro_batches_held() -> None:
+    problem, plans = _two_stages()
+    wide = replace(
+        plans[0],
+        stages=tuple(replace(stage, in_flight=9) for stage in plans[0].stages),
+    )
+    # both micro-batches at most, whatever the window: their stash, and an activation and a gradient of each
+    expected = 7 + 4e6 + 2 * (3e6 + 2 * 1e6)
+    assert run_round(problem, (wide,)).memory_bytes["device"] == expected
+
+
+def test_update_per_micro_batch_flushes_each() -> None:
+    problem, plans = _two_stages()
+    flushed = run_round(replace(problem, update_per_micro_batch=True), plans)
+    one_way = 1.0 + 1.0
+    assert flushed.clusters[0].mini_batch_seconds == pytest.approx(2 * (1.0 + 2 * one_way))
+
+
+def test_more_steps_simulated_change_nothing_for_one_cluster() -> None:
+    problem, plans = random_round(random.Random(1))
+    one, ten = (run_round(problem, plans, num_steps=n).seconds for n in (1, 10))
+    assert one == pytest.approx(ten, rel=1e-9)
+
+
+def test_cluster_that_waits_for_the_head_is_slower_than_alone() -> None:
+    problem, plans = random_round(random.Random(3), num_clusters=4)
+    busy = replace(problem, model=replace(problem.model, head_work=200.0))
+    together = run_round(busy, plans)
+    for index, outcome in enumerate(together.clusters):
+        alone = run_round(
+            replace(busy, clusters=(busy.clusters[index],)), (plans[index],)
+        ).clusters[0]
+        assert outcome.mini_batch_seconds > alone.mini_batch_seconds
+
+
+def test_control_unit_that_only_passes_token_ids_on_takes_no_time() -> None:
+    problem, _ = _two_stages()
+    whole = ClusterPlan(
+        (StagePlan("control-unit", 0, 0, 2), StagePlan("device", 0, 3, 1)), 2, (LinkPlan(),)
+    )
+    assert run_round(problem, (whole,)).clusters[0].mini_batch_seconds == pytest.approx(2.0)

@@ -1,0 +1,153 @@
+"""The event simulation against hand counts, and against a slow one that uses the real stages' rule."""
+
+import random
+
+import pytest
+
+from collapipe.pipeline.schedule import Progress
+from collapipe.simulation.pipeline import (
+    SimulatedLink,
+    SimulatedPipeline,
+    SimulatedStage,
+    simulate,
+)
+
+_FREE = SimulatedLink(0.0, 0.0)
+
+
+def _stages(*seconds: tuple[float, float], in_flight: int = 99) -> list[SimulatedStage]:
+    return [
+        SimulatedStage(forward, backward, in_flight, f"host-{k}")
+        for k, (forward, backward) in enumerate(seconds)
+    ]
+
+
+def _seconds(pipeline: SimulatedPipeline) -> float:
+    (run,) = simulate([pipeline])
+    return run.seconds
+
+
+def test_one_stage_takes_the_sum_of_its_passes() -> None:
+    assert _seconds(SimulatedPipeline(_stages((1.0, 2.0)), [], 1)) == 3.0
+    assert _seconds(SimulatedPipeline(_stages((1.0, 2.0)), [], 5, num_steps=2)) == 30.0
+
+
+def test_one_micro_batch_takes_the_sum_of_everything() -> None:
+    link = SimulatedLink(0.5, 0.25, latency_seconds=0.125)
+    pipeline = SimulatedPipeline(_stages((1.0, 2.0), (3.0, 4.0)), [link], 1, step_seconds=10.0)
+    assert _seconds(pipeline) == 1 + 2 + 3 + 4 + 0.5 + 0.25 + 2 * 0.125 + 10
+
+
+@pytest.mark.parametrize("num_stages", [2, 4, 8])
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 8, 16])
+def test_equal_stages_take_the_classical_time(num_stages: int, num_micro_batches: int) -> None:
+    stages = [SimulatedStage(1.0, 2.0, num_stages - k, f"host-{k}") for k in range(num_stages)]
+    (run,) = simulate([SimulatedPipeline(stages, [_FREE] * (num_stages - 1), num_micro_batches)])
+    assert run.seconds == (num_micro_batches + num_stages - 1) * 3
+    assert run.peak_in_flight == tuple(
+        min(num_stages - k, num_micro_batches) for k in range(num_stages)
+    )
+
+
+def test_slow_link_sets_the_pace_and_its_latency_does_not() -> None:
+    # forward 1 + 5, then the head's 2 + 3; the link sends an activation every 5 s; gradients return at 1 + 1
+    link = SimulatedLink(5.0, 1.0, latency_seconds=100.0)
+    pipeline = SimulatedPipeline(_stages((1.0, 1.0), (2.0, 3.0)), [link], 4)
+    assert _seconds(pipeline) == 1 + 4 * 5 + 100 + 5 + 1 + 100 + 1
+
+
+def test_half_duplex_link_carries_one_direction_at_a_time() -> None:
+    stages = _stages((0.0, 0.0), (0.0, 0.0))
+    full = SimulatedPipeline(stages, [SimulatedLink(2.0, 2.0)], 4)
+    half = SimulatedPipeline(stages, [SimulatedLink(2.0, 2.0, half_duplex=True)], 4)
+    assert _seconds(full) == 4 * 2 + 2
+    assert _seconds(half) == 4 * 2 + 4 * 2
+
+
+def test_window_of_one_runs_micro_batches_one_by_one() -> None:
+    link = SimulatedLink(1.0, 1.0, latency_seconds=0.5)
+    stages = _stages((1.0, 2.0), (1.0, 2.0), in_flight=1)
+    (run,) = simulate([SimulatedPipeline(stages, [link], 6)])
+    assert run.seconds == 6 * (6 + 3)
+    assert run.peak_in_flight == (1, 1)
+
+
+def test_heads_on_one_processor_take_turns() -> None:
+    def pipeline(cluster: int, head: str) -> SimulatedPipeline:
+        first = SimulatedStage(0.0, 0.0, 99, f"control-unit-{cluster}")
+        return SimulatedPipeline([first, SimulatedStage(1.0, 2.0, 1, head)], [_FREE], 4)
+
+    together = simulate([pipeline(cluster, "edge-server") for cluster in range(3)])
+    apart = simulate([pipeline(cluster, f"server-{cluster}") for cluster in range(3)])
+    assert max(run.seconds for run in together) == 3 * 4 * 3
+    assert [run.seconds for run in apart] == [12.0] * 3
+
+
+def test_link_that_carries_nothing_takes_forever() -> None:
+    pipeline = SimulatedPipeline(
+        _stages((1.0, 1.0), (1.0, 1.0)), [SimulatedLink(float("inf"), 1.0)], 2
+    )
+    assert _seconds(pipeline) == float("inf")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_pipeline_takes_what_the_rule_of_real_stages_says(seed: int) -> None:
+    rng = random.Random(seed)
+    num_stages, num_micro_batches = rng.randint(2, 6), rng.randint(1, 9)
+    # odd fractions, so that no two events meet
+    stages = [
+        SimulatedStage(rng.random(), 2 * rng.random(), rng.randint(1, 6), f"host-{k}")
+        for k in range(num_stages)
+    ]
+    links = [
+        SimulatedLink(rng.random(), rng.random(), rng.random(), rng.random() < 0.5)
+        for _ in range(num_stages - 1)
+    ]
+    pipeline = SimulatedPipeline(stages, links, num_micro_batches)
+    assert _seconds(pipeline) == pytest.approx(_slowly(pipeline), rel=1e-12)
+
+
+def _slowly(pipeline: SimulatedPipeline) -> float:
+    """The same by looking at everything that may begin next, and beginning what may begin first."""
+    stages, last = pipeline.stages, len(pipeline.stages) - 1
+    progress = [Progress(pipeline.num_micro_batches, stage.in_flight) for stage in stages]
+    idle_at = [0.0] * len(stages)
+    free_at = {(k, way): 0.0 for k in range(last) for way in ("up", "down")}
+    activations = [[0.0] * pipeline.num_micro_batches] + [[] for _ in range(last)]
+    gradients: list[list[float]] = [[] for _ in stages]
+    requests: list[tuple[float, int, str]] = []  # frames that wait for a link
+
+    def next_action(k: int) -> tuple[float, bool] | None:
+        own, choices = progress[k], []
+        if own.wants_backward and k != last and len(gradients[k]) > own.backwards:
+            choices.append((max(idle_at[k], gradients[k][own.backwards]), 0))
+        if own.wants_forward and len(activations[k]) > own.forwards:
+            choices.append((max(idle_at[k], activations[k][own.forwards]), 1))
+        return (min(choices)[0], min(choices)[1] == 0) if choices else None
+
+    while not all(own.done for own in progress):
+        begins = [(found[0], k, found[1]) for k in range(last + 1) if (found := next_action(k))]
+        if requests and (not begins or min(requests)[0] <= min(begins)[0]):
+            now, k, way = min(requests)
+            requests.remove((now, k, way))
+            link = pipeline.links[k]
+            server = (k, "up" if link.half_duplex else way)
+            seconds = link.forward_seconds if way == "up" else link.backward_seconds
+            free_at[server] = max(now, free_at[server]) + seconds
+            arrivals = activations[k + 1] if way == "up" else gradients[k]
+            arrivals.append(free_at[server] + link.latency_seconds)
+            continue
+        now, k, is_backward = min(begins)
+        stage, own = stages[k], progress[k]
+        if is_backward or k == last:
+            seconds = stage.backward_seconds + (0.0 if is_backward else stage.forward_seconds)
+            own.forwards += not is_backward
+            own.backwards += 1
+            idle_at[k] = now + seconds
+            if k:
+                requests.append((idle_at[k], k - 1, "down"))
+        else:
+            own.forwards += 1
+            idle_at[k] = now + stage.forward_seconds
+            requests.append((idle_at[k], k, "up"))
+    return max(idle_at)

@@ -1,0 +1,107 @@
+import csv
+from pathlib import Path
+
+import pytest
+
+from collapipe.simulation.results import interval, summarize, write_devices, write_rounds
+from collapipe.simulation.rounds import DeviceRecord, RoundRecord, StrategyRun
+
+
+def _run(
+    strategy: str, seed: int, delays: list[float], value: float | None = None, budget: float = 4.0
+) -> StrategyRun:
+    records = [
+        RoundRecord(i, delay_seconds=delay, predicted_seconds=1.1 * delay, memory_bytes_max=delay)
+        for i, delay in enumerate(delays)
+    ]
+    return StrategyRun(
+        strategy, seed, value, records, [DeviceRecord("device-0-0", budget, 6.0, num_rounds=2)]
+    )
+
+
+def test_interval_of_equal_values_is_a_point() -> None:
+    found = interval([2.0] * 5)
+    assert (found.median, found.low, found.high) == (2.0, 2.0, 2.0)
+
+
+def test_interval_holds_the_median_and_narrows_with_more_values() -> None:
+    few, many = interval([1.0, 2.0, 3.0, 4.0, 5.0]), interval([1.0, 2.0, 3.0, 4.0, 5.0] * 20)
+    assert few.low < few.median < few.high
+    assert (few.median, many.median) == (3.0, 3.0)
+    assert many.high - many.low < few.high - few.low
+
+
+def test_summary_takes_the_median_over_seeds_of_means_over_rounds() -> None:
+    runs = [_run("pipeline", seed, [base, base + 2]) for seed, base in enumerate([1, 5, 9])]
+    (summary,) = summarize(runs)
+    assert summary.delay_seconds is not None
+    assert summary.delay_seconds.median == 6.0
+    assert summary.memory_bytes is not None
+    assert summary.memory_bytes.median == 7.0
+    assert summary.prediction_error is not None
+    assert summary.prediction_error.median == pytest.approx(0.1)
+    assert summary.energy_joules_max is not None
+    assert summary.energy_joules_max.median == 3.0
+    assert (summary.num_seeds, summary.infeasible_rounds, summary.budget_joules) == (3, 0, 4)
+    assert summary.reduction is None
+
+
+def test_reduction_compares_seed_by_seed() -> None:
+    # twice as fast in each world, though one world is a hundred times slower
+    runs = [
+        *(_run("dssra", seed, [delay]) for seed, delay in enumerate([1.0, 100.0])),
+        *(_run("pipeline", seed, [2 * delay]) for seed, delay in enumerate([1.0, 100.0])),
+    ]
+    _, summary = summarize(runs)
+    assert summary.reduction is not None
+    assert (summary.reduction.low, summary.reduction.high) == (0.5, 0.5)
+
+
+def test_reduction_compares_within_a_value_of_the_sweep() -> None:
+    runs = [
+        _run("dssra", 0, [1.0], value=1),
+        _run("pipeline", 0, [4.0], value=1),
+        _run("pipeline", 0, [4.0], value=2),
+    ]
+    assert [s.reduction.median if s.reduction else None for s in summarize(runs)] == [
+        0.0,
+        0.75,
+        None,
+    ]
+
+
+def test_infeasible_strategy_is_in_the_summary_with_its_reason() -> None:
+    never = StrategyRun("vanilla_fl", 0, None, [RoundRecord(0, "too large")], [])
+    sometimes = StrategyRun(
+        "titanic", 0, None, [RoundRecord(0, "faded"), RoundRecord(1, delay_seconds=3.0)], []
+    )
+    none, some = summarize([never, sometimes])
+    assert (none.infeasible_rounds, none.reason, none.delay_seconds) == (1.0, "too large", None)
+    assert (some.infeasible_rounds, some.reason) == (0.5, "faded")
+    assert some.delay_seconds is not None
+    assert some.delay_seconds.median == 3.0
+
+
+def test_rounds_file_has_a_row_a_round(tmp_path: Path) -> None:
+    infeasible = StrategyRun("vanilla_fl", 7, 2.0, [RoundRecord(0, "too large")], [])
+    write_rounds(tmp_path / "r.csv", "bandwidth", [_run("pipeline", 7, [1, 2], 2.0), infeasible])
+    with (tmp_path / "r.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["parameter"], r["value"], r["seed"], r["strategy"]) for r in rows] == [
+        ("bandwidth", "2.0", "7", "pipeline"),
+        ("bandwidth", "2.0", "7", "pipeline"),
+        ("bandwidth", "2.0", "7", "vanilla_fl"),
+    ]
+    assert [r["delay_seconds"] for r in rows] == ["1", "2", ""]
+    assert [(r["feasible"], r["reason"]) for r in rows] == [
+        ("1", ""),
+        ("1", ""),
+        ("0", "too large"),
+    ]
+
+
+def test_devices_file_has_a_row_a_device(tmp_path: Path) -> None:
+    write_devices(tmp_path / "d.csv", None, [_run("pipeline", 7, [1, 2])])
+    with (tmp_path / "d.csv").open(encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["host_id"], row["value"], row["mean_energy_joules"]) == ("device-0-0", "", "3.0")

@@ -1,0 +1,139 @@
+import math
+
+import pytest
+
+from collapipe.simulation.rounds import run_strategy
+from collapipe.simulation.runner import num_rounds, run_scenario
+from collapipe.simulation.world import World
+
+from .scenarios import RADIO, document, scenario
+
+
+def _with_memory(*gigabytes: float | None) -> list[dict[str, object]]:
+    devices = [
+        {"gigaflops": 10.0} | ({} if memory is None else {"memory_gb": memory})
+        for memory in gigabytes
+    ]
+    return [{"devices": devices}]
+
+
+def test_every_round_is_recorded_with_what_it_took() -> None:
+    run = run_strategy(scenario(rounds=4), "pipeline", 0)
+    assert [record.round_index for record in run.rounds] == [0, 1, 2, 3]
+    for record in run.rounds:
+        assert record.feasible
+        assert record.delay_seconds == pytest.approx(record.predicted_seconds, rel=0.2)
+        assert (record.num_segments, record.moved_units) == (2, 0)
+        assert 0 < record.bubble_ratio < 1
+    # 6 blocks each, 2 steps of 8 samples; the radio's part is none on wires
+    work = [6 * 16 * device.seconds_per_sample for device in World(scenario(), 0).devices]
+    joules = [10.0 * work[0], 5.0 * work[1]]
+    assert [device.mean_energy_joules for device in run.devices] == pytest.approx(joules)
+    assert [device.blocks for device in run.devices] == [24, 24]
+
+
+def test_same_seed_gives_the_same_rounds() -> None:
+    config = scenario(channel=RADIO)
+    first, again, other = (run_strategy(config, "pipeline", seed) for seed in (1, 1, 2))
+    delays = [[record.delay_seconds for record in run.rounds] for run in (first, again, other)]
+    assert delays[0] == delays[1] != delays[2]
+    assert len(set(delays[0])) == 3  # the channel fades
+
+
+def test_baseline_takes_the_number_of_micro_batches_that_is_fastest() -> None:
+    def delay(micro_batches: list[int]) -> tuple[float, int]:
+        training = {"mini_batch": 32, "local_steps": 1, "micro_batches": micro_batches}
+        (record,) = run_strategy(scenario(training=training, rounds=1), "pipeline", 0).rounds
+        return record.delay_seconds, record.num_micro_batches
+
+    single = {m: delay([m])[0] for m in (1, 4, 32)}
+    best = min(single, key=lambda m: single[m])
+    assert delay([1, 4, 32]) == (single[best], best)
+    assert len(set(single.values())) == 3
+
+
+def test_baseline_leaves_out_what_does_not_fit_memory() -> None:
+    # 12 blocks in large micro-batches need more stash than 2.3 GB has room for
+    training = {"mini_batch": 64, "local_steps": 1, "micro_batches": [1, 64]}
+    config = scenario(
+        training=training,
+        clusters=_with_memory(2.3),
+        model={"name": "bert-base", "sequence_length": 128},
+    )
+    (record, *_) = run_strategy(config, "pipeline", 0).rounds
+    assert record.feasible
+    assert record.num_micro_batches == 64
+
+
+@pytest.mark.parametrize("strategy", ["pipeline", "titanic", "vanilla_fl", "proportional"])
+def test_strategy_without_a_plan_is_recorded_with_its_reason(strategy: str) -> None:
+    run = run_strategy(scenario(clusters=_with_memory(0.5, 0.5)), strategy, 0)
+    (record,) = run.rounds
+    assert not record.feasible
+    assert record.reason
+    assert record.delay_seconds == 0.0
+    assert [device.num_rounds for device in run.devices] == [0, 0]
+
+
+def test_backlog_grows_while_energy_is_over_budget() -> None:
+    clusters = document()["clusters"]
+    clusters[0]["devices"][0]["energy_budget_joules"] = 1.0
+    run = run_strategy(scenario(clusters=clusters, rounds=3), "pipeline", 0)
+    over = run.rounds[0].energy_over_budget_max
+    assert over > 1
+    assert [record.backlog_max for record in run.rounds] == pytest.approx(
+        [k * (over - 1) for k in (1, 2, 3)]
+    )
+    assert run.devices[0].backlog == run.rounds[-1].backlog_max
+    # V tau / tau_ref with tau_ref of the same strategy, then what is over budget before the round
+    drift = [record.objective for record in run.rounds]
+    assert drift[1] - drift[0] == pytest.approx((over - 1) * over)
+
+
+def test_interference_is_known_a_round_late() -> None:
+    clusters = document()["clusters"]
+    clusters[0]["count"] = 2
+    near = RADIO | {"interference": "clusters", "fading": "none", "area_radius_m": 10}
+    run = run_strategy(scenario(channel=near, clusters=clusters), "pipeline", 0)
+    errors = [record.predicted_seconds / record.delay_seconds for record in run.rounds]
+    assert errors[0] < 0.8  # it has heard nothing yet
+    assert errors[1] == pytest.approx(1.0, abs=0.2)
+    assert errors[2] == errors[1]
+
+
+def test_per_micro_batch_updates_run() -> None:
+    training = {
+        "mini_batch": 8,
+        "local_steps": 2,
+        "micro_batches": [4],
+        "update_per": "micro_batch",
+    }
+    (record, *_) = run_strategy(scenario(training=training), "pipeline", 0).rounds
+    assert record.predicted_seconds == pytest.approx(record.delay_seconds)
+
+
+def test_scenario_runs_every_value_strategy_and_seed_in_order() -> None:
+    config = scenario(
+        seeds=[3, 5],
+        rounds=1,
+        strategies=["pipeline", "centralized"],
+        sweep={"parameter": "bandwidth", "values": [1e8, 1e9]},
+    )
+    done: list[int] = []
+    runs = run_scenario(config, on_rounds=done.append)
+    assert [(run.value, run.strategy, run.seed) for run in runs] == [
+        (value, strategy, seed)
+        for value in (1e8, 1e9)
+        for strategy in ("pipeline", "centralized")
+        for seed in (3, 5)
+    ]
+    assert sum(done) == num_rounds(config) == 8
+    assert all(math.isfinite(run.rounds[0].delay_seconds) for run in runs)
+
+
+def test_processes_that_share_the_work_get_the_same_results() -> None:
+    config = scenario(seeds=2, rounds=2)
+    alone, shared = run_scenario(config), run_scenario(config, jobs=2)
+    assert [[r.delay_seconds for r in run.rounds] for run in alone] == [
+        [r.delay_seconds for r in run.rounds] for run in shared
+    ]

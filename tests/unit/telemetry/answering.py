@@ -1,0 +1,46 @@
+"""An HTTP server that answers what a test tells it to."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+Form = dict[str, list[str]]
+Answer = Callable[[Form], tuple[int, bytes]]
+"""Makes status and body of the parameters of a request."""
+
+
+@contextmanager
+def answering(answer: Answer) -> Iterator[str]:
+    """Serves on a free port; gives "host:port"."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(urlsplit(self.path).query)
+
+        def do_POST(self) -> None:
+            self._answer(self.rfile.read(int(self.headers["Content-Length"])).decode())
+
+        def _answer(self, query: str) -> None:
+            status, body = answer(parse_qs(query))
+            try:
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body)
+            except OSError:
+                self.close_connection = True  # who asked no longer waits
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.socket.close()

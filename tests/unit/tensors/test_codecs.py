@@ -1,0 +1,209 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from collapipe.errors import CorruptDataError, InvalidInputError
+from collapipe.tensors import ACTIVATION, Frame, FrameAssembler, FrameKind, encode_frame
+from collapipe.v1.stage_pb2 import FRAME_KIND_FORWARD, FrameHeader
+from collapipe.v1.tensor_pb2 import (
+    CODEC_BFLOAT16,
+    CODEC_INT8_ROWS,
+    CODEC_RAW,
+    DATA_TYPE_FLOAT32,
+    DATA_TYPE_INT32,
+    Codec,
+    DataType,
+    TensorHeader,
+)
+
+LOSSY = [CODEC_BFLOAT16, CODEC_INT8_ROWS]
+SHAPES = [(), (0,), (3, 0), (0, 3), (1,), (7,), (4, 3, 16)]
+
+
+def across(frame: Frame, codec: Codec, chunk_bytes: int = 1 << 20) -> Frame:
+    """What arrives of a frame that was encoded."""
+    header, chunks = encode_frame(frame, codec, chunk_bytes)
+    assembler = FrameAssembler()
+    arrived = assembler.begin(FrameHeader.FromString(header.SerializeToString()))
+    for chunk in chunks:
+        assert arrived is None
+        arrived = assembler.add(chunk)
+    assert arrived is not None
+    return arrived
+
+
+def activation(tensor: Tensor, codec: Codec, kind: FrameKind = FrameKind.FORWARD) -> Tensor:
+    return across(Frame(kind, 0, 0, {ACTIVATION: tensor}), codec).tensors[ACTIVATION]
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shape_and_type_survive_every_codec(codec: Codec, shape: tuple[int, ...]) -> None:
+    arrived = activation(torch.randn(shape), codec)
+    assert (arrived.shape, arrived.dtype) == (shape, torch.float32)
+
+
+def test_bfloat16_is_torchs_rounding() -> None:
+    sent = torch.randn(5, 40) * 1e3
+    assert torch.equal(activation(sent, CODEC_BFLOAT16), sent.to(torch.bfloat16).float())
+
+
+@given(st.integers(0, 2**31), st.floats(1e-30, 1e30))
+def test_int8_is_within_half_a_step_of_each_rows_scale(seed: int, magnitude: float) -> None:
+    sent = torch.randn(6, 33, generator=torch.Generator().manual_seed(seed)) * magnitude
+    sent[2] = 0.0
+    sent[3] *= 1e-6
+    arrived = activation(sent, CODEC_INT8_ROWS)
+    step = sent.abs().amax(dim=1, keepdim=True) / 127
+    assert ((arrived - sent).abs() <= 0.5001 * step).all()
+    assert torch.equal(arrived[2], torch.zeros(33))
+
+
+def test_int8_keeps_the_largest_value_of_a_row_and_its_sign() -> None:
+    sent = torch.tensor([[1.0, -127.0], [0.5, 0.25]])
+    assert torch.equal(activation(sent, CODEC_INT8_ROWS)[0], sent[0])
+
+
+@pytest.mark.parametrize("tiny", [1e-45, 1e-42, 1e-38, 1e-36])
+def test_int8_of_values_without_digits_is_near_them(tiny: float) -> None:
+    arrived = activation(torch.tensor([[tiny, -tiny, tiny / 2]]), CODEC_INT8_ROWS)
+    assert arrived.isfinite().all()
+    assert arrived.abs().max() <= 1.01 * tiny
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_value_that_is_not_finite_arrives_as_one_and_leaves_other_rows_alone(
+    codec: Codec, bad: float
+) -> None:
+    sent = torch.randn(3, 8)
+    sent[1, 4] = bad
+    arrived = activation(sent, codec)
+    assert not arrived[1, 4].isfinite()
+    assert arrived[[0, 2]].isfinite().all()
+    assert torch.allclose(arrived[[0, 2]], sent[[0, 2]], atol=0.05)
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_codec_always_makes_the_same_bytes(codec: Codec) -> None:
+    frame = Frame(FrameKind.FORWARD, 0, 0, {ACTIVATION: torch.randn(9, 50)})
+    first, second = (b"".join(encode_frame(frame, codec)[1]) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("codec", "num_bytes"), [(CODEC_RAW, 4096), (CODEC_BFLOAT16, 2048), (CODEC_INT8_ROWS, 1040)]
+)
+def test_header_announces_the_encoded_bytes_and_both_ends_count_the_unencoded(
+    codec: Codec, num_bytes: int
+) -> None:
+    frame = Frame(FrameKind.BACKWARD, 0, 0, {ACTIVATION: torch.randn(2, 2, 256)})
+    header, chunks = encode_frame(frame, codec)
+    assert header.tensors[0].byte_length == sum(len(chunk) for chunk in chunks) == num_bytes
+    assert frame.byte_length == across(frame, codec).byte_length == 4096
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_only_activations_and_their_gradients_are_encoded(codec: Codec) -> None:
+    beside = {
+        "attention_mask": torch.ones(3, 4, dtype=torch.int64),
+        "labels": torch.tensor([1, -100]),
+        "weights": torch.randn(3, 4),
+    }
+    for kind in (FrameKind.FORWARD, FrameKind.EVALUATE, FrameKind.BACKWARD):
+        sent = Frame(kind, 0, 0, {ACTIVATION: torch.randn(3, 4), **beside})
+        arrived = across(sent, codec).tensors
+        assert not torch.equal(arrived[ACTIVATION], sent.tensors[ACTIVATION])
+        assert all(torch.equal(arrived[name], tensor) for name, tensor in beside.items())
+    predicted = torch.randn(3, 4)
+    assert torch.equal(activation(predicted, codec, FrameKind.PREDICTION), predicted)
+    half = torch.randn(3, 4).half()
+    assert torch.equal(activation(half, codec), half)
+
+
+def test_chunks_that_cut_through_rows_and_scales_arrive() -> None:
+    frame = Frame(FrameKind.FORWARD, 0, 0, {ACTIVATION: torch.randn(7, 13)})
+    whole = across(frame, CODEC_INT8_ROWS).tensors[ACTIVATION]
+    assert torch.equal(across(frame, CODEC_INT8_ROWS, 3).tensors[ACTIVATION], whole)
+
+
+def test_tensor_that_is_not_contiguous_is_encoded_in_its_own_order() -> None:
+    sent = torch.randn(16, 5).T
+    assert torch.equal(
+        activation(sent, CODEC_INT8_ROWS), activation(sent.contiguous(), CODEC_INT8_ROWS)
+    )
+
+
+# --- what garbles
+
+
+def lossy_header(
+    codec: int,
+    shape: list[int],
+    byte_length: int,
+    data_type: DataType = DATA_TYPE_FLOAT32,
+) -> FrameHeader:
+    tensor = TensorHeader(
+        name=ACTIVATION,
+        data_type=data_type,
+        codec=codec,  # type: ignore[arg-type]
+        shape=shape,
+        byte_length=byte_length,
+    )
+    return FrameHeader(kind=FRAME_KIND_FORWARD, tensors=[tensor])
+
+
+@pytest.mark.parametrize(
+    ("codec", "shape", "byte_length"),
+    [
+        (CODEC_BFLOAT16, [4], 16),
+        (CODEC_BFLOAT16, [4], 7),
+        (CODEC_INT8_ROWS, [2, 4], 8),
+        (CODEC_INT8_ROWS, [2, 4], 32),
+        (CODEC_INT8_ROWS, [2, -4], 0),
+        (CODEC_INT8_ROWS, [-2, -4], 0),
+        (CODEC_INT8_ROWS, [0, 4], 4),
+    ],
+)
+def test_length_that_the_codec_does_not_make_is_corrupt(
+    codec: Codec, shape: list[int], byte_length: int
+) -> None:
+    with pytest.raises(CorruptDataError, match="'activation' of shape"):
+        FrameAssembler().begin(lossy_header(codec, shape, byte_length))
+
+
+@pytest.mark.parametrize("codec", [0, 4, 99])
+def test_codec_that_is_not_known_is_corrupt(codec: int) -> None:
+    with pytest.raises(CorruptDataError, match=f"codec {codec}, which this version does not know"):
+        FrameAssembler().begin(lossy_header(codec, [2, 4], 16))
+
+
+def test_lossy_codec_of_integers_is_corrupt() -> None:
+    with pytest.raises(CorruptDataError, match="data type 5 and codec 2"):
+        FrameAssembler().begin(lossy_header(CODEC_BFLOAT16, [2], 4, DATA_TYPE_INT32))
+
+
+def test_frame_that_is_too_large_once_decoded_is_refused_before_anything_is_allocated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: pytest.fail("allocated"))
+    header = lossy_header(CODEC_INT8_ROWS, [1, 1 << 16], (1 << 16) + 4)
+    with pytest.raises(InvalidInputError, match=f"{1 << 18} bytes exceeds the limit of {1 << 17}"):
+        FrameAssembler(max_frame_bytes=1 << 17).begin(header)
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_flipped_bit_is_corrupt(codec: Codec) -> None:
+    header, chunks = encode_frame(
+        Frame(FrameKind.FORWARD, 0, 0, {ACTIVATION: torch.randn(9)}), codec
+    )
+    data = bytearray(b"".join(chunks))
+    data[5] ^= 1
+    assembler = FrameAssembler()
+    assembler.begin(header)
+    with pytest.raises(CorruptDataError, match="CRC-32"):
+        assembler.add(bytes(data))
