@@ -12,7 +12,9 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+from collapipe.allocation.dssra import decide
 from collapipe.allocation.prediction import predict
 from collapipe.allocation.problem import (
     ClusterProblem,
@@ -29,6 +31,7 @@ from collapipe.allocation.segment_programme import best_segments
 from collapipe.allocation.segments import LinkOffers, place_segments
 
 REPETITIONS = 5
+PLOT = Path("build/allocation-growth.svg")
 OPTIONS = (1, 2, 4, 8, 16, 32)
 PROGRAMMES = ((4, 12), (8, 24), (16, 48), (32, 64), (64, 96))
 PLANS = (
@@ -47,6 +50,7 @@ PLANS = (
 
 def main() -> None:
     """Measures programmes, then whole plans."""
+    growth: dict[str, list[tuple[str, float]]] = {"one segment programme": [], "a plan, warm": []}
     print("one segment programme, ms          free   memory  window<=8")
     for devices, blocks in PROGRAMMES:
         cells = []
@@ -59,13 +63,61 @@ def main() -> None:
             + "".join(f"{cell:9.1f}" for cell in cells),
             flush=True,
         )
+        growth["one segment programme"].append((f"{devices} x {blocks}", max(cells)))
     print("a plan, ms                         cold     warm  objective gained by more than starts")
     for clusters, devices, blocks in PLANS:
-        _plan_row(clusters, devices, blocks, ("fp32",))
+        warm = _plan_row(clusters, devices, blocks, ("fp32",))
+        growth["a plan, warm"].append((f"{clusters} x {devices} x {blocks}", warm))
     _plan_row(2, 4, 12, ("fp32", "bf16", "int8"))
+    _decision_row(2, 4, 12)
+    _plot(growth)
 
 
-def _plan_row(clusters: int, devices: int, blocks: int, codecs: tuple[CodecName, ...]) -> None:
+def _decision_row(clusters: int, devices: int, blocks: int) -> None:
+    """The whole decision, shares of a channel included; the first also imports the solver."""
+    problem, _ = _round(clusters, devices, blocks)
+    later, _ = _round(clusters, devices, blocks, drift=0.1)
+    problem, later = (
+        replace(
+            one,
+            clusters=tuple(replace(cluster, channel="shared") for cluster in one.clusters),
+            channels={"shared": 2e8},
+        )
+        for one in (problem, later)
+    )
+    started = time.process_time()
+    known = decide(problem, None).plans
+    first = 1e3 * (time.process_time() - started)
+    cold = _milliseconds(lambda: decide(problem, None))
+    warm = _milliseconds(lambda: decide(later, known))
+    print(
+        f"a decision with shares, {clusters} x {devices} devices {blocks} blocks: first {first:.0f} ms, cold {cold:.0f} ms, "
+        f"warm {warm:.0f} ms"
+    )
+
+
+def _plot(growth: dict[str, list[tuple[str, float]]]) -> None:
+    """Draws the growth, where matplotlib is installed."""
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        print("no plot: matplotlib is not installed (extra simulation)")
+        return
+    figure, axes = pyplot.subplots(1, len(growth), figsize=(12, 4), layout="constrained")
+    for axis, (title, rows) in zip(axes, growth.items(), strict=True):
+        labels, values = zip(*rows, strict=True)
+        axis.plot(labels, values, marker="o")
+        axis.set(title=title, ylabel="ms", yscale="log")
+        axis.tick_params(axis="x", rotation=45)
+        axis.grid(visible=True, alpha=0.3)
+    axes[0].set_xlabel("devices x blocks")
+    axes[1].set_xlabel("clusters x devices x blocks")
+    PLOT.parent.mkdir(exist_ok=True)
+    figure.savefig(PLOT)
+    print(f"plot in {PLOT}")
+
+
+def _plan_row(clusters: int, devices: int, blocks: int, codecs: tuple[CodecName, ...]) -> float:
     problem, offers = _round(clusters, devices, blocks, codecs=codecs)
     cold = _milliseconds(lambda: place_segments(problem, offers))
     known = place_segments(problem, offers)
@@ -78,6 +130,7 @@ def _plan_row(clusters: int, devices: int, blocks: int, codecs: tuple[CodecName,
         f"{cold:9.1f}{warm:9.1f}{100 * gained:9.2f} %",
         flush=True,
     )
+    return warm
 
 
 def _programme(problem: RoundProblem, offers: LinkOffers) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collapipe.allocation.link_tables import Offers
+from collapipe.allocation.link_tables import Floats, Offers
 from collapipe.allocation.problem import ClusterProblem, Host, RoundProblem
 from collapipe.allocation.segment_bounds import cheapest_fronts, error_steps
-from collapipe.allocation.segment_costs import ClusterCosts, cluster_costs
+from collapipe.allocation.segment_costs import ClusterCosts, Ints, cluster_costs
 
 
 def why_infeasible(problem: RoundProblem, offers: Sequence[Offers]) -> str:
@@ -69,7 +69,7 @@ def _no_room(
     index: int,
     cluster: ClusterProblem,
     costs: ClusterCosts,
-    held: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    held: Ints,
 ) -> str:
     row = int(np.argmax(held.sum(axis=1)))
     each = ", ".join(
@@ -85,9 +85,9 @@ def _no_room(
     )
 
 
-def _least_error(costs: ClusterCosts) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _least_error(costs: ClusterCosts) -> Floats:
     """Least error of codecs over any chain, by M; infinite where there is no chain."""
     grid = np.full((len(costs.options), 1), np.inf)
     into = cheapest_fronts(error_steps(costs), grid, in_order=False)
-    result: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = into[:, 0, -1, -1]
+    result: Floats = into[:, 0, -1, -1]
     return result

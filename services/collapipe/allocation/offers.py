@@ -147,7 +147,8 @@ def _best_offers(
         power = np.where(radio, power, 0.0)
         rate = np.minimum(shares, capacity)
         rate = np.where(radio, efficiency * shares * np.log2(1 + power * gain), rate)
-        cost += (time_price + joules * passes * power) * bits / rate
+        with np.errstate(divide="ignore"):  # a link that carries nothing costs everything
+            cost += (time_price + joules * passes * power) * bits / rate
         watts.append(power)
     best = np.argmin(cost, axis=1)
     return {

@@ -4,9 +4,11 @@ Reading order: `decide` before a round, `observe` after it.
 """
 
 import hashlib
+import importlib
 import itertools
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -128,6 +130,8 @@ class Planner:
         """
         chooses = job.schedule.strategy == "dssra"
         explorer = Explorer(job, model, hosts, channels) if chooses else None
+        if chooses:  # a second, while the devices are profiled
+            threading.Thread(target=importlib.import_module, args=("cvxpy",), daemon=True).start()
         before = _Kept.read(kept)
         if before is not None and before.fits(job, hosts):
             return cls(job, facts, hosts, before.knowledge, telemetry, before.in_force, explorer)
