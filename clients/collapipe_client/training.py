@@ -1,11 +1,12 @@
 """Takes one job from its submission to its end."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from collapipe.errors import CollapipeError, PeerLostError
+from collapipe.errors import CollapipeError, PeerLostError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe_client.client import CollaPipeClient
+from collapipe_client.emulation_check import EmulationCheck
 from collapipe_client.live_view import Display
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.testbed_shape import SCHEDULER
@@ -33,14 +34,22 @@ def run_job(
     Returns:
         The job's id.
     """
+    emulates = testbed is not None and testbed.emulation is not None and testbed.emulation.devices
+    check = EmulationCheck(testbed) if testbed is not None and emulates else None
     job_id = client.submit(job, resume)
     try:
-        follow_job(client, job_id, display, testbed)
+        with check or nullcontext():
+            follow_job(client, job_id, display, testbed)
     except KeyboardInterrupt:
         # The interrupt is the news, not that the scheduler went first.
         with suppress(CollapipeError):
             client.cancel(job_id)
         raise
+    if check is not None:
+        try:
+            check.verdict()
+        except WrongStateError as error:
+            display.note(f"round times are not those of the emulated devices: {error}")
     return job_id
 
 

@@ -10,7 +10,7 @@ from collapipe.allocation.problem import Radio, Wire
 from collapipe.scheduler.decisions import RoundDecision, moved
 
 _KEPT = {
-    "hysteresis": "another plan would be better by less than schedule.hysteresis, so nothing moves",
+    "hysteresis": "no other is better by more than schedule.hysteresis, so nothing moves",
     "telemetry_missing": "there was no fresh telemetry of some host",
     "solver_failed": "the solver failed",
     "solver_slow": "the solver took too long",
@@ -41,8 +41,9 @@ def explain(decision: RoundDecision) -> list[str]:
         lines += [f"telemetry not believed: {words}" for words in decision.estimates.rejected]
         if decision.estimates.missing:
             lines.append(f"no telemetry of {', '.join(decision.estimates.missing)}")
-    elif not decision.kept:
-        lines.append("it rests on profiles: no round had been measured yet")
+    seen = decision.estimates.hosts.values() if decision.estimates is not None else ()
+    if not any(host.seconds_per_sample for host in seen):
+        lines.append("it rests on profiles and on earlier rounds: nothing new was measured")
     return lines
 
 

@@ -187,7 +187,7 @@ class JobStore:
         document: dict[str, Any] | None = self._round(job_id, round_index).get("decision")
         if document is None:
             raise NotFoundError(
-                f"round {round_index} of job {job_id} was planned by an older version, which kept no reasons"
+                f"round {round_index + 1} of job {job_id} was planned by an older version, which kept no reasons"
             )
         return document
 
@@ -203,7 +203,9 @@ class JobStore:
         self.get(job_id)
         document = read_document(self._round_path(job_id, round_index))
         if document is None:
-            raise NotFoundError(f"round {round_index} of job {job_id} was not planned yet")
+            raise NotFoundError(
+                f"round {round_index + 1} of job {job_id} was not planned yet: rounds are counted from 1"
+            )
         return document
 
     def _round_path(self, job_id: str, round_index: int) -> Path:

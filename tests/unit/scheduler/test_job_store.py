@@ -107,7 +107,7 @@ def test_decision_and_planner_survive_a_restart(tmp_path: Path) -> None:
 def test_decision_of_a_round_that_was_never_planned_is_not_found(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     job_id = store.create(make_job()).job_id
-    with pytest.raises(NotFoundError, match="round 3 .* not planned"):
+    with pytest.raises(NotFoundError, match="round 4 .* not planned"):
         store.decision(job_id, 3)
 
 
@@ -141,7 +141,7 @@ def test_attempt_that_cannot_be_planned_records_nothing(tmp_path: Path) -> None:
 def test_plans_of_a_round_that_was_never_planned_are_not_found(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     job_id = store.create(make_job()).job_id
-    with pytest.raises(NotFoundError, match=f"round 7 of job {job_id} was not planned yet"):
+    with pytest.raises(NotFoundError, match=f"round 8 of job {job_id} was not planned yet"):
         store.plans(job_id, 7)
     with pytest.raises(NotFoundError, match="no job 'other'"):
         store.plans("other", 0)
