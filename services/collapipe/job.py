@@ -14,7 +14,7 @@ from collapipe.errors import InvalidInputError
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TaskConfig(_Section):
@@ -134,17 +134,17 @@ class ScheduleConfig(_Section):
     """c0 to c4 of design (11), as `collapipe fit` prints them."""
     max_convergence_term: float | None = Field(default=None, gt=0)
     """Phi_max of design (13)."""
-    channel_rate_bps: float | None = Field(default=None, gt=0)
+    channel_rate_bps: float | None = Field(default=None, gt=0, le=1e15)
     """What the wired links of a cluster share, in bit/s a direction. Not set: links do not share."""
-    channel_bandwidth_hz: float | None = Field(default=None, gt=0)
+    channel_bandwidth_hz: float | None = Field(default=None, gt=0, le=1e15)
     """Bandwidth that the radio links of a cluster share."""
     migration_horizon_rounds: float = Field(default=10.0, gt=0)
     """Rounds over which a move of blocks has to pay off."""
     hysteresis: float = Field(default=0.05, ge=0)
     """Share of the objective that a new plan has to save to replace the one in force."""
-    silence_seconds: float = Field(default=10.0, gt=2)
+    silence_seconds: float = Field(default=10.0, gt=2, le=1e6)
     """A peer that is silent for longer is lost, and the round is aborted."""
-    wait_for_hosts_seconds: float = Field(default=60.0, gt=0)
+    wait_for_hosts_seconds: float = Field(default=60.0, gt=0, le=1e7)
     """How long a job waits for its hosts to register."""
 
 

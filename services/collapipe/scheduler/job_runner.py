@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from collapipe.errors import (
@@ -183,14 +183,16 @@ class JobRunner:
         self._commit, self._model = answer.commit, answer.model
         self._jobs.save(document)
         self._set_state(scheduler_pb2.JOB_STATE_PREPARING, "profiling devices")
-        self._planner = Planner.for_job(
-            self._job,
-            answer.model,
-            ModelFacts(answer.num_blocks, tuple(answer.unit_bytes), answer.hidden_size),
-            self._hosts,
-            self._channels,
-            self._telemetry,
-            self._jobs.planner(document.job_id),
+        self._planner = self._unless_cancelled(
+            lambda: Planner.for_job(
+                self._job,
+                answer.model,
+                ModelFacts(answer.num_blocks, tuple(answer.unit_bytes), answer.hidden_size),
+                self._hosts,
+                self._channels,
+                self._telemetry,
+                self._jobs.planner(document.job_id),
+            )
         )
         self._previous_plans: list[plan_pb2.Plan | None] = [None] * self._job.clusters
 
@@ -350,6 +352,23 @@ class JobRunner:
                 self._cancel_calls()
                 failed.result()
             return [future.result() for future in futures]
+
+    def _unless_cancelled(self, work: Callable[[], T]) -> T:
+        """Does what cannot be interrupted in a thread of its own, which is left behind when the job is cancelled."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:  # raised again where it is waited for
+                done.set_exception(error)
+
+        threading.Thread(target=run, name="uninterrupted", daemon=True).start()
+        while not done.done():
+            wait([done], timeout=_POLL_SECONDS)
+            if self._cancelled.is_set():
+                raise CancelledError(self._cancel_reason)
+        return done.result()
 
     def _answers(self, call: Iterable[T], host_id: str, task: str) -> Iterator[T]:
         """The answers of a streaming call, while the job is wanted and the peer speaks."""

@@ -1,5 +1,6 @@
 """What the scheduler keeps of jobs: one document a job, one a round. Survives restarts."""
 
+import logging
 import re
 import threading
 import uuid
@@ -10,10 +11,12 @@ from typing import Any, cast
 
 from google.protobuf import json_format
 
-from collapipe.errors import InvalidInputError, NotFoundError
+from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
 from collapipe.job import JobConfig
 from collapipe.storage import read_document, write_document
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
+
+logger = logging.getLogger(__name__)
 
 _UNFINISHED = (
     scheduler_pb2.JOB_STATE_QUEUED,
@@ -196,8 +199,12 @@ class JobStore:
         write_document(self._directory / job_id / "planner.json", document)
 
     def planner(self, job_id: str) -> dict[str, Any] | None:
-        """What the planner had learnt; `None` before the first commit."""
-        return read_document(self._directory / job_id / "planner.json")
+        """What the planner had learnt; `None` before the first commit, or when it cannot be read any more."""
+        try:
+            return read_document(self._directory / job_id / "planner.json")
+        except CorruptDataError as error:
+            logger.warning("the hosts are profiled anew: %s", error)
+            return None
 
     def _round(self, job_id: str, round_index: int) -> dict[str, Any]:
         self.get(job_id)
@@ -205,6 +212,10 @@ class JobStore:
         if document is None:
             raise NotFoundError(
                 f"round {round_index + 1} of job {job_id} was not planned yet: rounds are counted from 1"
+            )
+        if not isinstance(document.get("plans"), list):
+            raise CorruptDataError(
+                f"{self._round_path(job_id, round_index)} holds no plans: restore it"
             )
         return document
 

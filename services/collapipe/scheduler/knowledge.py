@@ -37,9 +37,9 @@ class _Known(BaseModel):
 class HostKnowledge(_Known):
     """One host; seconds as in design (2)."""
 
-    seconds_per_sample: float
-    seconds_per_micro_batch: float = 0.0
-    busy_watts: float = 0.0
+    seconds_per_sample: float = Field(ge=0, allow_inf_nan=False)
+    seconds_per_micro_batch: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    busy_watts: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     origin: Literal["guess", "profile", "rounds"] = "guess"
     """Where the seconds come from."""
     profiled_seconds_per_sample: float = 0.0
@@ -71,7 +71,7 @@ class Knowledge(_Known):
     links: dict[str, LinkKnowledge] = Field(default_factory=dict)
     """By "sender>receiver"."""
     block: BlockKnowledge = Field(default_factory=BlockKnowledge)
-    activation_bytes: float = 0.0
+    activation_bytes: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Of a sample, in fp32."""
     step_seconds: dict[int, float] = Field(default_factory=dict)
     """By cluster: T_step of design (5)."""
@@ -79,7 +79,7 @@ class Knowledge(_Known):
     """Rate at which unit states move."""
     fixed_seconds: float = 0.0
     """Of a round besides training, gathering and evaluating."""
-    reference_seconds: float | None = None
+    reference_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """tau_ref of design (13)."""
     backlogs: dict[str, float] = Field(default_factory=dict)
     """Of the virtual queues, by device: design (12)."""

@@ -201,7 +201,7 @@ class Planner:
             decision = keep(question, "evaluation", estimates)
         elif self._is_blind(estimates) and replayed_micro_batches is None:
             decision = keep(question, "telemetry_missing", estimates)
-        decision = decision or decide(question, estimates)
+        decision = decision or self._ask_strategy(question, estimates)
         self._decision = decision
         if not evaluation_only:
             self._export(decision)
@@ -210,6 +210,19 @@ class Planner:
             for index, plan in enumerate(decision.plans)
         ]
         return plans, decision
+
+    def _ask_strategy(self, question: Question, estimates: Estimates | None) -> RoundDecision:
+        """Asks the strategy; an answer that there is no plan names the links that no probe came through."""
+        try:
+            return decide(question, estimates)
+        except InfeasibleError as error:
+            links = self._knowledge.links
+            dead = [name for name, link in sorted(links.items()) if not link.capacity_bps]
+            if not dead:
+                raise
+            raise InfeasibleError(
+                f"{error}; no probe came through from {', '.join(dead)} within its deadline: see the scheduler's log"
+            ) from error
 
     def _is_blind(self, estimates: Estimates | None) -> bool:
         """Whether nothing fresh was heard of some host that the plan in force uses, where that is what is decided on."""
@@ -443,8 +456,13 @@ class _Kept:
             return None
 
     def fits(self, job: JobConfig, hosts: JobHosts) -> bool:
-        """Whether it was learnt of the same hosts, by a strategy that asks for the same."""
-        return self.strategy == job.schedule.strategy and self.hosts == _members(hosts)
+        """Whether it was learnt of the same hosts, of all of them, by a strategy that asks for the same."""
+        devices = {device.host_id for cluster in hosts.clusters for device in cluster.devices}
+        return (
+            self.strategy == job.schedule.strategy
+            and self.hosts == _members(hosts)
+            and devices <= self.knowledge.hosts.keys()
+        )
 
 
 def _to_wire(

@@ -4,10 +4,12 @@ import json
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import grpc
+from google.protobuf import json_format
 
-from collapipe.errors import InvalidInputError, NotFoundError
+from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
 from collapipe.job import JobConfig
 from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool
 from collapipe.scheduler.decisions import RoundDecision
@@ -137,20 +139,21 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.ExplainDecisionResponse:
         """Tells why the plans of a round are what they are."""
         document = self._jobs.decision(request.job_id, request.round_index)
-        decision = RoundDecision.from_json(document)
+        with _stored_decision():
+            explanation = "\n".join(explain(RoundDecision.from_json(document)))
         return scheduler_pb2.ExplainDecisionResponse(
-            explanation="\n".join(explain(decision)), decision_json=json.dumps(document)
+            explanation=explanation, decision_json=json.dumps(document)
         )
 
     def ReplayDecision(
         self, request: scheduler_pb2.ReplayDecisionRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.ReplayDecisionResponse:
         """Decides a round again from what was recorded with it."""
-        recorded = self._jobs.plans(request.job_id, request.round_index)
-        decision = RoundDecision.from_json(self._jobs.decision(request.job_id, request.round_index))
-        return scheduler_pb2.ReplayDecisionResponse(
-            recorded=recorded, replayed=replay(decision, recorded)
-        )
+        document = self._jobs.decision(request.job_id, request.round_index)
+        with _stored_decision():
+            recorded = self._jobs.plans(request.job_id, request.round_index)
+            replayed = replay(RoundDecision.from_json(document), recorded)
+        return scheduler_pb2.ReplayDecisionResponse(recorded=recorded, replayed=replayed)
 
     def close(self) -> None:
         """Cancels the job that runs, and starts no other."""
@@ -174,3 +177,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             with self._changed:
                 if self._runners[runner.job_id] is runner:  # the job may have been resumed by now
                     del self._runners[runner.job_id]
+
+
+@contextmanager
+def _stored_decision() -> Iterator[None]:
+    """Says so when a document of the right form has contents that contradict each other."""
+    try:
+        yield
+    except (LookupError, ValueError, TypeError, ArithmeticError, json_format.ParseError) as error:
+        raise CorruptDataError(
+            f"the stored decision contradicts itself ({type(error).__name__}: {error}): restore the round's file"
+        ) from error

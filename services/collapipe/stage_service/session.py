@@ -155,7 +155,8 @@ class StageSession:
     @property
     def waiting_for(self) -> str:
         """What the stage waits for, in words; empty while it computes."""
-        return self._stage.waiting_for if self._stage else self._phase
+        stage = self._stage
+        return stage.waiting_for if stage else self._phase
 
     def configure(self) -> stage_pb2.StageConfigured:
         """Brings the stage's units into the wanted state."""
@@ -275,13 +276,15 @@ class StageSession:
         self.mailbox.fail(reason)
 
     def close(self) -> None:
-        """Ends the links, and drops what was not sealed."""
+        """Ends the links, drops what was not sealed, and lets go of the units."""
         self.mailbox.fail(WrongStateError("the session has ended"))
         if self._link is not None:
             self._link.close(broken=not self._finished)
         self.upstream.close()
         if self._bank is not None:
             self._bank.drop_unsealed()
+        # the stage refers to this session: blocks that moved away would stay until Python looks for cycles
+        self._stage, self._units, self._phase = None, [], "end"
 
     def _begin(self) -> Stage:
         """The stage, linked to the next: every stage is configured when the first command comes."""

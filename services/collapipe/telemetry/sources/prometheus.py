@@ -51,9 +51,11 @@ class PrometheusSource:
     def __init__(self, url: str, timeout_seconds: float = 5.0) -> None:
         try:
             self._url = httpx.URL(url.rstrip("/") + "/api/v1/query")
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, ValueError) as error:  # of a name that is none, too
             raise InvalidInputError(f"{url!r} is no URL of a Prometheus server: {error}") from None
-        if self._url.scheme not in ("http", "https") or not self._url.host:
+        port = self._url.port
+        fits = port is None or 0 < port < 1 << 16
+        if self._url.scheme not in ("http", "https") or not self._url.host or not fits:
             raise InvalidInputError(
                 f"{url!r} is no URL of a Prometheus server: write, for example, http://127.0.0.1:9090"
             )
