@@ -3,7 +3,6 @@
 Reading order: `decide` before a round, `observe` after it.
 """
 
-import hashlib
 import importlib
 import itertools
 import logging
@@ -14,32 +13,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from collapipe.allocation import (
-    ClusterPlan,
-    LinkPlan,
-    Radio,
     RoundPlan,
-    RoundProblem,
     predict,
     strategy_for,
 )
 from collapipe.allocation.prediction import STATE_ON_THE_WIRE
-from collapipe.codec_names import CODECS_BY_NAME
-from collapipe.errors import CollapipeError, InfeasibleError, InvalidInputError
+from collapipe.errors import CollapipeError, InfeasibleError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.decisions import (
     Question,
     RoundDecision,
     decide,
-    decide_again,
     full_round_seconds,
     keep,
     moved,
 )
+from collapipe.scheduler.kept_state import KeptState, members
 from collapipe.scheduler.knowledge import Knowledge
+from collapipe.scheduler.plan_messages import to_message
 from collapipe.scheduler.profiling import Explorer, probe_links, profile_hosts
 from collapipe.scheduler.round_problem import ModelFacts, build_problem, micro_batch_options
 from collapipe.scheduler.state import JobHosts
@@ -52,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 _LEAST_SCRAPES = 4
 _BYTES_PER_VALUE = 4
-_PLANS = TypeAdapter(RoundPlan)
 
 
 @dataclass(frozen=True)
@@ -132,7 +124,7 @@ class Planner:
         explorer = Explorer(job, model, hosts, channels) if chooses else None
         if chooses:  # a second, while the devices are profiled
             threading.Thread(target=importlib.import_module, args=("cvxpy",), daemon=True).start()
-        before = _Kept.read(kept)
+        before = KeptState.read(kept)
         if before is not None and before.fits(job, hosts):
             return cls(job, facts, hosts, before.knowledge, telemetry, before.in_force, explorer)
         knowledge = profile_hosts(job, model, hosts, channels)
@@ -153,12 +145,8 @@ class Planner:
 
     def to_json(self) -> dict[str, Any]:
         """Returns what a restarted scheduler needs to go on."""
-        return {
-            "strategy": self._job.schedule.strategy,
-            "hosts": _members(self._hosts),
-            "knowledge": self._knowledge.to_json(),
-            "in_force": _PLANS.dump_python(self._in_force, mode="json") if self._in_force else None,
-        }
+        strategy, hosts = self._job.schedule.strategy, members(self._hosts)
+        return KeptState(strategy, hosts, self._knowledge, self._in_force).to_json()
 
     def decide(
         self,
@@ -206,7 +194,7 @@ class Planner:
         if not evaluation_only:
             self._export(decision)
         plans = [
-            _to_wire(self._addresses, problem, index, plan)
+            to_message(self._addresses, problem, index, plan)
             for index, plan in enumerate(decision.plans)
         ]
         return plans, decision
@@ -394,28 +382,9 @@ class Planner:
             metrics.blocks_placed(str(index), blocks, moved(before, plan), plan.num_micro_batches)
 
 
-def replay(decision: RoundDecision, recorded: Sequence[plan_pb2.Plan]) -> list[plan_pb2.Plan]:
-    """Decides again what was decided, with the addresses of the recorded plans.
-
-    A plan that was kept without asking (no telemetry, a solver that failed) is kept again.
-    """
-    again = decide_again(decision)
-    addresses = {stage.host_id: stage.address for plan in recorded for stage in plan.stages}
-    problem = decision.question.problem
-    return [_to_wire(addresses, problem, index, plan) for index, plan in enumerate(again.plans)]
-
-
 def _participants(hosts: JobHosts) -> list[scheduler_pb2.Host]:
     members = [host for c in hosts.clusters for host in (c.control_unit, *c.devices)]
     return [hosts.edge_server, *members]
-
-
-def _members(hosts: JobHosts) -> list[list[str]]:
-    """Who takes part, cluster by cluster, in an order that does not depend on who registered first."""
-    clusters = [
-        [c.control_unit.host_id, *sorted(d.host_id for d in c.devices)] for c in hosts.clusters
-    ]
-    return [[hosts.edge_server.host_id], *clusters]
 
 
 def _links_of(plans: RoundPlan) -> dict[str, float]:
@@ -428,76 +397,3 @@ def _links_of(plans: RoundPlan) -> dict[str, float]:
         )
         for link in (f"{before.host_id}>{after.host_id}", f"{after.host_id}>{before.host_id}")
     }
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What an earlier planner of the job left."""
-
-    strategy: str
-    hosts: list[list[str]]
-    knowledge: Knowledge
-    in_force: RoundPlan | None
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any] | None) -> "_Kept | None":
-        """Reads what `to_json` returned; what cannot be read is as good as nothing."""
-        if document is None:
-            return None
-        try:
-            knowledge = Knowledge.from_json(document["knowledge"])
-            plans = document["in_force"]
-            in_force = _PLANS.validate_python(plans) if plans else None
-            return cls(document["strategy"], document["hosts"], knowledge, in_force)
-        except (InvalidInputError, ValidationError, KeyError) as error:
-            logger.warning(
-                "what was kept of the hosts is left out, they are profiled anew: %s", error
-            )
-            return None
-
-    def fits(self, job: JobConfig, hosts: JobHosts) -> bool:
-        """Whether it was learnt of the same hosts, of all of them, by a strategy that asks for the same."""
-        devices = {device.host_id for cluster in hosts.clusters for device in cluster.devices}
-        return (
-            self.strategy == job.schedule.strategy
-            and self.hosts == _members(hosts)
-            and devices <= self.knowledge.hosts.keys()
-        )
-
-
-def _to_wire(
-    addresses: Mapping[str, str], problem: RoundProblem, cluster_index: int, decided: ClusterPlan
-) -> plan_pb2.Plan:
-    """The plan as the hosts get it."""
-    plan = plan_pb2.Plan(
-        cluster_index=cluster_index,
-        num_micro_batches=decided.num_micro_batches,
-        stages=[
-            plan_pb2.Stage(
-                host_id=stage.host_id,
-                address=addresses[stage.host_id],
-                start_unit=stage.start_unit,
-                stop_unit=stage.stop_unit,
-                in_flight=stage.in_flight,
-            )
-            for stage in decided.stages
-        ],
-    )
-    links = problem.clusters[cluster_index].links
-    for position, link in enumerate(decided.links):
-        pair = (decided.stages[position].host_id, decided.stages[position + 1].host_id)
-        plan.links.append(_link_to_wire(link, is_radio=isinstance(links.get(pair), Radio)))
-    content = plan.SerializeToString(deterministic=True)
-    plan.plan_id = hashlib.sha256(content).hexdigest()[:16]
-    return plan
-
-
-def _link_to_wire(link: LinkPlan, *, is_radio: bool) -> plan_pb2.LinkPlan:
-    wire = plan_pb2.LinkPlan(codec=CODECS_BY_NAME[link.codec])
-    if is_radio:
-        wire.bandwidth_hz = link.share if math.isfinite(link.share) else 0.0
-        wire.transmit_power_watts = link.forward_watts
-        wire.return_transmit_power_watts = link.backward_watts
-    elif math.isfinite(link.share):
-        wire.rate_limit_bps = max(1, round(link.share))
-    return wire

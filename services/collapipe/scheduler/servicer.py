@@ -18,7 +18,8 @@ from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.hosts import HEARTBEAT_SECONDS, Hosts
 from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobStore
-from collapipe.scheduler.planning import Telemetry, replay
+from collapipe.scheduler.plan_messages import replay
+from collapipe.scheduler.planning import Telemetry
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 

@@ -8,7 +8,8 @@ from collapipe.errors import InfeasibleError
 from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.explanation import explain
-from collapipe.scheduler.planning import Planner, Telemetry, replay
+from collapipe.scheduler.plan_messages import replay
+from collapipe.scheduler.planning import Planner, Telemetry
 from collapipe.scheduler.state import JobHosts
 from collapipe.telemetry.sources import Series
 
