@@ -4,9 +4,10 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -52,8 +53,15 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def running_prometheus(directory: Path) -> Iterator[PrometheusServer]:
-    """Starts a Prometheus without targets; skips the test where there is none."""
+def running_prometheus(
+    directory: Path, config: Mapping[str, Any] | None = None
+) -> Iterator[PrometheusServer]:
+    """Starts a Prometheus without targets; skips the test where there is none.
+
+    Args:
+        directory: For its files; the targets that it discovers are in targets.json.
+        config: Instead of one job that scrapes those; paths in it are relative to `directory`.
+    """
     binary = shutil.which("prometheus")
     if binary is None:
         pytest.skip("no prometheus on this machine: apt-get install prometheus")
@@ -61,7 +69,7 @@ def running_prometheus(directory: Path) -> Iterator[PrometheusServer]:
     targets.write_text("[]", encoding="utf-8")
     discovery = {"files": [str(targets)], "refresh_interval": "1s"}
     # JSON is YAML
-    config = {
+    config = config or {
         "global": {
             "scrape_interval": f"{INTERVAL_SECONDS:g}s",
             "scrape_timeout": f"{INTERVAL_SECONDS:g}s",

@@ -16,6 +16,7 @@ from rich.console import Console
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe_client import testbed_commands
+from collapipe_client.certs_commands import certs_app
 from collapipe_client.cli_options import (
     AsJson,
     DeviceMemory,
@@ -46,6 +47,7 @@ from collapipe_client.job_files import (
     preset_names,
     with_local_paths,
 )
+from collapipe_client.join_command import join, renew
 from collapipe_client.live_view import make_display
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.plan_commands import plan_app
@@ -57,7 +59,9 @@ from collapipe_client.reporting import (
     say,
     termination_as_interrupt,
 )
+from collapipe_client.shape_command import testbed_app
 from collapipe_client.simulate_command import simulate
+from collapipe_client.targets_command import targets
 from collapipe_client.testbed_shape import DEFAULT_DEVICES
 from collapipe_client.training import follow_job, how_to_load, run_job, say_resumable
 from collapipe_client.view_state import JobView, say_measurement
@@ -70,6 +74,8 @@ app = typer.Typer(
     help="Train Transformers on devices too small to hold them.",
 )
 app.add_typer(plan_app, name="plan")
+app.add_typer(testbed_app, name="testbed")
+app.add_typer(certs_app, name="certs")
 
 _JOB_HELP = "The job's id, or its name for the newest of that name."
 
@@ -314,6 +320,9 @@ def _say_trained(
     say("\n".join(f"    {line}" for line in how_to_load(job.task.kind, directory).splitlines()))
 
 
+app.command()(join)
+app.command()(renew)
 app.command()(simulate)
 app.command()(fit)
+app.command()(targets)
 testbed_commands.add_to(app)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 from typing_extensions import Self
 
+from collapipe.certificates import Role
 from collapipe.errors import (
     CorruptDataError,
     InvalidInputError,
@@ -66,7 +67,7 @@ class CollaPipeClient:
         self._security = security
         self._call_seconds = call_timeout.total_seconds()
         self._silence_seconds = silence_timeout.total_seconds()
-        self._channel = open_channel(address, security)
+        self._channel = open_channel(address, security, Role.SCHEDULER)
         self._scheduler = SchedulerServiceStub(self._channel)
 
     def __enter__(self) -> Self:

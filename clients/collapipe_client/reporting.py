@@ -22,12 +22,12 @@ def print_json(document: Any) -> None:
 
 def say(message: str) -> None:
     """Prints text as it is, without markup or wrapping."""
-    Console().print(message, markup=False, highlight=False, soft_wrap=True)
+    Console(emoji=False).print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 def complain(message: str) -> None:
     """Prints to stderr."""
-    Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True, emoji=False).print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

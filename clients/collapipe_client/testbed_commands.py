@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from collapipe.errors import CollapipeError, NotFoundError
+from collapipe.errors import NotFoundError
 from collapipe.v1.scheduler_pb2 import HostRole, HostStatus, JobState
 from collapipe_client.cli_options import (
     AsJson,
@@ -26,12 +26,11 @@ from collapipe_client.cli_options import (
     read_counts,
     read_emulation,
 )
-from collapipe_client.doctor import Check, examine
+from collapipe_client.doctor_command import doctor
 from collapipe_client.documents import enum_word, to_document
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.processes import last_lines
 from collapipe_client.reporting import (
-    FAILED,
     complain,
     exit_codes,
     print_json,
@@ -40,8 +39,6 @@ from collapipe_client.reporting import (
 )
 from collapipe_client.testbed_shape import DEFAULT_DEVICES, LOOPBACK
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
-
-_RESULT_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -168,42 +165,6 @@ def logs(
             say("\n".join(str(path) for path in files.values()) or f"no logs in {folder.logs}")
         else:
             say(last_lines(files[name], lines))
-
-
-def doctor(
-    scheduler: SchedulerOption = None,
-    insecure: Insecure = False,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    workspace: WorkspaceOption = DEFAULT_ROOT,
-    as_json: AsJson = False,
-) -> None:
-    """Examine this machine, and say what to do."""
-    with exit_codes(as_json):
-        try:
-            endpoint = find_endpoint(scheduler, insecure, tls_ca, tls_cert, tls_key, workspace)
-        except CollapipeError as error:
-            unreachable = [Check("scheduler", "fail", str(error), "correct the options")]
-            endpoint = None
-        else:
-            unreachable = []
-        if endpoint is None:
-            checks = examine(workspace, None) + unreachable
-        else:
-            with endpoint.client() as client:
-                checks = examine(workspace, client)
-        failed = any(check.result == "fail" for check in checks)
-        if as_json:
-            print_json({"ok": not failed, "checks": [vars(check) for check in checks]})
-        else:
-            table = _table(["check", "", "found", "what to do"], ())
-            for check in checks:
-                style = _RESULT_STYLES[check.result]
-                table.add_row(check.name, f"[{style}]{check.result}[/]", check.found, check.remedy)
-            Console().print(table)
-        if failed:
-            raise typer.Exit(FAILED)
 
 
 def _testbed(record: WorkspaceRecord | None) -> dict[str, Any] | None:

@@ -21,6 +21,10 @@ class InfeasibleError(CollapipeError):
     """No placement satisfies the limits."""
 
 
+class NotPermittedError(CollapipeError):
+    """The caller is known, or unknown, and may not do this."""
+
+
 class NotFoundError(CollapipeError):
     """Something named by the request is not known here."""
 

@@ -23,6 +23,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from collapipe.certificates import Identity
 from collapipe.errors import CollapipeError, InvalidInputError
 from collapipe.rpc import Security
 from collapipe.storage import write_document
@@ -48,7 +49,8 @@ class ServiceSettings(BaseSettings):
     )
 
     host_id: str = Field(
-        default="", description="Identity of this process; by default made of its address."
+        default="",
+        description="Identity of this process; by default the name in its certificate, or made of its address.",
     )
     listen: str = Field(
         default="127.0.0.1:0", description="Where to serve gRPC; port 0 takes a free one."
@@ -128,7 +130,10 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     try:
-        settings = _parse(settings_class)
+        settings = parse_settings(settings_class)
+        presented = settings.security.presented()
+        if presented is not None:
+            _take_identity(settings, service, presented.identity)
         configure_logging(settings.log_format, service, settings.host_id or service)
         tune_allocator()
         if settings.exit_with_parent is not None:
@@ -138,13 +143,20 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
         running = start(settings, metrics_address)
     except CollapipeError as error:
         print(f"{service}: {error}", file=sys.stderr)
-        sys.exit(2)
+        # 2 is for good: whoever restarts services need not try again
+        sys.exit(2 if isinstance(error, InvalidInputError) else 1)
     if settings.ready_file is not None:
         write_document(
             settings.ready_file,
             {"address": running.address, "metrics_address": metrics_address, "pid": os.getpid()},
         )
     logger.info("serving on %s, metrics on %s", running.address, metrics_address or "no address")
+    if presented is None:
+        logger.info("plain text: whoever reaches this service can use it")
+    else:
+        logger.info(
+            "known as %s until %s", presented.identity, f"{presented.expires:%Y-%m-%d %H:%M} UTC"
+        )
     while not asked:
         # a signal in the moment before a wait does not interrupt it: look again every second
         with contextlib.suppress(queue.Empty):
@@ -153,10 +165,13 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
     running.drain()
 
 
-def _parse(settings_class: type[S]) -> S:
+def parse_settings(settings_class: type[S]) -> S:
+    """Reads settings from the command line, the environment and --config; raises `InvalidInputError`."""
     config = _config_file()
-    if config is not None and not config.is_file():
-        raise InvalidInputError(f"--config {config}: there is no such file")
+    if config is not None and not os.path.isfile(config):
+        raise InvalidInputError(
+            f"--config {config}: there is no such file, or this user may not look for it"
+        )
     try:
         return settings_class()
     except ValidationError as error:
@@ -169,6 +184,21 @@ def _parse(settings_class: type[S]) -> S:
         raise InvalidInputError(f"{error} (see --help)") from None
     except ValueError as error:  # of the file, which is not TOML
         raise InvalidInputError(f"--config {config}: {error}") from None
+
+
+def _take_identity(settings: ServiceSettings, service: str, identity: Identity) -> None:
+    """Makes this process who its certificate says: peers would refuse it under any other name."""
+    if identity.role.value != service:
+        raise InvalidInputError(
+            f"--tls-cert {settings.tls_cert} is of {identity}, and this is a {service}: make a certificate with "
+            f"`collapipe certs issue DIR {service}:{identity.name}`, or start what it is for"
+        )
+    if settings.host_id not in ("", identity.name):
+        raise InvalidInputError(
+            f"--host-id {settings.host_id} is not the name in --tls-cert {settings.tls_cert}, {identity.name}: leave "
+            "it out, or make a certificate for it"
+        )
+    settings.host_id = identity.name
 
 
 def _config_file() -> Path | None:

@@ -9,6 +9,7 @@ from collapipe.control_unit.servicer import ControlUnitServicer
 from collapipe.process import Running, run_service
 from collapipe.stage_service import HostResources, StageHostSettings, start_stage_host
 from collapipe.storage import JobStores
+from collapipe.telemetry import metrics
 from collapipe.v1 import control_unit_pb2_grpc, scheduler_pb2
 
 
@@ -22,6 +23,7 @@ class ControlUnitSettings(StageHostSettings):
 def start(settings: ControlUnitSettings, metrics_address: str) -> Running:
     """Starts serving."""
     stores = JobStores(settings.state_dir)
+    metrics.state_kept(settings.state_dir)
     host = scheduler_pb2.Host(
         role=scheduler_pb2.HOST_ROLE_CONTROL_UNIT, cluster_index=settings.cluster_index
     )

@@ -14,6 +14,7 @@ from collapipe.stage_service import (
     start_stage_host,
 )
 from collapipe.storage import JobStores
+from collapipe.telemetry import metrics
 from collapipe.v1 import edge_server_pb2_grpc, scheduler_pb2, stage_pb2_grpc
 
 
@@ -26,6 +27,7 @@ class EdgeServerSettings(StageHostSettings):
 def start(settings: EdgeServerSettings, metrics_address: str) -> Running:
     """Starts serving."""
     stores = JobStores(settings.state_dir)
+    metrics.state_kept(settings.state_dir)
     host = scheduler_pb2.Host(role=scheduler_pb2.HOST_ROLE_EDGE_SERVER)
 
     def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:

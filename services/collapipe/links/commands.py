@@ -8,19 +8,25 @@ from collapipe.errors import InvalidInputError
 _DEADLINE_SECONDS = 5.0
 
 
-def run_command(line: Sequence[str], needs: str) -> str:
+def run_command(line: Sequence[str], needs: str, given: str | None = None) -> str:
     """Runs a program; returns what it printed.
 
     Args:
         line: The program and its arguments.
         needs: What it takes to succeed, and what to do without, for the error.
+        given: What it reads from its standard input.
 
     Raises:
         InvalidInputError: It did not start, did not end in time, or failed.
     """
     try:
         done = subprocess.run(
-            line, capture_output=True, text=True, check=False, timeout=_DEADLINE_SECONDS
+            line,
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_DEADLINE_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InvalidInputError(f"`{' '.join(line)}` did not run ({error}): {needs}") from None

@@ -17,9 +17,9 @@ from collapipe.links.shaper import PacedLink, ShapedLink, Shaper
 
 logger = logging.getLogger(__name__)
 
-_HANDLE = "c011:"
+HANDLE = "c011:"
 """Tells our queueing discipline from anybody else's."""
-_KERNEL_DEFAULTS = {"noqueue", "mq", "fq", "fq_codel", "pfifo_fast"}
+KERNEL_DEFAULTS = {"noqueue", "mq", "fq", "fq_codel", "pfifo_fast"}
 """What an interface has that nobody shaped."""
 _LEAST_RATE_BPS = 1000
 _BURST_SECONDS = 0.002
@@ -51,17 +51,15 @@ class TrafficControlShaper(Shaper):
         self._users: dict[str, int] = {}
         found = json.loads(self._run("-j", "qdisc", "show", "dev", interface) or "[]")
         roots = [qdisc for qdisc in found if qdisc.get("root")]
-        if any(qdisc["handle"] == _HANDLE for qdisc in roots):
+        if any(qdisc["handle"] == HANDLE for qdisc in roots):
             self._remove_root()  # of a process that was killed
-        elif foreign := [q["kind"] for q in roots if q["kind"] not in _KERNEL_DEFAULTS]:
+        elif foreign := [q["kind"] for q in roots if q["kind"] not in KERNEL_DEFAULTS]:
             raise InvalidInputError(
                 f"interface {interface} is shaped by somebody else ({', '.join(foreign)}): remove that with "
                 f"`tc qdisc del dev {interface} root`, or use --shaper pacing"
             )
         # what belongs to no class is not shaped
-        self._run(
-            "qdisc", "add", "dev", interface, "root", "handle", _HANDLE, "htb", "default", "0"
-        )
+        self._run("qdisc", "add", "dev", interface, "root", "handle", HANDLE, "htb", "default", "0")
 
     def open(self, address: str) -> ShapedLink:
         """Shapes what is sent to the host of an address.
@@ -137,10 +135,10 @@ class TrafficControlShaper(Shaper):
         self._change("class", "del", number, "classid", _class(number))
 
     def _change(self, what: str, how: str, number: int, *arguments: str) -> None:
-        self._run(what, how, "dev", self._interface, "parent", _HANDLE, *arguments)
+        self._run(what, how, "dev", self._interface, "parent", HANDLE, *arguments)
 
     def _remove_root(self) -> None:
-        self._run("qdisc", "del", "dev", self._interface, "root", "handle", _HANDLE)
+        self._run("qdisc", "del", "dev", self._interface, "root", "handle", HANDLE)
 
     def _run(self, *arguments: str) -> str:
         return run_command([*self._command, *arguments], _NEEDS)
@@ -176,4 +174,4 @@ class _KernelLink(ShapedLink):
 
 
 def _class(number: int) -> str:
-    return f"{_HANDLE}{number:x}"
+    return f"{HANDLE}{number:x}"

@@ -1,7 +1,8 @@
 """gRPC, in one place: the only package that knows its options, its credentials and its status codes."""
 
-from collapipe.rpc.channel import ChannelPool, call, open_channel
-from collapipe.rpc.credentials import Security
+from collapipe.rpc.channel import ChannelPool, call, open_authority_channel, open_channel
+from collapipe.rpc.credentials import Presented, Security
+from collapipe.rpc.permissions import check_is_caller
 from collapipe.rpc.server import Server, serve
 from collapipe.rpc.status import to_error
 from collapipe.rpc.streams import (
@@ -15,9 +16,12 @@ __all__ = [
     "SIGN_OF_LIFE_SECONDS",
     "ChannelPool",
     "Outbox",
+    "Presented",
     "Security",
     "Server",
     "call",
+    "check_is_caller",
+    "open_authority_channel",
     "open_channel",
     "serve",
     "to_error",

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from collapipe.certificates.identity import Role
 from collapipe.rpc.credentials import Security
 from collapipe.rpc.options import COMMON_OPTIONS
 from collapipe.rpc.status import to_error
@@ -55,12 +56,33 @@ _CHANNEL_OPTIONS = [
 ]
 
 
-def open_channel(address: str, security: Security) -> grpc.Channel:
-    """Opens a channel to "host:port"; connects when it is first used."""
+def open_channel(address: str, security: Security, role: Role | None = None) -> grpc.Channel:
+    """Opens a channel to "host:port"; connects when it is first used.
+
+    Args:
+        address: Where the peer serves.
+        security: What to show it.
+        role: Whom one wants to reach, whatever the address. Without it, the peer's certificate must have the host of
+            the address; a host can be shared, or lent to another machine, a role cannot.
+    """
     credentials = security.channel_credentials()
     if credentials is None:
         return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, credentials, options=[*_CHANNEL_OPTIONS, *_expecting(role)])
+
+
+def open_authority_channel(address: str, authority_pem: bytes) -> grpc.Channel:
+    """Opens a channel to the authority with this certificate; whoever calls needs none."""
+    return grpc.secure_channel(
+        address,
+        grpc.ssl_channel_credentials(authority_pem),
+        options=[*_CHANNEL_OPTIONS, *_expecting(Role.AUTHORITY)],
+    )
+
+
+def _expecting(role: Role | None) -> list[tuple[str, str]]:
+    """What a certificate must have instead of the host of the address."""
+    return [] if role is None else [("grpc.ssl_target_name_override", role.server_name)]
 
 
 class ChannelPool:
@@ -73,14 +95,14 @@ class ChannelPool:
     def __init__(self, security: Security) -> None:
         self._security = security
         self._lock = threading.Lock()
-        self._channels: dict[str, grpc.Channel] = {}
+        self._channels: dict[tuple[str, Role | None], grpc.Channel] = {}
 
-    def channel(self, address: str) -> grpc.Channel:
-        """The channel to "host:port"."""
+    def channel(self, address: str, role: Role | None = None) -> grpc.Channel:
+        """The channel to "host:port", as `open_channel` opens it."""
         with self._lock:
-            if address not in self._channels:
-                self._channels[address] = open_channel(address, self._security)
-            return self._channels[address]
+            if (address, role) not in self._channels:
+                self._channels[address, role] = open_channel(address, self._security, role)
+            return self._channels[address, role]
 
     def close(self) -> None:
         """Closes every channel; calls in progress end."""

@@ -1,4 +1,4 @@
-"""What happens around every handler: errors become statuses, calls are counted."""
+"""What happens around every handler: callers are checked, errors become statuses, calls are counted."""
 
 import logging
 import time
@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from collapipe.errors import CollapipeError
+from collapipe.rpc.permissions import Permissions, check_permitted
 from collapipe.rpc.status import details, to_code, trailing_metadata
 from collapipe.telemetry import metrics
 
@@ -23,8 +24,15 @@ _FACTORIES = {
 _HEALTH = "/grpc.health.v1.Health/"
 
 
-class StatusInterceptor(grpc.ServerInterceptor):
-    """Maps what handlers raise to statuses, and counts calls under the established names."""
+class CallInterceptor(grpc.ServerInterceptor):
+    """Admits callers by their roles, maps what handlers raise to statuses, counts calls under the established names.
+
+    Args:
+        callers: Who may call what; `None` in plain text, where nobody is known.
+    """
+
+    def __init__(self, callers: Permissions | None) -> None:
+        self._callers = callers
 
     def intercept_service(
         self,
@@ -34,35 +42,42 @@ class StatusInterceptor(grpc.ServerInterceptor):
         """Wraps the handler of a call."""
         handler = continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or method.startswith(_HEALTH):  # wrapped, it would lose its own thread
+        # open to every peer; and wrapped, health would lose its own thread
+        if handler is None or method.startswith(_HEALTH):
             return handler
         streams = (bool(handler.request_streaming), bool(handler.response_streaming))
         grpc_type, factory, attribute = _FACTORIES[streams]
         behaviour = getattr(handler, attribute)
         wrapped = (
-            _streaming(behaviour, method, grpc_type)
+            self._streaming(behaviour, method, grpc_type)
             if streams[1]
-            else _unary(behaviour, method, grpc_type)
+            else self._unary(behaviour, method, grpc_type)
         )
         return factory(wrapped, handler.request_deserializer, handler.response_serializer)
 
+    def _unary(
+        self, behaviour: Callable[..., Any], method: str, grpc_type: str
+    ) -> Callable[..., Any]:
+        def handle(request: Any, context: grpc.ServicerContext) -> Any:
+            with _Observed(method, grpc_type, context):
+                self._admit(method, context)
+                return behaviour(request, context)
 
-def _unary(behaviour: Callable[..., Any], method: str, grpc_type: str) -> Callable[..., Any]:
-    def handle(request: Any, context: grpc.ServicerContext) -> Any:
-        with _Observed(method, grpc_type, context):
-            return behaviour(request, context)
+        return handle
 
-    return handle
+    def _streaming(
+        self, behaviour: Callable[..., Any], method: str, grpc_type: str
+    ) -> Callable[..., Iterator[Any]]:
+        def handle(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            with _Observed(method, grpc_type, context):
+                self._admit(method, context)
+                yield from behaviour(request, context)
 
+        return handle
 
-def _streaming(
-    behaviour: Callable[..., Any], method: str, grpc_type: str
-) -> Callable[..., Iterator[Any]]:
-    def handle(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        with _Observed(method, grpc_type, context):
-            yield from behaviour(request, context)
-
-    return handle
+    def _admit(self, method: str, context: grpc.ServicerContext) -> None:
+        if self._callers is not None:
+            check_permitted(method, context, self._callers)
 
 
 class _Observed:

@@ -25,3 +25,16 @@ SERVER_OPTIONS = [
     # two servers on one port would share its calls; the second shall fail instead
     ("grpc.so_reuseport", 0),
 ]
+
+_LARGEST_PUBLIC_MESSAGE_BYTES = 64 << 10
+
+PUBLIC_SERVER_OPTIONS = [
+    *(option for option in SERVER_OPTIONS if option[0] != "grpc.max_receive_message_length"),
+    # strangers get little memory and little time, and may be back for more: what is asked here is asked once
+    ("grpc.max_receive_message_length", _LARGEST_PUBLIC_MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", 4),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_age_ms", 20_000),
+    ("grpc.max_connection_age_grace_ms", 5_000),
+]
+"""Of a server that callers need no certificate for."""

@@ -1,4 +1,4 @@
-"""Makes servers: options, credentials, health, interceptor, drain."""
+"""Makes servers: options, credentials, roles, health, drain."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,8 +8,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from collapipe.errors import InvalidInputError
 from collapipe.rpc.credentials import Security
-from collapipe.rpc.interceptor import StatusInterceptor
-from collapipe.rpc.options import SERVER_OPTIONS
+from collapipe.rpc.interceptor import CallInterceptor
+from collapipe.rpc.options import PUBLIC_SERVER_OPTIONS, SERVER_OPTIONS
+from collapipe.rpc.permissions import CALLERS, Permissions
 
 MAX_CONCURRENT_CALLS = 64
 """Calls that a server works on at a time; a stream counts as long as it is open. An edge server needs two
@@ -36,7 +37,10 @@ class Server:
 
 
 def serve(
-    listen: str, security: Security, add_services: Callable[[grpc.Server, str], None]
+    listen: str,
+    security: Security,
+    add_services: Callable[[grpc.Server, str], None],
+    callers: Permissions = CALLERS,
 ) -> Server:
     """Starts a server.
 
@@ -44,12 +48,17 @@ def serve(
         listen: "host:port"; port 0 takes a free one.
         security: What to ask of callers.
         add_services: Adds the services; is given the server and the address that it got.
+        callers: Who may call what, where callers are known.
 
     Raises:
         InvalidInputError: The address is in use, or is none.
     """
     pool = ThreadPoolExecutor(MAX_CONCURRENT_CALLS, thread_name_prefix="call")
-    server = grpc.server(pool, interceptors=[StatusInterceptor()], options=SERVER_OPTIONS)
+    server = grpc.server(
+        pool,
+        interceptors=[CallInterceptor(None if security.is_insecure else callers)],
+        options=SERVER_OPTIONS if security.asks_callers else PUBLIC_SERVER_OPTIONS,
+    )
     # its own thread: a server whose calls are all busy is still healthy
     health_pool = ThreadPoolExecutor(1, thread_name_prefix="health")
     health_servicer = health.HealthServicer(

@@ -8,6 +8,7 @@ _CODES: list[tuple[type[errors.CollapipeError], grpc.StatusCode]] = [
     (errors.InvalidInputError, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.WrongStateError, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.InfeasibleError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.NotPermittedError, grpc.StatusCode.PERMISSION_DENIED),
     (errors.NotFoundError, grpc.StatusCode.NOT_FOUND),
     (errors.PeerLostError, grpc.StatusCode.UNAVAILABLE),
     (errors.CorruptDataError, grpc.StatusCode.DATA_LOSS),
@@ -58,8 +59,7 @@ def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return errors.PeerLostError(
             peer,
-            f"{peer} cannot be reached ({_first_line(explanation) or code.name}): see whether it runs and "
-            "whether its address is right",
+            f"{peer} cannot be reached ({_first_line(explanation) or code.name}): {_remedy(explanation)}",
         )
     for kind, of_kind in _CODES:
         if code is of_kind:
@@ -67,6 +67,44 @@ def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
     return errors.AttemptFailedError(
         f"{peer} failed with {code.name}: {explanation or 'see its log'}"
     )
+
+
+_ANOTHER_NAME = (
+    "its certificate has another name or role: see whether this is the address of the right service, and issue its "
+    "certificate with --address and the host that is called here"
+)
+_ANOTHER_AUTHORITY = (
+    "its certificate is of another authority: both sides need certificates of one and the same"
+)
+_REMEDIES = [
+    ("certificate has expired", "its certificate has expired: renew it, and start it again"),
+    ("certificate is not yet valid", "see whether the clocks of both machines are right"),
+    ("Hostname Verification", _ANOTHER_NAME),
+    ("is not in peer certificate", _ANOTHER_NAME),  # in older versions of gRPC
+    (
+        "WRONG_VERSION_NUMBER",
+        "it speaks plain text (--insecure), and this side TLS: choose one for both",
+    ),
+    ("handshake failed", _ANOTHER_AUTHORITY),
+    (
+        "Deadline Exceeded",
+        "it did not answer in time: see in its log whether it is busy or hangs, and whether a firewall swallows the call",
+    ),
+    (
+        "Socket closed",
+        "it hung up. If it runs, it did not accept how it was called: this side's certificate may have expired or be "
+        "of another authority (`collapipe certs list` tells), or one side speaks TLS and the other plain text; with "
+        "GRPC_VERBOSITY=INFO in its environment, its log tells which",
+    ),
+]
+"""What gRPC says of a connection that did not come about, and what an operator does then; the first that fits."""
+
+
+def _remedy(explanation: str) -> str:
+    for sign, remedy in _REMEDIES:
+        if sign in explanation:
+            return remedy
+    return "see whether it runs and whether its address is right"
 
 
 def _first_line(text: str) -> str:

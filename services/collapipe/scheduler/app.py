@@ -12,6 +12,7 @@ from collapipe.scheduler.hosts import Hosts
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.planning import Telemetry
 from collapipe.scheduler.servicer import SchedulerServicer
+from collapipe.telemetry import metrics
 from collapipe.telemetry.sources import TelemetrySource
 from collapipe.telemetry.sources.prometheus import PrometheusSource
 from collapipe.telemetry.sources.scrape import ScrapeSource
@@ -39,6 +40,8 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     channels = ChannelPool(settings.security)
     hosts = Hosts()
     telemetry = Telemetry(_source(settings, hosts), settings.telemetry_interval_seconds)
+    metrics.scheduler_opened(telemetry.source.name)
+    metrics.state_kept(settings.state_dir)
     servicer = SchedulerServicer(JobStore(settings.state_dir), channels, hosts, telemetry)
 
     def add_services(server: grpc.Server, address: str) -> None:

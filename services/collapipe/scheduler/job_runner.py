@@ -249,6 +249,8 @@ class JobRunner:
         self._commit = self._commit_round(recorded.attempt, [p.state for p in prepared])
         seconds = time.monotonic() - started
         metrics.round_ended("committed", seconds)
+        for plan, prep in zip(recorded.plans, prepared, strict=True):
+            metrics.round_phases(str(plan.cluster_index), _phases(prep.summary))
         planner.observe([p.summary for p in prepared], seconds)
         self._jobs.save_planner(self._document.job_id, planner.to_json())
         self._document.num_rounds_committed = self._commit.num_rounds
@@ -403,6 +405,7 @@ class JobRunner:
 
     def _end(self, state: scheduler_pb2.JobState, message: str) -> None:
         """Sets the last state; that a full disk cannot keep it makes no difference to whoever watches."""
+        metrics.job_ended(scheduler_pb2.JobState.Name(state).removeprefix("JOB_STATE_").lower())
         try:
             self._set_state(state, message)
         except OSError:
@@ -410,3 +413,12 @@ class JobRunner:
 
     def _publish(self, **event: Any) -> None:
         self._events.publish(Event(**event))
+
+
+def _phases(summary: job_pb2.RoundSummary) -> dict[str, float]:
+    return {
+        "configure": summary.configure_seconds,
+        "train": summary.training_seconds,
+        "gather": summary.gather_seconds,
+        "evaluate": summary.evaluation_seconds,
+    }

@@ -204,6 +204,7 @@ class Planner:
         try:
             return decide(question, estimates)
         except InfeasibleError as error:
+            metrics.plan_infeasible()
             links = self._knowledge.links
             dead = [name for name, link in sorted(links.items()) if not link.capacity_bps]
             if not dead:

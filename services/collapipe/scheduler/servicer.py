@@ -9,9 +9,10 @@ from contextlib import contextmanager
 import grpc
 from google.protobuf import json_format
 
+from collapipe.certificates import Role
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
 from collapipe.job import JobConfig
-from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool
+from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool, check_is_caller
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.explanation import explain
@@ -20,7 +21,15 @@ from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.plan_messages import replay
 from collapipe.scheduler.planning import Telemetry
+from collapipe.scheduler.state import CONTROL_UNIT, DEVICE_AGENT, EDGE_SERVER
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+_ROLES = {
+    DEVICE_AGENT: Role.DEVICE_AGENT,
+    CONTROL_UNIT: Role.CONTROL_UNIT,
+    EDGE_SERVER: Role.EDGE_SERVER,
+}
+"""What a host that registers must be by its certificate."""
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -57,6 +66,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise InvalidInputError(
                 "a host needs an identity, a role, an address and an incarnation to register"
             )
+        if host.role not in _ROLES:
+            raise InvalidInputError(
+                f"host {host.host_id} has the role {host.role}, which this version does not know: run the same version "
+                "everywhere"
+            )
+        check_is_caller(context, host.host_id, _ROLES[host.role])
         if host.speed < 0:
             raise InvalidInputError(
                 f"host {host.host_id} states a speed of {host.speed}: it must be positive, or 0 to be measured"
@@ -70,6 +85,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.HeartbeatRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.HeartbeatResponse:
         """Keeps a host known."""
+        check_is_caller(context, request.host_id)
         self._hosts.heartbeat(request.host_id, request.incarnation)
         return scheduler_pb2.HeartbeatResponse()
 

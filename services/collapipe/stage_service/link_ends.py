@@ -72,9 +72,10 @@ class LinkMeter:
         self.received_bytes = 0
         """Bytes that have arrived, also of frames that are not complete."""
 
-    def sent(self, frame: Frame) -> None:
-        """Counts a frame that left."""
+    def sent(self, frame: Frame, seconds: float) -> None:
+        """Counts a frame that left, and how long that took."""
         metrics.link_bytes(*self._labels, _direction(frame), "sent", frame.byte_length)
+        metrics.stage_sent(*self._labels, _direction(frame), seconds)
 
     def received(self, frame: Frame) -> None:
         """Counts a frame that arrived."""
@@ -133,17 +134,19 @@ class LinkSender:
         return min((limit for limit in limits if limit), default=0.0)
 
     def parts(
-        self, frames: Iterable[Frame], sent: Callable[[Frame], None]
+        self, frames: Iterable[Frame], sent: Callable[[Frame, float], None]
     ) -> Iterator[stage_pb2.FrameHeader | bytes]:
         """The headers and chunks of frames, each when it may leave.
 
         Args:
             frames: What to send, in order.
-            sent: Told of each frame that left.
+            sent: Told of each frame that left, and of the seconds since it was taken up. Whoever iterates asks for
+                the next part when the network has taken the last one, so they include pacing and waiting for room.
         """
         shaped = self._shaper.open(self._address)
         try:
             for frame in frames:
+                began_at = time.perf_counter()
                 rate = self.rate_bps()
                 metrics.link_limited(self.link, rate)
                 header, chunks = encode_frame(
@@ -154,7 +157,7 @@ class LinkSender:
                 for chunk in chunks:
                     shaped.wait(len(chunk))
                     yield chunk
-                sent(frame)
+                sent(frame, time.perf_counter() - began_at)
         finally:
             shaped.close()
 

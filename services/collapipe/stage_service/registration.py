@@ -4,6 +4,7 @@ import logging
 import threading
 import uuid
 
+from collapipe.certificates import Role
 from collapipe.errors import CollapipeError, NotFoundError, PeerLostError, WrongStateError
 from collapipe.rpc import ChannelPool, call
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -29,7 +30,8 @@ class Registration:
         self._host = host
         self._host.incarnation = uuid.uuid4().hex
         self._scheduler = scheduler
-        self._stub = scheduler_pb2_grpc.SchedulerServiceStub(channels.channel(scheduler))
+        channel = channels.channel(scheduler, Role.SCHEDULER)
+        self._stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
         self._thread.start()

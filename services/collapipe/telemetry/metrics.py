@@ -1,10 +1,12 @@
 """Every metric of the system, and the only functions that change one.
 
-Names have the prefix `collapipe_` and base units; labels are bounded: cluster, stage, direction, way, action,
+Names have the prefix `collapipe_` and base units; labels are bounded: cluster, stage, direction, way, action, phase,
 outcome, link ("sender>receiver", host ids), codec, host, and the established labels of gRPC. Metrics of a service that has no use for them stay at no samples.
 """
 
+import math
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -33,6 +35,12 @@ _waiting_seconds = Counter(
     "collapipe_stage_waiting_seconds_total",
     "Time that a stage waited for a micro-batch or a gradient.",
     _STAGE,
+)
+_sending_seconds = Counter(
+    "collapipe_stage_sending_seconds_total",
+    "Time from taking up a frame for a neighbour to the network's taking its last byte: encoding, pacing, waiting for "
+    "room. Another thread does it for each direction, so it overlaps with computing.",
+    (*_STAGE, "direction"),
 )
 _steps = Counter(
     "collapipe_stage_steps_total", "Mini-batches that a stage ran forward and backward.", _STAGE
@@ -111,6 +119,11 @@ _round_seconds = Histogram(
     ("outcome",),
     buckets=_ROUND_BUCKETS,
 )
+_phase_seconds = Gauge(
+    "collapipe_round_phase_seconds",
+    "Time that a part of the last committed round took in a cluster.",
+    ("cluster", "phase"),
+)
 _aggregation_seconds = Histogram(
     "collapipe_aggregation_seconds",
     "Time to collect the clusters' weights, average and commit them.",
@@ -133,6 +146,10 @@ _solve_seconds = Histogram(
 _plans_kept = Counter(
     "collapipe_plans_kept_total", "Rounds whose plan was kept, and why.", ("reason",)
 )
+_plans_infeasible = Counter(
+    "collapipe_plans_infeasible_total", "Rounds for which no plan keeps within the limits."
+)
+_jobs_ended = Counter("collapipe_jobs_ended_total", "Jobs that ended, by how.", ("outcome",))
 _moved_blocks = Counter("collapipe_moved_blocks_total", "Blocks that changed hands.", ("cluster",))
 _placed_blocks = Gauge("collapipe_placed_blocks", "Blocks that a device runs.", ("host",))
 _planned_micro_batches = Gauge(
@@ -164,6 +181,11 @@ _call_seconds = Histogram(
     ("grpc_type", "grpc_service", "grpc_method"),
     buckets=_CALL_BUCKETS,
 )
+_state_free = Gauge(
+    "collapipe_state_free_bytes",
+    "Room that is left on the disk where this service keeps its state.",
+    ("directory",),
+)
 _peak_memory = Gauge(
     "collapipe_process_peak_resident_memory_bytes", "Largest resident memory of this process."
 )
@@ -188,12 +210,39 @@ for _outcome in ("committed", "aborted"):
     _round_seconds.labels(_outcome)
 
 
+def scheduler_opened(source: str) -> None:
+    """Makes the series of a scheduler appear at 0: what first appears at 1 has not grown for who asks."""
+    _telemetry_failures.labels(source)
+    for reason in ("hysteresis", "solver_failed", "solver_slow", "telemetry_missing"):
+        _plans_kept.labels(reason)
+    for outcome in ("succeeded", "failed", "cancelled"):
+        _jobs_ended.labels(outcome)
+
+
+def state_kept(directory: Path) -> None:
+    """A service keeps its state in a directory; the room that is left is measured whenever it is asked for."""
+    _state_free.labels(str(directory)).set_function(lambda: _free_bytes(directory.absolute()))
+
+
+def _free_bytes(directory: Path) -> float:
+    """Room on the disk of a directory that may not be there yet; NaN when nobody can tell: a page must not fail."""
+    for place in (directory, *directory.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except FileNotFoundError:
+            continue
+        except OSError:
+            break
+    return math.nan
+
+
 def stage_opened(cluster: str, stage: str) -> None:
     """Makes the series of a stage appear, at 0 where nothing happened yet."""
     for action, histogram in _action_seconds.items():
         histogram.labels(cluster, stage)
         for way in ("sent", "received"):
             _link_bytes.labels(cluster, stage, action, way)
+        _sending_seconds.labels(cluster, stage, action)
     for counter in (_block_samples, _stage_samples, _activation_bytes, _update_seconds):
         counter.labels(cluster, stage)
     _waiting_seconds.labels(cluster, stage)
@@ -223,6 +272,11 @@ def stage_worked(
 def stage_updated(cluster: str, stage: str, seconds: float) -> None:
     """A stage took an optimizer step."""
     _update_seconds.labels(cluster, stage).inc(seconds)
+
+
+def stage_sent(cluster: str, stage: str, direction: str, seconds: float) -> None:
+    """A frame of a stage left "forward" or "backward", after so long."""
+    _sending_seconds.labels(cluster, stage, direction).inc(seconds)
 
 
 def stage_held(cluster: str, stage: str, in_flight: int, stash_bytes: int) -> None:
@@ -284,6 +338,22 @@ def round_predicted(predicted_seconds: float, observed_seconds: float) -> None:
     _predicted_seconds.set(predicted_seconds)
     _observed_seconds.set(observed_seconds)
     _prediction_error.observe(abs(predicted_seconds - observed_seconds) / observed_seconds)
+
+
+def round_phases(cluster: str, seconds: Mapping[str, float]) -> None:
+    """How long each part of a committed round took in a cluster."""
+    for phase, value in seconds.items():
+        _phase_seconds.labels(cluster, phase).set(value)
+
+
+def plan_infeasible() -> None:
+    """No plan keeps within the limits."""
+    _plans_infeasible.inc()
+
+
+def job_ended(outcome: str) -> None:
+    """A job "succeeded", "failed" or was "cancelled"."""
+    _jobs_ended.labels(outcome).inc()
 
 
 def plan_solved(seconds: float) -> None:

@@ -86,6 +86,11 @@ def start_probes(root: Path = Path("/sys"), interval_seconds: float = 1.0) -> Pr
     return Probes(root, interval_seconds)
 
 
+def processor_celsius(root: Path = Path("/sys")) -> float | None:
+    """The temperature of the hottest zone of the processor; `None` where no sensor shows one."""
+    return _Zones(root).celsius()
+
+
 class _Integrator:
     """Makes energy of power, by the mean of two readings."""
 

@@ -37,6 +37,7 @@ run_service("tester", ServiceSettings, start)
 def service(tmp_path: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
     """A service in a process of its own."""
     command = [sys.executable, "-c", SERVICE, "--ready-file", str(tmp_path / "ready.json")]
+    command += ["--insecure"]
     process = subprocess.Popen(
         [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -109,7 +110,7 @@ def test_process_ends_with_its_parent(tmp_path: Path) -> None:
     parent_code = (
         "import os, subprocess, sys, time\n"
         "subprocess.Popen([sys.executable, '-c', sys.argv[1], '--ready-file', sys.argv[2],"
-        " '--exit-with-parent', str(os.getpid())])\n"
+        " '--insecure', '--exit-with-parent', str(os.getpid())])\n"
         "time.sleep(60)\n"
     )
     ready_file = str(tmp_path / "ready.json")

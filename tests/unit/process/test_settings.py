@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field
 
 from collapipe.errors import InvalidInputError
-from collapipe.process import ServiceSettings, _parse
+from collapipe.process import ServiceSettings, parse_settings
 from collapipe.rpc import Security
 
 
@@ -25,7 +25,7 @@ def parse(monkeypatch: pytest.MonkeyPatch) -> Parse:
 
     def parse(*arguments: str) -> SomeSettings:
         monkeypatch.setattr(sys, "argv", ["tester", *arguments])
-        return _parse(SomeSettings)
+        return parse_settings(SomeSettings)
 
     return parse
 
@@ -118,3 +118,8 @@ def test_file_that_is_not_toml_is_named_with_the_place(parse: Parse, config: Pat
 def test_file_that_is_not_there_is_named(parse: Parse, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"--config .*absent.toml: there is no such file"):
         parse("--config", str(tmp_path / "absent.toml"))
+
+
+def test_file_that_cannot_be_looked_for_is_named(parse: Parse) -> None:
+    with pytest.raises(InvalidInputError, match=r"--config x+: there is no such file, or"):
+        parse("--config", "x" * 300)  # as one behind a folder of somebody else

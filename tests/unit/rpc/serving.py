@@ -7,10 +7,15 @@ from typing import Any
 
 import grpc
 
+from collapipe.certificates import Role
 from collapipe.rpc import Security, Server, open_channel, serve
+from collapipe.rpc.permissions import Permissions
 
 SERVICE = "test.TestService"
 ARITIES = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
+
+ALL_ROLES: Permissions = {SERVICE: dict.fromkeys(ARITIES, frozenset(Role) - {Role.AUTHORITY})}
+"""Whoever has a role may call."""
 
 Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 
@@ -50,6 +55,8 @@ def serving(
     of_server: Security | None = None,
     of_client: Security | None = None,
     listen: str = "127.0.0.1:0",
+    callers: Permissions = ALL_ROLES,
+    expected: Role | None = None,
 ) -> Iterator[Served]:
     plain = Security.insecure()
     methods = Methods(behaviours)
@@ -57,8 +64,9 @@ def serving(
         listen,
         of_server or plain,
         lambda grpc_server, address: grpc_server.add_generic_rpc_handlers((methods,)),
+        callers,
     )
-    channel = open_channel(server.address, of_client or plain)
+    channel = open_channel(server.address, of_client or plain, expected)
     try:
         yield Served(server, channel)
     finally:

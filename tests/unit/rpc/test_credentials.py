@@ -1,88 +1,27 @@
 import datetime
-import ipaddress
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
-from collapipe.errors import InvalidInputError, PeerLostError
+from collapipe.certificates import Identity, Role
+from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
 from collapipe.rpc import Security, call
 
+from .authorities import Authority
 from .serving import ECHO, SERVICE, serving
 
 PLAIN = Security.insecure()
 
 
-@dataclass
-class Authority:
-    """Signs certificates; keeps them in a folder."""
-
-    folder: Path
-    name: str
-
-    def __post_init__(self) -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.name)])
-        certificate = self._sign(self._key, self._subject, is_authority=True)
-        self.path = self._write("ca", certificate.public_bytes(serialization.Encoding.PEM))
-
-    def security(self, role: str) -> Security:
-        """Of a process with a certificate of this authority."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, role)])
-        certificate = self._sign(key, subject, is_authority=False)
-        pem = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        return Security(
-            self.path,
-            self._write(role, certificate.public_bytes(serialization.Encoding.PEM)),
-            self._write(f"{role}-key", pem),
-        )
-
-    def _sign(
-        self, key: ec.EllipticCurvePrivateKey, subject: x509.Name, *, is_authority: bool
-    ) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.timezone.utc)
-        names = x509.SubjectAlternativeName([x509.IPAddress(_loopback())])
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-            .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
-            .add_extension(names, critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
-
-    def _write(self, name: str, data: bytes) -> Path:
-        path = self.folder / f"{self.name}-{name}.pem"
-        path.write_bytes(data)
-        return path
-
-
-def _loopback() -> ipaddress.IPv4Address:
-    return ipaddress.IPv4Address("127.0.0.1")
-
-
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls"), "ours")
+    return Authority(tmp_path_factory.mktemp("ours"))
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls"), "others")
+    return Authority(tmp_path_factory.mktemp("others"))
 
 
 def ask(of_server: Security, of_client: Security) -> bytes:
@@ -92,35 +31,37 @@ def ask(of_server: Security, of_client: Security) -> bytes:
 
 
 def test_peers_of_one_authority_know_each_other(ours: Authority) -> None:
-    assert ask(ours.security("server"), ours.security("client")) == b"hello"
+    assert ask(ours.security("scheduler:server"), ours.security("client:me")) == b"hello"
 
 
 def test_identity_of_the_caller_is_known_to_the_server(ours: Authority) -> None:
     def who(request: bytes, context: grpc.ServicerContext) -> bytes:
-        return context.auth_context()["x509_common_name"][0]
+        return context.auth_context()["peer_uri"][0]
 
     with serving(
-        {"unary_unary": who}, ours.security("server"), ours.security("device-1")
+        {"unary_unary": who},
+        ours.security("scheduler:server"),
+        ours.security("device-agent:device-1"),
     ) as served:
-        assert served.call("unary_unary") == [b"device-1"]
+        assert served.call("unary_unary") == [b"spiffe://collapipe/device-agent/device-1"]
 
 
 def test_caller_of_another_authority_is_refused(ours: Authority, others: Authority) -> None:
-    stranger = others.security("client")
+    stranger = others.security("client:me")
     trusting = Security(ours.path, stranger.certificate, stranger.key)
-    with pytest.raises(PeerLostError, match="the server cannot be reached"):
-        ask(ours.security("server"), trusting)
+    with pytest.raises(PeerLostError, match="this side's certificate may have expired"):
+        ask(ours.security("scheduler:server"), trusting)
 
 
 def test_server_of_another_authority_is_refused(ours: Authority, others: Authority) -> None:
-    impostor = others.security("server")
+    impostor = others.security("scheduler:server")
     trusting = Security(ours.path, impostor.certificate, impostor.key)
-    with pytest.raises(PeerLostError, match="the server cannot be reached"):
-        ask(trusting, ours.security("client"))
+    with pytest.raises(PeerLostError, match="its certificate is of another authority"):
+        ask(trusting, ours.security("client:me"))
 
 
 def test_caller_without_a_certificate_is_refused(ours: Authority) -> None:
-    with serving(ECHO, ours.security("server")) as served:
+    with serving(ECHO, ours.security("scheduler:server")) as served:
         credentials = grpc.ssl_channel_credentials(ours.path.read_bytes())
         with grpc.secure_channel(served.server.address, credentials) as channel:
             method = channel.unary_unary(f"/{SERVICE}/unary_unary")
@@ -130,8 +71,8 @@ def test_caller_without_a_certificate_is_refused(ours: Authority) -> None:
 
 def test_plain_text_and_tls_do_not_meet(ours: Authority) -> None:
     for of_server, of_client in (
-        (ours.security("server"), PLAIN),
-        (PLAIN, ours.security("client")),
+        (ours.security("scheduler:server"), PLAIN),
+        (PLAIN, ours.security("client:me")),
     ):
         with pytest.raises(PeerLostError, match="the server cannot be reached"):
             ask(of_server, of_client)
@@ -148,7 +89,7 @@ def test_nothing_given_is_refused_and_names_both_ways(tmp_path: Path) -> None:
 
 
 def test_missing_flag_is_named(ours: Authority) -> None:
-    security = ours.security("some")
+    security = ours.security("device-agent:some")
     with pytest.raises(InvalidInputError, match="^--tls-key not given"):
         Security.of(False, security.ca, security.certificate, None)
 
@@ -159,16 +100,116 @@ def test_plain_text_with_certificates_is_refused(ours: Authority) -> None:
 
 
 def test_file_that_is_not_there_is_named(ours: Authority, tmp_path: Path) -> None:
-    security = ours.security("some")
+    security = ours.security("device-agent:some")
     with pytest.raises(InvalidInputError, match=r"--tls-cert .*absent.pem: there is no such file"):
         Security.of(False, security.ca, tmp_path / "absent.pem", security.key)
 
 
+def test_file_that_cannot_be_looked_for_is_named(ours: Authority) -> None:
+    security = ours.security("device-agent:some")
+    unusable = Path("x" * 300)  # as one behind a folder of somebody else
+    with pytest.raises(InvalidInputError, match=r"--tls-key x+: there is no such file, or"):
+        Security.of(False, security.ca, security.certificate, unusable)
+
+
 def test_what_was_asked_for_is_what_comes(ours: Authority) -> None:
-    security = ours.security("some")
+    security = ours.security("device-agent:some")
     assert Security.of(False, security.ca, security.certificate, security.key) == security
     assert not security.is_insecure
     assert Security.of(True, None, None, None) == PLAIN
     assert PLAIN.is_insecure
     assert PLAIN.server_credentials() is None
     assert PLAIN.channel_credentials() is None
+
+
+# --- what a process shows, as its peers see it
+
+
+def test_identity_and_end_are_read_from_the_certificate(ours: Authority) -> None:
+    presented = ours.security("control-unit:cu-0").presented()
+    assert presented is not None
+    assert presented.identity == Identity(Role.CONTROL_UNIT, "cu-0")
+    year = datetime.timedelta(days=365)
+    left = presented.expires - datetime.datetime.now(datetime.timezone.utc)
+    assert year - datetime.timedelta(hours=1) < left <= year
+    assert PLAIN.presented() is None
+
+
+def test_certificate_that_has_expired_is_refused_at_the_start(ours: Authority) -> None:
+    old = ours.expired("device-agent:old")
+    with pytest.raises(WrongStateError, match=r"certificate has expired\): renew it.*clock"):
+        Security.of(False, old.ca, old.certificate, old.key)
+
+
+def test_certificate_of_the_future_is_refused_with_the_clock_of_this_machine(
+    ours: Authority,
+) -> None:
+    young = ours.future("device-agent:young")
+    with pytest.raises(WrongStateError, match=r"not yet valid\): set the clock.*UTC"):
+        Security.of(False, young.ca, young.certificate, young.key)
+
+
+def test_certificate_of_another_authority_is_refused_at_the_start(
+    ours: Authority, others: Authority
+) -> None:
+    stranger = others.security("device-agent:stranger")
+    with pytest.raises(InvalidInputError, match="must be signed by the authority of --tls-ca"):
+        Security.of(False, ours.path, stranger.certificate, stranger.key)
+
+
+def test_certificate_without_a_role_is_refused_with_the_remedy(ours: Authority) -> None:
+    nobody = ours.without_role("nobody")
+    with pytest.raises(InvalidInputError, match="has no role.*collapipe certs issue"):
+        Security.of(False, nobody.ca, nobody.certificate, nobody.key)
+
+
+# --- whom a caller talks to
+
+
+def test_server_whose_certificate_has_expired_is_refused_and_the_remedy_is_told(
+    ours: Authority,
+) -> None:
+    with pytest.raises(PeerLostError, match="its certificate has expired: renew it"):
+        ask(ours.expired("scheduler:server"), ours.security("client:me"))
+
+
+def test_caller_whose_certificate_has_expired_is_refused_and_the_cause_is_hinted_at(
+    ours: Authority,
+) -> None:
+    with pytest.raises(PeerLostError, match="this side's certificate may have expired"):
+        ask(ours.security("scheduler:server"), ours.expired("client:me"))
+
+
+def test_server_at_an_address_that_its_certificate_lacks_is_refused(ours: Authority) -> None:
+    elsewhere = ours.security("device-agent:elsewhere")
+    with serving(ECHO, elsewhere, ours.security("client:me"), "127.0.0.2:0") as served:
+        method = served.channel.unary_unary(f"/{SERVICE}/unary_unary")
+        with pytest.raises(PeerLostError, match="its certificate has another name or role"):
+            call(method, b"", "the server", seconds=5)
+
+
+def test_server_is_reached_at_an_address_that_was_issued_to_it(ours: Authority) -> None:
+    there = ours.security("device-agent:there", "127.0.0.3")
+    with serving(ECHO, there, ours.security("client:me"), "127.0.0.3:0") as served:
+        assert served.call("unary_unary") == [b"ask"]
+
+
+def test_device_cannot_pose_as_the_scheduler_even_at_its_address(ours: Authority) -> None:
+    device = ours.security("device-agent:device-0-0")
+    with serving(ECHO, device, ours.security("client:me"), expected=Role.SCHEDULER) as served:
+        method = served.channel.unary_unary(f"/{SERVICE}/unary_unary")
+        with pytest.raises(PeerLostError, match="its certificate has another name or role"):
+            call(method, b"", "the scheduler", seconds=5)
+
+
+def test_scheduler_is_known_by_its_role_at_any_address(ours: Authority) -> None:
+    scheduler = ours.security("scheduler:server")
+    with serving(
+        ECHO, scheduler, ours.security("client:me"), "127.0.0.4:0", expected=Role.SCHEDULER
+    ) as served:
+        assert served.call("unary_unary") == [b"ask"]
+
+
+def test_client_cannot_serve_with_its_certificate(ours: Authority) -> None:
+    with pytest.raises(PeerLostError, match="the server cannot be reached"):
+        ask(ours.security("client:posing"), ours.security("client:me"))

@@ -15,6 +15,7 @@ CODES = {
     errors.WrongStateError("x"): grpc.StatusCode.FAILED_PRECONDITION,
     errors.InfeasibleError("x"): grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.NotFoundError("x"): grpc.StatusCode.NOT_FOUND,
+    errors.NotPermittedError("x"): grpc.StatusCode.PERMISSION_DENIED,
     errors.PeerLostError("device-1", "x"): grpc.StatusCode.UNAVAILABLE,
     errors.AttemptFailedError("x"): grpc.StatusCode.ABORTED,
     errors.CorruptDataError("x"): grpc.StatusCode.DATA_LOSS,
@@ -52,6 +53,21 @@ def test_error_of_the_core_arrives_as_what_it_was(arity: str) -> None:
         arrived = to_error(failure, "the server")
         assert type(arrived) is kind
         assert str(arrived) == text
+
+
+def test_server_that_hangs_is_told_from_one_that_is_not_there() -> None:
+    asked = threading.Event()
+
+    def hang(request: object, context: object) -> bytes:
+        asked.wait(20)
+        return b""
+
+    with serving({"unary_unary": hang}) as served, pytest.raises(grpc.RpcError) as raised:
+        try:
+            served.call("unary_unary", timeout=0.5)
+        finally:
+            asked.set()
+    assert "it did not answer in time" in str(to_error(raised.value, "the server"))
 
 
 @pytest.mark.parametrize("arity", ["unary_stream", "stream_stream"])

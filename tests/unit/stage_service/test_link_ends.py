@@ -101,7 +101,7 @@ def sender_of(
 
 
 def send(sender: LinkSender, *frames: Frame) -> list[FrameHeader | bytes]:
-    return list(sender.parts(frames, lambda frame: None))
+    return list(sender.parts(frames, lambda frame, seconds: None))
 
 
 # --- what a plan decides
@@ -148,7 +148,7 @@ def test_plan_that_no_link_can_follow_is_refused(link: dict[str, object], said: 
 def test_every_chunk_is_waited_for_between_its_header_and_itself(world: World) -> None:
     shaper = NotingShaper()
     stream = sender_of(world, shaper, LinkSettings(rate_limit_bps=800)).parts(
-        [frame(num_values=62)], lambda frame: shaper.notes.append("sent")
+        [frame(num_values=62)], lambda frame, seconds: shaper.notes.append("sent")
     )
     notes = shaper.notes
     for part in stream:
@@ -163,9 +163,20 @@ def test_every_chunk_is_waited_for_between_its_header_and_itself(world: World) -
     ]
 
 
+def test_sending_lasts_until_the_last_part_is_taken(world: World) -> None:
+    told: list[float] = []
+    stream = sender_of(world, NotingShaper()).parts(
+        [frame(num_values=62)], lambda frame, seconds: told.append(seconds)
+    )
+    for _ in stream:
+        time.sleep(0.02)  # a network that takes its time
+    assert len(told) == 1
+    assert told[0] >= 4 * 0.02  # a header and three chunks
+
+
 def test_stream_that_breaks_off_ends_its_shaping(world: World) -> None:
     shaper = NotingShaper()
-    stream = sender_of(world, shaper).parts([frame()], lambda frame: None)
+    stream = sender_of(world, shaper).parts([frame()], lambda frame, seconds: None)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert shaper.notes[-1] == "close"
@@ -204,7 +215,7 @@ def test_world_that_changes_holds_from_the_next_frame(world: World) -> None:
             world.set(links={"a>b": {"rate_bps": rate}}, time_scale=1 + (rate or 0))
             yield frame()
 
-    for _ in sender.parts(changing(), frames.put):
+    for _ in sender.parts(changing(), lambda frame, seconds: frames.put(frame)):
         pass
     assert shaper.rates == [4000.0, 1000.0, 0.0]
 

@@ -1,5 +1,7 @@
+import shutil
 import socket
 import urllib.request
+from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY, generate_latest
@@ -39,6 +41,34 @@ def test_stage_counts_actions_steps_and_bytes() -> None:
     assert value("collapipe_stage_waiting_seconds_total", **stage) == 1.5
     series = {**stage, "direction": "backward", "way": "received"}
     assert value("collapipe_link_bytes_total", **series) == 300
+
+
+def test_time_of_sending_is_kept_by_direction() -> None:
+    metrics.stage_opened("83", "0")
+    stage = {"cluster": "83", "stage": "0"}
+    for seconds in (0.25, 0.5):
+        metrics.stage_sent("83", "0", "forward", seconds)
+    sending = "collapipe_stage_sending_seconds_total"
+    assert value(sending, **stage, direction="forward") == 0.75
+    assert value(sending, **stage, direction="backward") == 0
+
+
+def test_series_of_a_scheduler_appear_at_zero_when_it_opens() -> None:
+    metrics.scheduler_opened("source-of-test")
+    assert value("collapipe_telemetry_failures_total", source="source-of-test") == 0
+    assert value("collapipe_plans_kept_total", reason="solver_slow") is not None
+    assert value("collapipe_jobs_ended_total", outcome="failed") is not None
+    infeasible = value("collapipe_plans_infeasible_total")
+    assert infeasible is not None
+    metrics.plan_infeasible()
+    assert value("collapipe_plans_infeasible_total") == infeasible + 1
+
+
+def test_room_for_state_is_told_before_its_directory_exists(tmp_path: Path) -> None:
+    later = tmp_path / "not" / "yet"
+    metrics.state_kept(later)
+    free = value("collapipe_state_free_bytes", directory=str(later))
+    assert free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.2)
 
 
 def test_training_and_evaluation_are_told() -> None:
@@ -85,7 +115,17 @@ def test_memory_of_this_process_is_told() -> None:
 def test_every_metric_has_our_prefix_and_a_base_unit() -> None:
     established = ("grpc_server_", "process_", "python_")
     units = ("seconds", "bytes", "bps", "joules", "watts", "celsius", "hertz", "ratio")
-    counted = ("samples", "steps", "hosts", "batches", "blocks", "plans_kept", "failures")
+    counted = (
+        "samples",
+        "steps",
+        "hosts",
+        "batches",
+        "blocks",
+        "plans_kept",
+        "failures",
+        "infeasible",
+        "ended",
+    )
     plain = ("loss", "metric", "in_flight", "gain", "present", "backlog", "objective")
     ours = [
         family

@@ -1,0 +1,212 @@
+"""`collapipe certs`: the authority of a deployment, its certificates, and join tokens.
+
+The libraries are imported by the commands: `collapipe` also runs where the extra `certs` is not installed.
+"""
+
+import datetime
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from collapipe.certificates import Identity, Role
+from collapipe.certificates.identity import OF_OPERATORS
+from collapipe.errors import InvalidInputError
+from collapipe_client.cli_options import AsJson
+from collapipe_client.reporting import complain, exit_codes, print_json, say
+
+certs_app = typer.Typer(
+    no_args_is_help=True, help="Certificates: who belongs to a deployment, and as what."
+)
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority.")]
+Addresses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--address",
+        metavar="HOST",
+        help="DNS name or IP address by which others reach it, besides NAME. May be repeated.",
+    ),
+]
+Days = Annotated[int, typer.Option(min=1, max=3650, help="How long the certificates last.")]
+_HOLDER = "ROLE:NAME"
+_ROLES_HELP = f"ROLE is {', '.join(role.value for role in OF_OPERATORS)}; NAME the host id."
+
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+
+
+@certs_app.command("init")
+def init(folder: Folder, as_json: AsJson = False) -> None:
+    """Make an authority: the key that signs for a whole deployment. Back it up; show it to nobody."""
+    with exit_codes(as_json), certs_extra():
+        from collapipe.certificates.authority_folder import AuthorityFolder
+
+        authority = AuthorityFolder.create(folder)
+        if as_json:
+            print_json({"ca": str(authority.ca_file)})
+        else:
+            say(
+                f"the authority is in {folder}; every peer trusts {authority.ca_file}, nobody may read "
+                f"{folder}/ca-key.pem\nnext: collapipe certs issue {shlex.quote(str(folder))} scheduler:scheduler"
+            )
+
+
+@certs_app.command("issue")
+def issue(
+    folder: Folder,
+    holders: Annotated[list[str], typer.Argument(metavar=f"{_HOLDER}...", help=_ROLES_HELP)],
+    address: Addresses = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Gets a folder NAME for each. Default: DIR/issued."),
+    ] = None,
+    days: Days = 365,
+    init: Annotated[
+        bool, typer.Option("--init", help="Make the authority first, if there is none.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make certificates: NAME/ca.pem, cert.pem and key.pem.
+
+    Can be repeated: a certificate that is good stays, one with less than a third of its life left is
+    renewed, and one that was for other addresses is replaced.
+    """
+    with exit_codes(as_json), certs_extra():
+        from collapipe.certificates.authority_folder import AuthorityFolder
+
+        identities = [Identity.parse(holder) for holder in holders]
+        if init and not AuthorityFolder.exists(folder):
+            AuthorityFolder.create(folder)
+        authority = AuthorityFolder(folder)
+        lifetime = datetime.timedelta(days=days)
+        done = []
+        for identity in identities:
+            target = (out or folder / "issued") / identity.name
+            outcome, expires = authority.issue(identity, address or [], target, lifetime)
+            done.append({**_entry(identity, expires), "folder": str(target), "outcome": outcome})
+            if not as_json:
+                say(f"{identity}: {outcome}, until {expires:%Y-%m-%d}: {target}")
+        if as_json:
+            print_json({"certificates": done})
+
+
+@certs_app.command("list")
+def list_certificates(folder: Folder, as_json: AsJson = False) -> None:
+    """List who has a certificate that is valid."""
+    with exit_codes(as_json), certs_extra():
+        from collapipe.certificates.authority_folder import AuthorityFolder
+        from collapipe.certificates.forms import utc_now
+
+        issued = AuthorityFolder(folder).certificates()
+        if as_json:
+            entries = [
+                {**_entry(one.identity, one.expires), "addresses": sorted(one.hosts)}
+                for one in issued
+            ]
+            print_json({"certificates": entries})
+            return
+        for one in issued:
+            days = (one.expires - utc_now()).days
+            say(
+                f"{one.identity.role.value:13} {one.identity.name:24} until {one.expires:%Y-%m-%d} ({days} days)  "
+                f"{', '.join(sorted(one.hosts - {one.identity.name}))}".rstrip()
+            )
+        if not issued:
+            say(f"none yet: collapipe certs issue {shlex.quote(str(folder))} scheduler:scheduler")
+
+
+@certs_app.command("token")
+def token(
+    folder: Folder,
+    holder: Annotated[str, typer.Argument(metavar=_HOLDER, help=_ROLES_HELP)],
+    scheduler: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the box reaches the scheduler.")
+    ],
+    authority: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Where the box reaches `python -m collapipe.authority`."
+        ),
+    ],
+    cluster: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Cluster of the box.")] = 0,
+    address: Addresses = None,
+    valid: Annotated[
+        str, typer.Option(metavar="TIME", help="How long it can be used: 30m, 12h, 7d.")
+    ] = "1h",
+    days: Days = 365,
+    as_json: AsJson = False,
+) -> None:
+    """Make a join token: whoever has it can join once as NAME, with `collapipe join TOKEN`.
+
+    Hand it over as you would a password; used, it is worthless.
+    """
+    with exit_codes(as_json), certs_extra():
+        from collapipe.certificates import forms, tokens
+        from collapipe.certificates.authority_folder import AuthorityFolder
+        from collapipe.v1.enrollment_pb2 import JoinToken
+
+        identity = Identity.parse(holder)
+        for option, value in (("--scheduler", scheduler), ("--authority", authority)):
+            read_address(option, value)
+        duration = read_duration("--valid", valid)
+        opened = AuthorityFolder(folder)
+        lifetime = datetime.timedelta(days=days)
+        text = tokens.encode_token(
+            JoinToken(
+                secret=opened.make_token(identity, address or [], duration, lifetime),
+                authority_certificate=forms.der(opened.certificate),
+                authority_address=authority,
+                scheduler_address=scheduler,
+                identity=identity.uri,
+                cluster_index=cluster,
+            )
+        )
+        if as_json:
+            print_json({"token": text, "role": identity.role.value, "name": identity.name})
+            return
+        print(text, flush=True)
+        # beside it, so that $(collapipe certs token ...) is the token alone
+        complain(f"{identity} can join once within {valid}: collapipe join TOKEN")
+        if identity.role is Role.SCHEDULER:
+            complain("hosts look for the scheduler at the address that their own tokens name")
+
+
+def read_address(option: str, text: str) -> tuple[str, int]:
+    """Reads HOST:PORT; raises `InvalidInputError`."""
+    found = re.fullmatch(r"([^\s/]+):(\d{1,5})", text, re.ASCII)
+    if not found or not 0 < int(found[2]) < 65536:
+        raise InvalidInputError(f"{option} {text}: is not HOST:PORT, for example 192.168.1.10:7100")
+    return found[1], int(found[2])
+
+
+def read_duration(option: str, text: str) -> datetime.timedelta:
+    """Reads 30m, 12h or 7d; raises `InvalidInputError`."""
+    found = re.fullmatch(r"(\d{1,4})([mhd])", text, re.ASCII)
+    if not found or not int(found[1]):
+        raise InvalidInputError(f"{option} {text}: is no time, for example 30m, 12h or 7d")
+    return datetime.timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+@contextmanager
+def certs_extra() -> Iterator[None]:
+    """Says what to install where the library is missing that makes certificates."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "cryptography":
+            raise
+        raise InvalidInputError(
+            'certificates need the package cryptography: pip install "collapipe[certs]"'
+        ) from None
+
+
+def _entry(identity: Identity, expires: datetime.datetime) -> dict[str, str]:
+    return {
+        "role": identity.role.value,
+        "name": identity.name,
+        "expires": expires.isoformat(),
+    }

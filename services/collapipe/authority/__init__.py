@@ -1,0 +1,1 @@
+"""The service that lets boxes join: a token in, a certificate out."""

@@ -1,0 +1,5 @@
+"""`python -m collapipe.authority`."""
+
+from collapipe.authority.app import main
+
+main()

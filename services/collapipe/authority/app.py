@@ -1,0 +1,52 @@
+"""Wires the authority's service and serves it."""
+
+from functools import cached_property
+from pathlib import Path
+
+import grpc
+from pydantic import Field
+
+from collapipe.authority.servicer import EnrollmentServicer
+from collapipe.certificates import Identity, Role
+from collapipe.certificates.authority_folder import AUTHORITY_LIFETIME, AuthorityFolder
+from collapipe.errors import InvalidInputError
+from collapipe.process import Running, ServiceSettings, run_service
+from collapipe.rpc import Security, serve
+from collapipe.v1 import enrollment_pb2_grpc
+
+
+class AuthoritySettings(ServiceSettings):
+    """Settings of the authority's service."""
+
+    dir: Path = Field(description="Folder of the authority, made by `collapipe certs init`.")
+
+    @cached_property
+    def security(self) -> Security:
+        """A certificate of its own making, and none asked of callers: they have none yet; raises `InvalidInputError`."""
+        if self.insecure or self.tls_ca or self.tls_cert or self.tls_key:
+            raise InvalidInputError(
+                "--insecure and --tls-... are not for the authority, which always speaks TLS with a certificate that "
+                "it makes itself: leave them out"
+            )
+        folder = self.dir / "own"
+        own = Identity(Role.AUTHORITY, "authority")
+        AuthorityFolder(self.dir).issue(own, [], folder, AUTHORITY_LIFETIME)
+        return Security(
+            folder / "ca.pem", folder / "cert.pem", folder / "key.pem", asks_callers=False
+        )
+
+
+def start(settings: AuthoritySettings, metrics_address: str) -> Running:
+    """Starts serving."""
+    servicer = EnrollmentServicer(AuthorityFolder(settings.dir))
+
+    def add_services(server: grpc.Server, address: str) -> None:
+        enrollment_pb2_grpc.add_EnrollmentServiceServicer_to_server(servicer, server)
+
+    server = serve(settings.listen, settings.security, add_services)
+    return Running(server.address, server.drain)
+
+
+def main() -> None:
+    """Runs the process."""
+    run_service("authority", AuthoritySettings, start)

@@ -1,0 +1,51 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class JoinToken(_message.Message):
+    __slots__ = ("secret", "authority_certificate", "authority_address", "scheduler_address", "identity", "cluster_index")
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITY_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITY_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    secret: bytes
+    authority_certificate: bytes
+    authority_address: str
+    scheduler_address: str
+    identity: str
+    cluster_index: int
+    def __init__(self, secret: _Optional[bytes] = ..., authority_certificate: _Optional[bytes] = ..., authority_address: _Optional[str] = ..., scheduler_address: _Optional[str] = ..., identity: _Optional[str] = ..., cluster_index: _Optional[int] = ...) -> None: ...
+
+class EnrollRequest(_message.Message):
+    __slots__ = ("secret", "certificate_request")
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    secret: bytes
+    certificate_request: bytes
+    def __init__(self, secret: _Optional[bytes] = ..., certificate_request: _Optional[bytes] = ...) -> None: ...
+
+class EnrollResponse(_message.Message):
+    __slots__ = ("certificate", "observed_host")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_HOST_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    observed_host: str
+    def __init__(self, certificate: _Optional[bytes] = ..., observed_host: _Optional[str] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("certificate", "certificate_request")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    certificate_request: bytes
+    def __init__(self, certificate: _Optional[bytes] = ..., certificate_request: _Optional[bytes] = ...) -> None: ...
+
+class RenewResponse(_message.Message):
+    __slots__ = ("certificate",)
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    def __init__(self, certificate: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,147 @@
+"""A deployment of real processes that speak mutual TLS, with certificates and a token of `collapipe certs`."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from collapipe.rpc import Security
+from collapipe_client import CollaPipeClient
+from collapipe_client.cli import app
+
+_LIMIT_SECONDS = 90.0
+
+
+class SecuredDeployment:
+    """A scheduler, an edge server, a control unit and a device with issued certificates; a device that joined.
+
+    Args:
+        folder: Of everything.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = folder / "authority"
+        self.addresses: dict[str, str] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._owned = ExitStack()
+
+    def __enter__(self) -> "SecuredDeployment":
+        with ExitStack() as owned:
+            owned.callback(self._end)
+            self._start()
+            self._owned = owned.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._owned.close()
+
+    def security(self, name: str) -> Security:
+        """With the certificate of somebody."""
+        tls = self.authority / "issued" / name
+        if name == "device-0-1":
+            tls = self.folder / "box" / "tls"
+        return Security(tls / "ca.pem", tls / "cert.pem", tls / "key.pem")
+
+    def client(self) -> CollaPipeClient:
+        """Opens a client."""
+        return CollaPipeClient(self.addresses["scheduler"], self.security("me"))
+
+    def log(self, name: str) -> str:
+        """What a process has written."""
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8")
+
+    def start(self, name: str, module: str, *options: str) -> None:
+        """Starts a process."""
+        ready = self.folder / f"{name}.ready"
+        own = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
+        self._spawn(name, [module, *own, "--ready-file", str(ready), *options])
+
+    def _spawn(
+        self, name: str, line: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        with open(self.folder / f"{name}.log", "wb") as log:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", *line],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | dict(environment or {}),
+            )
+
+    def wait(self, *names: str) -> None:
+        """Waits until processes serve."""
+        deadline = time.monotonic() + _LIMIT_SECONDS
+        for name in names:
+            ready = self.folder / f"{name}.ready"
+            while not ready.exists():
+                assert self._processes[name].poll() is None, self.log(name)
+                assert time.monotonic() < deadline, f"{name} does not serve: {self.log(name)}"
+                time.sleep(0.05)
+            self.addresses[name] = json.loads(ready.read_text())["address"]
+
+    def files(self, name: str) -> Sequence[str]:
+        """The flags that name a certificate."""
+        tls = self.security(name)
+        return [f"--tls-ca={tls.ca}", f"--tls-cert={tls.certificate}", f"--tls-key={tls.key}"]
+
+    def _start(self) -> None:
+        roles = ["scheduler:scheduler", "edge-server:edge-server", "client:me"]
+        roles += ["control-unit:control-unit-0", "device-agent:device-0-0"]
+        collapipe("certs", "issue", str(self.authority), "--init", *roles)
+        self.start("authority", "collapipe.authority", "--dir", str(self.authority))
+        state = str(self.folder / "scheduler-state")
+        self.start(
+            "scheduler", "collapipe.scheduler", "--state-dir", state, *self.files("scheduler")
+        )
+        self.wait("authority", "scheduler")
+        scheduler = ["--scheduler", self.addresses["scheduler"]]
+        for name, module in (("edge-server", "edge_server"), ("control-unit-0", "control_unit")):
+            state = ["--state-dir", str(self.folder / f"{name}-state")]
+            self.start(name, f"collapipe.{module}", *scheduler, *state, *self.files(name))
+        self.start("device-0-0", "collapipe.device_agent", *scheduler, *self.files("device-0-0"))
+        self._join(scheduler)
+        self.wait("edge-server", "control-unit-0", "device-0-0", "device-0-1")
+
+    def _join(self, scheduler: Sequence[str]) -> None:
+        """As on another machine: nothing but the token gets there."""
+        token = collapipe(
+            *("certs", "token", str(self.authority), "device-agent:device-0-1", *scheduler),
+            *("--authority", self.addresses["authority"]),
+        )
+        # becomes the device agent, and is told by its environment what only a test wants
+        ready = str(self.folder / "device-0-1.ready")
+        environment = {
+            "READY_FILE": ready,
+            "LISTEN": "127.0.0.1:0",
+            "METRICS_LISTEN": "127.0.0.1:0",
+        }
+        self._spawn(
+            "device-0-1",
+            ["collapipe_client", "join", token, "--folder", str(self.folder / "box"), "--run"],
+            {f"COLLAPIPE_{name}": value for name, value in environment.items()}
+            | {"COLLAPIPE_ADVERTISE": ""},
+        )
+
+    def _end(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def collapipe(*arguments: str) -> str:
+    """Runs a command of the client; what it printed."""
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return result.stdout.strip()

@@ -1,0 +1,161 @@
+"""A deployment over mutual TLS trains, and everybody may do what their role may, and nothing else."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from reference.tiny_jobs import make_job
+
+from collapipe.certificates import Role
+from collapipe.errors import NotPermittedError, PeerLostError
+from collapipe.rpc import Security, call, open_channel
+from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc, scheduler_pb2, stage_pb2_grpc
+from collapipe.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from integration.secured import SecuredDeployment, collapipe
+
+HOSTS = {"edge-server", "control-unit-0", "device-0-0", "device-0-1"}
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredDeployment]:
+    with SecuredDeployment(tmp_path_factory.mktemp("secured")) as deployment:
+        yield deployment
+
+
+def ask(deployment: SecuredDeployment, security: Security, method: str, request: Any) -> Any:
+    """Calls the scheduler."""
+    with open_channel(deployment.addresses["scheduler"], security, Role.SCHEDULER) as channel:
+        return call(getattr(SchedulerServiceStub(channel), method), request, "the scheduler", 10)
+
+
+def registration(
+    host_id: str, role: scheduler_pb2.HostRole = scheduler_pb2.HOST_ROLE_DEVICE_AGENT
+) -> scheduler_pb2.RegisterHostRequest:
+    host = scheduler_pb2.Host(
+        host_id=host_id, role=role, address="127.0.0.1:1", incarnation="another"
+    )
+    return scheduler_pb2.RegisterHostRequest(host=host)
+
+
+def test_job_trains_over_mutual_tls_with_a_device_that_joined(
+    deployment: SecuredDeployment, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path, devices_per_cluster=2, training={"rounds": 2, "local_steps": 1})
+    deadline = time.monotonic() + 60
+    with deployment.client() as client:
+        while {host.host.host_id for host in client.hosts() if host.alive} != HOSTS:
+            assert time.monotonic() < deadline, {name: deployment.log(name) for name in HOSTS}
+            time.sleep(0.1)
+        job_id = client.submit(job)
+        last = None
+        for event in client.watch(job_id):
+            last = event.status if event.HasField("status") else last
+        assert last is not None and last.state == scheduler_pb2.JOB_STATE_SUCCEEDED, last
+        (plan,) = client.plans(job_id, 0)
+        assert {stage.host_id for stage in plan.stages} == HOSTS
+        files = client.export(job_id, tmp_path / "model")
+    assert any(path.name == "model.safetensors" for path in files)
+
+
+def test_process_takes_its_name_from_its_certificate(deployment: SecuredDeployment) -> None:
+    assert "known as device-agent:device-0-0 until " in deployment.log("device-0-0")
+
+
+def test_device_cannot_submit_a_job(deployment: SecuredDeployment, tmp_path: Path) -> None:
+    request = scheduler_pb2.SubmitJobRequest(config_json=make_job(tmp_path).to_json())
+    with pytest.raises(
+        NotPermittedError,
+        match=r"^device-agent:device-0-0 may not call .*/SubmitJob: .*, client may",
+    ):
+        ask(deployment, deployment.security("device-0-0"), "SubmitJob", request)
+
+
+def test_client_cannot_register_as_a_host(deployment: SecuredDeployment) -> None:
+    with pytest.raises(NotPermittedError, match=r"^client:me may not call .*/RegisterHost: .*"):
+        ask(deployment, deployment.security("me"), "RegisterHost", registration("me"))
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "claimed"),
+    [
+        (
+            "RegisterHost",
+            registration("device-0-0", scheduler_pb2.HOST_ROLE_EDGE_SERVER),
+            "edge-server:device-0-0",
+        ),
+        ("RegisterHost", registration("device-0-1"), "device-agent:device-0-1"),
+        ("RegisterHost", registration("edge-server"), "device-agent:edge-server"),
+        ("Heartbeat", scheduler_pb2.HeartbeatRequest(host_id="device-0-1"), "'device-0-1'"),
+    ],
+    ids=["as an edge server", "as another device", "under the name of another", "for another"],
+)
+def test_device_cannot_speak_for_another_host(
+    deployment: SecuredDeployment, method: str, request_: Any, claimed: str
+) -> None:
+    with pytest.raises(NotPermittedError) as raised:
+        ask(deployment, deployment.security("device-0-0"), method, request_)
+    assert str(raised.value).startswith(
+        f"device-agent:device-0-0 may not speak for {claimed}: the host id and the role"
+    )
+    with deployment.client() as client:
+        assert all(host.host.address != "127.0.0.1:1" for host in client.hosts())
+
+
+def test_device_cannot_command_other_hosts(deployment: SecuredDeployment) -> None:
+    device = deployment.security("device-0-0")
+    with (
+        open_channel(deployment.addresses["edge-server"], device) as channel,
+        pytest.raises(NotPermittedError, match="/CommitRound: .*, scheduler may"),
+    ):
+        stub = edge_server_pb2_grpc.EdgeServerServiceStub(channel)
+        call(
+            lambda request, timeout: next(stub.CommitRound(request, timeout=timeout)),
+            edge_server_pb2.CommitRoundRequest(),
+            "the edge server",
+            10,
+        )
+    with (
+        open_channel(deployment.addresses["device-0-1"], device) as channel,
+        pytest.raises(grpc.RpcError) as raised,
+    ):
+        next(stage_pb2_grpc.StageServiceStub(channel).RunStage(iter(()), timeout=10))
+    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert "control-unit may" in str(raised.value.details())
+
+
+def test_certificate_of_another_authority_is_refused_and_says_so_in_the_log(
+    deployment: SecuredDeployment, tmp_path: Path
+) -> None:
+    """A device of another deployment that trusts this one's authority."""
+    other = tmp_path / "other"
+    collapipe("certs", "issue", str(other), "--init", "device-agent:device-0-0", "client:me")
+    stranger, ours = other / "issued" / "me", deployment.security("me")
+    security = Security(ours.ca, stranger / "cert.pem", stranger / "key.pem")
+    with pytest.raises(PeerLostError, match="this side's certificate may have expired or be of"):
+        ask(deployment, security, "ListHosts", scheduler_pb2.ListHostsRequest())
+
+    tls = other / "issued" / "device-0-0"
+    files = [f"--tls-{name}={tls / f'{name}.pem'}" for name in ("ca", "cert", "key")]
+    deployment.start(
+        *("stranger", "collapipe.device_agent", *files),
+        *("--scheduler", deployment.addresses["scheduler"]),
+    )
+    said = "its certificate is of another authority: both sides need certificates of one"
+    deadline = time.monotonic() + 60
+    while said not in deployment.log("stranger"):
+        assert time.monotonic() < deadline, deployment.log("stranger")
+        time.sleep(0.1)
+
+
+def test_service_with_the_certificate_of_another_role_does_not_start(
+    deployment: SecuredDeployment,
+) -> None:
+    name = "impostor"
+    files = deployment.files("device-0-0")
+    state = str(deployment.folder / "impostor-state")
+    deployment.start(name, "collapipe.scheduler", "--state-dir", state, *files)
+    with pytest.raises(AssertionError, match="is of device-agent:device-0-0, and this is a sched"):
+        deployment.wait(name)

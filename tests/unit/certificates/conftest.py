@@ -1,0 +1,31 @@
+"""An authority whose clock a test can turn."""
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from collapipe.certificates.authority_folder import AuthorityFolder
+from collapipe.certificates.forms import utc_now
+
+
+@dataclass
+class Clock:
+    now: datetime.datetime
+
+    def __call__(self) -> datetime.datetime:
+        return self.now
+
+    def pass_(self, **time: float) -> None:
+        self.now += datetime.timedelta(**time)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(utc_now())
+
+
+@pytest.fixture
+def authority(tmp_path: Path, clock: Clock) -> AuthorityFolder:
+    return AuthorityFolder.create(tmp_path / "authority", clock)

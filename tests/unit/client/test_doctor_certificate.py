@@ -1,0 +1,168 @@
+import errno
+import os
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography", reason="no cryptography here: pip install 'collapipe[certs]'")
+
+from collapipe.certificates import Identity, Role, forms
+from collapipe_client.doctor.certificate import (
+    CertificateFacts,
+    check_certificate,
+    read_certificate,
+)
+from collapipe_client.doctor.check import Check
+
+_NOW = datetime(2026, 3, 1, tzinfo=timezone.utc)
+_YEAR = timedelta(days=365)
+
+
+class _Deployment:
+    """An authority and the files of one box."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._key = forms.new_key()
+        self._certificate = forms.build_authority(self._key, _NOW, 10 * _YEAR)
+        self.ca = self._write("ca.pem", forms.pem(self._certificate))
+
+    def box(self, identity: str = "device-agent:pi-3", *hosts: str) -> tuple[Path, Path, Path]:
+        key = forms.new_key()
+        certificate = forms.build_certificate(
+            Identity.parse(identity),
+            hosts,
+            key.public_key(),
+            (self._key, self._certificate),
+            _NOW,
+            _NOW + _YEAR,
+        )
+        key_file = self._write("key.pem", forms.key_pem(key))
+        key_file.chmod(0o600)
+        return self.ca, self._write("cert.pem", forms.pem(certificate)), key_file
+
+    def _write(self, name: str, data: bytes) -> Path:
+        path = self._folder / name
+        path.write_bytes(data)
+        return path
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> _Deployment:
+    return _Deployment(tmp_path)
+
+
+def _facts(files: tuple[Path, Path, Path]) -> CertificateFacts:
+    facts = read_certificate(*files)
+    assert isinstance(facts, CertificateFacts), facts
+    return facts
+
+
+def _failed(checks: list[Check]) -> list[str]:
+    return [check.found for check in checks if check.result != "ok"]
+
+
+def test_certificate_of_the_deployment_passes(deployment: _Deployment) -> None:
+    facts = _facts(deployment.box("device-agent:pi-3", "192.168.1.23"))
+    assert (facts.role, facts.name, facts.addresses) == (
+        Role.DEVICE_AGENT.value,
+        "pi-3",
+        ("192.168.1.23", "pi-3"),
+    )
+    for host in facts.addresses:
+        checks = check_certificate(
+            facts, role="device-agent", advertised_host=host, now=_NOW + timedelta(days=1)
+        )
+        assert _failed(checks) == []
+        assert "364 days" in checks[-1].found
+
+
+def test_key_of_another_certificate_is_named(deployment: _Deployment) -> None:
+    ca, certificate, key = deployment.box()
+    key.write_bytes(forms.key_pem(forms.new_key()))
+    assert any("not its own" in found for found in _failed(_judge(ca, certificate, key)))
+
+
+def test_certificate_of_another_authority_is_named(deployment: _Deployment, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = _Deployment(tmp_path / "other")
+    _, certificate, key = deployment.box()
+    assert any("not signed" in found for found in _failed(_judge(other.ca, certificate, key)))
+
+
+def test_bundle_with_the_authority_among_others_is_trusted(
+    deployment: _Deployment, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = _Deployment(tmp_path / "other")
+    ca, certificate, key = deployment.box()
+    ca.write_bytes(other.ca.read_bytes() + ca.read_bytes())
+    assert _failed(_judge(ca, certificate, key)) == []
+
+
+def test_certificate_of_another_role_is_named(deployment: _Deployment) -> None:
+    facts = _facts(deployment.box("control-unit:cu-0"))
+    (failed,) = _failed(check_certificate(facts, role="device-agent", now=_NOW))
+    assert "will not accept it as device-agent" in failed
+
+
+def test_address_that_the_certificate_does_not_name_is_told(deployment: _Deployment) -> None:
+    facts = _facts(deployment.box("device-agent:pi-3", "192.168.1.23"))
+    checks = check_certificate(facts, advertised_host="192.168.1.99", now=_NOW)
+    (failed,) = _failed(checks)
+    assert "192.168.1.23" in failed and "192.168.1.99" in failed
+
+
+@pytest.mark.parametrize(
+    ("after", "result", "word"),
+    [
+        (-timedelta(days=3), "fail", "this clock says"),
+        (timedelta(days=300), "ok", "65 days"),
+        (timedelta(days=350), "warn", "15 days"),
+        (timedelta(days=366), "fail", "ended on 2027-03-01"),
+    ],
+)
+def test_dates_are_judged_by_the_clock_of_the_box(
+    deployment: _Deployment, after: timedelta, result: str, word: str
+) -> None:
+    (check,) = check_certificate(_facts(deployment.box()), now=_NOW + after)
+    assert (check.result, word in check.found) == (result, True)
+
+
+def test_remedy_of_a_certificate_is_one_that_works(deployment: _Deployment) -> None:
+    """`join` leaves a certificate alone that is good; `renew` knows none that has expired, and no other host."""
+    facts = _facts(deployment.box())
+    (soon,) = check_certificate(facts, now=_NOW + timedelta(days=350))
+    assert "collapipe renew" in soon.remedy and "collapipe join" not in soon.remedy
+    (late,) = check_certificate(facts, now=_NOW + timedelta(days=366))
+    assert "collapipe join TOKEN" in late.remedy and "collapipe renew" not in late.remedy
+    moved = check_certificate(facts, advertised_host="10.0.0.9", now=_NOW)[0]
+    assert "collapipe join TOKEN --advertise 10.0.0.9:PORT" in moved.remedy
+
+
+def test_key_that_others_may_read_is_warned_of(deployment: _Deployment) -> None:
+    ca, certificate, key = deployment.box()
+    key.chmod(0o640)
+    (check,) = [c for c in _judge(ca, certificate, key) if c.result != "ok"]
+    assert (check.name, check.result, "640" in check.found) == ("key", "warn", True)
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_file_that_cannot_be_read_is_named(deployment: _Deployment, missing: int) -> None:
+    files = deployment.box()
+    files[missing].unlink()
+    (check,) = _judge(*files)
+    assert check.result == "fail" and str(files[missing]) in check.found
+    files[missing].write_text("not PEM", encoding="ascii")
+    (check,) = _judge(*files)
+    assert check.result == "fail" and str(files[missing]) in check.found
+
+
+def test_key_that_this_user_may_not_read_is_read_with_sudo() -> None:
+    (check,) = check_certificate(f"/etc/collapipe/tls/key.pem: {os.strerror(errno.EACCES)}")
+    assert (check.result, "sudo" in check.remedy) == ("fail", True)
+
+
+def _judge(ca: Path, certificate: Path, key: Path) -> list[Check]:
+    return check_certificate(read_certificate(ca, certificate, key), now=_NOW)

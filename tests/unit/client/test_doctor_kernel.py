@@ -1,0 +1,178 @@
+import gzip
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from collapipe_client.doctor.kernel import (
+    CgroupFacts,
+    boot_command_line,
+    check_clock,
+    check_clock_offset,
+    check_memory_cgroup,
+    check_shaping,
+    check_temperature,
+    clock_is_kept,
+    find_cgroups,
+    find_qdiscs,
+    kernel_configuration,
+    kernel_modules,
+    qdisc_installed,
+    throttled_word,
+)
+
+
+def _write(root: Path, path: str, text: str) -> Path:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="ascii")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "found"),
+    [
+        ("sys/fs/cgroup/cgroup.controllers", "cpuset cpu io pids\n", CgroupFacts(2, False)),
+        ("sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory\n", CgroupFacts(2, True)),
+        ("proc/cgroups", "#subsys_name h n e\ncpu 3 1 1\nmemory 0 95 0\n", CgroupFacts(1, False)),
+        ("proc/cgroups", "#subsys_name h n e\ncpu 3 1 1\nmemory 9 95 1\n", CgroupFacts(1, True)),
+    ],
+)
+def test_memory_cgroup_is_found_in_both_versions(
+    tmp_path: Path, path: str, text: str, found: CgroupFacts
+) -> None:
+    assert find_cgroups(tmp_path) == CgroupFacts(0, False)
+    _write(tmp_path, path, text)
+    assert find_cgroups(tmp_path) == found
+
+
+@pytest.mark.parametrize("path", ["boot/firmware/cmdline.txt", "boot/cmdline.txt"])
+def test_memory_cgroup_that_is_off_has_a_command_that_turns_it_on(
+    tmp_path: Path, path: str
+) -> None:
+    file = _write(tmp_path, path, "console=tty1 root=PARTUUID=1 rootwait\n")
+    command_line = boot_command_line(tmp_path)
+    check = check_memory_cgroup(CgroupFacts(2, False), command_line)
+    assert check.result == "warn"
+    edit = check.remedy.removeprefix("sudo ").partition(" && ")[0]
+    subprocess.run(["sh", "-c", edit], check=True)
+    assert file.read_text(encoding="ascii").endswith(
+        "rootwait cgroup_enable=memory cgroup_memory=1\n"
+    )
+
+
+def test_memory_cgroup_that_is_on_needs_nothing(tmp_path: Path) -> None:
+    check = check_memory_cgroup(CgroupFacts(2, True), boot_command_line(tmp_path))
+    assert (check.result, check.remedy) == ("ok", "")
+
+
+_MODULES = "kernel/net/sched/sch_htb.ko.xz: kernel/lib/x.ko\nkernel/net/sched/sch_netem.ko.xz:\n"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "modules", "there"),
+    [
+        (None, _MODULES, True),
+        ("CONFIG_NET_SCH_NETEM=y\n", None, True),
+        ("# CONFIG_NET_SCH_NETEM is not set\n", None, False),
+        ("CONFIG_NET_SCH_NETEM=m\n", "kernel/net/sched/sch_htb.ko:\n", False),
+        ("CONFIG_NET_SCH_NETEM=m\n", None, None),
+        (None, None, None),
+    ],
+)
+def test_netem_is_judged_by_what_lies_on_the_disk(
+    configuration: str | None, modules: str | None, there: bool | None
+) -> None:
+    assert qdisc_installed("netem", configuration, modules) is there
+
+
+def test_kernel_files_are_read_from_where_systems_keep_them(tmp_path: Path) -> None:
+    assert kernel_configuration("6.1", tmp_path) is None
+    assert kernel_modules("6.1", tmp_path) is None
+    _write(tmp_path, "boot/config-6.1", "CONFIG_NET_SCH_HTB=m\n")
+    _write(tmp_path, "lib/modules/6.1/modules.dep", _MODULES)
+    _write(tmp_path, "lib/modules/6.1/modules.builtin", "kernel/net/sched/sch_tbf.ko\n")
+    assert kernel_configuration("6.1", tmp_path) == "CONFIG_NET_SCH_HTB=m\n"
+    modules = kernel_modules("6.1", tmp_path)
+    assert qdisc_installed("tbf", None, modules) and qdisc_installed("netem", None, modules)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/config.gz").write_bytes(gzip.compress(b"CONFIG_NET_SCH_HTB=y\n"))
+    assert kernel_configuration("6.1", tmp_path) == "CONFIG_NET_SCH_HTB=y\n"
+
+
+def test_qdiscs_of_this_kernel_agree_with_its_configuration() -> None:
+    configuration = kernel_configuration(platform.release())
+    if configuration is None or shutil.which("tc") is None or shutil.which("unshare") is None:
+        pytest.skip(
+            "this kernel shows no configuration, or no tc or unshare: apt-get install iproute2"
+        )
+    for kind, there in find_qdiscs().items():
+        option = f"CONFIG_NET_SCH_{kind.upper()}"
+        if f"{option}=y" in configuration.splitlines():
+            assert there is not False, kind
+        if f"# {option} is not set" in configuration:
+            assert there is not True, kind
+
+
+@pytest.mark.parametrize(
+    ("netem", "htb", "wanted", "result"),
+    [
+        (True, True, True, "ok"),
+        (False, True, True, "warn"),
+        (None, True, False, "warn"),
+        (True, False, True, "fail"),
+        (True, False, False, "warn"),
+    ],
+)
+def test_shaping_fails_only_where_the_service_is_to_shape(
+    netem: bool | None, htb: bool | None, wanted: bool, result: str
+) -> None:
+    assert check_shaping({"htb": htb, "netem": netem}, wanted=wanted).result == result
+
+
+def test_clock_that_nobody_keeps_is_told_from_one_that_nobody_knows() -> None:
+    assert [check_clock(kept).result for kept in (True, False, None)] == ["ok", "warn", "warn"]
+    assert check_clock(False).remedy != check_clock(None).remedy
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="adjtimex(2) is Linux's")
+def test_kernel_says_whether_it_is_synchronised() -> None:
+    assert clock_is_kept() in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("offset", "uncertainty", "result"),
+    [(0.4, 0.1, "ok"), (-3.0, 0.1, "warn"), (3.0, 2.5, "ok"), (3600.0, 0.1, "fail")],
+)
+def test_clock_offset_counts_beyond_its_uncertainty(
+    offset: float, uncertainty: float, result: str
+) -> None:
+    check = check_clock_offset(offset, uncertainty)
+    assert check.result == result
+    assert ("ahead" in check.found) == (offset > 0)
+
+
+@pytest.mark.parametrize(
+    ("celsius", "throttled", "result", "word"),
+    [
+        (52.0, 0, "ok", "52"),
+        (None, None, "ok", "no sensor"),
+        (84.0, 0, "warn", "84"),
+        (60.0, 0x50000, "warn", "under-voltage"),
+        (60.0, 0x40000, "warn", "throttled since"),
+    ],
+)
+def test_heat_and_weak_supplies_are_warned_of(
+    celsius: float | None, throttled: int | None, result: str, word: str
+) -> None:
+    check = check_temperature(celsius, throttled)
+    assert (check.result, word in check.found) == (result, True)
+    if throttled == 0x50000:
+        assert "supply" in check.remedy
+
+
+def test_word_of_the_firmware_is_read_as_hexadecimal(tmp_path: Path) -> None:
+    _write(tmp_path, "sys/devices/platform/soc/soc:firmware/get_throttled", "50005\n")
+    assert throttled_word(tmp_path) == 0x50005

@@ -1,0 +1,176 @@
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from collapipe.errors import PeerLostError
+from collapipe.rpc import Security, serve
+from collapipe.v1 import scheduler_pb2
+from collapipe_client.client import CollaPipeClient
+from collapipe_client.doctor.peers import (
+    PeerFacts,
+    check_peer,
+    check_peers,
+    check_scheduler,
+    clock_offset,
+    peers_of,
+    reach,
+)
+from collapipe_client.doctor.ports import (
+    PortFacts,
+    check_loopback,
+    check_port,
+    find_listener,
+    try_port,
+)
+
+
+def _status(
+    host_id: str, role: scheduler_pb2.HostRole, cluster: int = 0, **fields: object
+) -> scheduler_pb2.HostStatus:
+    host = scheduler_pb2.Host(
+        host_id=host_id, role=role, cluster_index=cluster, address=str(fields.get("address", ""))
+    )
+    return scheduler_pb2.HostStatus(host=host, alive=bool(fields.get("alive", True)))
+
+
+def test_free_port_is_told_from_one_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        taken = try_port(f"127.0.0.1:{port}")
+        assert taken.outcome == "taken"
+        assert f"(pid {os.getpid()})" in taken.holder
+        assert Path(sys.executable).name in taken.holder or "pytest" in taken.holder
+    assert try_port(f"127.0.0.1:{port}").outcome == "free"
+    assert find_listener(port) == ""
+
+
+@pytest.mark.parametrize(
+    "address", ["203.0.113.7:7100", "7100", "127.0.0.1:x", "127.0.0.1:70000", "no such name:7100"]
+)
+def test_address_of_another_machine_is_none_to_listen_on(address: str) -> None:
+    assert try_port(address).outcome == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("address", "port", "result"),
+    [
+        ("0.0.0.0:7100", PortFacts("free"), "ok"),
+        ("0.0.0.0:7100", PortFacts("taken", "python -m collapipe.device_agent (pid 7)"), "ok"),
+        ("0.0.0.0:7100", PortFacts("taken", "nginx (pid 7)"), "fail"),
+        ("0.0.0.0:7100", PortFacts("taken"), "warn"),
+        ("0.0.0.0:80", PortFacts("forbidden"), "fail"),
+        ("192.168.1.9:7100", PortFacts("elsewhere"), "fail"),
+        ("127.0.0.1:0", PortFacts("free"), "fail"),
+        ("localhost:7100", PortFacts("free"), "fail"),
+    ],
+)
+def test_port_is_judged_by_who_has_it(address: str, port: PortFacts, result: str) -> None:
+    check = check_port("gRPC", "listen", address, port, "collapipe.device_agent")
+    assert (check.result, bool(check.remedy)) == (result, result != "ok")
+
+
+def test_loopback_works_here() -> None:
+    assert check_loopback().result == "ok"
+
+
+def test_silent_hosts_are_named() -> None:
+    device, edge = scheduler_pb2.HOST_ROLE_DEVICE_AGENT, scheduler_pb2.HOST_ROLE_EDGE_SERVER
+    hosts = [_status("edge-server", edge), _status("pi-3", device, alive=False)]
+    check = check_scheduler("s:7100", hosts)
+    assert (check.result, "1 hosts alive, silent: pi-3" in check.found) == ("warn", True)
+    assert check_scheduler("s:7100", hosts[:1]).result == "ok"
+    assert check_scheduler("s:7100", PeerLostError("s", "no answer")).result == "fail"
+
+
+def test_box_reaches_its_cluster_and_the_edge_server() -> None:
+    device = scheduler_pb2.HOST_ROLE_DEVICE_AGENT
+    hosts = [
+        _status("edge-server", scheduler_pb2.HOST_ROLE_EDGE_SERVER),
+        _status("control-unit-1", scheduler_pb2.HOST_ROLE_CONTROL_UNIT, 1),
+        _status("device-0-0", device, 0),
+        _status("device-1-0", device, 1),
+        _status("device-1-1", device, 1, alive=False),
+    ]
+    names = [status.host.host_id for status in peers_of("device-agent", 1, hosts)]
+    assert names == ["edge-server", "control-unit-1", "device-1-0"]
+    assert len(peers_of("scheduler", 0, hosts)) == 4
+    assert len(peers_of(None, 0, hosts)) == 4
+
+
+def test_peer_that_serves_is_reached_with_its_round_trip() -> None:
+    server = serve("127.0.0.1:0", Security.insecure(), lambda server, address: None)
+    try:
+        peer = reach(server.address, Security.insecure())
+    finally:
+        server.drain(0)
+    assert peer.health == "SERVING"
+    check = check_peer("device-0-0", server.address, peer)
+    assert (check.result, "round trip" in check.found) == ("ok", True)
+
+
+def test_peers_that_cannot_be_reached_say_why() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    device = scheduler_pb2.HOST_ROLE_DEVICE_AGENT
+    unknown, refused = check_peers(
+        [
+            _status("a", device, address="no-such-host.invalid:7100"),
+            _status("b", device, address=f"127.0.0.1:{port}"),
+        ],
+        Security.insecure(),
+    )
+    assert unknown.result == refused.result == "fail"
+    assert "'no-such-host.invalid' is not known" in unknown.found
+    assert "/etc/hosts" in unknown.remedy
+    assert "refused" in refused.found
+
+
+def test_port_where_no_grpc_is_served_is_not_taken_for_a_peer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        mute.settimeout(0)
+        peer = reach(f"127.0.0.1:{mute.getsockname()[1]}", Security.insecure())
+    assert peer.round_trip_seconds > 0
+    assert peer.health != "SERVING"
+    assert check_peer("a", "127.0.0.1:1", peer).result == "fail"
+
+
+def test_silence_is_answered_with_the_firewall() -> None:
+    check = check_peer("pi-3", "pi-3:7100", PeerFacts(unreachable="no answer"))
+    assert (check.result, "sudo ufw allow 7100/tcp" in check.remedy) == ("fail", True)
+
+
+class _Scheduler(CollaPipeClient):
+    """A scheduler whose clock is off, with a host that sends heartbeats every two seconds, on a clock that a test turns."""
+
+    def __init__(self, behind_seconds: float, *, alive: bool = True) -> None:
+        self.now = 1000.0
+        self._behind = behind_seconds
+        self._alive = alive
+
+    def hosts(self) -> list[scheduler_pb2.HostStatus]:
+        self.now += 0.01  # a round trip
+        status = _status("pi-3", scheduler_pb2.HOST_ROLE_DEVICE_AGENT, alive=self._alive)
+        heard = (self.now - 0.3) // 2 * 2 + 0.3
+        status.last_seen.FromMilliseconds(int((heard - self._behind) * 1000))
+        return [status]
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("behind", [0.0, 7.5, -3600.0])
+def test_clock_offset_is_found_within_its_uncertainty(behind: float) -> None:
+    scheduler = _Scheduler(behind)
+    found = clock_offset(scheduler, lambda: scheduler.now, scheduler.sleep)
+    assert found is not None
+    offset, uncertainty = found
+    assert abs(offset - behind) <= uncertainty + 0.002
+    assert uncertainty < 0.1
+
+
+def test_clock_offset_is_unknown_without_heartbeats() -> None:
+    scheduler = _Scheduler(0.0, alive=False)
+    assert clock_offset(scheduler, lambda: scheduler.now, scheduler.sleep) is None

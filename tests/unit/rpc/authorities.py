@@ -1,0 +1,78 @@
+"""Authorities of the project, and certificates that they would not make."""
+
+import datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+
+from collapipe.certificates import Identity, forms
+from collapipe.certificates.authority_folder import AuthorityFolder
+from collapipe.rpc import Security
+
+DAY = datetime.timedelta(days=1)
+
+
+class Authority:
+    """Makes certificates in a folder; roles and names as "role:name"."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._authority = AuthorityFolder.create(folder / "authority")
+        self.path = self._authority.ca_file
+
+    def security(self, holder: str, *hosts: str) -> Security:
+        """Of a process with a certificate as `collapipe certs issue` makes it."""
+        identity = Identity.parse(holder)
+        folder = self._folder / identity.name
+        self._authority.issue(identity, hosts, folder)
+        return Security(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+
+    def expired(self, holder: str) -> Security:
+        """Of a process whose certificate expired an hour ago."""
+        now = forms.utc_now()
+        return self._dated(holder, now - DAY, now - DAY / 24)
+
+    def future(self, holder: str) -> Security:
+        """Of a process whose certificate is valid from tomorrow on."""
+        now = forms.utc_now()
+        return self._dated(holder, now + 2 * DAY, now + 3 * DAY)
+
+    def without_role(self, common_name: str, *names: x509.GeneralName) -> Security:
+        """Of a process with a certificate as one makes it by hand."""
+        key, now = forms.new_key(), forms.utc_now()
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name.from_rfc4514_string(f"CN={common_name}"))
+            .issuer_name(self._authority.certificate.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - DAY)
+            .not_valid_after(now + DAY)
+            .add_extension(
+                x509.SubjectAlternativeName([x509.DNSName("localhost"), *names]), critical=False
+            )
+        )
+        certificate = builder.sign(self._signing_key, hashes.SHA256())
+        return self._written(common_name, forms.key_pem(key), certificate)
+
+    @property
+    def _signing_key(self) -> forms.ec.EllipticCurvePrivateKey:
+        return forms.read_key((self.path.parent / "ca-key.pem").read_bytes())
+
+    def _dated(
+        self, holder: str, not_before: datetime.datetime, not_after: datetime.datetime
+    ) -> Security:
+        identity, key = Identity.parse(holder), forms.new_key()
+        authority = (self._signing_key, self._authority.certificate)
+        certificate = forms.build_certificate(
+            identity, [], key.public_key(), authority, not_before, not_after
+        )
+        return self._written(f"{identity.name}-dated", forms.key_pem(key), certificate)
+
+    def _written(self, name: str, key: bytes, certificate: x509.Certificate) -> Security:
+        folder = self._folder / name
+        folder.mkdir(exist_ok=True)
+        (folder / "key.pem").write_bytes(key)
+        (folder / "cert.pem").write_bytes(forms.pem(certificate))
+        return Security(self.path, folder / "cert.pem", folder / "key.pem")
