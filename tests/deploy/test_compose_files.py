@@ -1,0 +1,148 @@
+"""What the compose files promise, read from them; tests/containers runs them."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from pydantic_settings import BaseSettings
+
+from collapipe.control_unit.app import ControlUnitSettings
+from collapipe.device_agent.app import DeviceAgentSettings
+from collapipe.edge_server.app import EdgeServerSettings
+from collapipe.links.device_profiles import DEVICE_PROFILES
+from collapipe.scheduler.app import SchedulerSettings
+
+from .compose_files import COMPOSE, DEPLOY, load_layer, load_services
+
+LAYERS = sorted(path.name for path in COMPOSE.glob("compose*.yaml"))
+STANDALONE = {"compose.yaml", "compose.jetson.yaml"}
+SETTINGS: dict[str, type[BaseSettings]] = {
+    "scheduler": SchedulerSettings,
+    "edge-server": EdgeServerSettings,
+    "control-unit": ControlUnitSettings,
+    "device-agent": DeviceAgentSettings,
+    "device-agent-cuda": DeviceAgentSettings,
+    "device-agent-jetson": DeviceAgentSettings,
+}
+ALL_LAYERS = ["compose.yaml", *(name for name in LAYERS if name not in STANDALONE)]
+SERVICES = {
+    **load_services(*ALL_LAYERS),
+    **load_services("compose.jetson.yaml"),
+}
+
+
+def kind(service: str) -> str:
+    """The image of a service, without project and version."""
+    return re.sub(r"^collapipe/|:.*$", "", SERVICES[service]["image"])
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_container_is_confined_limited_and_logs_in_bounds(service: str) -> None:
+    described = SERVICES[service]
+    # the sidecars may change the network that they share, root may hand out keys: nothing else
+    allowed = {"shaper": {"NET_ADMIN"}, "client": {"CHOWN", "DAC_OVERRIDE"}}.get(
+        kind(service), set()
+    )
+    assert described["cap_drop"] == ["ALL"]
+    assert set(described.get("cap_add", [])) <= allowed
+    assert described["mem_limit"]
+    assert described["logging"]["options"]["max-size"] == "10m"
+    assert "no-new-privileges:true" in described["security_opt"]
+    assert not described.get("privileged")
+
+
+@pytest.mark.parametrize("service", [name for name in SERVICES if kind(name) in SETTINGS])
+def test_every_service_is_read_only_and_asked_whether_it_serves(service: str) -> None:
+    described = SERVICES[service]
+    assert described["read_only"]
+    assert described["healthcheck"]["test"][-2:] == ["-m", "collapipe.probe"]
+    assert described.get("user") is None, "the image's own user has no rights"
+
+
+@pytest.mark.parametrize("service", [name for name in SERVICES if kind(name) in SETTINGS])
+def test_every_setting_in_an_environment_is_one_of_the_service(service: str) -> None:
+    fields = SETTINGS[kind(service)].model_fields
+    for name in SERVICES[service]["environment"]:
+        prefix, _, field = name.partition("_")
+        assert prefix == "COLLAPIPE" and field.lower() in fields, name
+
+
+@pytest.mark.parametrize("service", load_services("compose.yaml"))
+def test_identity_address_and_name_of_a_host_are_one(service: str) -> None:
+    described = SERVICES[service]
+    if kind(service) in SETTINGS:
+        environment = described["environment"]
+        assert described["hostname"] == service == environment["COLLAPIPE_HOST_ID"]
+        assert environment["COLLAPIPE_ADVERTISE"] == f"{service}:7100"
+        assert service.startswith(kind(service).partition("-agent")[0])
+
+
+def test_plain_text_is_asked_for_by_name_and_the_tls_layer_ends_it_everywhere() -> None:
+    base, secure = load_services("compose.yaml"), load_services("compose.yaml", "compose.tls.yaml")
+    issued = " ".join(secure["certificates"]["command"])
+    for name, service in base.items():
+        assert service["environment"]["COLLAPIPE_INSECURE"] == "true"
+        environment, volumes = secure[name]["environment"], secure[name]["volumes"]
+        assert environment["COLLAPIPE_INSECURE"] == "false"
+        assert f"./tls/issued/{name}:/etc/collapipe/tls:ro" in volumes
+        assert f":{name} " in issued.replace("\n", " ")
+        assert not any(volume.startswith("./tls:") for volume in volumes), "every key"
+
+
+def test_processors_fit_the_cores_that_they_are_given() -> None:
+    variables = dict(
+        re.findall(r"\$\{(\w+_CPUS):-([\d.]+)\}", (COMPOSE / "compose.yaml").read_text())
+    )
+    command = [sys.executable, COMPOSE / "processors", "8"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    scaled = {name: float(cpus) for name, cpus in re.findall(r"export (\w+)=([\d.]+)", printed)}
+    assert scaled.keys() == variables.keys()
+    total = sum(float(service.get("cpus", 0)) for service in load_services("compose.yaml").values())
+    assert total == pytest.approx(1.96)
+    for name, cpus in variables.items():
+        assert scaled[name] == pytest.approx(float(cpus) * 8 / total, rel=1e-2)
+
+
+@pytest.mark.parametrize("cores", ["many", "0", "-1"])
+def test_number_of_cores_that_is_none_is_refused(cores: str) -> None:
+    command = [sys.executable, COMPOSE / "processors", cores]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode and "number" in ended.stderr and not ended.stdout
+
+
+def test_devices_are_named_after_profiles_and_train_in_less_than_their_limit() -> None:
+    units = {"m": 1 << 20, "g": 1 << 30}
+    for name in DEVICE_PROFILES:
+        if name == "jetson-orin-nano":  # has an overlay of its own
+            continue
+        limit = load_layer("compose.yaml")[f"x-{name}"]["mem_limit"]
+        settings = load_layer("compose.yaml")[f"x-{name}-settings"]
+        process_bytes = int(limit[:-1]) * units[limit[-1]]
+        assert int(settings["COLLAPIPE_MEMORY_BYTES"]) < process_bytes - 400e6
+
+
+def test_layers_that_env_names_exist() -> None:
+    text = (COMPOSE / ".env").read_text(encoding="utf-8")
+    (layers,) = re.findall(r"^COMPOSE_FILE=(.*)$", text, flags=re.MULTILINE)
+    assert set(layers.split(":")) <= set(LAYERS)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_docker_compose_accepts_every_layer(layer: str) -> None:
+    command = shutil.which("docker-compose")
+    if command is None:
+        pytest.skip("no docker-compose on this machine: apt-get install docker-compose")
+    files = [layer] if layer in STANDALONE else ["compose.yaml", layer]
+    if layer == "compose.test.yaml":
+        files = ["compose.yaml", "compose.tls.yaml", "compose.netem.yaml", layer]
+    arguments = [part for file in files for part in ("--file", file)]
+    subprocess.run([command, *arguments, "config", "--quiet"], cwd=COMPOSE, check=True)
+
+
+def test_every_target_that_is_built_is_one_of_the_dockerfile() -> None:
+    dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^FROM .* AS ([\w-]+)$", dockerfile, flags=re.MULTILINE))
+    built = {s["build"]["target"] for s in SERVICES.values() if "build" in s}
+    assert built and built <= targets

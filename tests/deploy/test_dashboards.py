@@ -1,0 +1,274 @@
+"""The dashboards name what there is, say how to read it, and are what their definitions make."""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dashboard_panels import ROOT, Panel, documents, panels, to_promql
+from prometheus_client import REGISTRY
+
+from collapipe.telemetry import metrics  # noqa: F401 (registers every metric)
+
+RULES = ROOT / "deploy/prometheus/rules"
+PANELS = list(panels())
+QUERIES = [
+    pytest.param(target.expression, id=f"{panel.name}/{number}")
+    for panel in PANELS
+    for number, target in enumerate(panel.targets)
+]
+OF_PROMETHEUS = {"up": set(), "ALERTS": {"alertname", "alertstate", "severity"}}
+"""Series that Prometheus itself makes, with their labels beside those of targets."""
+OF_TARGETS = {"job", "instance", "service", "host_role"}
+_WORDS = {
+    *("by", "without", "on", "ignoring", "group_left", "group_right", "offset", "bool"),
+    *("and", "or", "unless"),
+}
+_CLAUSES = r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)"
+
+
+def rules() -> Iterator[tuple[str, str]]:
+    """Name and expression of every rule and alert."""
+    for path in sorted(RULES.glob("*.yml")):
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
+            for rule in group["rules"]:
+                yield rule.get("record") or rule["alert"], rule["expr"]
+
+
+RULE_QUERIES = [pytest.param(expression, id=name) for name, expression in rules()]
+ALERT_TEXTS = [
+    pytest.param(rule, id=rule["alert"])
+    for group in yaml.safe_load((RULES / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
+
+
+def exported() -> dict[str, set[str]]:
+    """Every series that services have, with its own labels."""
+    found: dict[str, set[str]] = {}
+    for collector in set(REGISTRY._collector_to_names):
+        labels = set(getattr(collector, "_labelnames", ()))
+        names = REGISTRY._collector_to_names[collector]
+        for name in names:
+            if not name.endswith("_created"):
+                found[name] = labels | ({"le"} if name.endswith("_bucket") else set())
+    return found
+
+
+def recorded() -> dict[str, set[str]]:
+    """Every series that a recording rule makes, with the labels that its outermost sums keep."""
+    return {
+        name: {
+            word.strip()
+            for clause in re.findall(r"\bby\s*\(([^)]*)\)", expression)
+            for word in clause.split(",")
+        }
+        | {
+            label
+            for other, labels in RECORDED_LABELS.items()
+            if other in expression
+            for label in labels
+        }
+        for name, expression in rules()
+        if ":" in name
+    }
+
+
+RECORDED_LABELS = {"stage:": {"cluster", "stage", "service", "host_role"}}
+KNOWN = {**exported(), **recorded(), **OF_PROMETHEUS}
+
+
+def bare(expression: str) -> str:
+    """Without texts, ranges and the lists of labels: only names, functions and operators are left."""
+    text = re.sub(r'"[^"]*"', '""', expression)
+    text = re.sub(_CLAUSES, " ", text)
+    return re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", text)
+
+
+def names_in(expression: str) -> set[str]:
+    """The series that an expression asks for."""
+    words = re.findall(r"(?<![\w:.$])([a-zA-Z_][\w:]*)(?!\s*\()(?![\w:])", bare(expression))
+    return {word for word in words if word not in _WORDS}
+
+
+def labels_in(expression: str) -> set[str]:
+    """The labels that an expression matches, groups by or joins on."""
+    matched = {
+        label
+        for block in re.findall(r"\{([^}]*)\}", expression)
+        for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", re.sub(r'"[^"]*"', '""', block))
+    }
+    listed = {
+        label.strip() for clause in re.findall(_CLAUSES, expression) for label in clause.split(",")
+    }
+    return (matched | listed) - {""}
+
+
+def made_in(expression: str) -> set[str]:
+    """Labels that the expression itself makes."""
+    return set(re.findall(r'label_replace\([^"]*(?:\{[^}]*\})?[^"]*?"(\w+)", "\$1"', expression))
+
+
+def test_what_is_asked_for_is_found_in_an_expression() -> None:
+    expression = (
+        'sum by (a, b) (rate(x_total{l=~"y", m!="z"}[$__rate_interval])) / on (c) group_left () '
+        "(stage:x:rate1m > 0.5) and on (d) up"
+    )
+    assert names_in(expression) == {"x_total", "stage:x:rate1m", "up"}
+    assert labels_in(expression) == {"a", "b", "l", "m", "c", "d"}
+
+
+@pytest.mark.parametrize("expression", [*QUERIES, *RULE_QUERIES])
+def test_every_metric_and_label_exists_in_the_code(expression: str) -> None:
+    names = names_in(expression)
+    assert names, "it asks for nothing"
+    assert names <= KNOWN.keys(), names - KNOWN.keys()
+    labels = OF_TARGETS | made_in(expression) | {label for name in names for label in KNOWN[name]}
+    assert labels_in(expression) <= labels, labels_in(expression) - labels
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.name)
+def test_legend_shows_labels_that_the_expression_keeps(panel: Panel) -> None:
+    for target in panel.targets:
+        shown = set(re.findall(r"\{\{\s*(\w+)\s*\}\}", target.legend))
+        kept = labels_in(target.expression)
+        if not re.search(r"\bby\s*\(", target.expression):
+            kept = kept.union(OF_TARGETS, *(KNOWN[name] for name in names_in(target.expression)))
+        assert shown <= kept, shown - kept
+        assert target.legend
+
+
+@pytest.mark.parametrize("rule", ALERT_TEXTS)
+def test_texts_of_alerts_name_labels_that_the_alert_has(rule: dict[str, Any]) -> None:
+    names = names_in(rule["expr"])
+    known = OF_TARGETS | made_in(rule["expr"]) | {label for name in names for label in KNOWN[name]}
+    for text in rule["annotations"].values():
+        assert set(re.findall(r"\$labels\.(\w+)", text)) <= known
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.name)
+def test_panel_has_a_unit_and_says_how_to_read_it(panel: Panel) -> None:
+    assert panel.unit
+    assert len(panel.document["description"]) > 30
+    assert panel.document["datasource"]["uid"] == "collapipe-prometheus"
+    assert len(panel.targets) >= 1
+    for target in panel.document["targets"]:
+        assert target["datasource"]["uid"] == "collapipe-prometheus"
+
+
+def test_rates_are_over_grafanas_interval_or_a_stated_one() -> None:
+    for panel in PANELS:
+        for target in panel.targets:
+            ranges = set(re.findall(r"\[([^\]]+)\]", target.expression))
+            assert ranges <= {"$__rate_interval", "5m", "10m"}, panel.name
+
+
+@pytest.mark.parametrize("name", sorted(documents()))
+def test_dashboard_can_be_provisioned(name: str) -> None:
+    document = documents()[name]
+    assert document["id"] is None
+    assert document["uid"] == f"collapipe-{name.removesuffix('.json')}"
+    assert "__inputs" not in document
+    numbers = [panel["id"] for panel in document["panels"]]
+    assert len(set(numbers)) == len(numbers)
+    titles = [panel["title"] for panel in document["panels"]]
+    assert len(set(titles)) == len(titles)
+    variables = [one["name"] for one in document["templating"]["list"]]
+    assert variables == ["cluster", "member"]
+    others = {f"/d/{one['uid']}" for one in documents().values()} - {f"/d/{document['uid']}"}
+    assert {link["url"] for link in document["links"]} == others
+
+
+@pytest.mark.parametrize("name", sorted(documents()))
+def test_dashboard_begins_with_what_holds_the_job_back(name: str) -> None:
+    """One row of two to four large figures, all on the first screen, and no panel covers another."""
+    first, *others = documents()[name]["panels"]
+    answers = [panel for panel in others if panel["type"] == "stat"]
+    assert first["type"] == "row"
+    assert 2 <= len(answers) <= 4
+    assert {panel["gridPos"]["y"] for panel in answers} == {1}
+    taken: set[tuple[int, int]] = set()
+    for panel in documents()[name]["panels"]:
+        place = panel["gridPos"]
+        x, y = place.get("x", 0), place.get("y", 0)
+        cells = {(a, b) for a in range(x, x + place["w"]) for b in range(y, y + place["h"])}
+        assert x + place["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_provisioning_names_the_data_source_and_the_folder_that_compose_mounts() -> None:
+    provisioning = ROOT / "deploy/grafana/provisioning"
+    sources = yaml.safe_load((provisioning / "datasources/prometheus.yaml").read_text("utf-8"))
+    assert [one["uid"] for one in sources["datasources"]] == ["collapipe-prometheus"]
+    providers = yaml.safe_load((provisioning / "dashboards/collapipe.yaml").read_text("utf-8"))
+    compose = yaml.safe_load(
+        (ROOT / "deploy/compose/compose.observability.yaml").read_text("utf-8")
+    )
+    mounted = [volume.split(":")[1] for volume in compose["services"]["grafana"]["volumes"]]
+    assert providers["providers"][0]["options"]["path"] in mounted
+
+
+def test_prometheus_can_parse_every_expression(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool on this machine: apt-get install prometheus")
+    found = [
+        {"record": f"panel:{index}", "expr": to_promql(target.expression)}
+        for index, target in enumerate(target for panel in PANELS for target in panel.targets)
+    ]
+    found += [
+        {"record": f"annotation:{index}", "expr": one["expr"]}
+        for index, one in enumerate(
+            one for document in documents().values() for one in document["annotations"]["list"]
+        )
+    ]
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps({"groups": [{"name": "panels", "rules": found}]}))
+    done = subprocess.run([promtool, "check", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(found)} rules found" in done.stdout
+
+
+@pytest.fixture
+def _sdk() -> None:
+    if importlib.util.find_spec("grafana_foundation_sdk") is None:
+        pytest.skip("no grafana-foundation-sdk here: it needs Python 3.11 or newer")
+
+
+@pytest.mark.usefixtures("_sdk")
+def test_dashboards_are_what_their_definitions_make() -> None:
+    command = [sys.executable, str(ROOT / "deploy/grafana/build.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def lost(before: Any, after: Any, where: str = "") -> list[str]:
+    """What is no longer what it was; defaults may have been filled in."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [x for key in before for x in lost(before[key], after.get(key), f"{where}.{key}")]
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = enumerate(zip(before, after, strict=True))
+        return [x for index, pair in pairs for x in lost(*pair, f"{where}[{index}]")]
+    return [] if before == after else [where]
+
+
+@pytest.mark.usefixtures("_sdk")
+@pytest.mark.parametrize("name", sorted(documents()))
+def test_grafanas_own_types_know_every_field(name: str) -> None:
+    """What Grafana's schema does not know is lost on the way through its types."""
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    document = documents()[name]
+    again = json.loads(json.dumps(Dashboard.from_json(document), cls=JSONEncoder))
+    assert lost(document, {**again, "id": None}) == []

@@ -1,0 +1,107 @@
+"""Prometheus's own checks and tests of what we give it."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2] / "deploy/prometheus"
+SERVICES = (
+    *("scheduler", "edge-server", "control-unit-0", "control-unit-1"),
+    *(f"device-0-{index}" for index in range(3)),
+    *(f"device-1-{index}" for index in range(4)),
+)
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("no promtool on this machine: apt-get install prometheus")
+    return found
+
+
+def load(path: str) -> Any:
+    return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+
+
+def rules(path: str) -> Iterator[dict[str, Any]]:
+    for group in load(path)["groups"]:
+        yield from group["rules"]
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_configuration_and_rules_are_valid(promtool: str) -> None:
+    run(promtool, "check", "config", str(ROOT / "prometheus.yml"))
+
+
+@pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])
+def test_rules_do_what_their_tests_say(promtool: str, name: str) -> None:
+    run(promtool, "test", "rules", str(ROOT / "tests" / name))
+
+
+def test_every_alert_has_a_test_that_it_fires() -> None:
+    text = (ROOT / "tests/alerts.yml").read_text(encoding="utf-8")
+    fired = set(re.findall(r'ALERTS\{alertname="(\w+)", alertstate="firing"', text))
+    fired |= {
+        one["alertname"]
+        for test in load("tests/alerts.yml")["tests"]
+        for one in test.get("alert_rule_test", [])
+        if one["exp_alerts"]
+    }
+    assert fired == {rule["alert"] for rule in rules("rules/alerts.yml")}
+
+
+def test_every_recording_rule_has_a_test() -> None:
+    tested = {
+        word
+        for test in load("tests/recording.yml")["tests"]
+        for one in test["promql_expr_test"]
+        if one["exp_samples"]
+        for word in re.findall(r"[a-z]+:\w+:\w+", one["expr"])
+    }
+    assert tested == {rule["record"] for rule in rules("rules/recording.yml")}
+
+
+def test_every_alert_says_what_happened_and_what_to_do() -> None:
+    for rule in rules("rules/alerts.yml"):
+        assert set(rule["annotations"]) == {"summary", "description", "action"}, rule["alert"]
+        assert rule["labels"]["severity"] in ("critical", "warning", "info"), rule["alert"]
+
+
+def test_recording_rules_are_named_level_metric_operation() -> None:
+    for rule in rules("rules/recording.yml"):
+        assert re.fullmatch(r"(stage|cluster|link|service|job):\w+:\w+", rule["record"])
+
+
+def test_every_service_of_the_testbed_is_scraped_once() -> None:
+    (job,) = [
+        one for one in load("prometheus.yml")["scrape_configs"] if one["job_name"] == "collapipe"
+    ]
+    targets = [target for group in job["static_configs"] for target in group["targets"]]
+    assert sorted(targets) == sorted(f"{service}:9100" for service in SERVICES)
+    roles = {"scheduler", "edge_server", "control_unit", "device_agent"}
+    assert {group["labels"]["host_role"] for group in job["static_configs"]} == roles
+
+
+def test_compose_tells_the_scheduler_how_often_is_scraped() -> None:
+    """Four intervals make the scheduler's window: a longer scrape interval would leave it without samples."""
+    path = ROOT.parent / "compose/compose.observability.yaml"
+    services = yaml.safe_load(path.read_text(encoding="utf-8"))["services"]
+    told = services["scheduler"]["environment"]["COLLAPIPE_TELEMETRY_INTERVAL_SECONDS"]
+    assert load("prometheus.yml")["global"]["scrape_interval"] == f"{told}s"
+    source = yaml.safe_load(
+        (ROOT.parent / "grafana/provisioning/datasources/prometheus.yaml").read_text(
+            encoding="utf-8"
+        )
+    )
+    assert source["datasources"][0]["jsonData"]["timeInterval"] == f"{told}s"

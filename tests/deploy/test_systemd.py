@@ -1,0 +1,161 @@
+"""The units of boxes: systemd's own checks, and that they start what there is."""
+
+import configparser
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from collapipe_client.cli import app
+from collapipe_client.doctor import BoxSettings
+
+_UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
+_ROLES = ("device-agent", "control-unit", "edge-server", "scheduler")
+_MOST_EXPOSURE = 20
+"""What `systemd-analyze security` calls 2.0, of 10: "OK"."""
+
+_needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None,
+    reason="no systemd-analyze on this machine: apt-get install systemd",
+)
+
+
+def _template() -> str:
+    return (_UNITS / "collapipe@.service").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Callable[[str], Path]:
+    """Copies a unit; the template as that of a role."""
+
+    def copy(name: str) -> Path:
+        source = "collapipe@.service" if name.startswith("collapipe@") else name
+        return Path(shutil.copy(_UNITS / source, tmp_path / name))
+
+    return copy
+
+
+@_needs_systemd
+@pytest.mark.parametrize(
+    "name",
+    [*(f"collapipe@{role}.service" for role in _ROLES), "collapipe-renew.service"],
+)
+def test_systemd_finds_nothing_wrong_with_the_unit(unit: Callable[[str], Path], name: str) -> None:
+    path = unit(name)
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False
+    )
+    # it also tells of units of this machine
+    assert [line for line in verified.stderr.splitlines() if "collapipe" in line] == []
+    assert verified.returncode == 0, verified.stderr
+
+
+@_needs_systemd
+def test_systemd_finds_nothing_wrong_with_the_timer(unit: Callable[[str], Path]) -> None:
+    unit("collapipe-renew.service")
+    path = unit("collapipe-renew.timer")
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False
+    )
+    assert "collapipe" not in verified.stderr
+    assert verified.returncode == 0, verified.stderr
+
+
+@_needs_systemd
+@pytest.mark.parametrize("name", ["collapipe@device-agent.service", "collapipe-renew.service"])
+def test_unit_is_confined(unit: Callable[[str], Path], name: str) -> None:
+    rating = [
+        "systemd-analyze",
+        "security",
+        "--no-pager",
+        "--offline=true",
+        f"--threshold={_MOST_EXPOSURE if '@' in name else 2 * _MOST_EXPOSURE}",
+        str(unit(name)),
+    ]
+    rated = subprocess.run(rating, capture_output=True, text=True, check=False)
+    assert "Overall exposure level" in rated.stdout, rated.stderr
+    assert rated.returncode == 0, rated.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("role", _ROLES)
+def test_instance_starts_the_module_of_its_role(role: str) -> None:
+    (line,) = re.findall(r"^ExecStart=/bin/sh -c '(.*)'$", _template(), re.MULTILINE)
+    # as systemd does before it starts the shell
+    line = line.replace("%i", role).replace("%d", "/run/credentials").replace("$$", "$")
+    shown = subprocess.run(
+        ["/bin/sh", "-c", line.replace("exec /opt", "echo /opt")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = shown.stdout.split()
+    assert words[:2] == ["/opt/collapipe/bin/python", "-m"]
+    assert importlib.util.find_spec(f"{words[2]}.__main__") is not None
+    assert words[3:] == ["--config", "/run/credentials/settings.toml"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "restarts"),
+    [
+        ('{"renewed": true, "expires": "x"}', 0, 1),
+        ('{"renewed": false}', 0, 0),
+        ("no answer", 1, 0),
+    ],
+)
+def test_services_are_restarted_only_for_a_new_certificate(
+    tmp_path: Path, answer: str, code: int, restarts: int
+) -> None:
+    text = (_UNITS / "collapipe-renew.service").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^ExecStart=/bin/sh -c '(.*?)'$", text, re.MULTILINE | re.DOTALL)
+    log = tmp_path / "restarts"
+    for name, script in (
+        ("collapipe", f"echo '{answer}'; exit {code}"),
+        ("systemctl", f'echo "$@" >> {log}'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n", encoding="ascii")
+        (tmp_path / name).chmod(0o755)
+    line = line.replace("\\\n", " ").replace("$$", "$").replace("/opt/collapipe/bin/", "")
+    ended = subprocess.run(
+        ["/bin/sh", "-c", line],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        check=False,
+    )
+    assert ended.returncode == code
+    done = log.read_text(encoding="ascii").splitlines() if log.exists() else []
+    assert done == ["try-restart collapipe@*.service"] * restarts
+
+
+def test_command_that_renews_is_one_of_collapipe() -> None:
+    text = (_UNITS / "collapipe-renew.service").read_text(encoding="utf-8")
+    (words,) = re.findall(r"/opt/collapipe/bin/collapipe ([a-z ]+) --json\)", text)
+    assert CliRunner().invoke(app, [*words.split(), "--help"]).exit_code == 0
+
+
+def test_every_file_that_the_service_reads_is_handed_to_it() -> None:
+    handed = re.findall(r"^LoadCredential=(\S+?):(\S+)$", _template(), re.MULTILINE)
+    assert dict(handed) == {
+        "settings.toml": "/etc/collapipe/%i.toml",
+        **{f"{name}.pem": f"/etc/collapipe/tls/{name}.pem" for name in ("ca", "cert", "key")},
+    }
+    read = set(re.findall(r"%d/(\S+?)[\s']", _template()))
+    assert read == {name for name, _ in handed}
+
+
+def test_environment_names_settings_that_services_have() -> None:
+    names = re.findall(r"COLLAPIPE_(\w+)=", _template())
+    assert len(names) == 5
+    assert {name.lower() for name in names} <= set(BoxSettings.model_fields)
+
+
+def test_service_has_longer_to_stop_than_it_needs_to_drain() -> None:
+    parser = configparser.RawConfigParser(strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(_template())
+    assert int(parser["Service"]["TimeoutStopSec"]) >= 20  # draining takes 5 s, and probes 2
+    assert parser["Service"]["RestartPreventExitStatus"] == "2"  # as `run_service` exits

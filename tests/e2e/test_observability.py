@@ -1,0 +1,288 @@
+"""Our Prometheus configuration, rules and dashboards on real services that train a real job."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from dashboard_panels import ROOT, panels, to_promql
+from integration.running import run_job
+from prometheus_server import PrometheusServer, eventually, running_prometheus
+from typer.testing import CliRunner
+
+from collapipe.job import JobConfig
+from collapipe.links.emulation import EmulatedDevice, EmulatedRadio, Emulation
+from collapipe.telemetry.estimates import ENERGY_PROBES, Estimates, HostPrior, estimate
+from collapipe.telemetry.sources.prometheus import PrometheusSource
+from collapipe_client import Device, LocalTestbed
+from collapipe_client.cli import app
+from collapipe_client.workspace import read_json
+
+pytestmark = pytest.mark.heavy
+
+RULES = ROOT / "deploy/prometheus/rules"
+WINDOW_SECONDS = 5
+"""Well within the job: increase() extrapolates no counter to below 0, so at its start each by another factor."""
+CLOSE = 0.05
+"""How far a rule may be from the scheduler's estimate of the same window."""
+
+NEEDS = {
+    "collapipe-devices/Hottest": "a sensor of temperature",
+    "collapipe-devices/Temperature": "a sensor of temperature",
+    "collapipe-devices/Calls that fail": "a call that fails",
+    "collapipe-scheduler/Largest backlog": "a device with an energy budget",
+    "collapipe-scheduler/Backlog of the energy queues": "a device with an energy budget",
+}
+"""Panels that may be empty here, and what they need to have data."""
+
+SMALL = 3_000_000
+"""Memory that holds most of the model, but not all of it: both devices take part."""
+WORLD = Emulation(
+    devices={
+        "device-0-0": EmulatedDevice(profile="raspberry-pi-5"),
+        "device-0-1": EmulatedDevice(profile="raspberry-pi-4"),
+    },
+    radios={"*": EmulatedRadio(gain=1e-7, noise_watts_per_hertz=1e-17, delay_seconds=0.002)},
+)
+JOB = JobConfig.model_validate(
+    {
+        "name": "observed",
+        "task": {"kind": "classification", "max_length": 32},
+        "data": {"source": "stdlib_docstrings", "max_rows": 300, "max_held_out_rows": 16},
+        "model": {
+            "vocabulary_size": 1000,
+            "config": {
+                "hidden_size": 64,
+                "intermediate_size": 256,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+            },
+        },
+        "training": {"rounds": 8, "local_steps": 6, "mini_batch": 16},
+        "schedule": {
+            "strategy": "dssra",
+            "num_micro_batches": 2,
+            "channel_bandwidth_hz": 2e6,
+            "hysteresis": 10.0,  # the plan stays, so that no series appear within the job
+            "silence_seconds": 60,
+        },
+    }
+)
+
+
+@dataclass
+class Observed:
+    """A Prometheus that has watched a job, the hosts, and when the job ended."""
+
+    server: PrometheusServer
+    instances: dict[str, str]
+    """Names by the addresses of their metrics."""
+    trained_at: float
+    """When the job ended."""
+    ended_at: float
+    """When the rules had been evaluated after that."""
+
+    def ask(self, expression: str, at: float | None = None) -> list[dict[str, Any]]:
+        """The rows of an instant query that have a number; by default at the end of the job."""
+        form = {"query": expression, "time": f"{at or self.ended_at:.3f}"}
+        with httpx.Client(base_url=self.server.url, trust_env=False) as client:
+            answer = client.post("/api/v1/query", data=form).json()
+        assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
+        rows: list[dict[str, Any]] = answer["data"]["result"]
+        return [row for row in rows if not math.isnan(float(row["value"][1]))]
+
+
+def deployed_config(directory: Path, scheduler_metrics: str) -> dict[str, Any]:
+    """prometheus.yml as it is deployed, but for the names that only Compose resolves, and twice as often."""
+    source = ROOT / "deploy/prometheus"
+    (directory / "rules").mkdir()
+    for path in (source / "rules").glob("*.yml"):
+        (directory / "rules" / path.name).write_text(path.read_text("utf-8"), encoding="utf-8")
+    config: dict[str, Any] = yaml.safe_load((source / "prometheus.yml").read_text("utf-8"))
+    config["global"] |= {"scrape_interval": "1s", "scrape_timeout": "1s"}
+    (job,) = [one for one in config["scrape_configs"] if one["job_name"] == "collapipe"]
+    labels = {"host_role": "scheduler", "service": "scheduler"}
+    job["static_configs"] = [{"targets": [scheduler_metrics], "labels": labels}]
+    for discovery in job["file_sd_configs"]:
+        discovery |= {"files": ["targets.json"], "refresh_interval": "1s"}
+    config["scrape_configs"] = [job]
+    return config
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    """Runs a job on two devices, which `collapipe targets` told Prometheus of."""
+    directory = tmp_path_factory.mktemp("observed")
+    devices = [Device(memory_bytes=SMALL), Device(memory_bytes=SMALL)]
+    with LocalTestbed([devices], directory / "testbed", emulation=WORLD) as testbed:
+        testbed.wait_until_registered()
+        metrics = {
+            (read_json(testbed.workspace.ready_file(one.name)) or {})["metrics_address"]: one.name
+            for one in testbed.processes
+        }
+        scheduler = next(address for address, name in metrics.items() if name == "scheduler")
+        with running_prometheus(directory, deployed_config(directory, scheduler)) as server:
+            options = ["--scheduler", testbed.scheduler_address, "--insecure"]
+            result = CliRunner().invoke(app, ["targets", str(directory / "targets.json"), *options])
+            assert result.exit_code == 0, result.output
+            watched = Observed(server, metrics, 0.0, 0.0)
+            eventually(lambda: len(watched.ask("up == 1", time.time())) == len(metrics))
+            run_job(testbed, JOB)
+            watched.trained_at = time.time()
+            # the groups of rules are evaluated every five seconds
+            time.sleep(6)
+            watched.ended_at = time.time()
+            yield watched
+
+
+def test_targets_have_the_labels_that_scheduler_and_rules_need(observed: Observed) -> None:
+    rows = [row["metric"] for row in observed.ask("up")]
+    # the address is what the host registered: the scheduler matches on it
+    assert {row["instance"]: row["service"] for row in rows} == observed.instances
+    assert {row["service"]: row["host_role"] for row in rows} == {
+        "scheduler": "scheduler",
+        "edge-server": "edge_server",
+        "control-unit-0": "control_unit",
+        "device-0-0": "device_agent",
+        "device-0-1": "device_agent",
+    }
+
+
+def test_every_panel_has_data_or_says_what_it_needs(observed: Observed) -> None:
+    empty = {
+        panel.name
+        for panel in panels()
+        for target in panel.targets
+        if not observed.ask(to_promql(target.expression))
+    }
+    assert empty <= NEEDS.keys(), empty - NEEDS.keys()
+    assert NEEDS.keys() <= {panel.name for panel in panels()}, "a panel that is none"
+
+
+def test_what_was_trained_is_what_the_panels_add_up_to(observed: Observed) -> None:
+    training = JOB.training
+    expected = training.rounds * training.local_steps * training.mini_batch
+    (row,) = observed.ask("collapipe_trained_samples_total")
+    assert float(row["value"][1]) == expected
+    (row,) = observed.ask("sum(collapipe_placed_blocks)")
+    assert float(row["value"][1]) == 4
+    (row,) = observed.ask('sum(collapipe_round_seconds_count{outcome="committed"})')
+    assert float(row["value"][1]) == training.rounds
+
+
+def test_time_of_a_stage_is_not_more_than_passed(observed: Observed) -> None:
+    """Busy, updating and waiting exclude each other; sending is another thread's, each direction for itself."""
+    for kinds in (("busy", "update", "waiting"), ("sending",)):
+        sums = " + ".join(f"stage:{kind}_seconds:rate1m" for kind in kinds)
+        rows = observed.ask(f"max_over_time(({sums})[2m:5s])")
+        assert len(rows) == 4  # control unit, two devices, edge server
+        assert all(0 <= float(row["value"][1]) <= 1.2 for row in rows), rows
+
+
+def estimated(observed: Observed, seconds: float, end: float) -> Estimates:
+    """What the scheduler makes of a window, without a profile that would take off fixed costs."""
+    series = PrometheusSource(observed.server.url).window(end - seconds, end)
+    hosts = {at: name for at, name in observed.instances.items() if name != "scheduler"}
+    priors = {host: HostPrior() for host in hosts.values()}
+    found = estimate(series, hosts, priors, end=end, max_age_seconds=10.0)
+    assert found.missing == ()
+    return found
+
+
+def ratios(estimates: Estimates) -> dict[str, dict[str, float]]:
+    """The rules that are marked (estimate), with what the scheduler has instead."""
+    hosts, links = estimates.hosts.items(), estimates.links.items()
+    probes = "|".join(ENERGY_PROBES)
+    each: dict[str, dict[str, float | None]] = {
+        "link:goodput_bps:ratio_increase1m": {link: one.goodput_bps for link, one in links},
+        "service:unit_sample_seconds:ratio_increase1m": {
+            host: one.seconds_per_sample for host, one in hosts
+        },
+        "service:step_seconds:ratio_increase1m": {host: one.step_seconds for host, one in hosts},
+        f'service:busy_watts:ratio_increase1m{{probe=~"{probes}"}}': {
+            host: one.busy_watts for host, one in hosts
+        },
+        "cluster:activation_bytes_per_sample:ratio_increase1m": {
+            cluster: one.activation_bytes_per_sample for cluster, one in estimates.clusters.items()
+        },
+    }
+    return {
+        rule: {key: value for key, value in values.items() if value is not None}
+        for rule, values in each.items()
+    }
+
+
+def values_of(rows: list[dict[str, Any]], rule: str) -> dict[str, float]:
+    label = rule.partition(":")[0]
+    return {row["metric"][label]: float(row["value"][1]) for row in rows}
+
+
+def expressions() -> dict[str, str]:
+    """Of the recording rules."""
+    groups = yaml.safe_load((RULES / "recording.yml").read_text("utf-8"))["groups"]
+    return {rule["record"]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
+def test_rules_agree_with_what_the_scheduler_estimates(observed: Observed) -> None:
+    """Over the same window, within the job: increase() does not count the first value of a series that appears."""
+    expected = ratios(estimated(observed, WINDOW_SECONDS, observed.trained_at))
+    assert len(expected["link:goodput_bps:ratio_increase1m"]) >= 4
+    assert len(expected["service:unit_sample_seconds:ratio_increase1m"]) == 4
+    assert len(expected["cluster:activation_bytes_per_sample:ratio_increase1m"]) == 1
+    for rule, values in expected.items():
+        over_window = expressions()[rule.partition("{")[0]].replace("[1m]", f"[{WINDOW_SECONDS}s]")
+        told = values_of(observed.ask(over_window, observed.trained_at), rule)
+        assert {key: told[key] for key in values} == pytest.approx(values, rel=CLOSE), rule
+
+
+def test_what_is_recorded_is_what_the_rule_says(observed: Observed) -> None:
+    (stamp,) = observed.ask("timestamp(cluster:trained_samples:rate1m)")
+    evaluated_at = float(stamp["value"][1])
+    for rule in (
+        "link:goodput_bps:ratio_increase1m",
+        "service:unit_sample_seconds:ratio_increase1m",
+    ):
+        expected = values_of(observed.ask(expressions()[rule], evaluated_at), rule)
+        assert len(expected) >= 4
+        told = values_of(observed.ask(rule, evaluated_at), rule)
+        # a page that was on its way while the rule was evaluated counts only for who asks later
+        assert told == pytest.approx(expected, rel=CLOSE), rule
+
+
+def test_every_rule_and_alert_is_evaluated_without_error(observed: Observed) -> None:
+    with httpx.Client(base_url=observed.server.url, trust_env=False) as client:
+        groups = client.get("/api/v1/rules").json()["data"]["groups"]
+    found = [rule for group in groups for rule in group["rules"]]
+    assert len(found) >= 30
+    assert [rule["lastError"] for rule in found if rule["health"] != "ok"] == []
+    # nothing is wrong with this job, though its emulated devices share two processors
+    firing = {row["metric"]["alertname"] for row in observed.ask('ALERTS{alertstate="firing"}')}
+    assert firing <= {"EmulationOverrun", "PredictionOff"}
+
+
+def test_host_that_is_listed_twice_is_scraped_once(tmp_path: Path) -> None:
+    """In Compose, the static list and `collapipe targets` may name the same host."""
+    config = deployed_config(tmp_path, "127.0.0.1:1")
+    entry = {"targets": ["127.0.0.1:1"], "labels": {"host_role": "scheduler"}}
+    config["scrape_configs"][0]["static_configs"] = [entry]
+    with (
+        running_prometheus(tmp_path, config) as server,
+        httpx.Client(base_url=server.url, trust_env=False) as client,
+    ):
+        told = {**entry, "labels": {"host_role": "scheduler", "service": "127.0.0.1"}}
+        other = {"targets": ["127.0.0.1:2"], "labels": {"host_role": "device_agent"}}
+        text = json.dumps([told, other])
+        (tmp_path / "targets.json").write_text(text, encoding="utf-8")
+
+        def targets() -> list[str]:
+            found = client.get("/api/v1/targets", params={"state": "active"}).json()["data"]
+            return sorted(one["labels"]["instance"] for one in found["activeTargets"])
+
+        eventually(lambda: "127.0.0.1:2" in targets())
+        assert targets() == ["127.0.0.1:1", "127.0.0.1:2"]
