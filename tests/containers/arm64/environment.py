@@ -1,0 +1,152 @@
+"""What pip installs for a device agent on a 64-bit Raspberry Pi OS, and how it runs here.
+
+The emulated pip resolves and installs: only there are the markers and tags of packages those of an aarch64. (pip's
+--platform chooses wheels by tag, but weighs markers such as `platform_machine` on the machine that it runs on.)
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from packaging.tags import Tag
+from packaging.utils import parse_wheel_filename
+
+from containers.arm64.root import emulator, ensure_root, put_in_place
+from containers.base_image import pip_setting
+from containers.engine import cache_directory, run
+
+TORCH = "2.8.0"
+"""Runs on every processor below. Of PyPI's wheels for aarch64, 2.10.0 dies of an illegal instruction on the first, and
+those from 2.11.0 on ask for CUDA libraries."""
+PROCESSORS = {"raspberry-pi-4": "cortex-a72", "raspberry-pi-5": "cortex-a76"}
+"""The emulator's names for the processors of device profiles."""
+
+_CHECKOUT = Path(__file__).parents[3]
+_PYTHON = "usr/bin/python3.11"
+_PIP = "usr/share/python-wheels"
+_LIMIT_SECONDS = 600.0
+_WARM_UP = "import collapipe.device_agent.app, transformers.models.bert.modeling_bert"
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel that was installed.
+
+    Args:
+        file: Its name.
+        size_bytes: Its size as downloaded.
+        sha256: Its digest, in hexadecimal.
+    """
+
+    file: str
+    size_bytes: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The distribution."""
+        return parse_wheel_filename(self.file)[0]
+
+    @property
+    def version(self) -> str:
+        """Its version."""
+        return str(parse_wheel_filename(self.file)[1])
+
+    @property
+    def tags(self) -> frozenset[Tag]:
+        """What it runs on."""
+        return parse_wheel_filename(self.file)[3]
+
+
+@dataclass(frozen=True)
+class Arm64:
+    """An emulated aarch64 machine.
+
+    Args:
+        emulator: The program that runs others.
+        root: Its Debian.
+        site: What pip installed, if anything.
+        wheels: The wheels in `site`.
+    """
+
+    emulator: str
+    root: Path
+    site: Path | None = None
+    wheels: Sequence[Wheel] = ()
+
+    def python(self, *arguments: str, device: str = "raspberry-pi-4") -> list[str]:
+        """The command line of its Python on a device."""
+        emulated = [self.emulator, "-cpu", PROCESSORS[device], "-L", str(self.root)]
+        return [*emulated, str(self.root / _PYTHON), "-s", *arguments]
+
+    def environment(self) -> dict[str, str]:
+        """The variables of its Python: this checkout's services, no packages or settings of this machine."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("COLLAPIPE_", "PIP_", "PYTHON"))
+        }
+        kept["PIP_CONFIG_FILE"] = os.devnull
+        if self.site is not None:
+            kept["PYTHONPATH"] = os.pathsep.join([str(self.site), str(_CHECKOUT / "services")])
+            # emulated, compiling takes longer than importing
+            kept["PYTHONPYCACHEPREFIX"] = str(self.site.with_name("compiled"))
+        return kept
+
+    def run(self, *arguments: str, device: str = "raspberry-pi-4") -> str:
+        """Runs its Python and returns what it prints."""
+        command = self.python(*arguments, device=device)
+        return run(command, self.environment(), timeout=_LIMIT_SECONDS)
+
+
+def ensure_arm64() -> Arm64:
+    """Installs what a device agent needs, or finds it in the cache."""
+    bare = Arm64(emulator(), ensure_root())
+    requirements = _requirements(bare)
+    key = hashlib.sha256("\0".join([bare.root.name, *requirements]).encode()).hexdigest()[:16]
+    place = cache_directory() / f"arm64-device-{key}"
+    if not place.is_dir():
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix="arm64-") as name:
+            made = Path(name) / "device"
+            wheels = _install(bare, requirements, made / "site", Path(name) / "wheels")
+            text = json.dumps([asdict(wheel) for wheel in wheels], indent=1)
+            (made / "wheels.json").write_text(text, encoding="utf-8")
+            put_in_place(made, place)
+    wheels = [Wheel(**entry) for entry in json.loads((place / "wheels.json").read_bytes())]
+    arm64 = Arm64(bare.emulator, bare.root, place / "site", wheels)
+    arm64.run("-c", _WARM_UP)
+    return arm64
+
+
+def _requirements(arm64: Arm64) -> list[str]:
+    """What the image of the device agent installs."""
+    with tempfile.TemporaryDirectory(prefix="collapipe-arm64-") as name:
+        script = str(_CHECKOUT / "deploy/docker/requirements.py")
+        arm64.run(script, str(_CHECKOUT / "pyproject.toml"), name)
+        listed = Path(name, "device.txt").read_text(encoding="utf-8").splitlines()
+    return [f"torch=={TORCH}", *listed]
+
+
+def _install(arm64: Arm64, requirements: Sequence[str], site: Path, wheels: Path) -> list[Wheel]:
+    """Downloads wheels and unpacks them; fails where something has none for aarch64."""
+    (pip,) = (arm64.root / _PIP).glob("pip-*.whl")
+    options = [str(pip / "pip"), "--disable-pip-version-check", "--quiet"]
+    for name in ("cert", "proxy"):
+        if value := pip_setting(name):
+            options.append(f"--{name}={value}")
+    index = ["--no-cache-dir"]
+    if url := pip_setting("index-url"):
+        index.append(f"--index-url={url}")
+    folder = ["--only-binary=:all:", "--dest", str(wheels)]
+    arm64.run(*options, "download", *index, *folder, *requirements)
+    files = sorted(wheels.iterdir())
+    unpack = ["--no-index", "--no-deps", "--no-compile", "--target", str(site)]
+    arm64.run(*options, "install", *unpack, *map(str, files))
+    return [
+        Wheel(file.name, file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest())
+        for file in files
+    ]

@@ -1,0 +1,187 @@
+"""The compose testbed of deploy/compose, under a project of its own, and what one does with it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from containers.base_image import ensure_image
+from containers.engine import CommandError, Engine, run
+from containers.engine_images import ROOT, VERSION
+
+FOLDER = ROOT / "deploy" / "compose"
+LAYERS = ("compose.yaml", "compose.tls.yaml", "compose.netem.yaml", "compose.observability.yaml")
+PROJECT = "collapipe-test"
+CLIENT = "collapipe"
+HEALTHY_SECONDS = 240.0
+_DOWN_SECONDS = 180.0
+
+
+class ComposeTestbed:
+    """A testbed of containers.
+
+    Args:
+        engine: That runs it.
+        directory: Of this machine: `data` is /data in the containers, `out` takes what the client writes.
+        layers: The compose files, in the folder of this checkout.
+        settings: Of the environment, as in .env.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        directory: Path,
+        layers: Sequence[str] = (*LAYERS, "compose.test.yaml"),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.data, self.out = directory / "data", directory / "out"
+        for folder in (self.data, self.out):
+            folder.mkdir()
+            folder.chmod(0o777)  # the containers' user is another one
+        self.shaping = directory / "shaping"
+        shutil.copytree(ROOT / "deploy/netem/state", self.shaping)
+        self.environment = {
+            **engine.environment,
+            "COMPOSE_FILE": os.pathsep.join(str(FOLDER / layer) for layer in layers),
+            "COMPOSE_PROJECT_NAME": PROJECT,
+            "COLLAPIPE_VERSION": VERSION,
+            "COLLAPIPE_DATA": str(self.data),
+            "COLLAPIPE_TLS": str(directory / "tls"),
+            "COLLAPIPE_SHAPING": str(self.shaping),
+            # any free ones
+            **dict.fromkeys(("COLLAPIPE_SCHEDULER_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT"), "0"),
+            **(settings or {}),
+        }
+
+    def compose(self, *arguments: str, check: bool = True, timeout: float = 120.0) -> str:
+        """Runs `docker-compose` and returns what it prints."""
+        command = [*self.engine.compose, *arguments]
+        return run(command, self.environment, check=check, timeout=timeout, cwd=FOLDER)
+
+    def services(self) -> dict[str, dict[str, Any]]:
+        """The services that `up` starts here: those whose image can be had, and no one-off command."""
+        document = yaml.safe_load(self.compose("config"))
+        return {
+            name: service
+            for name, service in document["services"].items()
+            if "profiles" not in service and ensure_image(self.engine, service["image"])
+        }
+
+    def up(self) -> float:
+        """Starts everything, and returns after how many seconds all of it is healthy."""
+        started = time.monotonic()
+        names = sorted(self.services())
+        try:
+            self.compose("up", "--detach", "--no-build", *names, timeout=HEALTHY_SECONDS)
+        except CommandError as error:
+            logs = self.compose("logs", "--tail=20", check=False)
+            raise CommandError(f"{error}\n{logs}") from None
+        self.wait_until_healthy(names)
+        return time.monotonic() - started
+
+    def wait_until_healthy(self, services: Sequence[str]) -> None:
+        """Waits until each of them is; fails with the log of what is not."""
+        deadline = time.monotonic() + HEALTHY_SECONDS
+        while True:
+            states = self.health()
+            waiting = {name: states.get(name, "missing") for name in services}
+            done = ("healthy", "exited:0")  # who makes certificates ends
+            waiting = {name: state for name, state in waiting.items() if state not in done}
+            if not waiting:
+                return
+            failed = any(state.startswith("exited") for state in waiting.values())
+            if failed or time.monotonic() > deadline:
+                logs = self.compose("logs", "--tail=20", *waiting, check=False)
+                raise CommandError(f"not healthy: {waiting}\n{logs}")
+            time.sleep(0.5)
+
+    def health(self) -> dict[str, str]:
+        """Of every service that has a container: its health, or its state where it does not run or has no check."""
+        told = (
+            '{{if eq .State.Status "exited"}}exited:{{.State.ExitCode}}{{else if .State.Health}}'
+            "{{.State.Health.Status}}{{else}}{{.State.Status}}{{end}}"
+        )
+        label = '{{index .Config.Labels "com.docker.compose.service"}}'
+        ids = self.containers()
+        if not ids:
+            return {}
+        lines = self.engine.run("inspect", "--format", f"{label} {told}", *ids).splitlines()
+        return dict(line.split() for line in lines)
+
+    def containers(self) -> list[str]:
+        """Ids of the project's containers, running or not."""
+        label = f"label=com.docker.compose.project={PROJECT}"
+        return self.engine.run("ps", "--all", "--quiet", "--filter", label).split()
+
+    def container(self, service: str) -> str:
+        """Id of the container of a service."""
+        return self.compose("ps", "--quiet", service)
+
+    def client(self, *arguments: str, timeout: float = 120.0, check: bool = True) -> str:
+        """Runs the `collapipe` command once, in a container; /out is the folder `out`."""
+        return run(
+            self._client_command(*arguments),
+            self.environment,
+            timeout=timeout,
+            check=check,
+            cwd=FOLDER,
+        )
+
+    @contextmanager
+    def running_client(self, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+        """Runs it beside the test, which reads its output; it is stopped in the end."""
+        process = subprocess.Popen(
+            self._client_command(*arguments),
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=FOLDER,
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.communicate()
+
+    def _client_command(self, *arguments: str) -> list[str]:
+        volume = f"--volume={self.out}:/out"
+        return [*self.engine.compose, "run", "--rm", "-T", volume, CLIENT, *arguments]
+
+    def shape(self, link: str, profile: str) -> None:
+        """Runs `collapipe testbed shape` on this machine; returns when the shapers have done it."""
+        state = f"--state={self.shaping / 'links.json'}"
+        command = [sys.executable, "-m", "collapipe_client", "testbed", "shape", link, profile]
+        run([*command, state], timeout=60.0)
+
+    def decisions(self, job: str, rounds: int) -> list[dict[str, Any]]:
+        """What the scheduler decided in each round of a job, and on what."""
+        loop = (
+            'for n in $(seq "$2"); do collapipe plan explain "$n" --job "$1" --json || exit; done'
+        )
+        command = [*self.engine.compose, "run", "--rm", "-T", "--entrypoint=sh", CLIENT]
+        command += ["-c", loop, "sh", job, str(rounds)]
+        told = run(command, self.environment, timeout=30.0 + 10.0 * rounds, cwd=FOLDER)
+        return [document["decision"] for document in json_lines(told)]
+
+    def address(self, service: str, port: int) -> str:
+        """Where this machine reaches a published port, host:port."""
+        return self.compose("port", service, str(port))
+
+    def down(self) -> None:
+        """Ends everything and removes what it kept."""
+        self.compose("down", "--volumes", "--remove-orphans", timeout=_DOWN_SECONDS)
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    """The documents that a command with --json printed, one a line; other lines are passed over."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]

@@ -1,0 +1,30 @@
+"""One engine for all tests of containers, and the images of this checkout."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from containers.engine import Engine, NoEngineError
+from containers.engine import docker_engine as running_engine
+from containers.engine_images import build_images
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[Engine]:
+    """The engine that runs here, or a private one; nothing of that is left when the session ends."""
+    try:
+        context = running_engine()
+        engine = context.__enter__()
+    except NoEngineError as error:
+        pytest.skip(str(error))
+    try:
+        yield engine
+    finally:
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def images(docker_engine: Engine) -> Engine:
+    """The engine, with every image of this checkout built."""
+    build_images(docker_engine)
+    return docker_engine

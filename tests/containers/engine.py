@@ -1,0 +1,281 @@
+"""A Docker Engine for tests: the one that runs, or a private one that leaves nothing behind."""
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from containers.engine_network import kept_network
+
+START_SECONDS = 60.0
+STOP_SECONDS = 60.0
+# apart from Docker's own 172.17.0.0/16 and from the addresses that homes and offices use
+_BRIDGE = "collapipe0"
+_BRIDGE_ADDRESS = "10.212.0.1/24"
+_ADDRESS_POOL = "base=10.213.0.0/16,size=24"
+_NEEDS = "apt-get install docker.io docker-compose iptables iproute2 debootstrap ca-certificates"
+
+
+class NoEngineError(Exception):
+    """There is no engine here, and none can be started; says why."""
+
+
+class CommandError(AssertionError):
+    """A command failed."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that answers, and clients that work with it.
+
+    Args:
+        docker: The client; one that can build with BuildKit.
+        compose: The command of docker-compose.
+        environment: In which both run.
+    """
+
+    docker: str
+    compose: Sequence[str]
+    environment: Mapping[str, str]
+
+    def run(
+        self,
+        *arguments: str,
+        check: bool = True,
+        timeout: float = 120.0,
+        stdin: str | None = None,
+    ) -> str:
+        """Runs `docker` and returns what it prints, without the last line end.
+
+        Raises:
+            CommandError: It failed.
+        """
+        command = [self.docker, *arguments]
+        return run(command, self.environment, check=check, timeout=timeout, stdin=stdin)
+
+    @property
+    def gateway(self) -> str:
+        """The address under which containers and builds on the default bridge reach this machine."""
+        return self.run(
+            "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}"
+        )
+
+    def has_image(self, tag: str) -> bool:
+        """Whether the image is here already."""
+        return bool(self.run("image", "ls", "--quiet", tag))
+
+    def leftovers(self) -> dict[str, list[str]]:
+        """Returns every container, network and volume that an empty engine does not have, by kind."""
+        networks = self.run("network", "ls", "--format", "{{.Name}}").splitlines()
+        return {
+            "containers": self.run("ps", "--all", "--format", "{{.Names}}").splitlines(),
+            "networks": [name for name in networks if name not in ("bridge", "host", "none")],
+            "volumes": self.run("volume", "ls", "--quiet").splitlines(),
+        }
+
+
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    check: bool = True,
+    timeout: float = 120.0,
+    stdin: str | None = None,
+    cwd: Path | None = None,
+) -> str:
+    """Runs a command and returns what it prints on stdout; a failure shows the end of both outputs.
+
+    Raises:
+        CommandError: It failed, or was not done in time.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=cwd,
+        )
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode(errors="replace")[-3000:] if error.stdout else ""
+        raise CommandError(f"{' '.join(command)}: not done in {timeout:g} s\n{output}") from None
+    if check and done.returncode:
+        raise CommandError(
+            f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+        )
+    return done.stdout.rstrip("\n")
+
+
+def cache_directory() -> Path:
+    """Where base images and the private engine's layers are kept between runs: COLLAPIPE_CI_CACHE, or in ~/.cache."""
+    named = os.environ.get("COLLAPIPE_CI_CACHE")
+    directory = Path(named) if named else Path.home() / ".cache" / "collapipe-ci"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+@contextmanager
+def docker_engine() -> Iterator[Engine]:
+    """Gives the engine that answers, else a private one for as long as the context lasts.
+
+    Raises:
+        NoEngineError: There is neither, and why.
+    """
+    with suppress(NoEngineError, CommandError):
+        engine = _clients(dict(os.environ))
+        engine.run("version", timeout=20)
+        yield engine
+        return
+    if os.geteuid() != 0:
+        raise NoEngineError("no Docker Engine answers, and only root can start one")
+    with private_engine(cache_directory() / "docker") as engine:
+        yield engine
+
+
+@contextmanager
+def private_engine(directory: Path) -> Iterator[Engine]:
+    """Starts an engine of our own, and in the end stops it and puts back the network of the host.
+
+    Args:
+        directory: Keeps its images, on a file system that overlay2 can use; containers, networks and volumes
+            do not outlive it.
+
+    Raises:
+        NoEngineError: Something that it needs is missing, or another process uses the directory.
+    """
+    missing = [name for name in ("dockerd", "iptables", "ip") if shutil.which(name) is None]
+    if missing:
+        raise NoEngineError(f"this machine has no {', '.join(missing)}: {_NEEDS}")
+    # sockets have short paths, so not under the cache; the engine is told of it in its environment only
+    work = Path(tempfile.mkdtemp(prefix="collapipe-docker-"))
+    engine = _clients({**os.environ, "DOCKER_HOST": f"unix://{work}/docker.sock"})
+    try:
+        with (
+            _sole_user(directory),
+            kept_network(_BRIDGE, _BRIDGE_ADDRESS),
+            _daemon(directory / "data", work, engine),
+        ):
+            _empty(engine)
+            yield engine
+            _empty(engine)
+        left = [pid for pid, line in _command_lines().items() if str(work) in line]
+        assert not left, f"processes of the engine outlive it: {left}"
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _clients(environment: dict[str, str]) -> Engine:
+    """Finds a docker that builds with BuildKit and a docker-compose; the first on PATH may be without buildx."""
+    environment = {**environment, "DOCKER_BUILDKIT": "1", "COMPOSE_DOCKER_CLI_BUILD": "1"}
+    folders = environment.get("PATH", os.defpath).split(os.pathsep)
+    candidates = [path for folder in folders if (path := shutil.which("docker", path=folder))]
+    for docker in candidates:
+        told = subprocess.run(
+            [docker, "build", "--help"], env=environment, capture_output=True, text=True
+        )
+        if told.returncode == 0 and "missing or broken" not in told.stdout + told.stderr:
+            break
+    else:
+        raise NoEngineError(
+            f"no docker here builds with BuildKit ({', '.join(candidates) or 'none at all'}): {_NEEDS}"
+        )
+    # docker-compose runs the first docker on PATH
+    environment["PATH"] = os.pathsep.join([str(Path(docker).parent), *folders])
+    standalone = shutil.which("docker-compose")
+    compose = [standalone] if standalone else [docker, "compose"]
+    if subprocess.run([*compose, "version"], capture_output=True).returncode:
+        raise NoEngineError(f"this machine has no docker-compose: {_NEEDS}")
+    return Engine(docker, compose, environment)
+
+
+@contextmanager
+def _sole_user(directory: Path) -> Iterator[None]:
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NoEngineError(
+                f"another process runs an engine in {directory}: wait for it, or set COLLAPIPE_CI_CACHE to "
+                "another folder"
+            ) from None
+        yield
+
+
+@contextmanager
+def _daemon(data: Path, work: Path, engine: Engine) -> Iterator[None]:
+    for pid, line in _command_lines().items():
+        # of a run that was killed; ours is the only lock on the directory
+        if line.startswith("dockerd") and str(data) in line:
+            _stop(pid)
+    log = work / "dockerd.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                "dockerd",
+                *("--data-root", str(data), "--exec-root", str(work / "exec")),
+                *("--pidfile", str(work / "pid"), "--host", f"unix://{work}/docker.sock"),
+                *("--bridge", _BRIDGE, "--default-address-pool", _ADDRESS_POOL),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the tests, which stop it in order
+        )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            with suppress(CommandError):
+                engine.run("version", timeout=10)
+                break
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = log.read_text(errors="replace")[-2000:]
+                raise NoEngineError(f"dockerd does not start here:\n{tail}")
+            time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _empty(engine: Engine) -> None:
+    """Removes what a killed run left."""
+    containers = engine.run("ps", "--all", "--quiet").split()
+    if containers:
+        engine.run("rm", "--force", "--volumes", *containers)
+    engine.run("network", "prune", "--force")
+    volumes = engine.run("volume", "ls", "--quiet").split()
+    if volumes:
+        engine.run("volume", "rm", "--force", *volumes)
+
+
+def _stop(pid: int) -> None:
+    deadline = time.monotonic() + STOP_SECONDS
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            os.kill(pid, 0)
+            time.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+
+
+def _command_lines() -> dict[int, str]:
+    """The command lines of this machine's processes, by pid."""
+    lines = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            lines[int(path.parent.name)] = path.read_bytes().replace(b"\0", b" ").decode()
+    return lines

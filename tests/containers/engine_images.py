@@ -1,0 +1,97 @@
+"""Builds the images of this checkout, as a user does, with torch from where this machine's pip has it."""
+
+import functools
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from containers.base_image import ensure_python_image, pip_setting
+from containers.engine import Engine
+
+ROOT = Path(__file__).parents[2]
+TARGETS = ("scheduler", "edge-server", "control-unit", "device-agent", "client", "shaper")
+VERSION = "test"
+"""Of the tags: a user's own images stay what they are."""
+_BUILD_SECONDS = 900.0
+_WHEELS_PORT = 18999
+"""Always the same: build arguments are part of what a layer is known by."""
+
+
+def tag(target: str, version: str = VERSION) -> str:
+    """The image of a target, as the compose files name it with COLLAPIPE_VERSION."""
+    return f"collapipe/{target}:{version}"
+
+
+def build_images(engine: Engine) -> None:
+    """Builds every target."""
+    base = ensure_python_image(engine)
+    with torch_arguments(engine) as arguments:
+        for target in TARGETS:
+            build(engine, target, base, arguments)
+
+
+def build(
+    engine: Engine,
+    target: str,
+    base: str,
+    arguments: Mapping[str, str],
+    *,
+    context: Path = ROOT,
+    version: str = VERSION,
+) -> None:
+    """Builds one target.
+
+    Args:
+        engine: That builds.
+        target: Of the Dockerfile.
+        base: The image that it begins with.
+        arguments: More build arguments.
+        context: A checkout.
+        version: Of the tag.
+    """
+    values = {"PYTHON_IMAGE": base, **arguments}
+    engine.run(
+        "build",
+        f"--file={context / 'deploy/docker/Dockerfile'}",
+        f"--target={target}",
+        f"--tag={tag(target, version)}",
+        *(f"--build-arg={key}={value}" for key, value in values.items()),
+        str(context),
+        timeout=_BUILD_SECONDS,
+    )
+
+
+@contextmanager
+def torch_arguments(engine: Engine) -> Iterator[dict[str, str]]:
+    """Gives the build arguments under which pip finds torch in a build.
+
+    A folder of wheels, which pip's find-links may name, is served on the bridge for as long as the context lasts:
+    a build sees no folder of this machine. Any other place is passed on.
+    """
+    arguments = {
+        f"PIP_{name.upper().replace('-', '_')}": value
+        for name in ("index-url", "extra-index-url")
+        if (value := pip_setting(name)) and urlsplit(value.split()[0]).scheme.startswith("http")
+    }
+    links = pip_setting("find-links").split()
+    folders = [link for link in links if any(Path(link).glob("torch-*.whl"))]
+    if not folders:
+        yield arguments
+        return
+    gateway = engine.gateway
+    handler = functools.partial(_QuietHandler, directory=folders[0])
+    with ThreadingHTTPServer((gateway, _WHEELS_PORT), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            address = f"http://{gateway}:{server.server_address[1]}/"
+            yield arguments | {"PIP_FIND_LINKS": address, "PIP_TRUSTED_HOST": gateway}
+        finally:
+            server.shutdown()
+
+
+class _QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        """Says nothing: the tests' output is theirs."""

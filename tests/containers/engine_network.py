@@ -1,0 +1,94 @@
+"""What a Docker Engine changes of a host's network, and how it is put back."""
+
+import shlex
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+
+Rules = dict[str, list[str]]
+"""The lines of `iptables-save` by table, without counters."""
+
+
+@contextmanager
+def kept_network(bridge: str, subnet: str) -> Iterator[None]:
+    """Makes a bridge for the time of an engine, and afterwards undoes what the engine did to the network.
+
+    An engine leaves its chains, a FORWARD policy of DROP and forwarding behind. What another engine of this host needs as
+    well stays as long as that one runs; rules that name our bridge go in any case.
+
+    Args:
+        bridge: Name of the bridge; one of the same name, of a run that was killed, is replaced.
+        subnet: Its own address with the length of its prefix.
+    """
+    before, forwarding = firewall(), _FORWARDING.read_text()
+    _run("ip", "link", "del", bridge, check=False)
+    _run("ip", "link", "add", bridge, "type", "bridge")
+    try:
+        _run("ip", "addr", "add", subnet, "dev", bridge)
+        _run("ip", "link", "set", bridge, "up")
+        yield
+    finally:
+        _run("ip", "link", "del", bridge)
+        if other_engines():
+            _delete_rules(before, only_with=bridge)
+        else:
+            _delete_rules(before, only_with="")
+            _delete_chains(before)
+            _FORWARDING.write_text(forwarding)
+            left = firewall()
+            assert left == before, f"the firewall is {left}, and was {before}"
+
+
+def firewall() -> Rules:
+    """Returns the rules in force; a table that nobody has used, or that says what the kernel does anyway, has none."""
+    tables: Rules = {}
+    table = ""
+    for line in _run("iptables-save").splitlines():
+        rule = line.partition(" [")[0] if line.startswith(":") else line
+        if line.startswith("*"):
+            table = line[1:]
+        elif rule.startswith((":", "-A")) and not (rule[0] == ":" and rule.endswith(" ACCEPT")):
+            tables.setdefault(table, []).append(rule)
+    return tables
+
+
+def other_engines() -> list[int]:
+    """Returns the pids of the engines of this host that run now."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):  # it has ended by now
+            if path.read_text().strip() == "dockerd":
+                found.append(int(path.parent.name))
+    return found
+
+
+def _delete_rules(before: Rules, only_with: str) -> None:
+    for table, lines in firewall().items():
+        known = before.get(table, [])
+        for line in lines:
+            if line.startswith("-A") and line not in known and only_with in line:
+                _run("iptables", "-t", table, "-D", *shlex.split(line)[1:])
+
+
+def _delete_chains(before: Rules) -> None:
+    """Removes chains that were not there, and sets policies as they were."""
+    for table, lines in firewall().items():
+        for line in lines:
+            chain, _, policy = line[1:].partition(" ")
+            if not line.startswith(":") or line in before.get(table, []):
+                continue
+            if policy == "-":
+                _run("iptables", "-t", table, "-F", chain)
+                _run("iptables", "-t", table, "-X", chain)
+            else:  # one that was not ACCEPT is in `before`
+                _run("iptables", "-t", table, "-P", chain, "ACCEPT")
+
+
+def _run(*command: str, check: bool = True) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if check and done.returncode:
+        raise RuntimeError(f"{shlex.join(command)} failed: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,262 @@
+"""The compose testbed with all its layers: it gets healthy, trains what one process trains, and goes without a trace."""
+
+import itertools
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from dashboard_panels import panels, to_promql
+from prometheus_server import eventually
+from reference.comparison import first_difference
+from reference.federated_job import Trained
+from safetensors.torch import load_file
+
+from collapipe.telemetry.sources import NEEDED
+from collapipe.telemetry.sources.prometheus import PrometheusSource
+from containers.compose import FOLDER, ComposeTestbed, json_lines
+from containers.compose_jobs import ROUNDS, Job, expected, write_rows
+from containers.engine import Engine
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+
+JOB_SECONDS = 300.0
+CORES = "4"
+"""Twice those of the smallest machine that this runs on: containers that rest need none."""
+ROUNDS_BEFORE = 5
+NARROW_PROFILE, NARROW_BPS = "lte-lossy", 2.4e6
+"""What a device sends, at the edge of a cell."""
+WINDOW_SECONDS = 4 * 2.0
+"""Four scrapes, as compose.observability.yaml sets them."""
+MAY_BE_EMPTY = {
+    "collapipe-devices/Hottest": "a sensor of temperature",
+    "collapipe-devices/Temperature": "a sensor of temperature",
+    "collapipe-links/Radio: gain": "a radio",
+    "collapipe-links/Radio: noise": "a radio",
+    "collapipe-links/Radio: transmit power": "a radio",
+    "collapipe-scheduler/Largest backlog": "a device with an energy budget",
+    "collapipe-scheduler/Backlog of the energy queues": "a device with an energy budget",
+}
+"""Panels that may be empty here, and what they need to have data."""
+NO_RADIO = ("collapipe_radio_",)
+"""What the scheduler asks for and only hosts with radios have."""
+
+Event = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def testbed(images: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeTestbed]:
+    """The testbed as a user starts it, with more processor for each container."""
+    before = images.leftovers()
+    told = subprocess.check_output([str(FOLDER / "processors"), CORES], text=True)
+    processors = dict(line.removeprefix("export ").split("=") for line in told.splitlines())
+    testbed = ComposeTestbed(images, tmp_path_factory.mktemp("compose"), settings=processors)
+    try:
+        write_rows(testbed.data)
+        print(f"healthy after {testbed.up():.0f} s")
+        yield testbed
+    finally:
+        testbed.down()
+    assert images.leftovers() == before
+
+
+@pytest.fixture(scope="module")
+def one_process(testbed: ComposeTestbed, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """What the plain loop makes of the job that the testbed trains."""
+    return expected(Job("expected"), testbed.data, tmp_path_factory.mktemp("expected"))
+
+
+@pytest.fixture(scope="module")
+def trained(testbed: ComposeTestbed) -> list[Event]:
+    """The events of a job that ran to its end."""
+    # links that share a channel are given limits
+    return train(testbed, Job("undisturbed", more_schedule="channel_rate_bps = 100e6"))
+
+
+@dataclass(frozen=True)
+class Reaction:
+    """A job in whose middle a link became narrow."""
+
+    decisions: list[dict[str, Any]]
+    """Of every round."""
+    device: str
+    """Whose links these were: the one that ran most blocks."""
+    changed_at: float
+    """Unix seconds when the kernel had the new rate."""
+
+
+@pytest.fixture(scope="module")
+def reaction(testbed: ComposeTestbed) -> Reaction:
+    """Trains with dssra; when some rounds are done, all that one device sends and receives is narrowed."""
+    # more activations than weights: these are gathered at a rate that the scheduler takes for the same everywhere
+    job = Job("deciding", "dssra", 1, 3, rounds=12, mini_batch=64, local_steps=6, evaluate_every=0)
+    job.write(testbed.data, "/data")
+    device, changed_at, num_rounds = "", 0.0, 0
+    with testbed.running_client(*arguments(job)) as client:
+        assert client.stdout is not None
+        for line in client.stdout:
+            event = json.loads(line) if line.startswith("{") else {"event": ""}
+            num_rounds += event["event"] == "round_committed"
+            if event["event"] == "round_started" and num_rounds == ROUNDS_BEFORE:
+                blocks = placement(event)
+                device = max(blocks, key=blocks.__getitem__)
+                testbed.shape(device, NARROW_PROFILE)
+                changed_at = time.time()
+        assert client.wait() == 0, line
+    return Reaction(testbed.decisions(job.name, job.rounds), device, changed_at)
+
+
+def train(testbed: ComposeTestbed, job: Job, *options: str, check: bool = True) -> list[Event]:
+    """Runs `collapipe train` in a container; the model is in out/NAME."""
+    job.write(testbed.data, "/data")
+    return json_lines(testbed.client(*arguments(job), *options, timeout=JOB_SECONDS, check=check))
+
+
+def arguments(job: Job) -> tuple[str, ...]:
+    return ("train", f"/data/{job.name}.toml", "--output", f"/out/{job.name}", "--json")
+
+
+def losses(events: list[Event], cluster: int) -> list[float]:
+    committed = [event for event in events if event["event"] == "round_committed"]
+    return [loss for event in committed for loss in event["summaries"][cluster]["losses"]]
+
+
+def model_difference(testbed: ComposeTestbed, job: str, one_process: Trained) -> str | None:
+    exported = load_file(testbed.out / job / "model.safetensors")
+    return first_difference(one_process.weights, exported)
+
+
+def test_job_equals_one_process_bit_for_bit(
+    testbed: ComposeTestbed, trained: list[Event], one_process: Trained
+) -> None:
+    for cluster, expected_losses in enumerate(one_process.losses):
+        assert losses(trained, cluster) == expected_losses
+    assert model_difference(testbed, "undisturbed", one_process) is None
+
+
+def test_containers_run_without_rights(testbed: ComposeTestbed) -> None:
+    for identity in testbed.containers():
+        found = json.loads(testbed.engine.run("inspect", identity))[0]
+        name, host = found["Name"], found["HostConfig"]
+        shapes = "shape-" in name
+        if not name.startswith("/collapipe-test_prometheus"):
+            assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"], name
+        assert host["CapAdd"] == (["NET_ADMIN"] if shapes else None) or "certificates" in name
+        assert host["Memory"] > 0 and host["LogConfig"]["Config"]["max-size"] == "10m", name
+
+
+def test_killed_device_comes_back_and_job_resumes(
+    testbed: ComposeTestbed, one_process: Trained
+) -> None:
+    job = Job("interrupted")
+    job.write(testbed.data, "/data")
+    heard: list[str] = []
+    container = testbed.container("device-0-1")
+    kill = kill_command(testbed, container)
+    with testbed.running_client(*arguments(job)) as client:
+        assert client.stdout is not None
+        for line in client.stdout:
+            heard.append(line)
+            if '"event": "round_started"' in line and '"round_index": 1' in line:
+                testbed.engine.run("exec", container, *kill)
+    events = json_lines("".join(heard))
+    end = [event for event in events if event["event"] == "status"][-1]
+    assert end["state"] == "failed", events[-1]
+    assert "device-0-1" in end["message"]
+
+    # by their restart policies: nobody started them
+    testbed.wait_until_healthy(["device-0-1", "shape-device-0-1"])
+    eventually(lambda: "device-0-1" in alive_hosts(testbed))
+    resumed = train(testbed, job, "--resume")
+    begun = [event["round_index"] for event in resumed if event["event"] == "round_started"]
+    assert 0 not in begun and ROUNDS - 1 in begun
+    assert model_difference(testbed, "interrupted", one_process) is None
+
+
+def kill_command(testbed: ComposeTestbed, container: str) -> tuple[str, ...]:
+    """The command that kills the device agent with -9, inside its container, which ends with it."""
+    code = (
+        "import pathlib\n"
+        "for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"
+        "    if path.read_bytes().split(b'\\0')[1:3] == [b'-m', b'collapipe.device_agent']:\n"
+        "        print(path.parent.name)\n"
+    )
+    # 1 is the container's init
+    pids = testbed.engine.run("exec", container, "python", "-c", code).split()
+    return ("sh", "-c", f"kill -9 {' '.join(pid for pid in pids if pid != '1')}")
+
+
+def alive_hosts(testbed: ComposeTestbed) -> set[str]:
+    status = json.loads(testbed.client("status", "--json"))
+    return {host["host"]["host_id"] for host in status["hosts"] if host["alive"]}
+
+
+def test_prometheus_answers_what_the_scheduler_asks(
+    testbed: ComposeTestbed, trained: list[Event], reaction: Reaction
+) -> None:
+    source = PrometheusSource(f"http://{testbed.address('prometheus', 9090)}")
+    now = time.time()
+    series = source.window(now - 900, now)
+    asked = {name for name in NEEDED if not name.startswith(NO_RADIO)}
+    assert asked - {one.name for one in series} == set()
+    hosts = {name for name in testbed.health() if name.startswith(("edge", "control", "device"))}
+    assert {one.instance for one in series} >= {f"{host}:9100" for host in hosts}
+    assert all(decision["estimates"]["missing"] == [] for decision in reaction.decisions[1:])
+
+
+def test_scheduler_reacts_to_a_shaped_link_within_two_rounds(reaction: Reaction) -> None:
+    """A window reaches over the last round and at least four scrapes; it is full when all of it is after the change."""
+    ends = [decision["estimates"]["end"] for decision in reaction.decisions[1:]]
+    starts = [min(before, end - WINDOW_SECONDS) for before, end in itertools.pairwise(ends)]
+    # starts[0] is of the third round: the first has no telemetry, the second no earlier one
+    full = 2 + next(i for i, start in enumerate(starts) if start >= reaction.changed_at)
+    before, *after = (placement(one) for one in reaction.decisions[ROUNDS_BEFORE : full + 2])
+    print(
+        f"{reaction.device} narrowed in round {ROUNDS_BEFORE + 1}, full window before {full + 1}: {before}, {after}"
+    )
+    assert min(one.get(reaction.device, 0) for one in after) < before[reaction.device]
+    seen = [
+        link["goodput_bps"]
+        for decision in reaction.decisions[ROUNDS_BEFORE : full + 2]
+        for name, link in decision["estimates"]["links"].items()
+        if name.startswith(f"{reaction.device}>") and link["goodput_bps"]
+    ]
+    assert min(seen) == pytest.approx(NARROW_BPS, rel=0.15)
+
+
+def placement(decided: dict[str, Any]) -> dict[str, int]:
+    """How many units each device runs, by the plans of an event or a decision."""
+    return {
+        stage["host_id"]: stage["stop_unit"] - stage["start_unit"]
+        for plan in decided["plans"]
+        for stage in plan["stages"]
+        if stage["host_id"].startswith("device")
+    }
+
+
+def test_every_panel_has_data(
+    testbed: ComposeTestbed, trained: list[Event], reaction: Reaction
+) -> None:
+    url = f"http://{testbed.address('prometheus', 9090)}/api/v1/query_range"
+    empty = {
+        panel.name
+        for panel in panels()
+        for target in panel.targets
+        if not has_numbers(url, to_promql(target.expression))
+    }
+    assert empty - set(MAY_BE_EMPTY) == set()
+
+
+def has_numbers(url: str, expression: str) -> bool:
+    """Whether a query had an answer at some time since the testbed was started."""
+    now = time.time()
+    form = {"query": expression, "start": str(now - 900), "end": str(now), "step": "5"}
+    answer = httpx.post(url, data=form, trust_env=False, timeout=30).json()
+    assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
+    return any(
+        value != "NaN" for series in answer["data"]["result"] for _, value in series["values"]
+    )

@@ -1,0 +1,119 @@
+"""What is in the images, and how little of it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from containers.base_image import PYTHON_IMAGE
+from containers.engine import Engine
+from containers.engine_images import ROOT, TARGETS, build, tag, torch_arguments
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+
+LARGEST_MB = {
+    "scheduler": 500,
+    "edge-server": 1300,
+    "control-unit": 1550,
+    "device-agent": 1200,
+    "client": 250,
+    "shaper": 300,
+}
+"""Of all layers, with torch for processors only; each is about a tenth above what was measured."""
+LEFT_OUT = {
+    "scheduler": ("torch", "transformers"),
+    "edge-server": ("cvxpy", "scipy"),
+    "control-unit": ("cvxpy",),
+    "device-agent": ("cvxpy", "scipy", "pandas", "pyarrow"),
+    "client": ("torch", "transformers"),
+    "shaper": ("torch", "transformers", "cvxpy"),
+}
+MODULES = {
+    "scheduler": "collapipe.scheduler.app",
+    "edge-server": "collapipe.edge_server.app",
+    "control-unit": "collapipe.control_unit.app",
+    "device-agent": "collapipe.device_agent.app",
+    "client": "collapipe_client.cli",
+    "shaper": "collapipe.shaper",
+}
+LOCKED = ("--rm", "--network=none", "--read-only", "--cap-drop=ALL", "--tmpfs=/tmp")
+"""No package index, no disk and no rights."""
+
+
+def inspect(engine: Engine, target: str) -> dict[str, object]:
+    return json.loads(engine.run("image", "inspect", tag(target)))[0]
+
+
+def python(engine: Engine, target: str, code: str) -> str:
+    return engine.run("run", *LOCKED, "--entrypoint=python", tag(target), "-c", code)
+
+
+def layers(engine: Engine, target: str) -> list[str]:
+    return inspect(engine, target)["RootFS"]["Layers"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_image_is_small(images: Engine, target: str) -> None:
+    megabytes = inspect(images, target)["Size"] / 1e6
+    print(f"{tag(target)}: {megabytes:.0f} MB")
+    assert megabytes < LARGEST_MB[target]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_image_has_no_library_that_it_does_not_use(images: Engine, target: str) -> None:
+    code = f"import importlib.util as u; print([n for n in {LEFT_OUT[target]!r} if u.find_spec(n)])"
+    assert python(images, target, code) == "[]"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_image_has_no_compiler(images: Engine, target: str) -> None:
+    tools = ("gcc", "g++", "cc", "clang", "ld", "make")
+    code = f"import shutil; print([name for name in {tools!r} if shutil.which(name)])"
+    assert python(images, target, code) == "[]"
+
+
+@pytest.mark.parametrize("target", sorted(set(TARGETS) - {"shaper"}))
+def test_image_runs_as_a_user_without_rights(images: Engine, target: str) -> None:
+    assert python(images, target, "import os; print(os.getuid(), os.getgid())") == "10001 10001"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_service_imports_without_network_disk_and_rights(images: Engine, target: str) -> None:
+    code = f"import {MODULES[target]}; print('imported')"
+    assert python(images, target, code) == "imported"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_entrypoint_tells_its_options(images: Engine, target: str) -> None:
+    told = images.run("run", *LOCKED, tag(target), "--help")
+    assert "usage" in told.lower()
+
+
+def test_images_with_torch_share_it(images: Engine) -> None:
+    device, edge, control = (
+        layers(images, target) for target in ("device-agent", "edge-server", "control-unit")
+    )
+    assert device[:-1] == edge[: len(device) - 1] == control[: len(device) - 1]
+    sizes = images.run("history", "--human=false", "--format={{.Size}}", tag("device-agent"))
+    assert int(sizes.split()[0]) < 20e6  # what is not shared: our code
+    assert max(map(int, sizes.split())) > 300e6  # torch
+
+
+def test_changed_code_changes_the_last_layer_only(images: Engine, tmp_path: Path) -> None:
+    before = layers(images, "device-agent")
+    for name in ("services", "clients", "deploy/docker"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "requirements-pretrained.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    with (tmp_path / "services/collapipe/errors.py").open("a", encoding="utf-8") as file:
+        file.write("\nCHANGED = True\n")
+    with torch_arguments(images) as arguments:
+        build(images, "device-agent", PYTHON_IMAGE, arguments, context=tmp_path, version="changed")
+    try:
+        changed = json.loads(images.run("image", "inspect", tag("device-agent", "changed")))[0]
+        after = changed["RootFS"]["Layers"]
+        assert after[:-1] == before[:-1]
+        assert after[-1] != before[-1]
+    finally:
+        images.run("image", "rm", tag("device-agent", "changed"))

@@ -1,0 +1,141 @@
+"""Every profile as the kernel makes it, told by the project's own shaper and command, in a kernel with netem.
+
+pytest -m heavy -s tests/containers/test_netem_profiles.py      # prints what was measured
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from collapipe.links.netem.profiles import network_profiles
+from collapipe_client.cli import app
+from containers.uml.guest import need_uml
+from containers.uml.two_hosts import TwoHosts, two_hosts
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+RATE_TOLERANCE = 0.10
+ROUND_TRIP_TOLERANCE, ROUND_TRIP_SECONDS = 0.10, 0.005
+LOSS_PACKETS = 6000
+FRAME_BYTES, SMALL_FRAME_BYTES = 1514, 128
+MOST_SMALL_BPS = 1.5e6
+"""Small packets come slowly enough that a pause of this machine does not fill the queue: losses are the link's own."""
+TCP_SHARE = 1448 / FRAME_BYTES
+MOST_TCP_DELAY_SECONDS = 0.005
+"""Beyond, and with losses, a connection need not fill the link in a few seconds: packets without one tell the rate."""
+_TRACE = """at_seconds,rate_bps,delay_seconds
+0,8e6,0.01
+4,2e6,0.05
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
+    need_uml()
+    shared = tmp_path_factory.mktemp("netem")
+    (shared / "initial.json").write_text(json.dumps({"hosts": ["near", "far"]}))
+    with two_hosts(shared) as hosts:
+        for host in ("near", "far"):
+            hosts.start_shaper(host)
+        for host in ("near", "far"):
+            deadline = time.monotonic() + 20
+            while not (shared / "applied" / f"{host}.json").exists():
+                assert time.monotonic() < deadline, hosts.guest.log(f"shaper-{host}")
+                time.sleep(0.1)
+        yield hosts
+
+
+def command(hosts: TwoHosts, verb: str, *arguments: str, code: int = 0) -> dict[str, object]:
+    line = ["testbed", verb, *arguments, "--state", str(hosts.state), "--json"]
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == code, result.output
+    return json.loads(result.output)
+
+
+@pytest.mark.parametrize("name", network_profiles())
+def test_profile_is_what_packets_meet_in_both_directions(hosts: TwoHosts, name: str) -> None:
+    applied = command(hosts, "shape", "near", name)["applied"]
+    assert applied["near"]["far"]["addresses"] == ["10.90.0.2"]
+    profile = network_profiles()[name]
+    for sender, wanted in (("near", profile.up), ("far", profile.down)):
+        assert wanted.rate_bps
+        gentle_bps = min(0.25 * wanted.rate_bps, MOST_SMALL_BPS)
+        seen = hosts.send(sender, gentle_bps, LOSS_PACKETS, SMALL_FRAME_BYTES)
+        tcp_bps = hosts.tcp_bps(sender, 3.0, 1.0 + 10 * wanted.delay_seconds)
+        rate_bps = tcp_bps / TCP_SHARE
+        if wanted.loss_ratio or wanted.delay_seconds > MOST_TCP_DELAY_SECONDS:
+            frames = max(1000, math.ceil(2.5 * wanted.rate_bps / 8 / FRAME_BYTES))
+            rate_bps = hosts.send(sender, 1.2 * wanted.rate_bps, frames, FRAME_BYTES).rate_bps
+        print(
+            f"\n{name:15} {sender:4}>: rate {rate_bps / 1e6:6.2f} of {wanted.rate_bps / 1e6:5.1f} Mbit/s, "
+            f"TCP {tcp_bps / 1e6:6.2f}, loss {seen.loss_ratio:.4f} of {wanted.loss_ratio:.4f}",
+            end="",
+        )
+        assert rate_bps == pytest.approx(wanted.rate_bps, rel=RATE_TOLERANCE)
+        three_errors = 3 * math.sqrt(wanted.loss_ratio * (1 - wanted.loss_ratio) / LOSS_PACKETS)
+        assert seen.loss_ratio == pytest.approx(wanted.loss_ratio, abs=three_errors)
+        assert seen.out_of_order == 0
+    there_and_back = profile.up.delay_seconds + profile.down.delay_seconds
+    measured = hosts.round_trip_seconds()
+    print(f"; round trip {1e3 * measured:.1f} of {1e3 * there_and_back:.1f} ms")
+    allowed = max(ROUND_TRIP_SECONDS, ROUND_TRIP_TOLERANCE * there_and_back)
+    assert measured == pytest.approx(there_and_back, abs=allowed)
+
+
+def test_link_to_one_host_changes_while_packets_flow(hosts: TwoHosts) -> None:
+    command(hosts, "shape", "near>far", "none", "--rate", "4mbit", "--delay", "5ms")
+    assert hosts.send("near", 6e6, 1000, FRAME_BYTES).rate_bps == pytest.approx(4e6, rel=0.1)
+    before = hosts.qdisc("near")
+    command(hosts, "shape", "near>far", "none", "--rate", "8mbit", "--delay", "40ms")
+    assert hosts.qdisc("near") != before
+    assert hosts.send("near", 12e6, 2000, FRAME_BYTES).rate_bps == pytest.approx(8e6, rel=0.1)
+    command(hosts, "shape", "far>near", "none")
+    assert hosts.round_trip_seconds() == pytest.approx(0.040, abs=0.005)
+
+
+def test_trace_changes_the_link_when_its_steps_begin(hosts: TwoHosts, tmp_path: Path) -> None:
+    trace = tmp_path / "steps.csv"
+    trace.write_text(_TRACE)
+    command(hosts, "shape", "far>near", "none")
+    began_at = time.time()
+    command(hosts, "shape", "near>far", "--trace", str(trace))
+    first = hosts.round_trip_seconds(20)
+    assert time.time() < began_at + 4, "this machine is too slow to measure the first step"
+    time.sleep(max(0.0, began_at + 5.5 - time.time()))
+    second = hosts.round_trip_seconds(20)
+    rate = hosts.send("near", 3e6, 500, FRAME_BYTES).rate_bps
+    print(f"\ntrace: {1e3 * first:.1f} ms, then {1e3 * second:.1f} ms and {rate / 1e6:.2f} Mbit/s")
+    assert first == pytest.approx(0.010, abs=0.005)
+    assert second == pytest.approx(0.050, abs=0.005)
+    assert rate == pytest.approx(2e6, rel=0.1)
+
+
+def test_same_again_takes_no_command_and_the_end_leaves_nothing(hosts: TwoHosts) -> None:
+    command(hosts, "unshape", "--all")
+    assert hosts.qdisc("near") == hosts.clean["near"]
+    command(hosts, "shape", "near", "4g")
+    for host in ("near", "far"):
+        hosts.guest.stop(f"shaper-{host}", "KILL")
+    shaped = hosts.qdisc("near")
+    assert "netem" in shaped
+    again = hosts.run("near", f"{hosts.shaper_command('near')} --once")
+    assert ": tc " not in again
+    assert hosts.qdisc("near") == shaped
+    unheard = command(hosts, "shape", "near", "wifi", "--wait", "0.1", code=1)
+    assert unheard["not_confirmed"] == ["far", "near"]
+    changed = hosts.run("near", f"{hosts.shaper_command('near')} --once")
+    assert changed.count(": tc qdisc change") == changed.count(": tc ") == 1
+    hosts.start_shaper("near")
+    hosts.guest.wait_for("shaper-near", "collapipe.shaper.names")
+    hosts.guest.stop("shaper-near")
+    hosts.run("far", f"{hosts.shaper_command('far')} --remove")
+    for host in ("near", "far"):
+        assert hosts.qdisc(host) == hosts.clean[host]
+        offloads = hosts.run(host, "ethtool -k eth0")
+        assert "tcp-segmentation-offload: on" in offloads
+        assert "generic-segmentation-offload: on" in offloads

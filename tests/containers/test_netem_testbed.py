@@ -1,0 +1,206 @@
+"""The compose testbed over links that netem makes, in a kernel that has it, and what the scheduler sees of them.
+
+pytest -m heavy -s tests/containers/test_netem_testbed.py      # prints what was seen and what is true
+"""
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference.federated_job import train_job
+
+from collapipe_client.job_files import load_job
+from containers.base_image import ensure_image
+from containers.compose_jobs import write_rows
+from containers.engine import Engine
+from containers.engine_images import TARGETS, tag
+from containers.uml.docker_disk import make_disk
+from containers.uml.guest import need_uml
+from containers.uml.testbed import GuestTestbed, guest_testbed
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
+
+TOLERANCE, SECONDS = 0.15, 0.005
+ROUNDS, ROUNDS_BEFORE = 5, 2
+NARROWED, NARROW_BPS = "device-0-1", 8e6
+FIRST = {"device-0-0": "4g", "device-0-1": "wifi", "device-0-2": "wifi-congested"}
+SECOND = {"device-0-0": "lte-lossy", "device-0-2": "satellite"}
+MINI_BATCH, MICRO_BATCHES, TOKENS, HIDDEN = 64, 2, 64, 64
+FRAME_BYTES = MINI_BATCH // MICRO_BATCHES * TOKENS * HIDDEN * 4
+JOB_SECONDS = 400.0
+_GOODPUT = (
+    "8 * increase(collapipe_link_transfer_bytes_total[{0}s]) / on(link) group_left "
+    "increase(collapipe_link_transfer_seconds_total[{0}s])"
+)
+_JOB = """\
+name = "{name}"
+clusters = 1
+devices_per_cluster = 3
+
+[task]
+kind = "classification"
+max_length = {tokens}
+
+[data]
+train = "{data}/train.jsonl"
+held_out = "{data}/held-out.jsonl"
+
+[model]
+vocabulary_size = 1000
+config = {{ hidden_size = {hidden}, intermediate_size = 64, num_hidden_layers = 6, num_attention_heads = 2 }}
+
+[training]
+rounds = {rounds}
+local_steps = 3
+mini_batch = {mini_batch}
+evaluate_every = 0
+
+[schedule]
+strategy = "{strategy}"
+num_micro_batches = {micro_batches}
+silence_seconds = 240
+"""
+
+
+def write_job(folder: Path, name: str, strategy: str, rounds: int, data: str = "/data") -> Path:
+    path = folder / f"{name}.toml"
+    sizes = {"tokens": TOKENS, "hidden": HIDDEN, "mini_batch": MINI_BATCH}
+    sizes["micro_batches"] = MICRO_BATCHES
+    path.write_text(_JOB.format(name=name, strategy=strategy, rounds=rounds, data=data, **sizes))
+    return path
+
+
+@pytest.fixture(scope="module")
+def testbed(images: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuestTestbed]:
+    need_uml()
+    folder = tmp_path_factory.mktemp("uml")
+    prometheus = "prom/prometheus:v2.53.4"
+    ensure_image(images, prometheus)
+    began_at = time.monotonic()
+    disk = make_disk(images, [*map(tag, TARGETS), prometheus], folder)
+    print(f"\na disk with the images after {time.monotonic() - began_at:.0f} s")
+    shared = folder / "shared"
+    for name in ("data", "applied"):
+        (shared / name).mkdir(parents=True)
+    write_rows(shared / "data")
+    began_at = time.monotonic()
+    try:
+        with guest_testbed(shared, disk) as testbed:
+            print(f"the testbed is up after {time.monotonic() - began_at:.0f} s")
+            yield testbed
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What Prometheus told while a job ran, by link, in bit/s."""
+
+    events: list[dict[str, Any]]
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def seen(testbed: GuestTestbed) -> Seen:
+    """Trains over the first network; in the middle, one device's links become narrow."""
+    for device, profile in FIRST.items():
+        told = testbed.shape(device, profile)
+        assert not told["problems"] and set(told["applied"]) == set(testbed.hosts)
+    write_job(testbed.shared / "data", "shaped", "pipeline", ROUNDS)
+    testbed.start_job("shaped.toml", "shaped")
+    testbed.wait_for_rounds("shaped", 1, JOB_SECONDS)
+    began_at = time.time()
+    testbed.wait_for_rounds("shaped", ROUNDS_BEFORE, JOB_SECONDS)
+    before = goodput(testbed, began_at)
+    testbed.shape(NARROWED, "wifi", "--rate", f"{NARROW_BPS / 1e6:g}mbit")
+    testbed.wait_for_rounds("shaped", ROUNDS_BEFORE + 1, JOB_SECONDS)
+    changed_at = time.time()
+    testbed.wait_for_end("shaped", JOB_SECONDS)
+    return Seen(testbed.events("shaped"), before, goodput(testbed, changed_at))
+
+
+def goodput(testbed: GuestTestbed, since: float) -> dict[str, float]:
+    rows = testbed.query(_GOODPUT.format(round(time.time() - since)))
+    return {row["link"]: row["value"] for row in rows if row["value"] > 0}
+
+
+def test_job_trains_over_shaped_links_to_the_losses_of_one_process(
+    testbed: GuestTestbed, seen: Seen, tmp_path: Path
+) -> None:
+    committed = [event for event in seen.events if event["event"] == "round_committed"]
+    losses = [loss for event in committed for loss in event["summaries"][0]["losses"]]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        data = str(testbed.shared / "data")
+        job = load_job(write_job(tmp_path, "alone", "pipeline", ROUNDS, data), [], local=True)
+        assert losses == train_job(job).losses[0]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_prometheus_has_the_goodput_of_every_link_that_was_used(
+    testbed: GuestTestbed, seen: Seen
+) -> None:
+    """The truth is what a plain connection brings of frames as large, between the same containers, over the same link."""
+    assert len(seen.after) == 8, "four links of the pipeline, both ways"
+    print()
+    for link, saw in sorted(seen.after.items()):
+        sender, receiver = link.split(">")
+        way = testbed.applied(sender)[receiver]
+        true = testbed.frames_bps(sender, receiver, FRAME_BYTES, 8)
+        print(
+            f"{link:30} {saw / 1e6:6.2f}, plain {true / 1e6:6.2f} Mbit/s of {way['rate_bps'] / 1e6:5.1f}, "
+            f"loss {way['loss_ratio']:.3f}"
+        )
+        # what a connection makes of a few losses differs from one time to the next by more than that
+        if not way["loss_ratio"]:
+            assert saw == pytest.approx(true, rel=TOLERANCE), link
+        else:
+            assert saw < (1 + TOLERANCE) * way["rate_bps"], link
+
+
+def test_link_that_is_shaped_while_a_job_runs_is_seen_as_it_became(seen: Seen) -> None:
+    narrowed = [
+        link
+        for link in seen.before
+        if NARROWED in link.split(">") and "device-0-2" not in link and link in seen.after
+    ]
+    assert narrowed
+    for link in narrowed:
+        print(f"\n{link}: {seen.before[link] / 1e6:.2f}, then {seen.after[link] / 1e6:.2f} Mbit/s")
+        assert seen.after[link] == pytest.approx(NARROW_BPS * 1448 / 1514, rel=TOLERANCE)
+        assert seen.before[link] > (1 + TOLERANCE) * seen.after[link]
+
+
+@pytest.mark.parametrize("network", [FIRST, SECOND], ids=["first", "second"])
+def test_prometheus_has_the_round_trip_of_every_link(
+    testbed: GuestTestbed, seen: Seen, network: dict[str, str]
+) -> None:
+    for device, profile in network.items():
+        testbed.shape(device, profile)
+    name = f"probed-{'-'.join(network.values())}"
+    write_job(testbed.shared / "data", name, "dssra", 1)
+    testbed.start_job(f"{name}.toml", name)
+    testbed.wait_for_end(name, JOB_SECONDS)
+    rows = {row["link"]: row["value"] for row in testbed.query("collapipe_link_round_trip_seconds")}
+    assert len(rows) >= 12
+    print()
+    missed = []
+    for link, saw in sorted(rows.items()):
+        sender, receiver = link.split(">")
+        ways = testbed.applied(sender)[receiver], testbed.applied(receiver)[sender]
+        true = sum(way["delay_seconds"] for way in ways)
+        # the least of six: delays that vary are met at their best
+        jitter = sum(way["jitter_seconds"] for way in ways)
+        print(f"{link:30} {1e3 * saw:6.1f} of {1e3 * true:6.1f} ms, jitter {1e3 * jitter:.0f} ms")
+        allowed = max(SECONDS, TOLERANCE * true)
+        if not true - max(allowed, jitter) <= saw <= true + allowed:
+            missed.append(link)
+    assert not missed

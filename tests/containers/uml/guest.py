@@ -1,0 +1,164 @@
+"""A User-Mode Linux guest: a kernel with netem as an ordinary process, for machines whose own kernel has none.
+
+Sees the host's files (read-only under an overlay), so that it runs this checkout as it is.
+"""
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from typing_extensions import Self
+
+INIT = Path(__file__).with_name("init.sh")
+KERNEL = "linux.uml"
+SHARED = Path("/shared")
+"""Where the guest sees the folder that it shares with the host."""
+_READY = b"UML-READY\n"
+_BOOT_SECONDS = 90.0
+
+
+def need_uml() -> None:
+    """Skips the test where there is no User-Mode Linux."""
+    if not shutil.which(KERNEL) or not shutil.which("modprobe"):
+        pytest.skip(
+            "no User-Mode Linux on this machine: apt-get install user-mode-linux kmod iproute2"
+        )
+
+
+class CommandError(Exception):
+    """A command in the guest failed."""
+
+
+class Guest:
+    """A guest that is up inside `with`.
+
+    Args:
+        shared: Folder of the host that the guest may write to, at `SHARED`.
+        memory: Of the guest, in the kernel's notation.
+        disk: Image for /var/lib/docker, which the guest changes; `None` for a guest without docker.
+        core: The host's processor that it is pinned to: it has one of its own, and is twice as fast
+            when its processes do not wander.
+    """
+
+    def __init__(
+        self, shared: Path, memory: str = "512M", disk: Path | None = None, core: int | None = 1
+    ) -> None:
+        self.shared = shared.absolute()
+        self._line = [KERNEL, f"mem={memory}", "root=/dev/root", "rootfstype=hostfs"]
+        self._line += ["rootflags=/", "ro", "quiet", f"init={INIT}", "con=null", "con0=fd:0,fd:1"]
+        self._line += ["ssl=null", f"umid=guest{uuid.uuid4().hex[:8]}"]
+        self._line += [f"uml_dir={self.shared}/.uml", f"UML_SHARED={self.shared}"]
+        if disk is not None:
+            self._line.append(f"ubd0={disk}")
+        if core is not None and core in os.sched_getaffinity(0):
+            self._line = ["taskset", "-c", str(core), *self._line]
+        self._said = b""
+
+    def __enter__(self) -> Self:
+        log = open(self.shared / "guest.log", "ab")
+        memory_files = "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp"
+        self._process = subprocess.Popen(
+            self._line,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "TMPDIR": memory_files},
+            start_new_session=True,
+        )
+        self._log = log
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        try:
+            self._read_until(_READY, _BOOT_SECONDS)
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(b"sync; umount /var/lib/docker 2>/dev/null\n")
+            self._process.stdin.close()
+            self._process.wait(15)
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+        self._kill()
+
+    def run(self, command: str, timeout: float = 60.0, check: bool = True) -> str:
+        """Runs a shell command in the guest; returns all that it printed.
+
+        Raises:
+            CommandError: It failed, and `check` is set.
+            TimeoutError: It did not end in time.
+        """
+        mark = uuid.uuid4().hex
+        assert self._process.stdin is not None
+        line = f"{{ {command}\n}} </dev/null 2>&1; status=$?; echo; echo {mark}=$status\n"
+        self._process.stdin.write(line.encode())
+        self._process.stdin.flush()
+        printed = self._read_until(f"\n{mark}=".encode(), timeout).decode(errors="replace").strip()
+        status = int(self._read_until(b"\n", 5.0))
+        if check and status:
+            raise CommandError(f"`{command}` ended with status {status}: {printed}")
+        return printed
+
+    def start(self, name: str, command: str) -> None:
+        """Starts a command that goes on; its output is NAME.log of the shared folder."""
+        (self.shared / f"{name}.log").write_bytes(b"")
+        self.run(
+            f"setsid {command} >>{SHARED}/{name}.log 2>&1 </dev/null & echo $! >/run/{name}.pid"
+        )
+
+    def stop(self, name: str, signal_name: str = "TERM", timeout: float = 20.0) -> None:
+        """Ends what `start` started, and waits for it."""
+        wait = f"while kill -0 $(cat /run/{name}.pid) 2>/dev/null; do sleep 0.1; done"
+        self.run(f"kill -{signal_name} $(cat /run/{name}.pid); {wait}", timeout)
+
+    def wait_for(self, name: str, text: str, timeout: float = 20.0) -> str:
+        """Waits until a command of `start` has printed a text; returns all that it has printed."""
+        deadline = time.monotonic() + timeout
+        while text not in (log := self.log(name)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{name} did not print {text!r} within {timeout:g} s: {log}")
+            time.sleep(0.05)
+        return log
+
+    def log(self, name: str) -> str:
+        """What a command of `start` has printed."""
+        return (self.shared / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+    def _read_until(self, mark: bytes, timeout: float) -> bytes:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout
+        while True:
+            self._said = self._said.replace(b"\r\n", b"\n")
+            before, found, after = self._said.partition(mark)
+            if found:
+                self._said = after
+                return before
+            left = deadline - time.monotonic()
+            if left <= 0:
+                last = self._said[-3000:].decode(errors="replace")
+                raise TimeoutError(f"the guest did not answer within {timeout:g} s: {last}")
+            if select.select([self._process.stdout], [], [], left)[0]:
+                data = self._process.stdout.read()
+                if data == b"":
+                    last = self._said[-3000:].decode(errors="replace")
+                    raise EOFError(f"the guest ended: {last}")
+                if data:
+                    self._log.write(data)
+                    self._log.flush()
+                    self._said += data
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._log.close()
