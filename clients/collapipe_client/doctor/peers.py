@@ -136,8 +136,8 @@ def check_peer(host_id: str, address: str, peer: PeerFacts) -> Check:
             name,
             "fail",
             f"{address}: connected in {round_trip}, but: {peer.health}",
-            "see that both use certificates of one authority (--tls-ca) and that its certificate names "
-            f"{host}; else look into its log",
+            f"look into its log on {host}; see that both use certificates of one authority (--tls-ca) and that its "
+            f"certificate names {host}",
         )
     return Check(name, "ok", f"{address}: serves, round trip {round_trip}")
 
