@@ -43,8 +43,8 @@ from collapipe_client.shaping_state import (
 from collapipe_client.testbed_shape import SCHEDULER
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace
 
-DEFAULT_STATE = Path("deploy/netem/state/links.json")
-"""Of the compose testbed of a checkout."""
+_STATE = Path("deploy/netem/state/links.json")
+"""Of the compose testbed, in its checkout."""
 
 testbed_app = typer.Typer(no_args_is_help=True, help="The network of a testbed.")
 
@@ -62,7 +62,7 @@ StateOption = Annotated[
         "--state",
         metavar="FILE",
         envvar="COLLAPIPE_SHAPING_STATE",
-        help=f"links.json of a testbed of containers. Default: {DEFAULT_STATE}, if there is one.",
+        help=f"links.json of a testbed of containers. Default: {_STATE} of the checkout that this is.",
     ),
 ]
 Wait = Annotated[
@@ -179,8 +179,9 @@ def _network(state: Path | None, workspace: Path) -> Network:
             "the testbed that is up here emulates nothing, so its links cannot be shaped: `collapipe down`, then "
             "`collapipe up --emulation FILE`, where FILE may be as little as {}"
         )
-    if DEFAULT_STATE.parent.is_dir():
-        return ShapedNetwork(DEFAULT_STATE)
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        if (folder / _STATE).parent.is_dir():
+            return ShapedNetwork(folder / _STATE)
     raise InvalidInputError(
         "there is no testbed to shape here: give --state FILE, the links.json of a testbed of containers, or start "
         "a local one with `collapipe up --emulation FILE`"

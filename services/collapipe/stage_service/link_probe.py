@@ -20,8 +20,8 @@ from collapipe.v1 import link_pb2, link_pb2_grpc
 _ROUND_TRIPS = 6
 """The first also connects; the least of all counts."""
 _MOST_ROUND_TRIPS = 100
-_SILENCE_SECONDS = 4.0
-"""A receiver that answers no later cannot be reached."""
+_SILENCE_SECONDS = 10.0
+"""A receiver that answers no later cannot be reached. By satellite, the first chunks take several round trips of 0.6 s each."""
 _DEADLINE_SECONDS = 20.0
 _BURST_SECONDS = 0.25
 _BURST_BYTES = 4 << 20

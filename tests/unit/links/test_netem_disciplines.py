@@ -53,6 +53,15 @@ def test_other_values_change_the_leaf_in_place() -> None:
     assert lines == [f"qdisc change dev eth0 parent {HANDLE}2 {LOSSY.arguments}"]
 
 
+def test_bucket_that_shrinks_is_replaced_and_one_that_grows_is_changed() -> None:
+    """A packet that waits and is larger than the new burst would hold up a link for ever: so the queue is let go."""
+    small, large = BUCKET, TokenBucket(50e6, 12_500, 100_000.0)
+    shrunk = commands("eth0", present((HERE, large)), {HERE: small})
+    assert [line.split()[:2] for line in shrunk] == [["qdisc", "del"], ["qdisc", "add"]]
+    grown = commands("eth0", present((HERE, small)), {HERE: large})
+    assert [line.split()[:2] for line in grown] == [["qdisc", "change"]]
+
+
 def test_leaf_of_another_kind_is_replaced() -> None:
     lines = commands("eth0", present((HERE, WIFI)), {HERE: BUCKET})
     assert [line.split()[:2] for line in lines] == [["qdisc", "del"], ["qdisc", "add"]]

@@ -69,6 +69,10 @@ class Netem:
             and math.isclose(self.loss_ratio, other.loss_ratio, abs_tol=1e-6)
         )
 
+    def can_follow(self, other: "Discipline") -> bool:
+        """Whether the kernel can change the other into this one, with the packets that wait in it."""
+        return isinstance(other, Netem)
+
 
 @dataclass(frozen=True)
 class TokenBucket:
@@ -98,6 +102,13 @@ class TokenBucket:
                 (self.latency_us, other.latency_us, _SIZE_TOLERANCE),
             )
         )
+
+    def can_follow(self, other: "Discipline") -> bool:
+        """Whether the kernel can change the other into this one, with the packets that wait in it.
+
+        One that is larger than the new burst would wait for ever, and all others behind it.
+        """
+        return isinstance(other, TokenBucket) and self.burst_bytes >= other.burst_bytes
 
 
 Discipline = Netem | TokenBucket
@@ -218,7 +229,7 @@ def _commands(interface: str, present: Present, desired: Mapping[str, Discipline
         if wanted.matches(known.discipline):
             continue
         place = f"dev {interface} parent {HANDLE}{number:x}"
-        if wanted.kind == known.discipline.kind:  # packets on their way stay there
+        if wanted.can_follow(known.discipline):  # packets on their way stay there
             yield f"qdisc change {place} {wanted.arguments}"
         else:
             yield f"qdisc del {place}"

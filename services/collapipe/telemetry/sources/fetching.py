@@ -54,10 +54,10 @@ async def fetch(
     except asyncio.TimeoutError:
         raise PeerLostError(
             "",
-            f"{request.url} did not answer within {timeout_seconds:g} s: see whether it is overloaded, or allow more",
+            f"{request.url.copy_with(query=None)} did not answer within {timeout_seconds:g} s: see whether it is overloaded, or allow more",
         ) from None
     except httpx.HTTPError as error:
         raise PeerLostError(
             "",
-            f"{request.url} cannot be asked ({error or type(error).__name__}): does it run there?",
+            f"{request.url.copy_with(query=None)} cannot be asked ({str(error) or type(error).__name__}): does it run there?",
         ) from None
