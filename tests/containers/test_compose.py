@@ -92,7 +92,7 @@ class Reaction:
 @pytest.fixture(scope="module")
 def reaction(testbed: ComposeTestbed) -> Reaction:
     """Trains with dssra; when some rounds are done, all that one device sends and receives is narrowed."""
-    # more activations than weights: these are gathered at a rate that the scheduler takes for the same everywhere
+    # more activations than weights: what the links between stages carry decides, not what is gathered
     job = Job("deciding", "dssra", 1, 3, rounds=12, mini_batch=64, local_steps=6, evaluate_every=0)
     job.write(testbed.data, "/data")
     device, changed_at, num_rounds = "", 0.0, 0

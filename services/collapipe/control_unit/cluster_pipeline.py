@@ -155,21 +155,32 @@ class ClusterPipeline:
             states += remote.expect("finished").finished.units
         return states
 
-    def gather(self, states: Sequence[plan_pb2.UnitState]) -> None:
-        """Stores what the devices hold; the edge server keeps its own."""
-        self._phase = "gathering segments"
+    def gather(self, states: Sequence[plan_pb2.UnitState]) -> list[job_pb2.GatheredState]:
+        """Stores what the devices hold; the edge server keeps its own.
 
-        def gather_stage(stage: plan_pb2.Stage) -> None:
+        Returns what each device had to send: one whose state is here already, in a retry or unchanged, says nothing.
+        """
+        self._phase = "gathering segments"
+        started = time.perf_counter()
+
+        def gather_stage(stage: plan_pb2.Stage) -> job_pb2.GatheredState:
+            fetched_bytes = 0
             for state in states[stage.start_unit : stage.stop_unit]:
                 for digest in (state.weights_digest, state.optimizer_digest):
-                    if digest:
+                    if digest and digest not in self._store:
                         store_blob(self._store, self._resources.channels, digest, [stage.address])
+                        fetched_bytes += self._store.total_bytes(digest)
+            seconds = time.perf_counter() - started
+            return job_pb2.GatheredState(
+                host_id=stage.host_id, bytes=fetched_bytes, seconds=seconds
+            )
 
         edge = self._request.edge_address
         devices = [stage for stage in self._stages[1:] if stage.address != edge]
-        if devices:
-            with ThreadPoolExecutor(len(devices), "gather") as executor:
-                list(executor.map(gather_stage, devices))
+        if not devices:
+            return []
+        with ThreadPoolExecutor(len(devices), "gather") as executor:
+            return [found for found in executor.map(gather_stage, devices) if found.bytes]
 
     def abort(self, reason: CollapipeError) -> None:
         """Makes whatever runs or waits end with `reason`; any thread may call it."""

@@ -5,7 +5,7 @@ It is kept with the job, so that a restarted scheduler goes on where it was.
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -22,6 +22,9 @@ _NEWS = 0.25
 
 _PROFILE_NOISE = 0.2
 """Two profiles of a device that nothing happened to differ by less."""
+
+_PROBE_NOISE = 1.5
+"""Two probes of a link that nothing happened to differ by a smaller factor."""
 
 _LEAST_MICRO_BATCHES = 2
 _LEAST_BYTES = 4096
@@ -55,6 +58,42 @@ class LinkKnowledge(_Known):
     gain: float | None = None
     noise_watts_per_hertz: float | None = None
     efficiency: float = 1.0
+    probed_bps: float = 0.0
+    """What the last probe said while its sender had no blocks, 0 without one: compared only with other probes."""
+    weights_bps: float | None = None
+    """Rate at which unit states were last gathered over it; only from a device to its control unit."""
+    weights_probed_bps: float = 0.0
+    """What a probe said when that was so, 0 if none did."""
+
+    def learn_gathering(self, rate_bps: float) -> None:
+        """Takes in at which rate unit states came."""
+        before = self.weights_bps
+        self.weights_bps = _follow(before, rate_bps)
+        if before and self.weights_bps == rate_bps and self.probed_bps == self.weights_probed_bps:
+            # the last probe is from before the change: what one would say by now, if the link is its cause
+            self.probed_bps *= rate_bps / before
+        self.weights_probed_bps = self.probed_bps
+
+    def learn_probe(self, goodput_bps: float) -> None:
+        """Takes in what a probe says while nothing is gathered over the link."""
+        self.probed_bps = goodput_bps
+        # narrower than when it was gathered over last: it was by then, and the probe late
+        late = goodput_bps * _PROBE_NOISE < self.weights_probed_bps
+        if late or not self.weights_probed_bps:
+            self.weights_probed_bps = goodput_bps
+
+    def gather_bps(self, elsewhere_bps: float) -> float:
+        """Rate at which unit states would come now: a link that has widened since is tried again.
+
+        At most `elsewhere_bps` is believed of it, which is also the answer where nothing was ever gathered: what is
+        believed of other devices.
+        """
+        if self.weights_bps is None:
+            return elsewhere_bps
+        if self.probed_bps <= _PROBE_NOISE * self.weights_probed_bps:
+            return self.weights_bps
+        widened = self.weights_bps * self.probed_bps / self.weights_probed_bps
+        return min(widened, max(self.weights_bps, elsewhere_bps))
 
 
 class BlockKnowledge(_Known):
@@ -76,7 +115,7 @@ class Knowledge(_Known):
     step_seconds: dict[int, float] = Field(default_factory=dict)
     """By cluster: T_step of design (5)."""
     weights_bps: float = math.inf
-    """Rate at which unit states move."""
+    """Rate at which unit states come from a device that none were gathered from: the best of late."""
     fixed_seconds: float = 0.0
     """Of a round besides training, gathering and evaluating."""
     reference_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -147,13 +186,18 @@ class Knowledge(_Known):
                 self.step_seconds[index] = _follow(self.step_seconds.get(index), max(steps))
 
     def learn_idle(
-        self, seconds_per_sample: Mapping[str, float], links: Mapping[str, LinkKnowledge]
+        self,
+        seconds_per_sample: Mapping[str, float],
+        links: Mapping[str, LinkKnowledge],
+        working: Collection[str] = (),
     ) -> None:
         """Takes in what was found of devices and links that the round did not use.
 
         Args:
             seconds_per_sample: By device: what a new profile says of a block.
             links: By "sender>receiver": what a new probe says.
+            working: Hosts that the round used: probes share their links with its streams, and what was gathered from
+                them is fresh.
         """
         for host_id, profiled in seconds_per_sample.items():
             known = self.hosts[host_id]
@@ -165,6 +209,8 @@ class Knowledge(_Known):
             link = self.links.setdefault(name, LinkKnowledge())
             link.capacity_bps = probed.capacity_bps
             link.round_trip_seconds = probed.round_trip_seconds
+            if probed.capacity_bps and name.partition(">")[0] not in working:
+                link.learn_probe(probed.capacity_bps)
 
     def _correct_profiles(self) -> None:
         """Lets devices that only a profile knows be as much faster in rounds as the others turned out to be."""
@@ -185,20 +231,32 @@ class Knowledge(_Known):
         for name, seen in estimates.links.items():
             self._learn_state(self.links.setdefault(name, LinkKnowledge()), seen)
 
-    def learn_round(
-        self, overhead_seconds: float, gather_seconds: float, gathered_bytes: float
-    ) -> None:
-        """Takes in what a round took besides training.
+    def learn_round(self, overhead_seconds: float) -> None:
+        """Takes in what a round took besides training, gathering and evaluating."""
+        self.fixed_seconds = _follow(self.fixed_seconds or None, max(overhead_seconds, 0.0))
+
+    def learn_gathering(self, clusters: Iterable[Mapping[str, tuple[float, float]]]) -> None:
+        """Takes in how the unit states of each cluster were gathered.
 
         Args:
-            overhead_seconds: Neither training, nor gathering, nor evaluating.
-            gather_seconds: Gathering the segments, in the slowest cluster.
-            gathered_bytes: What was gathered there.
+            clusters: Of each, by "device>control unit": bytes, and seconds since all devices began to send.
         """
-        self.fixed_seconds = _follow(self.fixed_seconds or None, max(overhead_seconds, 0.0))
-        if gathered_bytes and gather_seconds > 0:
-            before = self.weights_bps if math.isfinite(self.weights_bps) else None
-            self.weights_bps = _follow(before, 8 * gathered_bytes / gather_seconds)
+        rates: list[float] = []
+        for gathered in clusters:
+            seconds = _split({name: end for name, (_, end) in gathered.items()})
+            for name, (num_bytes, _) in gathered.items():
+                if num_bytes >= _LEAST_BYTES and seconds[name] > 0:
+                    rates.append(8 * num_bytes / seconds[name])
+                    self.links.setdefault(name, LinkKnowledge()).learn_gathering(rates[-1])
+        if rates:
+            before = self.weights_bps if math.isfinite(self.weights_bps) else max(rates)
+            # falls by halves: where all blocks are on one device, its narrow link is not that of the others
+            self.weights_bps = max(max(rates), _MEMORY * before + (1 - _MEMORY) * max(rates))
+
+    def gather_bps(self, device: str, control_unit: str) -> float:
+        """Rate at which unit states come from a device to its control unit."""
+        known = self.links.get(f"{device}>{control_unit}") or LinkKnowledge()
+        return known.gather_bps(self.weights_bps)
 
     def charge(self, energy_joules: Mapping[str, float], budgets: Mapping[str, float]) -> None:
         """Lets a round's energy enter the queues of the devices that have a budget: design (12)."""
@@ -229,6 +287,19 @@ class Knowledge(_Known):
             known.round_trip_seconds = seen.round_trip_seconds
         if seen.channel_gain and seen.noise_watts_per_hertz:
             known.gain, known.noise_watts_per_hertz = seen.channel_gain, seen.noise_watts_per_hertz
+
+
+def _split(ends: Mapping[str, float]) -> dict[str, float]:
+    """Splits the time of senders that begin together evenly among those that are not done, at every moment.
+
+    The parts sum to the whole time, as predictions add them up; and who is done early is not charged for who is late.
+    """
+    parts: dict[str, float] = {}
+    part = last = 0.0
+    for name, end in sorted(ends.items(), key=lambda item: item[1]):
+        part += (end - last) / (len(ends) - len(parts))
+        parts[name], last = part, end
+    return parts
 
 
 def _follow(before: float | None, now: float) -> float:

@@ -18,7 +18,6 @@ from collapipe.allocation import (
     predict,
     strategy_for,
 )
-from collapipe.allocation.prediction import STATE_ON_THE_WIRE
 from collapipe.errors import CollapipeError, InfeasibleError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
@@ -168,9 +167,11 @@ class Planner:
         estimates = self._listen()
         if self._explorer is not None:
             found = self._explorer.collect()
-            in_use = _links_of(self._in_force or ())  # by now: their streams know them better
+            in_force = self._in_force or ()
+            in_use = _links_of(in_force)  # by now: their streams know them better
             idle_links = {name: link for name, link in found.links.items() if name not in in_use}
-            self._knowledge.learn_idle(found.seconds_per_sample, idle_links)
+            working = {stage.host_id for plan in in_force for stage in plan.stages}
+            self._knowledge.learn_idle(found.seconds_per_sample, idle_links, working)
         if self._knowledge.reference_seconds is None:
             self._knowledge.reference_seconds = self._reference_seconds(round_index)
         problem = build_problem(
@@ -250,15 +251,20 @@ class Planner:
         if self._is_measured(decision):
             metrics.round_predicted(full_round_seconds(decision), observed)
         slowest = max(range(len(summaries)), key=trained.__getitem__)
-        summary, segments = summaries[slowest], decision.plans[slowest].segments
-        block_bytes = STATE_ON_THE_WIRE * decision.question.problem.model.block_state_bytes
+        summary = summaries[slowest]
         has_moved = any(cluster.migrate_seconds for cluster in decision.prediction.clusters)
         # the first round of a process also loads code and makes connections
-        if self._observed_rounds and not has_moved:
-            self._knowledge.learn_round(
-                observed - summary.training_seconds - summary.gather_seconds,
-                summary.gather_seconds,
-                block_bytes * sum(segment.num_blocks for segment in segments.values()),
+        if self._observed_rounds:
+            if not has_moved:
+                self._knowledge.learn_round(
+                    observed - summary.training_seconds - summary.gather_seconds
+                )
+            self._knowledge.learn_gathering(
+                {
+                    f"{sent.host_id}>{cluster.control_unit.host_id}": (sent.bytes, sent.seconds)
+                    for sent in each.gathered
+                }
+                for cluster, each in zip(self._hosts.clusters, summaries, strict=True)
             )
         self._observed_rounds += 1
         self._charge(decision, summaries)

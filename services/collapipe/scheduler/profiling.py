@@ -240,4 +240,8 @@ def _probe(
             error,
         )
         return LinkKnowledge(capacity_bps=0.0)
-    return LinkKnowledge(capacity_bps=seen.goodput_bps, round_trip_seconds=seen.round_trip_seconds)
+    return LinkKnowledge(
+        capacity_bps=seen.goodput_bps,
+        round_trip_seconds=seen.round_trip_seconds,
+        probed_bps=seen.goodput_bps,
+    )

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collapipe.allocation import (
     ClusterProblem,
@@ -90,7 +90,15 @@ def build_problem(
                     knowledge,
                     _EMBEDDING_GUESS * fastest_sample_seconds(cluster, knowledge),
                 ),
-                devices=tuple(_host(device, knowledge) for device in cluster.devices),
+                devices=tuple(
+                    replace(
+                        _host(device, knowledge),
+                        weights_bps=knowledge.gather_bps(
+                            device.host_id, cluster.control_unit.host_id
+                        ),
+                    )
+                    for device in cluster.devices
+                ),
                 edge_server=edge_server,
                 links=links,
                 micro_batch_options=options,
@@ -162,7 +170,6 @@ def _host(host: scheduler_pb2.Host, knowledge: Knowledge, guess: float = 0.0) ->
         energy_budget_joules=host.energy_budget_joules or None,
         backlog=knowledge.backlogs.get(host.host_id, 0.0),
         max_transmit_watts=host.max_transmit_watts if on_radio else 0.0,
-        weights_bps=knowledge.weights_bps,
     )
 
 

@@ -49,6 +49,8 @@ class Cluster:
     addresses: dict[str, str] = field(default_factory=dict)
     resources: dict[str, HostResources] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
+    gathered: list[dict[str, int]] = field(default_factory=list)
+    """Of each round: bytes that the control unit fetched, by device."""
     evaluations: list[Evaluation] = field(default_factory=list)
     commit: Commit = field(default_factory=Commit)
     num_units: int = 0
@@ -156,6 +158,9 @@ class Cluster:
                 prepared = response.prepared
         assert prepared is not None
         self._previous = stages
+        sent = prepared.summary.gathered
+        assert all(0 < each.seconds <= prepared.summary.gather_seconds for each in sent)
+        self.gathered.append({each.host_id: each.bytes for each in sent})
         if train:
             self.losses += prepared.summary.losses
             cluster = PreparedCluster(

@@ -1,6 +1,6 @@
 """A job, its hosts and what rounds measured of them, for tests of the planner."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,11 +124,15 @@ def planner(
     return Planner(config or job(), FACTS, of, known, Telemetry(source, 1.0, clock))
 
 
-def summary(of: JobHosts, busy_seconds: float = 1.0) -> job_pb2.RoundSummary:
-    """A round in which every device computed so long."""
+def summary(
+    of: JobHosts, busy_seconds: float = 1.0, gathered_seconds: Mapping[str, float] | None = None
+) -> job_pb2.RoundSummary:
+    """A round in which every device computed so long, and some sent 24 kB each."""
     result = job_pb2.RoundSummary(training_seconds=4.0, gather_seconds=0.5, configure_seconds=0.2)
     for host in (of.clusters[0].control_unit, *of.clusters[0].devices, of.edge_server):
         report = result.stages.add(host_id=host.host_id)
         report.times.forward_seconds = busy_seconds / 3
         report.times.backward_seconds = 2 * busy_seconds / 3
+    for host_id, seconds in (gathered_seconds or {}).items():
+        result.gathered.add(host_id=host_id, bytes=24000, seconds=seconds)
     return result

@@ -1,5 +1,6 @@
 import json
 import math
+from collections.abc import Collection
 
 import pytest
 
@@ -21,6 +22,26 @@ def seen(seconds: float) -> dict[str, HostEstimate]:
 
 def carried(bps: float, **more: float) -> dict[str, LinkEstimate]:
     return {LINK: LinkEstimate(goodput_bps=bps, transfer_bytes=1e6, **more)}
+
+
+def gather(known: Knowledge, *seconds: float) -> None:
+    """Lets every device send a megabyte: 8 Mbit."""
+    names = [f"device-{k}>control-unit" for k in range(len(seconds))]
+    known.learn_gathering([{name: (1e6, each) for name, each in zip(names, seconds, strict=True)}])
+
+
+def probe(known: Knowledge, bps: float, working: Collection[str] = ()) -> None:
+    link = LinkKnowledge(capacity_bps=bps)
+    known.learn_idle({}, {"device-0>control-unit": link}, working)
+
+
+def gathered_at(known: Knowledge, device: int = 0) -> float:
+    return known.gather_bps(f"device-{device}", "control-unit")
+
+
+def probed(bps: float) -> Knowledge:
+    link = LinkKnowledge(capacity_bps=bps, probed_bps=bps)
+    return Knowledge(links={"device-0>control-unit": link})
 
 
 def test_first_measurement_replaces_the_profile() -> None:
@@ -135,12 +156,122 @@ def test_device_that_was_slow_in_use_and_is_profiled_fast_again_is_what_it_was()
 def test_idle_link_is_what_its_last_probe_saw() -> None:
     known = Knowledge(links={LINK: LinkKnowledge(capacity_bps=9e6, gain=1e-9)})
     known.learn_idle({}, {LINK: LinkKnowledge(capacity_bps=2e6, round_trip_seconds=0.01)})
-    assert known.links[LINK] == LinkKnowledge(capacity_bps=2e6, round_trip_seconds=0.01, gain=1e-9)
+    seen = known.links[LINK]
+    assert (seen.capacity_bps, seen.round_trip_seconds, seen.gain) == (2e6, 0.01, 1e-9)
+
+
+def test_gathering_is_charged_to_who_still_sends() -> None:
+    known = Knowledge()
+    gather(known, 3.0, 3.0, 3.0)  # they share what the control unit receives: 8 Mbit a second
+    assert [gathered_at(known, k) for k in range(3)] == pytest.approx([8e6] * 3)
+    gather(known, 101.0, 3.0, 3.0)
+    assert gathered_at(known, 0) == pytest.approx(8e6 / 99)
+    assert [gathered_at(known, k) for k in (1, 2)] == pytest.approx([8e6] * 2)
+
+
+def test_device_that_sends_more_is_no_slower_for_it() -> None:
+    known = Knowledge()
+    known.learn_gathering([{"a>control-unit": (4e6, 5.0), "b>control-unit": (1e6, 2.0)}])
+    assert known.gather_bps("a", "control-unit") == pytest.approx(8e6)
+    assert known.gather_bps("b", "control-unit") == pytest.approx(8e6)
+
+
+def test_device_that_none_was_gathered_from_is_as_good_as_the_best() -> None:
+    known = Knowledge()
+    assert gathered_at(known) == math.inf
+    gather(known, 3.0, 100.0)
+    assert gathered_at(known, 7) == pytest.approx(8e6 / 1.5)
+
+
+def test_narrow_link_of_the_only_device_in_use_is_not_that_of_the_others() -> None:
+    known = Knowledge()
+    gather(known, 1.0)
+    gather(known, 100.0)
+    assert gathered_at(known, 0) == pytest.approx(8e4)
+    assert gathered_at(known, 1) > 4e6
+
+
+def test_handful_of_gathered_bytes_is_not_believed() -> None:
+    known = Knowledge()
+    known.learn_gathering([{"device-0>control-unit": (100, 3.0)}, {}])
+    assert gathered_at(known) == math.inf
+
+
+@pytest.mark.parametrize("seen_narrow", [True, False])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_device_is_what_it_was_when_its_link_is_restored(rounds: int, seen_narrow: bool) -> None:
+    known = probed(1e8)
+    gather(known, 1.0)
+    for _ in range(rounds):
+        gather(known, 50.0)
+    if seen_narrow:
+        probe(known, 2e6)
+        assert gathered_at(known) == pytest.approx(8e6 / 50)
+    known.weights_bps = 8e6  # of devices in use meanwhile
+    probe(known, 1e8)
+    assert gathered_at(known) == pytest.approx(8e6)
+
+
+def test_device_whose_link_was_narrow_from_the_start_comes_back() -> None:
+    known = probed(1e8)  # not yet narrow
+    gather(known, 50.0, 1.0)
+    probe(known, 2e6)
+    narrow = gathered_at(known)
+    assert narrow < 2e5
+    probe(known, 1e8)
+    assert narrow < gathered_at(known) <= known.weights_bps
+
+
+def test_device_that_is_slow_for_another_reason_than_its_link_is_tried_again_once() -> None:
+    known = probed(1e8)
+    gather(known, 1.0)
+    gather(known, 50.0)
+    known.weights_bps = 8e6
+    probe(known, 1e8)
+    assert gathered_at(known) > 4e6  # it might be again what it was
+    gather(known, 50.0)
+    known.weights_bps = 8e6
+    probe(known, 1e8)
+    assert gathered_at(known) == pytest.approx(8e6 / 50)
+
+
+def test_device_whose_link_widens_while_it_works_is_not_believed_to_widen_again() -> None:
+    known = probed(1e8)
+    for seconds in (1.0, 50.0, 1.0):
+        gather(known, seconds)
+    known.weights_bps = 1e9
+    probe(known, 1e8)
+    assert gathered_at(known) == pytest.approx(8e6)
+
+
+@pytest.mark.parametrize("change", ["noise", "working", "no way through"])
+def test_probe_that_says_nothing_new_leaves_the_rate(change: str) -> None:
+    known = probed(1e8)
+    gather(known, 50.0)
+    known.weights_bps = 8e6
+    probe(
+        known,
+        {"noise": 1.4e8, "working": 9e8, "no way through": 0.0}[change],
+        {"working": ["device-0"]}.get(change, []),
+    )
+    assert gathered_at(known) == pytest.approx(8e6 / 50)
+
+
+def test_knowledge_from_before_devices_had_rates_of_their_own_is_read() -> None:
+    known = Knowledge.from_json(
+        {"links": {"device-0>control-unit": {"capacity_bps": 1e8}}, "weights_bps": 3e6}
+    )
+    assert gathered_at(known) == 3e6
+    gather(known, 50.0)
+    probe(known, 2e6)
+    probe(known, 1e8)
+    assert gathered_at(known) > 1e6
 
 
 def test_knowledge_survives_a_way_through_a_file() -> None:
     known = learn(Knowledge(), 1e6, hosts=seen(1.0), links=carried(5e5))
-    known.learn_round(0.5, 1.0, 1e6)
+    known.learn_round(0.5)
+    gather(known, 1.0, 2.0)
     stored = json.loads(json.dumps(known.to_json()))
     assert Knowledge.from_json(stored) == known
 

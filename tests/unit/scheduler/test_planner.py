@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 
+from collapipe.allocation import RoundPlan
 from collapipe.errors import InfeasibleError
 from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.explanation import explain
+from collapipe.scheduler.knowledge import LinkKnowledge
 from collapipe.scheduler.plan_messages import replay
 from collapipe.scheduler.planning import Planner, Telemetry
+from collapipe.scheduler.profiling import Findings
 from collapipe.scheduler.state import JobHosts
 from collapipe.telemetry.sources import Series
 
@@ -185,6 +188,53 @@ def test_evaluation_and_moves_are_no_overhead_of_a_round() -> None:
     measuring.evaluation_seconds = 5.0
     deciding.observe([measuring], 10.0)
     assert deciding.to_json()["knowledge"]["fixed_seconds"] == pytest.approx(10 - 4 - 0.5 - 5)
+
+
+class Probes:
+    """What an explorer finds; a test sets it."""
+
+    def __init__(self) -> None:
+        self.bps: dict[str, float] = {}
+
+    def collect(self) -> Findings:
+        links = {
+            f"{host_id}>control-unit": LinkKnowledge(capacity_bps=bps)
+            for host_id, bps in self.bps.items()
+        }
+        return Findings(links=links)
+
+    def start(self, plans: RoundPlan) -> None:
+        pass
+
+
+def test_blocks_leave_a_device_that_is_slow_to_gather_from_until_its_link_is_restored() -> None:
+    taking_part, source, clock, probes = hosts(), Source(), Clock(), Probes()
+    known = knowledge(taking_part)
+    for link in known.links.values():
+        link.probed_bps = link.capacity_bps
+    telemetry = Telemetry(source, 1.0, clock)
+    deciding = Planner(job(), FACTS, taking_part, known, telemetry, explorer=probes)  # type: ignore[arg-type]
+    narrow, found = "", []
+    for round_index in range(8):
+        if round_index:
+            source.series = measured(taking_part, (0.01,) * 3, clock.now - 10, clock.now)
+        if round_index == 5:
+            probes.bps = {narrow: 1e8}
+        plans, decision = deciding.decide(round_index, None)
+        assert replay(decision, plans) == plans
+        found.append(blocks(decision))
+        if round_index == 2:
+            narrow = max(found[-1], key=found[-1].__getitem__)
+        deciding.begin()
+        clock.now += 10
+        sent = {
+            host_id: 20.0 if host_id == narrow and round_index < 5 else 0.02
+            for host_id in found[-1]
+        }
+        deciding.observe([summary(taking_part, gathered_seconds=sent)], 10.0)
+    assert found[2][narrow] > 0
+    assert [placed.get(narrow, 0) for placed in found[3:5]] == [0, 0]
+    assert found[7][narrow] > 0
 
 
 @pytest.mark.parametrize("kept", ["solver_slow", "solver_failed", "telemetry_missing"])
