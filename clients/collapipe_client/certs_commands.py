@@ -200,7 +200,7 @@ def certs_extra() -> Iterator[None]:
         if (error.name or "").partition(".")[0] != "cryptography":
             raise
         raise InvalidInputError(
-            'certificates need the package cryptography: pip install "collapipe[certs]"'
+            "certificates need the package cryptography (the extra `certs`): pip install cryptography"
         ) from None
 
 

@@ -129,6 +129,8 @@ def status(
         for name in [p.name for p in record.processes if not p.alive] if record else []:
             say(f"  {name} has ended: `collapipe logs {name}`; `collapipe up` starts it again")
         console = Console()
+        if not hosts:
+            say("no host has registered yet: they take up to a minute after they start")
         console.print(
             _table(["host", "role", "cluster", "address", "alive"], map(_host_row, hosts))
         )

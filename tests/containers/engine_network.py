@@ -24,6 +24,7 @@ def kept_network(bridge: str, subnet: str) -> Iterator[None]:
         subnet: Its own address with the length of its prefix.
     """
     before, forwarding = firewall(), _FORWARDING.read_text()
+    saved = _run("iptables-save")
     _run("ip", "link", "del", bridge, check=False)
     _run("ip", "link", "add", bridge, "type", "bridge")
     try:
@@ -38,6 +39,8 @@ def kept_network(bridge: str, subnet: str) -> Iterator[None]:
             _delete_rules(before, only_with="")
             _delete_chains(before)
             _FORWARDING.write_text(forwarding)
+            if firewall() != before:  # an engine that starts clears what another one has left
+                _run("iptables-restore", given=saved)
             left = firewall()
             assert left == before, f"the firewall is {left}, and was {before}"
 
@@ -87,8 +90,8 @@ def _delete_chains(before: Rules) -> None:
                 _run("iptables", "-t", table, "-P", chain, "ACCEPT")
 
 
-def _run(*command: str, check: bool = True) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
+def _run(*command: str, check: bool = True, given: str | None = None) -> str:
+    done = subprocess.run(command, input=given, capture_output=True, text=True)
     if check and done.returncode:
         raise RuntimeError(f"{shlex.join(command)} failed: {done.stderr.strip()}")
     return done.stdout

@@ -26,11 +26,19 @@ from containers.uml.testbed import GuestTestbed, guest_testbed
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
 TOLERANCE, SECONDS = 0.15, 0.005
-ROUNDS, ROUNDS_BEFORE = 5, 2
-NARROWED, NARROW_BPS = "device-0-1", 8e6
-FIRST = {"device-0-0": "4g", "device-0-1": "wifi", "device-0-2": "wifi-congested"}
-SECOND = {"device-0-0": "lte-lossy", "device-0-2": "satellite"}
-MINI_BATCH, MICRO_BATCHES, TOKENS, HIDDEN = 64, 2, 64, 64
+ROUNDS, ROUNDS_BEFORE = 4, 2
+TRAINED = {"device-0-0": "wifi", "device-0-1": "lan", "device-0-2": "wifi"}
+"""Without losses: what a connection makes of a few of them differs by half from one time to the next."""
+NARROWED, NARROW_PROFILE = "device-0-1", "4g"
+PROBED = [
+    {"device-0-0": "wifi", "device-0-1": "4g", "device-0-2": "wifi-congested"},
+    {"device-0-0": "lte-lossy", "device-0-1": "lan", "device-0-2": "satellite"},
+]
+ATTEMPTS = 3
+"""A probe that met the burst of another one is late by what waited in the queue."""
+TCP_SHARE = 1448 / 1514
+FRAMES = 10
+MINI_BATCH, MICRO_BATCHES, TOKENS, HIDDEN = 64, 2, 64, 128
 FRAME_BYTES = MINI_BATCH // MICRO_BATCHES * TOKENS * HIDDEN * 4
 JOB_SECONDS = 400.0
 _GOODPUT = (
@@ -109,7 +117,7 @@ class Seen:
 @pytest.fixture(scope="module")
 def seen(testbed: GuestTestbed) -> Seen:
     """Trains over the first network; in the middle, one device's links become narrow."""
-    for device, profile in FIRST.items():
+    for device, profile in TRAINED.items():
         told = testbed.shape(device, profile)
         assert not told["problems"] and set(told["applied"]) == set(testbed.hosts)
     write_job(testbed.shared / "data", "shaped", "pipeline", ROUNDS)
@@ -118,7 +126,7 @@ def seen(testbed: GuestTestbed) -> Seen:
     began_at = time.time()
     testbed.wait_for_rounds("shaped", ROUNDS_BEFORE, JOB_SECONDS)
     before = goodput(testbed, began_at)
-    testbed.shape(NARROWED, "wifi", "--rate", f"{NARROW_BPS / 1e6:g}mbit")
+    testbed.shape(NARROWED, NARROW_PROFILE)
     testbed.wait_for_rounds("shaped", ROUNDS_BEFORE + 1, JOB_SECONDS)
     changed_at = time.time()
     testbed.wait_for_end("shaped", JOB_SECONDS)
@@ -154,53 +162,57 @@ def test_prometheus_has_the_goodput_of_every_link_that_was_used(
     for link, saw in sorted(seen.after.items()):
         sender, receiver = link.split(">")
         way = testbed.applied(sender)[receiver]
-        true = testbed.frames_bps(sender, receiver, FRAME_BYTES, 8)
+        true = testbed.frames_bps(sender, receiver, FRAME_BYTES, FRAMES)
         print(
-            f"{link:30} {saw / 1e6:6.2f}, plain {true / 1e6:6.2f} Mbit/s of {way['rate_bps'] / 1e6:5.1f}, "
-            f"loss {way['loss_ratio']:.3f}"
+            f"{link:30} {saw / 1e6:6.2f}, plain {true / 1e6:6.2f} Mbit/s of {way['rate_bps'] / 1e6:5.1f}"
         )
-        # what a connection makes of a few losses differs from one time to the next by more than that
-        if not way["loss_ratio"]:
-            assert saw == pytest.approx(true, rel=TOLERANCE), link
-        else:
-            assert saw < (1 + TOLERANCE) * way["rate_bps"], link
+        assert saw == pytest.approx(true, rel=TOLERANCE), link
 
 
-def test_link_that_is_shaped_while_a_job_runs_is_seen_as_it_became(seen: Seen) -> None:
-    narrowed = [
-        link
-        for link in seen.before
-        if NARROWED in link.split(">") and "device-0-2" not in link and link in seen.after
-    ]
-    assert narrowed
+def test_link_that_is_shaped_while_a_job_runs_is_seen_as_it_became(
+    testbed: GuestTestbed, seen: Seen
+) -> None:
+    narrowed = [link for link in seen.after if NARROWED in link.split(">") and link in seen.before]
+    assert len(narrowed) == 4
+    print()
     for link in narrowed:
-        print(f"\n{link}: {seen.before[link] / 1e6:.2f}, then {seen.after[link] / 1e6:.2f} Mbit/s")
-        assert seen.after[link] == pytest.approx(NARROW_BPS * 1448 / 1514, rel=TOLERANCE)
-        assert seen.before[link] > (1 + TOLERANCE) * seen.after[link]
+        sender, receiver = link.split(">")
+        way = testbed.applied(sender)[receiver]
+        print(f"{link}: {seen.before[link] / 1e6:.2f}, then {seen.after[link] / 1e6:.2f} Mbit/s")
+        assert seen.after[link] == pytest.approx(TCP_SHARE * way["rate_bps"], rel=TOLERANCE)
+        assert seen.before[link] > 2 * seen.after[link]
 
 
-@pytest.mark.parametrize("network", [FIRST, SECOND], ids=["first", "second"])
+@pytest.mark.parametrize("network", PROBED, ids=["first", "second"])
 def test_prometheus_has_the_round_trip_of_every_link(
     testbed: GuestTestbed, seen: Seen, network: dict[str, str]
 ) -> None:
     for device, profile in network.items():
         testbed.shape(device, profile)
-    name = f"probed-{'-'.join(network.values())}"
-    write_job(testbed.shared / "data", name, "dssra", 1)
-    testbed.start_job(f"{name}.toml", name)
-    testbed.wait_for_end(name, JOB_SECONDS)
-    rows = {row["link"]: row["value"] for row in testbed.query("collapipe_link_round_trip_seconds")}
-    assert len(rows) >= 12
-    print()
-    missed = []
-    for link, saw in sorted(rows.items()):
-        sender, receiver = link.split(">")
-        ways = testbed.applied(sender)[receiver], testbed.applied(receiver)[sender]
-        true = sum(way["delay_seconds"] for way in ways)
-        # the least of six: delays that vary are met at their best
-        jitter = sum(way["jitter_seconds"] for way in ways)
-        print(f"{link:30} {1e3 * saw:6.1f} of {1e3 * true:6.1f} ms, jitter {1e3 * jitter:.0f} ms")
-        allowed = max(SECONDS, TOLERANCE * true)
-        if not true - max(allowed, jitter) <= saw <= true + allowed:
-            missed.append(link)
+    missed: set[str] | None = None
+    for attempt in range(ATTEMPTS):
+        name = f"probed-{network[NARROWED]}-{attempt}"
+        write_job(testbed.shared / "data", name, "dssra", 1)
+        testbed.start_job(f"{name}.toml", name)
+        testbed.wait_for_end(name, JOB_SECONDS)
+        rows = testbed.query("collapipe_link_round_trip_seconds")
+        assert len(rows) == 18, "every pair of the cluster that may be neighbours, both ways"
+        now = {row["link"] for row in rows if not round_trip_is_true(testbed, row)}
+        missed = now if missed is None else missed & now
+        if not missed:
+            break
     assert not missed
+
+
+def round_trip_is_true(testbed: GuestTestbed, row: dict[str, Any]) -> bool:
+    """The least of six is told: of delays that vary, one of the shorter."""
+    sender, receiver = row["link"].split(">")
+    ways = testbed.applied(sender)[receiver], testbed.applied(receiver)[sender]
+    true = sum(way["delay_seconds"] for way in ways)
+    jitter = sum(way["jitter_seconds"] for way in ways)
+    print(
+        f"\n{row['link']:30} {1e3 * row['value']:6.1f} of {1e3 * true:6.1f} ms, jitter {1e3 * jitter:.0f}",
+        end="",
+    )
+    allowed = max(SECONDS, TOLERANCE * true)
+    return bool(true - max(allowed, jitter) <= row["value"] <= true + allowed)

@@ -52,7 +52,7 @@ def read_certificate(ca: Path, certificate: Path, key: Path) -> CertificateFacts
 
         from collapipe.certificates import forms
     except ImportError:
-        return "nobody can look into it without the extra certs: pip install 'collapipe[certs]'"
+        return "nobody can look into it without the extra certs: pip install cryptography"
     path = ca
     try:
         authorities = x509.load_pem_x509_certificates(ca.read_bytes())
