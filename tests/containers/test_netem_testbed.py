@@ -93,8 +93,7 @@ def testbed(images: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     disk = make_disk(images, [*map(tag, TARGETS), prometheus], folder)
     print(f"\na disk with the images after {time.monotonic() - began_at:.0f} s")
     shared = folder / "shared"
-    for name in ("data", "applied"):
-        (shared / name).mkdir(parents=True)
+    (shared / "data").mkdir(parents=True)
     write_rows(shared / "data")
     began_at = time.monotonic()
     try:

@@ -84,28 +84,46 @@ def profile_hosts(
 
 
 def probe_links(hosts: JobHosts, channels: ChannelPool) -> dict[str, LinkKnowledge]:
-    """Probes every link that a plan may use, in both directions; hosts send to one other at a time, each to another.
+    """Probes every link that a plan may use, in both directions; a host takes part in one probe at a time.
 
+    Two at a time would measure each other: they share its links, and a round trip would wait behind the other's burst.
     A link that cannot be probed carries nothing, so no plan uses it.
     """
-    peers: dict[str, list[scheduler_pb2.Host]] = {}
-    by_id: dict[str, scheduler_pb2.Host] = {hosts.edge_server.host_id: hosts.edge_server}
+    by_id = {hosts.edge_server.host_id: hosts.edge_server}
+    waiting: list[tuple[str, str]] = []
     for cluster in hosts.clusters:
         by_id |= {host.host_id: host for host in (cluster.control_unit, *cluster.devices)}
-        for sender, receiver in link_pairs(cluster, hosts.edge_server):
-            peers.setdefault(sender, []).append(by_id[receiver])
+        waiting += link_pairs(cluster, hosts.edge_server)
+    found: dict[str, LinkKnowledge] = {}
+    busy: set[str] = set()
+    changed = threading.Condition()
 
-    def probe_from(sender: str) -> dict[str, LinkKnowledge]:
-        order = deque(peers[sender])
-        order.rotate(-list(peers).index(sender))  # or all would begin with the same receiver
-        return {
-            f"{sender}>{receiver.host_id}": _probe(by_id[sender], receiver, channels)
-            for receiver in order
-        }
+    def next_pair() -> tuple[str, str] | None:
+        """Waits for a link whose ends are both free; `None` when none is left."""
+        with changed:
+            while waiting:
+                for pair in waiting:
+                    if busy.isdisjoint(pair):
+                        waiting.remove(pair)
+                        busy.update(pair)
+                        return pair
+                changed.wait()
+            return None
 
-    with ThreadPoolExecutor(len(peers), "probe") as executor:
-        found = list(executor.map(probe_from, peers))
-    return {link: known for links in found for link, known in links.items()}
+    def probe_some() -> None:
+        while pair := next_pair():
+            sender, receiver = pair
+            try:
+                found[f"{sender}>{receiver}"] = _probe(by_id[sender], by_id[receiver], channels)
+            finally:
+                with changed:
+                    busy.difference_update(pair)
+                    changed.notify_all()
+
+    with ThreadPoolExecutor(len(by_id) // 2, "probe") as executor:
+        for future in [executor.submit(probe_some) for _ in range(len(by_id) // 2)]:
+            future.result()
+    return found
 
 
 @dataclass

@@ -1,0 +1,109 @@
+"""Links are probed one at a time at each of their ends, over real gRPC."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import grpc
+import pytest
+
+from collapipe.errors import InvalidInputError
+from collapipe.rpc import ChannelPool, Security, serve
+from collapipe.scheduler.profiling import probe_links
+from collapipe.scheduler.round_problem import link_pairs
+from collapipe.scheduler.state import JobHosts
+from collapipe.v1 import link_pb2, link_pb2_grpc
+
+from .jobs import hosts
+
+PROBE_SECONDS = 0.02
+UNREACHABLE = "device-1"
+
+
+class Probed(link_pb2_grpc.LinkServiceServicer):
+    """A host whose probes take some time and tell who was probed meanwhile."""
+
+    def __init__(self, host_id: str, record: "Record") -> None:
+        self._host_id, self._record = host_id, record
+
+    def MeasureLink(
+        self, request: link_pb2.MeasureLinkRequest, context: grpc.ServicerContext
+    ) -> link_pb2.MeasureLinkResponse:
+        with self._record.probing({self._host_id, request.host_id}):
+            time.sleep(PROBE_SECONDS)
+        if self._host_id == UNREACHABLE:
+            raise InvalidInputError("this host cannot send")
+        return link_pb2.MeasureLinkResponse(goodput_bps=1e6, round_trip_seconds=0.01)
+
+
+class Record:
+    """Which hosts are being probed, and whether one ever was twice at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._busy: list[str] = []
+        self.clashes: list[set[str]] = []
+        self.most_at_once = 0
+
+    def probing(self, ends: set[str]) -> ExitStack:
+        with self._lock:
+            if ends & set(self._busy):
+                self.clashes.append(ends)
+            self._busy += ends
+            self.most_at_once = max(self.most_at_once, len(self._busy) // 2)
+        stack = ExitStack()
+        stack.callback(self._done, ends)
+        return stack
+
+    def _done(self, ends: set[str]) -> None:
+        with self._lock:
+            for end in ends:
+                self._busy.remove(end)
+
+
+@pytest.fixture
+def record() -> Record:
+    return Record()
+
+
+@pytest.fixture
+def served(record: Record) -> Iterator[JobHosts]:
+    of = hosts(num_devices=4)
+    servers = []
+    for host in (of.edge_server, of.clusters[0].control_unit, *of.clusters[0].devices):
+        servicer = Probed(host.host_id, record)
+        server = serve(
+            "127.0.0.1:0",
+            Security.insecure(),
+            lambda server, _, servicer=servicer: (  # type: ignore[misc]
+                link_pb2_grpc.add_LinkServiceServicer_to_server(servicer, server)
+            ),
+        )
+        host.address = server.address
+        servers.append(server)
+    yield of
+    for server in servers:
+        server.drain(0)
+
+
+def test_every_link_is_probed_and_no_host_takes_part_in_two_probes_at_a_time(
+    served: JobHosts, record: Record
+) -> None:
+    channels = ChannelPool(Security.insecure())
+    found = probe_links(served, channels)
+    channels.close()
+    pairs = link_pairs(served.clusters[0], served.edge_server)
+    assert found.keys() == {f"{sender}>{receiver}" for sender, receiver in pairs}
+    assert record.clashes == []
+    assert record.most_at_once > 1, (
+        "hosts that have nothing to do with each other are not waited for"
+    )
+
+
+def test_link_that_cannot_be_probed_carries_nothing(served: JobHosts) -> None:
+    channels = ChannelPool(Security.insecure())
+    found = probe_links(served, channels)
+    channels.close()
+    for name, link in found.items():
+        assert link.capacity_bps == (0.0 if name.startswith(f"{UNREACHABLE}>") else 1e6)
