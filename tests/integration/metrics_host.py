@@ -32,7 +32,7 @@ def main() -> None:
             metrics.energy_used("rapl", 0.7)
             time.sleep(pause)
         metrics.stage_updated("0", stage, 0.3)
-        metrics.stage_step("0", stage, waiting_seconds=0.0)
+        metrics.stage_step("0", stage)
         metrics.link_round_trip(f"{host}>{previous}", 0.003 * (number + 1))
         print("done", flush=True)
 

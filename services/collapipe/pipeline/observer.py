@@ -18,11 +18,13 @@ class StageObserver:
     def updated(self, seconds: float) -> None:
         """The stage took an optimizer step."""
 
-    def stepped(self, waiting_seconds: float, in_flight: int, stash_bytes: int) -> None:
+    def waited(self, seconds: float) -> None:
+        """The stage waited for a neighbour; told wait by wait, for a mini-batch may take minutes."""
+
+    def stepped(self, in_flight: int, stash_bytes: int) -> None:
         """The stage ran a mini-batch.
 
         Args:
-            waiting_seconds: Waited for neighbours.
             in_flight: Most micro-batches that it held at once.
             stash_bytes: Most bytes of theirs.
         """

@@ -183,7 +183,7 @@ class Stage:
             self._backward(step, frame)
             progress.backwards += 1
         step.times.total_seconds = time.perf_counter() - started
-        self._observer.stepped(step.times.waiting_seconds, step.most_held, step.most_kept_bytes)
+        self._observer.stepped(step.most_held, step.most_kept_bytes)
         self._has_pending_update = True
         self.waiting_for = IDLE
         norms = [square for unit in self._units for square in squared_norms(unit.parameters)]
@@ -238,7 +238,9 @@ class Stage:
         self.waiting_for = f"{' or '.join(wants)} in step {step.index}"
         started = time.perf_counter()
         frame = self._mailbox.take(forward=progress.wants_forward, backward=progress.wants_backward)
-        step.times.waiting_seconds += time.perf_counter() - started
+        waited = time.perf_counter() - started
+        step.times.waiting_seconds += waited
+        self._observer.waited(waited)
         self.waiting_for = ""
         number = progress.forwards if frame.kind is forward else progress.backwards
         if frame.kind not in (forward, backward) or (frame.step_index, frame.micro_batch) != (

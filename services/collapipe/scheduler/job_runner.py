@@ -240,8 +240,9 @@ class JobRunner:
             prepared = self._in_parallel(
                 lambda plan: self._run_cluster(plan, recorded.attempt, local_steps), recorded.plans
             )
-        except CollapipeError:
-            metrics.round_ended("aborted", time.monotonic() - started)
+        except CollapipeError as error:
+            outcome = "cancelled" if isinstance(error, CancelledError) else "aborted"
+            metrics.round_ended(outcome, time.monotonic() - started)
             raise
         self._previous_plans = list(recorded.plans)
         if not local_steps:

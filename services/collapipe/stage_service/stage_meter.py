@@ -37,8 +37,11 @@ class StageMeter(StageObserver):
         metrics.stage_updated(*self._labels, seconds)
         self._use_energy(seconds)
 
-    def stepped(self, waiting_seconds: float, in_flight: int, stash_bytes: int) -> None:
-        metrics.stage_step(*self._labels, waiting_seconds)
+    def waited(self, seconds: float) -> None:
+        metrics.stage_waited(*self._labels, seconds)
+
+    def stepped(self, in_flight: int, stash_bytes: int) -> None:
+        metrics.stage_step(*self._labels)
         metrics.stage_held(*self._labels, in_flight, stash_bytes)
 
     def _use_energy(self, seconds: float) -> None:

@@ -206,7 +206,7 @@ def peak_resident_bytes() -> int:
 _peak_memory.set_function(peak_resident_bytes)
 for _way in ("sent", "received"):
     _blob_bytes.labels(_way)
-for _outcome in ("committed", "aborted"):
+for _outcome in ("committed", "aborted", "cancelled"):
     _round_seconds.labels(_outcome)
 
 
@@ -254,10 +254,14 @@ def stage_action(cluster: str, stage: str, action: str, seconds: float) -> None:
     _action_seconds[action].labels(cluster, stage).observe(seconds)
 
 
-def stage_step(cluster: str, stage: str, waiting_seconds: float) -> None:
-    """A stage ran a mini-batch, and waited some of the time."""
+def stage_waited(cluster: str, stage: str, seconds: float) -> None:
+    """A stage waited for a neighbour."""
+    _waiting_seconds.labels(cluster, stage).inc(seconds)
+
+
+def stage_step(cluster: str, stage: str) -> None:
+    """A stage ran a mini-batch."""
     _steps.labels(cluster, stage).inc()
-    _waiting_seconds.labels(cluster, stage).inc(waiting_seconds)
 
 
 def stage_worked(
@@ -412,7 +416,7 @@ def evaluated(cluster: str, metric: str, value: float) -> None:
 
 
 def round_ended(outcome: str, seconds: float) -> None:
-    """A round was "committed" or "aborted"."""
+    """A round was "committed", "aborted" or "cancelled"."""
     _round_seconds.labels(outcome).observe(seconds)
 
 

@@ -1,4 +1,8 @@
-"""The compose testbed in a guest whose kernel has netem: the files and images of this checkout, nothing else."""
+"""The compose testbed in a guest whose kernel has netem: the files and images of this checkout.
+
+The guest has one processor, on which everything takes many times as long: so health is hardly ever asked for, no container
+has a quota, and TLS, Grafana and the client are left out.
+"""
 
 import json
 import os

@@ -83,7 +83,7 @@ def test_host_that_only_a_link_names_is_a_host_too() -> None:
         ({"a-b": {"profile": "wifi"}}, r"'a-b' is no link: give sender>receiver"),
         ({"a>b": {"profile": "5g"}}, r"no network profile '5g'"),
         ({"a>b": {"jitter_seconds": 0.01}}, r"jitter of 0.01 s is more than the delay of 0 s"),
-        ({"a>b": {"loss_ratio": 1.5}}, r"loss_ratio.*less than 1"),
+        ({"a>b": {"loss_ratio": 1.5}}, r"loss_ratio.*less than or equal to 0.9999"),
         ({"a>b": {"trace": "walk-away", "rate_bps": 1e6}}, r"a trace or rate_bps, not both"),
         ({"a>b": {"trace": "nowhere"}}, r"no trace 'nowhere': use one of walk-away"),
         ({"a>b": {"speed": 3}}, r"speed.*not permitted"),
@@ -165,3 +165,9 @@ def test_state_of_the_compose_testbed_gives_every_host_a_network_in_both_directi
         assert {f"{host}>*", f"*>{host}"} <= set(world.links)
         assert world.links[f"*>{host}"].direction == "down"
         assert set(world.from_host(host)) == set(world.hosts) - {host}
+
+
+def test_parts_that_are_too_much_together_are_what_a_link_can_be_at_most() -> None:
+    part = {"delay_seconds": 40.0, "jitter_seconds": 40.0, "loss_ratio": 0.9999}
+    way = shaping({"a>*": part, "*>b": part}).from_host("a")["b"].conditions(0)
+    assert (way.delay_seconds, way.jitter_seconds, way.loss_ratio) == (60.0, 60.0, 0.9999)

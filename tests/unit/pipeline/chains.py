@@ -42,9 +42,10 @@ class Recorder(StageObserver):
 
     actions: list[Action]
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    waits: list[float] = field(default_factory=list)
     """By "FORWARD", "BACKWARD", "evaluation" and "update"."""
     work: list[tuple[int, int, int]] = field(default_factory=list)
-    steps: list[tuple[float, int, int]] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
 
     def acted(self, action: Action, seconds: float) -> None:
         self.actions.append(action)
@@ -59,8 +60,11 @@ class Recorder(StageObserver):
     def updated(self, seconds: float) -> None:
         self.seconds["update"].append(seconds)
 
-    def stepped(self, waiting_seconds: float, in_flight: int, stash_bytes: int) -> None:
-        self.steps.append((waiting_seconds, in_flight, stash_bytes))
+    def waited(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    def stepped(self, in_flight: int, stash_bytes: int) -> None:
+        self.steps.append((in_flight, stash_bytes))
 
 
 @dataclass

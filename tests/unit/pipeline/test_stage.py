@@ -291,7 +291,7 @@ def test_most_that_is_held_is_told_each_mini_batch(
         for window in (1, 3):
             chain = make_chain(bert, bert_states, training, HALVES, [window, 1])
             chain.train(0, [make_batch(0)] * 4, 0.0)
-            (_, in_flight, stash[recompute, window]), (_, of_head, _) = (
+            (in_flight, stash[recompute, window]), (of_head, _) = (
                 observer.steps[0] for observer in chain.observers
             )
             assert 1 <= in_flight <= window
@@ -309,7 +309,7 @@ def test_inputs_of_a_segment_are_all_that_recomputing_holds(
     chain = make_chain(bert, bert_states, training, THIRDS, [1, 1, 1])
     batch = make_batch(0)
     chain.train(0, [batch], 0.0)
-    assert chain.observers[1].steps[0][2] == batch["input_ids"].numel() * 16 * 4
+    assert chain.observers[1].steps[0][1] == batch["input_ids"].numel() * 16 * 4
 
 
 def test_updates_and_evaluations_are_told(
@@ -455,7 +455,10 @@ def test_times_add_up_to_the_step(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
-    for result in chain.train(0, [make_batch(0), make_batch(1)], 0.0):
+    results = chain.train(0, [make_batch(0), make_batch(1)], 0.0)
+    told = sum(sum(observer.waits) for observer in chain.observers)
+    assert told == pytest.approx(sum(result.times.waiting_seconds for result in results))
+    for result in results:
         times = result.times
         parts = times.forward_seconds + times.backward_seconds + times.waiting_seconds
         assert 0 < times.forward_seconds < times.total_seconds

@@ -21,7 +21,9 @@ def test_meter_counts_what_the_stage_tells() -> None:
     meter.worked(num_units=4, num_samples=6, activation_bytes=700)
     meter.worked(num_units=4, num_samples=6, activation_bytes=700)
     meter.updated(0.125)
-    meter.stepped(waiting_seconds=1.5, in_flight=2, stash_bytes=900)
+    meter.waited(1.0)
+    meter.waited(0.5)
+    meter.stepped(in_flight=2, stash_bytes=900)
     assert value("collapipe_stage_backward_seconds_sum", **STAGE) == 0.25
     assert value("collapipe_stage_block_samples_total", **STAGE) == 48
     assert value("collapipe_stage_samples_total", **STAGE) == 12
@@ -40,7 +42,8 @@ def test_energy_is_watts_times_everything_that_was_busy() -> None:
     meter.acted(Action(4, ActionKind.BACKWARD, 0), 0.5)
     meter.updated(0.125)
     meter.evaluated(0.125)
-    meter.stepped(waiting_seconds=100.0, in_flight=1, stash_bytes=0)
+    meter.waited(100.0)
+    meter.stepped(in_flight=1, stash_bytes=0)
     assert energy() - before == pytest.approx(8.0)
 
 

@@ -33,7 +33,8 @@ def test_stage_counts_actions_steps_and_bytes() -> None:
     metrics.stage_opened("81", "2")
     metrics.stage_action("81", "2", "forward", 0.25)
     metrics.stage_action("81", "2", "forward", 0.5)
-    metrics.stage_step("81", "2", waiting_seconds=1.5)
+    metrics.stage_waited("81", "2", 1.5)
+    metrics.stage_step("81", "2")
     metrics.link_bytes("81", "2", "backward", "received", 300)
     assert value("collapipe_stage_forward_seconds_sum", **stage) == 0.75
     assert value("collapipe_stage_backward_seconds_count", **stage) == 0

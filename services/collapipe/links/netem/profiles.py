@@ -24,16 +24,22 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+MOST_SECONDS = 60.0
+"""Of delay, one way."""
+MOST_LOSS = 0.9999
+"""A link that loses everything is none."""
+
+
 class Conditions(_Section):
     """What one direction of a link does to packets; by default nothing."""
 
     rate_bps: float | None = Field(default=None, ge=1000)
     """Of Ethernet frames, headers included; `None` is no limit."""
-    delay_seconds: float = Field(default=0.0, ge=0, le=60)
+    delay_seconds: float = Field(default=0.0, ge=0, le=MOST_SECONDS)
     """One way."""
     jitter_seconds: float = Field(default=0.0, ge=0)
     """The most that a packet's delay is off, either way; all are equally likely, and packets stay in order."""
-    loss_ratio: float = Field(default=0.0, ge=0, lt=1)
+    loss_ratio: float = Field(default=0.0, ge=0, le=MOST_LOSS)
     """Of packets, each for itself."""
     queue_seconds: float = Field(default=0.1, gt=0, le=60)
     """How long a full queue takes to empty; what does not fit is dropped."""

@@ -24,6 +24,8 @@ from typing_extensions import Self
 
 from collapipe.errors import InvalidInputError
 from collapipe.links.netem.profiles import (
+    MOST_LOSS,
+    MOST_SECONDS,
     Conditions,
     Direction,
     LinkValues,
@@ -97,9 +99,10 @@ class Way:
         narrowest = min(parts, key=lambda part: part.rate_bps or math.inf)
         return Conditions(
             rate_bps=narrowest.rate_bps,
-            delay_seconds=sum(part.delay_seconds for part in parts),
-            jitter_seconds=sum(part.jitter_seconds for part in parts),
-            loss_ratio=1 - math.prod(1 - part.loss_ratio for part in parts),
+            # parts that are each within the limits may not be so together
+            delay_seconds=min(sum(part.delay_seconds for part in parts), MOST_SECONDS),
+            jitter_seconds=min(sum(part.jitter_seconds for part in parts), MOST_SECONDS),
+            loss_ratio=min(1 - math.prod(1 - part.loss_ratio for part in parts), MOST_LOSS),
             queue_seconds=narrowest.queue_seconds,
         )
 
