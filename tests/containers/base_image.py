@@ -154,7 +154,9 @@ def pip_setting(name: str) -> str:
 
 
 def debian_mirror() -> str:
-    """The mirror that this machine's apt uses, if it is a Debian."""
+    """The mirror that this machine's apt uses, if it is a Debian; else the one that COLLAPIPE_DEBIAN_MIRROR names."""
+    if named := os.environ.get("COLLAPIPE_DEBIAN_MIRROR"):
+        return named
     release = Path("/etc/os-release").read_text(encoding="utf-8")
     if re.search(r"^ID=debian$", release, re.MULTILINE):
         for path in [
@@ -165,7 +167,9 @@ def debian_mirror() -> str:
             for found in re.finditer(r"^(?:URIs:|deb(?: \[[^]]*\])?)\s+(\S+)", text, re.MULTILINE):
                 if "security" not in found[1] and found[1].rstrip("/").endswith("debian"):
                     return found[1]
-    return "http://deb.debian.org/debian"
+    raise RuntimeError(
+        "apt's sources on this machine name no mirror of Debian: name one by COLLAPIPE_DEBIAN_MIRROR"
+    )
 
 
 if __name__ == "__main__":

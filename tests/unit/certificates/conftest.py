@@ -5,9 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
+from collapipe.certificates import Identity, Role, forms
 from collapipe.certificates.authority_folder import AuthorityFolder
 from collapipe.certificates.forms import utc_now
+
+SCHEDULER = Identity(Role.SCHEDULER, "scheduler")
+DEVICE = Identity(Role.DEVICE_AGENT, "pi")
+HOUR = datetime.timedelta(hours=1)
+HERE = "192.168.1.7"
+
+
+def certificate_in(folder: Path) -> x509.Certificate:
+    return forms.read_certificate((folder / "cert.pem").read_bytes())
 
 
 @dataclass

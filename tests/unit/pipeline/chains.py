@@ -31,6 +31,15 @@ SEED, CLUSTER, ROUND, FIRST_STEP, TOTAL_STEPS = 11, 2, 4, 3, 10
 States = Sequence[dict[str, Tensor]]
 MakeBatch = Callable[[int], dict[str, Tensor]]
 
+TRAINING = TrainingConfig(learning_rate=1e-2, clip_norm=0.5, weight_decay=0.1, warm_up_steps=5)
+WHOLE, HALVES, THIRDS, EACH = [0, 5], [0, 2, 5], [0, 1, 4, 5], [0, 1, 2, 3, 4, 5]
+
+
+def steps_of(make_batch: MakeBatch, num_steps: int, size: int) -> list[list[dict[str, Tensor]]]:
+    return [
+        [make_batch(step * size + number) for number in range(size)] for step in range(num_steps)
+    ]
+
 
 def held_unit(adapter: ModelAdapter, index: int, training: TrainingConfig) -> HeldUnit:
     return HeldUnit(index, adapter.build_unit(index), training)

@@ -1,39 +1,29 @@
 import itertools
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from collapipe.errors import PeerLostError, WrongStateError
-from collapipe.job import TrainingConfig
-from collapipe.links.emulation import EmulationFile
 from collapipe.models import Head, ModelAdapter
-from collapipe.pipeline import ActionKind, EmulatedProcessor, stage
-from collapipe.pipeline.processor import FORWARD_SHARE
-from collapipe.pipeline.work import StageWork, Work
+from collapipe.pipeline import ActionKind, stage
 from collapipe.tensors import Frame, FrameKind
 
 from .chains import (
+    EACH,
+    HALVES,
+    THIRDS,
+    TRAINING,
+    WHOLE,
     Chain,
     MakeBatch,
     States,
     assert_identical,
     make_chain,
+    steps_of,
     train_chain,
     train_plainly,
 )
-
-TRAINING = TrainingConfig(learning_rate=1e-2, clip_norm=0.5, weight_decay=0.1, warm_up_steps=5)
-WHOLE, HALVES, THIRDS, EACH = [0, 5], [0, 2, 5], [0, 1, 4, 5], [0, 1, 2, 3, 4, 5]
-
-
-def steps_of(make_batch: MakeBatch, num_steps: int, size: int) -> list[list[dict[str, Tensor]]]:
-    return [
-        [make_batch(step * size + number) for number in range(size)] for step in range(num_steps)
-    ]
-
 
 # --- the same numbers as one process
 
@@ -262,130 +252,6 @@ def test_evaluation_between_steps_changes_no_bit(
     )
 
 
-# --- what is told
-
-
-def test_work_is_told_once_a_micro_batch_with_its_samples_and_what_was_passed_on(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    chain = make_chain(bert, bert_states, TRAINING, THIRDS, [3, 2, 1])
-    batches = [make_batch(number) for number in range(3)]
-    passed: list[Frame] = []
-    forward = chain.mailboxes[1].put
-    chain.stages[0]._send_forward = lambda frame: (passed.append(frame), forward(frame))[1]
-    chain.train(0, batches, 0.0)
-    embedding, blocks, head = (observer.work for observer in chain.observers)
-    assert embedding == [(1, 3, frame.byte_length) for frame in passed]
-    assert blocks == [(3, 3, frame.byte_length) for frame in passed]
-    assert head == [(1, 3, 0)] * 3
-    activations = [3 * batch["input_ids"].shape[1] * 16 * 4 for batch in batches]
-    assert all(frame.byte_length > size for frame, size in zip(passed, activations, strict=True))
-
-
-def test_most_that_is_held_is_told_each_mini_batch(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    stash = {}
-    for recompute in (False, True):
-        training = TRAINING.model_copy(update={"recompute": recompute})
-        for window in (1, 3):
-            chain = make_chain(bert, bert_states, training, HALVES, [window, 1])
-            chain.train(0, [make_batch(0)] * 4, 0.0)
-            (in_flight, stash[recompute, window]), (of_head, _) = (
-                observer.steps[0] for observer in chain.observers
-            )
-            assert 1 <= in_flight <= window
-            assert of_head == 1
-            assert stash[recompute, window] % in_flight == 0
-            stash[recompute, window] //= in_flight
-    assert stash[False, 1] == stash[False, 3] > 3 * 4 * 16 * 4
-    assert stash[True, 1] == stash[True, 3] == 0  # an embedding has no input to keep but ids
-
-
-def test_inputs_of_a_segment_are_all_that_recomputing_holds(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    training = TRAINING.model_copy(update={"recompute": True})
-    chain = make_chain(bert, bert_states, training, THIRDS, [1, 1, 1])
-    batch = make_batch(0)
-    chain.train(0, [batch], 0.0)
-    assert chain.observers[1].steps[0][1] == batch["input_ids"].numel() * 16 * 4
-
-
-def test_updates_and_evaluations_are_told(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
-    chain.evaluate([make_batch(0), make_batch(1)])
-    chain.train(0, [make_batch(0)], 0.0)
-    chain.together(lambda stage: stage.apply_update(1.0))
-    chain.together(lambda stage: stage.apply_update(1.0))  # nothing is pending
-    for observer in chain.observers:
-        assert len(observer.seconds["evaluation"]) == 2
-        assert len(observer.seconds["update"]) == 1
-        assert min(observer.seconds["evaluation"] + observer.seconds["update"]) > 0
-
-
-# --- an emulated processor
-
-
-class Device(EmulatedProcessor):
-    """Takes long for everything, and remembers what it was asked for."""
-
-    def __init__(self) -> None:
-        super().__init__(EmulationFile(None), "device-0-0")
-        self.asked: list[tuple[Work, float]] = []
-
-    def seconds(self, work: Work, overhead_share: float) -> float:
-        self.asked.append((work, overhead_share))
-        return 0.05
-
-
-def test_emulation_changes_no_bit_and_its_seconds_are_told(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    steps = steps_of(make_batch, num_steps=1, size=2)
-    device = Device()
-    chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1], processor=device)
-    assert_identical(
-        train_chain(chain, TRAINING, steps), train_plainly(bert, bert_states, TRAINING, steps)
-    )
-    for observer in chain.observers:
-        assert {name: len(seconds) for name, seconds in observer.seconds.items()} == {
-            "FORWARD": 2,
-            "BACKWARD": 2,
-            "update": 1,
-        }
-        assert all(min(seconds) >= 0.05 for seconds in observer.seconds.values())
-
-
-def test_emulation_is_asked_for_the_work_of_the_units(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    device = Device()
-    chain = make_chain(bert, bert_states, TRAINING, WHOLE, [1], processor=device)
-    batch = make_batch(0)
-    chain.evaluate([batch])
-    results = chain.train(0, [batch], 0.0)
-    work = StageWork([unit.module for unit in chain.units], 16)
-    assert device.asked == [
-        (work.forward(batch), FORWARD_SHARE),
-        (work.forward(batch), FORWARD_SHARE),
-        (work.backward(batch), 1 - FORWARD_SHARE),
-    ]
-    assert results[0].times.forward_seconds >= 0.05
-    assert results[0].times.backward_seconds >= 0.05
-
-
-def test_stage_that_only_passes_on_is_not_slowed(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    device = Device()
-    chain = make_chain(bert, bert_states, TRAINING, [0, 0, 5], [1, 1], processor=device)
-    chain.train(0, [make_batch(0)], 0.0)
-    assert len(device.asked) == 2
-
-
 # --- what goes wrong
 
 
@@ -449,20 +315,3 @@ def test_stage_says_what_it_waits_for(bert: ModelAdapter, bert_states: States) -
     with pytest.raises(PeerLostError):
         chain.stages[0].run_step(3, 2, 3, 0.0)
     assert chain.stages[0].waiting_for == "get the forward of micro-batch 0 in step 3"
-
-
-def test_times_add_up_to_the_step(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
-    results = chain.train(0, [make_batch(0), make_batch(1)], 0.0)
-    told = sum(sum(observer.waits) for observer in chain.observers)
-    assert told == pytest.approx(sum(result.times.waiting_seconds for result in results))
-    for result in results:
-        times = result.times
-        parts = times.forward_seconds + times.backward_seconds + times.waiting_seconds
-        assert 0 < times.forward_seconds < times.total_seconds
-        assert 0 < times.backward_seconds < times.total_seconds
-        assert parts <= times.total_seconds
-    kinds = Counter(str(action)[:2] for action in chain.actions)
-    assert kinds == {"0F": 2, "0B": 2, "1F": 2, "1B": 2}

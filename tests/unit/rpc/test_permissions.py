@@ -104,7 +104,7 @@ LOOKALIKES = {
         x509.UniformResourceIdentifier("spiffe://collapipe/client/me"),
         x509.UniformResourceIdentifier("spiffe://collapipe/scheduler/me"),
     ],
-    "unknown": [x509.UniformResourceIdentifier("spiffe://collapipe/root/me")],
+    "unknown": [x509.UniformResourceIdentifier("spiffe://collapipe/emperor/me")],
     "with a path": [x509.UniformResourceIdentifier("spiffe://collapipe/client/me/../you")],
 }
 
