@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from collapipe.allocation.dssra import decide
-from collapipe.allocation.prediction import predict
-from collapipe.allocation.problem import (
+from collapipe.allocation.round_model.prediction import predict
+from collapipe.allocation.round_model.problem import (
     ClusterProblem,
     CodecName,
     Convergence,
@@ -24,11 +23,12 @@ from collapipe.allocation.problem import (
     LinkPlan,
     ModelCost,
     RoundProblem,
-    Wire,
+    WiredLink,
 )
-from collapipe.allocation.segment_costs import cluster_costs
-from collapipe.allocation.segment_programme import best_segments
-from collapipe.allocation.segments import LinkOffers, place_segments
+from collapipe.allocation.search.dssra import decide
+from collapipe.allocation.search.segment_costs import cluster_costs
+from collapipe.allocation.search.segment_programme import best_segments
+from collapipe.allocation.search.segments import LinkOffers, place_segments
 
 REPETITIONS = 5
 PLOT = Path("build/allocation-growth.svg")
@@ -191,7 +191,7 @@ def _round(
         control = host(f"control-{n}")
         names = [control.host_id, *(device.host_id for device in devices), "edge"]
         links = {
-            (a, b): Wire(changed(numbers.uniform(2e7, 3e8)), 0.004)
+            (a, b): WiredLink(changed(numbers.uniform(2e7, 3e8)), 0.004)
             for a in names
             for b in names
             if a != b

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from collapipe.tensors import CODEC_NAMES, codecs
+from collapipe.codec_names import CODEC_NAMES
+from collapipe.tensors import codecs
 from collapipe.v1 import tensor_pb2
 
 SHAPE = (8, 128, 768)

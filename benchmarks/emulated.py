@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from collapipe.allocation import RoundPlan
+from collapipe.emulation.world import EmulatedDevice, EmulatedLink, EmulatedRadio, Emulation
 from collapipe.errors import InfeasibleError
 from collapipe.job import JobConfig
-from collapipe.links.emulation import EmulatedDevice, EmulatedLink, EmulatedRadio, Emulation
 from collapipe.scheduler.decisions import RoundDecision, full_round_seconds
 from collapipe_client import CollaPipeClient, LocalTestbed
 from collapipe_client.emulation_check import EmulationCheck

@@ -88,7 +88,7 @@ def train_whole(directory: Path) -> None:
     import torch
 
     from benchmarks.learning import make_clients
-    from collapipe.process import tune_allocator
+    from collapipe.service_process import tune_allocator
 
     tune_allocator()
     torch.set_num_threads(1)

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from benchmarks import emulated
 from benchmarks.emulated import Round, describe, make_job, run, settled, testbed, world
+from collapipe.emulation.world import EmulatedLink
 from collapipe.errors import InfeasibleError
-from collapipe.links.emulation import EmulatedLink
 from collapipe.simulation.outcome import run_round
-from collapipe_client.testbed_shape import Device
+from collapipe_client.testbed_processes import Device
 
 BASELINES = ("pipeline", "titanic", "vanilla_fl")
 MICRO_BATCHES = (4, 8, 16)

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.learning import make_clients
 from benchmarks.memory import make_job
-from collapipe.process import tune_allocator
+from collapipe.service_process import tune_allocator
 from collapipe_client import LocalTestbed
 
 REPETITIONS = 3

@@ -15,14 +15,14 @@ from multiprocessing.connection import Connection
 import grpc
 import torch
 
-from collapipe.links.emulation import EmulationFile
-from collapipe.links.radio import NoRadio
-from collapipe.links.shaper import PacedShaper
-from collapipe.pipeline import Mailbox
+from collapipe.emulation.world import EmulationFile
+from collapipe.neighbour_streams.endpoints import LinkMeter, LinkReceiver, LinkSender, LinkSettings
+from collapipe.neighbour_streams.stream import DownstreamLink, serve_upstream
 from collapipe.rpc import ChannelPool, Outbox, Security, serve
-from collapipe.stage_service.link_ends import LinkMeter, LinkReceiver, LinkSender, LinkSettings
-from collapipe.stage_service.links import DownstreamLink, serve_upstream
+from collapipe.stage_runtime import Mailbox
 from collapipe.tensors import Frame, FrameKind
+from collapipe.traffic_shaping.pacing import PacedShaper
+from collapipe.traffic_shaping.radio import NoRadioDriver
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
 
 WORLD = EmulationFile(None)
@@ -57,7 +57,7 @@ class Receiver(stage_pb2_grpc.StageServiceServicer):
 
 
 def link_sender(here: str, there: str) -> LinkSender:
-    return LinkSender(here, there, "", LinkSettings(), WORLD, PacedShaper(), NoRadio())
+    return LinkSender(here, there, "", LinkSettings(), WORLD, PacedShaper(), NoRadioDriver())
 
 
 def receive(pipe: Connection) -> None:

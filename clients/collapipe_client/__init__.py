@@ -3,6 +3,6 @@
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.job_files import load_job, load_preset
 from collapipe_client.local_testbed import LocalTestbed
-from collapipe_client.testbed_shape import Device
+from collapipe_client.testbed_processes import Device
 
 __all__ = ["CollaPipeClient", "Device", "LocalTestbed", "load_job", "load_preset"]

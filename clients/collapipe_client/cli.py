@@ -62,7 +62,7 @@ from collapipe_client.reporting import (
 from collapipe_client.shape_command import testbed_app
 from collapipe_client.simulate_command import simulate
 from collapipe_client.targets_command import targets
-from collapipe_client.testbed_shape import DEFAULT_DEVICES
+from collapipe_client.testbed_processes import DEFAULT_DEVICES
 from collapipe_client.training import follow_job, how_to_load, run_job, say_resumable
 from collapipe_client.view_state import JobView, say_measurement
 from collapipe_client.workspace import DEFAULT_ROOT

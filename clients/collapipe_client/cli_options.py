@@ -9,15 +9,15 @@ from typing import Annotated
 
 import typer
 
+from collapipe.emulation.device_profiles import DEVICE_PROFILES, device_profile
+from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError
-from collapipe.links.device_profiles import DEVICE_PROFILES, device_profile
-from collapipe.links.emulation import EmulatedDevice, Emulation, EmulationFile
 from collapipe.rpc import Security
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.processes import last_lines
 from collapipe_client.reporting import complain, say
-from collapipe_client.testbed_shape import SCHEDULER, Device, device_name, share_out
+from collapipe_client.testbed_processes import SCHEDULER, Device, device_name, share_out
 from collapipe_client.workspace import Workspace, WorkspaceRecord
 
 REAL = "none"

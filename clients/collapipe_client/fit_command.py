@@ -20,7 +20,11 @@ from collapipe_client.reporting import exit_codes, print_json, say
 
 if TYPE_CHECKING:
     from collapipe.allocation import ClusterPlan, RoundProblem
-    from collapipe.allocation.convergence import ConvergenceFit, FittedConstant, TrainedRun
+    from collapipe.allocation.round_model.convergence_fit import (
+        ConvergenceFit,
+        FittedConstant,
+        TrainedRun,
+    )
 
 _CODEC_NAMES = {
     enum_word(tensor_pb2.Codec.Name(codec), "Codec"): name for codec, name in CODEC_NAMES.items()
@@ -58,7 +62,7 @@ def fit(
     """
     with exit_codes(as_json):
         try:  # numpy and scipy: many clients lack them
-            from collapipe.allocation.convergence import fit_constants
+            from collapipe.allocation.round_model.convergence_fit import fit_constants
         except ModuleNotFoundError as error:
             raise InvalidInputError(
                 f"fitting needs {error.name}, which is not installed here: "
@@ -141,7 +145,10 @@ class _Recording:
 
     def run(self) -> "TrainedRun":
         """What the fit takes from it."""
-        from collapipe.allocation.convergence import TrainedRun, convergence_features
+        from collapipe.allocation.round_model.convergence_fit import (
+            TrainedRun,
+            convergence_features,
+        )
 
         lost = 1 - len(self.tries) / sum(self.tries)
         features = []

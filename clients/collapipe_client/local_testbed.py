@@ -15,8 +15,8 @@ from pathlib import Path
 
 from typing_extensions import Self
 
+from collapipe.emulation.world import Emulation
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
-from collapipe.links.emulation import Emulation
 from collapipe.rpc import Security
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.processes import (
@@ -30,7 +30,7 @@ from collapipe_client.processes import (
     last_lines,
     start_mark,
 )
-from collapipe_client.testbed_shape import (
+from collapipe_client.testbed_processes import (
     LOOPBACK,
     SCHEDULER,
     Clusters,

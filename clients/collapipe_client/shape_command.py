@@ -14,15 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 from collapipe.errors import InvalidInputError
-from collapipe.links.netem.profiles import (
-    Conditions,
+from collapipe.traffic_shaping.netem.profiles import (
+    LinkConditions,
     network_profile,
     network_profiles,
     say_mistakes,
 )
-from collapipe.links.netem.shaping import LinkShape
-from collapipe.links.netem.status import AppliedLink
-from collapipe.links.netem.traces import named_trace, read_trace, trace_names
+from collapipe.traffic_shaping.netem.shaping import LinkShape
+from collapipe.traffic_shaping.netem.status import AppliedLink
+from collapipe.traffic_shaping.netem.traces import named_trace, read_trace, trace_names
 from collapipe_client.cli_options import AsJson, WorkspaceOption, testbed_up
 from collapipe_client.quantities import (
     read_rate,
@@ -33,14 +33,14 @@ from collapipe_client.quantities import (
     say_seconds,
 )
 from collapipe_client.reporting import FAILED, exit_codes, print_json, say
-from collapipe_client.shaping_state import (
+from collapipe_client.shaping_files import (
     EmulatedNetwork,
     Network,
     Report,
     ShapedNetwork,
     links_named,
 )
-from collapipe_client.testbed_shape import SCHEDULER
+from collapipe_client.testbed_processes import SCHEDULER
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace
 
 _STATE = Path("deploy/netem/state/links.json")
@@ -262,11 +262,11 @@ def _say_shape(link: LinkShape) -> str:
     if link.trace is not None:
         return f"trace {link.trace if isinstance(link.trace, str) else 'of a file'}"
     own = link.model_dump(exclude={"profile", "direction"}, exclude_defaults=True)
-    said = [link.profile and f"{link.profile} ({link.direction})", *_row(Conditions(**own))]
+    said = [link.profile and f"{link.profile} ({link.direction})", *_row(LinkConditions(**own))]
     return " ".join(part for part in said if part) or "as it is"
 
 
-def _row(link: Conditions | AppliedLink) -> tuple[str, str, str, str]:
+def _row(link: LinkConditions | AppliedLink) -> tuple[str, str, str, str]:
     return (
         say_rate(link.rate_bps),
         say_seconds(link.delay_seconds),

@@ -37,7 +37,7 @@ from collapipe_client.reporting import (
     say,
     termination_as_interrupt,
 )
-from collapipe_client.testbed_shape import DEFAULT_DEVICES, LOOPBACK
+from collapipe_client.testbed_processes import DEFAULT_DEVICES, LOOPBACK
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
 
 

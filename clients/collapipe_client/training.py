@@ -9,7 +9,7 @@ from collapipe_client.client import CollaPipeClient
 from collapipe_client.emulation_check import EmulationCheck
 from collapipe_client.live_view import Display
 from collapipe_client.local_testbed import LocalTestbed
-from collapipe_client.testbed_shape import SCHEDULER
+from collapipe_client.testbed_processes import SCHEDULER
 from collapipe_client.view_state import JobView
 
 

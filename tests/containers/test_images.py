@@ -35,7 +35,7 @@ MODULES = {
     "control-unit": "collapipe.control_unit.app",
     "device-agent": "collapipe.device_agent.app",
     "client": "collapipe_client.cli",
-    "shaper": "collapipe.shaper",
+    "shaper": "collapipe.traffic_shaping",
 }
 LOCKED = ("--rm", "--network=none", "--read-only", "--cap-drop=ALL", "--tmpfs=/tmp")
 """No package index, no disk and no rights."""

@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings
 from collapipe.control_unit.app import ControlUnitSettings
 from collapipe.device_agent.app import DeviceAgentSettings
 from collapipe.edge_server.app import EdgeServerSettings
-from collapipe.links.device_profiles import DEVICE_PROFILES
+from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.scheduler.app import SchedulerSettings
 
 from .compose_files import COMPOSE, DEPLOY, load_layer, load_services
@@ -57,7 +57,7 @@ def test_every_container_is_confined_limited_and_logs_in_bounds(service: str) ->
 def test_every_service_is_read_only_and_asked_whether_it_serves(service: str) -> None:
     described = SERVICES[service]
     assert described["read_only"]
-    assert described["healthcheck"]["test"][-2:] == ["-m", "collapipe.probe"]
+    assert described["healthcheck"]["test"][-2:] == ["-m", "collapipe.health_check"]
     assert described.get("user") is None, "the image's own user has no rights"
 
 

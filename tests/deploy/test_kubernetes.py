@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from collapipe.process import ServiceSettings
+from collapipe.service_process import ServiceSettings
 from collapipe_client.cli import app
 
 from .kubernetes_files import DEPLOY, KUBERNETES, Document, Pod, build, kustomize_command, pods

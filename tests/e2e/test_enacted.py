@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from prometheus_server import INTERVAL_SECONDS, running_prometheus
 
-from collapipe.allocation.problem import Radio, Wire
+from collapipe.allocation.round_model.problem import RadioLink, WiredLink
+from collapipe.emulation.world import EmulatedDevice, EmulatedLink, EmulatedRadio, Emulation
 from collapipe.job import JobConfig
-from collapipe.links.emulation import EmulatedDevice, EmulatedLink, EmulatedRadio, Emulation
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.v1.plan_pb2 import Plan
 from collapipe_client import LocalTestbed
-from collapipe_client.testbed_shape import Device
+from collapipe_client.testbed_processes import Device
 from collapipe_client.workspace import read_json
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -154,8 +154,8 @@ def goodput_ratios(rounds: Sequence[Decided]) -> list[float]:
             sender, receiver = (one.plan.stages[position + i].host_id for i in (0, 1))
             seen = estimates.links[f"{sender}>{receiver}"].goodput_bps
             there = cluster.links[sender, receiver]
-            if isinstance(there, Radio):
-                assigned = Radio(there.gain, there.noise_watts_per_hertz).rate_bps(
+            if isinstance(there, RadioLink):
+                assigned = RadioLink(there.gain, there.noise_watts_per_hertz).rate_bps(
                     link.bandwidth_hz, link.transmit_power_watts
                 )
             else:  # a share of what a link cannot carry is left over
@@ -168,7 +168,7 @@ def goodput_ratios(rounds: Sequence[Decided]) -> list[float]:
 def capacity(one: Decided, sender: str, receiver: str) -> float:
     """What the scheduler had found a wire to carry by that round."""
     link = one.decision.question.problem.clusters[0].links[sender, receiver]
-    assert isinstance(link, Wire)
+    assert isinstance(link, WiredLink)
     return link.capacity_bps
 
 

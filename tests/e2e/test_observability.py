@@ -16,8 +16,8 @@ from integration.running import run_job
 from prometheus_server import PrometheusServer, eventually, running_prometheus
 from typer.testing import CliRunner
 
+from collapipe.emulation.world import EmulatedDevice, EmulatedRadio, Emulation
 from collapipe.job import JobConfig
-from collapipe.links.emulation import EmulatedDevice, EmulatedRadio, Emulation
 from collapipe.telemetry.estimates import ENERGY_PROBES, Estimates, HostPrior, estimate
 from collapipe.telemetry.sources.prometheus import PrometheusSource
 from collapipe_client import Device, LocalTestbed

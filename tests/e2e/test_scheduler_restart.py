@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from collapipe.emulation.world import EmulatedDevice, Emulation
 from collapipe.job import JobConfig
-from collapipe.links.emulation import EmulatedDevice, Emulation
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe_client import LocalTestbed
-from collapipe_client.testbed_shape import Device
+from collapipe_client.testbed_processes import Device
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 

@@ -16,7 +16,7 @@ from pydantic_settings import (
 )
 
 from collapipe.errors import InvalidInputError
-from collapipe.process import ServiceSettings
+from collapipe.service_process import ServiceSettings
 
 Role = Literal["scheduler", "edge-server", "control-unit", "device-agent"]
 

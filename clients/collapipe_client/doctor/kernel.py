@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collapipe.telemetry.probes import processor_celsius
+from collapipe.telemetry.sensors import processor_celsius
 from collapipe_client.doctor.check import Check
 
 _TRIAL_SECONDS = 5

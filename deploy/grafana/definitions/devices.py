@@ -131,7 +131,7 @@ DEVICES = Definition(
         ),
         timeline(
             "Probes",
-            ("max by (service, probe) (collapipe_probe_present)", "{{service}}: {{probe}}"),
+            ("max by (service, probe) (collapipe_sensor_present)", "{{service}}: {{probe}}"),
             "bool_yes_no",
             "Green: the probe works. Red: it is absent, forbidden or broken here; without any of energy, watts are taken from "
             "the host's settings. rapl needs root, ina3221 is a Jetson's, battery a laptop's while it discharges.",

@@ -3,22 +3,22 @@
 Reading order: `problem` says what is decided about, `prediction` what a decision leads to, `strategies` who decides.
 """
 
-from collapipe.allocation.prediction import RoundPrediction, predict, violations
-from collapipe.allocation.problem import (
+from collapipe.allocation.round_model.prediction import RoundPrediction, predict, violations
+from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
     Convergence,
     Host,
     LinkPlan,
     ModelCost,
-    Radio,
+    RadioLink,
     RoundPlan,
     RoundProblem,
     Segment,
     StagePlan,
-    Wire,
+    WiredLink,
 )
-from collapipe.allocation.queues import VirtualQueue
+from collapipe.allocation.round_model.virtual_queue import VirtualQueue
 from collapipe.allocation.strategies import Strategy, strategy_for
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Host",
     "LinkPlan",
     "ModelCost",
-    "Radio",
+    "RadioLink",
     "RoundPlan",
     "RoundPrediction",
     "RoundProblem",
@@ -36,7 +36,7 @@ __all__ = [
     "StagePlan",
     "Strategy",
     "VirtualQueue",
-    "Wire",
+    "WiredLink",
     "predict",
     "strategy_for",
     "violations",

@@ -10,8 +10,8 @@ from collapipe.authority.servicer import EnrollmentServicer
 from collapipe.certificates import Identity, Role
 from collapipe.certificates.authority_folder import AUTHORITY_LIFETIME, AuthorityFolder
 from collapipe.errors import InvalidInputError
-from collapipe.process import Running, ServiceSettings, run_service
 from collapipe.rpc import Security, serve
+from collapipe.service_process import Running, ServiceSettings, run_service
 from collapipe.v1 import enrollment_pb2_grpc
 
 

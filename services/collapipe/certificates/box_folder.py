@@ -20,8 +20,8 @@ from collapipe.certificates import forms
 from collapipe.certificates.forms import utc_now
 from collapipe.certificates.identity import Identity
 from collapipe.certificates.private_files import OWNER_ONLY, explained, make_folder, write_file
+from collapipe.documents import read_document, write_document
 from collapipe.errors import InvalidInputError, NotPermittedError
-from collapipe.storage import read_document, write_document
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from collapipe.documents import sync_directory
 from collapipe.errors import InvalidInputError
-from collapipe.storage.documents import sync_directory
 
 OWNER_ONLY = 0o600
 EVERYBODY_READS = 0o644

@@ -13,9 +13,8 @@ from google.protobuf.message import DecodeError
 
 from collapipe.certificates.identity import Identity
 from collapipe.certificates.private_files import explained, make_folder
+from collapipe.documents import read_document, sync_directory, write_document
 from collapipe.errors import InvalidInputError, NotPermittedError
-from collapipe.storage import read_document, write_document
-from collapipe.storage.documents import sync_directory
 from collapipe.v1.enrollment_pb2 import JoinToken
 
 SECRET_BYTES = 32

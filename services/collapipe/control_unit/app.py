@@ -6,11 +6,11 @@ import grpc
 from pydantic import Field
 
 from collapipe.control_unit.servicer import ControlUnitServicer
-from collapipe.process import Running, run_service
-from collapipe.stage_service import HostResources, StageHostSettings, start_stage_host
-from collapipe.storage import JobStores
+from collapipe.service_process import Running, run_service
+from collapipe.stage_host import HostResources, StageHostSettings, start_stage_host
 from collapipe.telemetry import metrics
 from collapipe.v1 import control_unit_pb2_grpc, scheduler_pb2
+from collapipe.weights.blob_store import JobStores
 
 
 class ControlUnitSettings(StageHostSettings):

@@ -19,12 +19,13 @@ from collapipe.errors import (
     PeerLostError,
 )
 from collapipe.job import JobConfig
-from collapipe.pipeline import clip_scale
-from collapipe.stage_service import HostResources, StageSession, store_blob
-from collapipe.storage import BlobStore
+from collapipe.stage_host import HostResources, StageSession
+from collapipe.stage_runtime import clip_scale
 from collapipe.tasks import MicroBatch
 from collapipe.tensors import Frame, FrameKind
 from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2, stage_pb2
+from collapipe.weights.blob_store import BlobStore
+from collapipe.weights.transfer import store_blob
 
 _GRACE_SECONDS = 0.5
 """How long the first failure waits for a better witness: a dead stage is first noticed by its neighbours."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline, StepOutcome
+from collapipe.documents import read_document, write_document
 from collapipe.errors import CollapipeError
 from collapipe.job import JobConfig
-from collapipe.storage import read_document, write_document
 from collapipe.tasks import Cursor, MicroBatch, Task, begin_round, draw
 from collapipe.telemetry import metrics
 from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2

@@ -10,10 +10,11 @@ from collapipe.control_unit.cluster_round import ClusterRound, Emit
 from collapipe.errors import CancelledError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.rpc import work_with_signs_of_life
-from collapipe.stage_service import HostResources, store_blob
-from collapipe.storage import JobStores
+from collapipe.stage_host import HostResources
 from collapipe.tasks import Task, load_task
 from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
+from collapipe.weights.blob_store import JobStores
+from collapipe.weights.transfer import store_blob
 
 
 class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):

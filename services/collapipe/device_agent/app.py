@@ -4,10 +4,10 @@ import grpc
 from pydantic import Field
 
 from collapipe.device_agent.servicer import DeviceAgentServicer
-from collapipe.links.device_profiles import DeviceProfile, device_profile
-from collapipe.links.emulation import EmulationFile
-from collapipe.process import Running, run_service
-from collapipe.stage_service import (
+from collapipe.emulation.device_profiles import DeviceProfile, device_profile
+from collapipe.emulation.world import EmulationFile
+from collapipe.service_process import Running, run_service
+from collapipe.stage_host import (
     HostResources,
     StageHostSettings,
     StageServicer,

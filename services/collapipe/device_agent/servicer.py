@@ -3,8 +3,8 @@
 import grpc
 
 from collapipe.models import adapter_for
-from collapipe.pipeline.profile import MICRO_BATCH_SIZES, profile_block
-from collapipe.stage_service import HostResources
+from collapipe.stage_host import HostResources
+from collapipe.stage_runtime.block_profile import MICRO_BATCH_SIZES, profile_block
 from collapipe.v1 import device_agent_pb2, device_agent_pb2_grpc
 
 

@@ -6,16 +6,16 @@ import grpc
 from pydantic import Field
 
 from collapipe.edge_server.servicer import EdgeServerServicer
-from collapipe.process import Running, run_service
-from collapipe.stage_service import (
+from collapipe.service_process import Running, run_service
+from collapipe.stage_host import (
     HostResources,
     StageHostSettings,
     StageServicer,
     start_stage_host,
 )
-from collapipe.storage import JobStores
 from collapipe.telemetry import metrics
 from collapipe.v1 import edge_server_pb2_grpc, scheduler_pb2, stage_pb2_grpc
+from collapipe.weights.blob_store import JobStores
 
 
 class EdgeServerSettings(StageHostSettings):

@@ -15,13 +15,14 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from collapipe.aggregation import federated_average
+from collapipe.documents import read_document, write_document
 from collapipe.errors import InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for, create_config_json, initial_model, join_model, split_state
-from collapipe.storage import BlobStore, read_document, write_document
 from collapipe.tasks import write_tokenizer_files
-from collapipe.tensors import TensorBlob
 from collapipe.v1 import plan_pb2
+from collapipe.weights.blob_store import BlobStore
+from collapipe.weights.tensor_blob import TensorBlob
 
 FetchBlobs = Callable[[], None]
 

@@ -13,11 +13,11 @@ from collapipe.errors import CancelledError
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for
 from collapipe.rpc import ChannelPool, work_with_signs_of_life
-from collapipe.stage_service import store_blob
-from collapipe.storage import JobStores
 from collapipe.telemetry import metrics
 from collapipe.tensors import CHUNK_BYTES
 from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc
+from collapipe.weights.blob_store import JobStores
+from collapipe.weights.transfer import store_blob
 
 
 class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):

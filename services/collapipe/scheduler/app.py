@@ -6,12 +6,12 @@ from typing import Literal
 import grpc
 from pydantic import Field
 
-from collapipe.process import Running, ServiceSettings, run_service
 from collapipe.rpc import ChannelPool, serve
 from collapipe.scheduler.hosts import Hosts
 from collapipe.scheduler.job_store import JobStore
-from collapipe.scheduler.planning import Telemetry
+from collapipe.scheduler.planner import Telemetry
 from collapipe.scheduler.servicer import SchedulerServicer
+from collapipe.service_process import Running, ServiceSettings, run_service
 from collapipe.telemetry import metrics
 from collapipe.telemetry.sources import TelemetrySource
 from collapipe.telemetry.sources.prometheus import PrometheusSource

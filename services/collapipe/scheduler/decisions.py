@@ -127,7 +127,7 @@ def decide(
     notes: tuple[str, ...] = ()
     if question.strategy == "dssra":
         # cvxpy takes a second to import: only who needs it waits
-        from collapipe.allocation.dssra import decide as decide_jointly
+        from collapipe.allocation.search.dssra import decide as decide_jointly
 
         decision = decide_jointly(
             question.problem,

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from collapipe.allocation import ClusterProblem, RoundProblem, predict
-from collapipe.allocation.prediction import ClusterPrediction
-from collapipe.allocation.problem import Radio, Wire
+from collapipe.allocation.round_model.prediction import ClusterPrediction
+from collapipe.allocation.round_model.problem import RadioLink, WiredLink
 from collapipe.scheduler.decisions import RoundDecision, moved
 
 _KEPT = {
@@ -184,13 +184,13 @@ def _better_link(cluster: ClusterProblem, one: str, other: str) -> ClusterProble
     links = dict(cluster.links)
     for pair in ((one, other), (other, one)):
         link = links.get(pair)
-        if isinstance(link, Wire):
+        if isinstance(link, WiredLink):
             links[pair] = replace(
                 link,
                 capacity_bps=link.capacity_bps / _BETTER,
                 round_trip_seconds=_BETTER * link.round_trip_seconds,
             )
-        elif isinstance(link, Radio):
+        elif isinstance(link, RadioLink):
             links[pair] = replace(
                 link,
                 efficiency=link.efficiency / _BETTER,
@@ -200,4 +200,4 @@ def _better_link(cluster: ClusterProblem, one: str, other: str) -> ClusterProble
 
 
 def _unit(cluster: ClusterProblem) -> str:
-    return "Hz" if any(isinstance(link, Radio) for link in cluster.links.values()) else "bit/s"
+    return "Hz" if any(isinstance(link, RadioLink) for link in cluster.links.values()) else "bit/s"

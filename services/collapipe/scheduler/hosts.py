@@ -5,7 +5,7 @@ import threading
 import time
 
 from collapipe.job import JobConfig
-from collapipe.scheduler import state
+from collapipe.scheduler import host_registry
 from collapipe.telemetry import metrics
 from collapipe.v1 import scheduler_pb2
 
@@ -21,7 +21,7 @@ class Hosts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._registry: state.Registry = {}
+        self._registry: host_registry.Registry = {}
 
     def register(self, host: scheduler_pb2.Host) -> None:
         """Makes a host known."""
@@ -34,20 +34,22 @@ class Hosts:
                     host.address,
                     before.host.address,
                 )
-            self._registry = state.register(self._registry, host, time.monotonic())
+            self._registry = host_registry.register(self._registry, host, time.monotonic())
             self._count()
 
     def heartbeat(self, host_id: str, incarnation: str) -> None:
         """Notes a sign of life; raises `NotFoundError` or `WrongStateError`."""
         with self._lock:
-            self._registry = state.heartbeat(self._registry, host_id, incarnation, time.monotonic())
+            self._registry = host_registry.heartbeat(
+                self._registry, host_id, incarnation, time.monotonic()
+            )
             self._count()
 
-    def for_job(self, job: JobConfig) -> tuple[state.JobHosts | None, list[str]]:
+    def for_job(self, job: JobConfig) -> tuple[host_registry.JobHosts | None, list[str]]:
         """The hosts of a job, or what is missing."""
         with self._lock:
-            hosts = state.alive(self._registry, time.monotonic(), SILENCE_SECONDS)
-        return state.choose_hosts(hosts, job)
+            hosts = host_registry.alive(self._registry, time.monotonic(), SILENCE_SECONDS)
+        return host_registry.choose_hosts(hosts, job)
 
     def statuses(self) -> list[scheduler_pb2.HostStatus]:
         """Every host that ever registered."""
@@ -65,11 +67,15 @@ class Hosts:
     def metrics_addresses(self) -> list[str]:
         """Where the hosts that are alive serve /metrics."""
         with self._lock:
-            hosts = state.alive(self._registry, time.monotonic(), SILENCE_SECONDS)
+            hosts = host_registry.alive(self._registry, time.monotonic(), SILENCE_SECONDS)
         return [host.metrics_address for host in hosts if host.metrics_address]
 
     def _count(self) -> None:
-        hosts = state.alive(self._registry, time.monotonic(), SILENCE_SECONDS)
-        for role in (state.DEVICE_AGENT, state.CONTROL_UNIT, state.EDGE_SERVER):
+        hosts = host_registry.alive(self._registry, time.monotonic(), SILENCE_SECONDS)
+        for role in (
+            host_registry.DEVICE_AGENT,
+            host_registry.CONTROL_UNIT,
+            host_registry.EDGE_SERVER,
+        ):
             name = scheduler_pb2.HostRole.Name(role).removeprefix("HOST_ROLE_").lower()
             metrics.hosts_alive(name, sum(host.role == role for host in hosts))

@@ -20,11 +20,11 @@ from collapipe.errors import (
 )
 from collapipe.rpc import ChannelPool, within_silence
 from collapipe.scheduler.events import Event, EventLog
+from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.hosts import Hosts
 from collapipe.scheduler.job_store import JobDocument, JobStore
-from collapipe.scheduler.planning import Planner, Telemetry
+from collapipe.scheduler.planner import Planner, Telemetry
 from collapipe.scheduler.round_problem import ModelFacts
-from collapipe.scheduler.state import JobHosts
 from collapipe.telemetry import metrics
 from collapipe.v1 import (
     control_unit_pb2,

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from google.protobuf import json_format
 
+from collapipe.documents import read_document, write_document
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
 from collapipe.job import JobConfig
-from collapipe.storage import read_document, write_document
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 
 logger = logging.getLogger(__name__)

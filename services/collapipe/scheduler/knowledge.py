@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from collapipe.allocation import ClusterPlan, Radio, VirtualQueue
+from collapipe.allocation import ClusterPlan, RadioLink, VirtualQueue
 from collapipe.errors import InvalidInputError
 from collapipe.telemetry.estimates import Estimates, HostPrior, LinkEstimate
 
@@ -272,7 +272,7 @@ class Knowledge(_Known):
         if known.gain is not None and known.noise_watts_per_hertz is not None:
             watts = seen.transmit_power_watts
             if watts and math.isfinite(share):
-                formula = Radio(known.gain, known.noise_watts_per_hertz).rate_bps(share, watts)
+                formula = RadioLink(known.gain, known.noise_watts_per_hertz).rate_bps(share, watts)
                 # above 1 only a measurement can be
                 known.efficiency = min(1.0, _follow(known.efficiency, seen.goodput_bps / formula))
         elif seen.goodput_bps < _NEARLY * share:

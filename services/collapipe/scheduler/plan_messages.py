@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
-from collapipe.allocation import ClusterPlan, LinkPlan, Radio, RoundProblem
+from collapipe.allocation import ClusterPlan, LinkPlan, RadioLink, RoundProblem
 from collapipe.codec_names import CODECS_BY_NAME
 from collapipe.scheduler.decisions import RoundDecision, decide_again
 from collapipe.v1 import plan_pb2
@@ -38,7 +38,7 @@ def to_message(
     links = problem.clusters[cluster_index].links
     for position, link in enumerate(decided.links):
         pair = (decided.stages[position].host_id, decided.stages[position + 1].host_id)
-        plan.links.append(_link_message(link, is_radio=isinstance(links.get(pair), Radio)))
+        plan.links.append(_link_message(link, is_radio=isinstance(links.get(pair), RadioLink)))
     content = plan.SerializeToString(deterministic=True)
     plan.plan_id = hashlib.sha256(content).hexdigest()[:16]
     return plan

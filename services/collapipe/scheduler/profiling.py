@@ -12,6 +12,7 @@ from collapipe.allocation import RoundPlan
 from collapipe.errors import CollapipeError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, call
+from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.knowledge import (
     BlockKnowledge,
     HostKnowledge,
@@ -19,7 +20,6 @@ from collapipe.scheduler.knowledge import (
     LinkKnowledge,
 )
 from collapipe.scheduler.round_problem import link_pairs
-from collapipe.scheduler.state import JobHosts
 from collapipe.v1 import (
     device_agent_pb2,
     device_agent_pb2_grpc,

@@ -10,15 +10,15 @@ from collapipe.allocation import (
     Convergence,
     Host,
     ModelCost,
-    Radio,
+    RadioLink,
     RoundPlan,
     RoundProblem,
-    Wire,
+    WiredLink,
 )
 from collapipe.job import JobConfig
-from collapipe.links.radio import NOMINAL_BANDWIDTH_HZ
+from collapipe.scheduler.host_registry import ClusterHosts, JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
-from collapipe.scheduler.state import ClusterHosts, JobHosts
+from collapipe.traffic_shaping.radio import NOMINAL_BANDWIDTH_HZ
 from collapipe.v1 import scheduler_pb2
 
 _STATE_PER_WEIGHT = 4
@@ -131,9 +131,9 @@ def build_problem(
     )
 
 
-def _shared(job: JobConfig, links: Mapping[tuple[str, str], Wire | Radio]) -> float | None:
+def _shared(job: JobConfig, links: Mapping[tuple[str, str], WiredLink | RadioLink]) -> float | None:
     """What the links of a cluster share: Hz where they are radio links, else bit/s; `None` when they do not share."""
-    if any(isinstance(link, Radio) for link in links.values()):
+    if any(isinstance(link, RadioLink) for link in links.values()):
         return job.schedule.channel_bandwidth_hz or NOMINAL_BANDWIDTH_HZ
     return job.schedule.channel_rate_bps
 
@@ -175,19 +175,19 @@ def _host(host: scheduler_pb2.Host, knowledge: Knowledge, guess: float = 0.0) ->
 
 def _links(
     cluster: ClusterHosts, edge_server: scheduler_pb2.Host, knowledge: Knowledge
-) -> dict[tuple[str, str], Wire | Radio]:
-    links: dict[tuple[str, str], Wire | Radio] = {}
+) -> dict[tuple[str, str], WiredLink | RadioLink]:
+    links: dict[tuple[str, str], WiredLink | RadioLink] = {}
     for sender, receiver in link_pairs(cluster, edge_server):
         known = knowledge.links.get(f"{sender}>{receiver}") or LinkKnowledge()
         if known.gain is not None and known.noise_watts_per_hertz is not None:
-            links[sender, receiver] = Radio(
+            links[sender, receiver] = RadioLink(
                 known.gain,
                 known.noise_watts_per_hertz,
                 known.round_trip_seconds,
                 known.efficiency,
             )
         else:
-            links[sender, receiver] = Wire(known.capacity_bps, known.round_trip_seconds)
+            links[sender, receiver] = WiredLink(known.capacity_bps, known.round_trip_seconds)
     return links
 
 

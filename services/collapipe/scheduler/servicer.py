@@ -16,12 +16,12 @@ from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool, check_is_caller
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.explanation import explain
+from collapipe.scheduler.host_registry import CONTROL_UNIT, DEVICE_AGENT, EDGE_SERVER
 from collapipe.scheduler.hosts import HEARTBEAT_SECONDS, Hosts
 from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.plan_messages import replay
-from collapipe.scheduler.planning import Telemetry
-from collapipe.scheduler.state import CONTROL_UNIT, DEVICE_AGENT, EDGE_SERVER
+from collapipe.scheduler.planner import Telemetry
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 _ROLES = {

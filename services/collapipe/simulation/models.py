@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from collapipe.allocation.problem import ModelCost
+from collapipe.allocation.round_model.problem import ModelCost
 
 STATE_BYTES_PER_PARAMETER = 16
 """Adam in fp32: weight 4, gradient 4, two moments 8: design (10)."""

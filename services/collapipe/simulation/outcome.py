@@ -1,13 +1,19 @@
 """What a round's plans lead to in a simulated world: what the services would measure.
 
 Seconds of passes, transfers, hand-overs, and energy are sums that nothing interacts in, so design (2), (3), (6), (8) and (9)
-are taken from `collapipe.allocation.prediction`. What a mini-batch takes is not: it is simulated.
+are taken from `collapipe.allocation.round_model.prediction`. What a mini-batch takes is not: it is simulated.
 """
 
 from dataclasses import dataclass
 
-from collapipe.allocation.prediction import ClusterPrediction, moved_blocks, predict
-from collapipe.allocation.problem import ClusterPlan, ClusterProblem, Radio, RoundPlan, RoundProblem
+from collapipe.allocation.round_model.prediction import ClusterPrediction, moved_blocks, predict
+from collapipe.allocation.round_model.problem import (
+    ClusterPlan,
+    ClusterProblem,
+    RadioLink,
+    RoundPlan,
+    RoundProblem,
+)
 from collapipe.simulation.pipeline import (
     SimulatedLink,
     SimulatedPipeline,
@@ -120,7 +126,7 @@ def simulated_pipeline(
             link.backward_seconds,
             link.round_trip_seconds / 2,
             isinstance(
-                cluster.links.get((plan.stages[i].host_id, plan.stages[i + 1].host_id)), Radio
+                cluster.links.get((plan.stages[i].host_id, plan.stages[i + 1].host_id)), RadioLink
             ),
         )
         for i, link in enumerate(part.links)

@@ -2,7 +2,7 @@
 
 This is what the formula of the delay, design (5), is checked against, so it shares nothing with it: there are a clock,
 a heap of events, and the rule by which a stage chooses its next action, the same as of the real stages
-(`collapipe.pipeline.schedule`): a backward pass before a forward pass, and never more than a window of forward passes.
+(`collapipe.stage_runtime.action_order`): a backward pass before a forward pass, and never more than a window of forward passes.
 """
 
 from collections.abc import Sequence

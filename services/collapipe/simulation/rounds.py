@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from collapipe.allocation.prediction import convergence_term, predict, violations
-from collapipe.allocation.problem import RoundPlan, RoundProblem
-from collapipe.allocation.queues import VirtualQueue
+from collapipe.allocation.round_model.prediction import convergence_term, predict, violations
+from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
+from collapipe.allocation.round_model.virtual_queue import VirtualQueue
 from collapipe.allocation.strategies import strategy_for
 from collapipe.errors import InfeasibleError
 from collapipe.simulation.outcome import RoundOutcome, run_round
 from collapipe.simulation.scenario import Scenario
-from collapipe.simulation.world import Conditions, World
+from collapipe.simulation.world import ChannelConditions, World
 
 Decide = Callable[[RoundProblem, RoundPlan | None], RoundPlan]
 
@@ -206,7 +206,7 @@ class _Rounds:
             decision_seconds=decision_seconds,
         )
 
-    def _problem(self, conditions: Conditions, round_index: int) -> RoundProblem:
+    def _problem(self, conditions: ChannelConditions, round_index: int) -> RoundProblem:
         return self._world.problem(
             conditions,
             round_index=round_index,
@@ -262,7 +262,7 @@ def _decider(strategy: str, scenario: Scenario) -> Decide:
         fixed = strategy_for(strategy)
         return lambda problem, in_force: fixed(problem)
     # cvxpy takes a second to import: only who needs it waits
-    from collapipe.allocation.dssra import decide
+    from collapipe.allocation.search.dssra import decide
 
     hysteresis = scenario.schedule.hysteresis
     return lambda problem, in_force: decide(problem, in_force, hysteresis=hysteresis).plans

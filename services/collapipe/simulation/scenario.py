@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
+from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.errors import InvalidInputError
 from collapipe.job import explain_mistakes
-from collapipe.links.device_profiles import DEVICE_PROFILES
 from collapipe.simulation.models import TRANSFORMERS
 
 StrategyName = Literal["dssra", "pipeline", "titanic", "vanilla_fl", "centralized", "proportional"]
@@ -63,7 +63,7 @@ class ClusterConfig(_Section):
     """In registration order, unless `world.shuffle_devices`."""
 
 
-class ModelConfig(_Section):
+class ScenarioModel(_Section):
     """What is trained."""
 
     name: str = "bert-base"
@@ -80,7 +80,7 @@ class ModelConfig(_Section):
         return name
 
 
-class TrainingConfig(_Section):
+class ScenarioTraining(_Section):
     """How a round goes."""
 
     mini_batch: int = Field(default=32, ge=1)
@@ -114,7 +114,7 @@ class TrainingConfig(_Section):
         return tuple(sorted(set(self.micro_batches or _divisors(self.mini_batch))))
 
 
-class ScheduleConfig(_Section):
+class ScenarioSchedule(_Section):
     """How the scheduler decides, and what it knows."""
 
     penalty_weight: float = Field(default=100.0, gt=0)
@@ -204,9 +204,9 @@ class Scenario(_Section):
     """How many worlds, or their seeds."""
     rounds: int = Field(default=20, ge=1)
     strategies: list[StrategyName] = Field(default=["dssra", "pipeline"], min_length=1)
-    model: ModelConfig = ModelConfig()
-    training: TrainingConfig = TrainingConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
+    model: ScenarioModel = ScenarioModel()
+    training: ScenarioTraining = ScenarioTraining()
+    schedule: ScenarioSchedule = ScenarioSchedule()
     channel: Annotated[RadioConfig | WireConfig, Field(discriminator="kind")]
     world: WorldConfig = WorldConfig()
     control_unit: HardwareConfig = HardwareConfig(profile="laptop")

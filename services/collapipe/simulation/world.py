@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collapipe.allocation.problem import (
+from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
     Convergence,
     Host,
     Link,
     ModelCost,
-    Radio,
+    RadioLink,
     RoundPlan,
     RoundProblem,
-    Wire,
+    WiredLink,
 )
-from collapipe.links.device_profiles import device_profile
+from collapipe.emulation.device_profiles import device_profile
 from collapipe.simulation.channel import (
     Floats,
     interference_density,
@@ -36,7 +36,7 @@ _LAYOUT, _ROUND, _TELEMETRY = range(3)  # streams of random numbers
 
 
 @dataclass(frozen=True)
-class Conditions:
+class ChannelConditions:
     """How things are in one round; hosts are numbered cluster by cluster, control unit first, the edge server last.
 
     Args:
@@ -96,14 +96,14 @@ class World:
         """Every device."""
         return [device for cluster in self._clusters for device in cluster[1:]]
 
-    def nominal(self) -> Conditions:
-        """Conditions without anything that changes from round to round."""
+    def nominal(self) -> ChannelConditions:
+        """ChannelConditions without anything that changes from round to round."""
         size = len(self._number)
         silent = np.zeros((len(self._clusters), size))
-        return Conditions(np.ones(size), self._links, silent)
+        return ChannelConditions(np.ones(size), self._links, silent)
 
-    def draw(self, round_index: int) -> Conditions:
-        """Conditions of a round, without the interference of other clusters."""
+    def draw(self, round_index: int) -> ChannelConditions:
+        """ChannelConditions of a round, without the interference of other clusters."""
         rng = self._rng(_ROUND, round_index)
         channel, nominal, size = self._scenario.channel, self.nominal(), len(self._number)
         slowness = np.exp(self._scenario.world.speed_fluctuation * rng.standard_normal(size))
@@ -112,9 +112,11 @@ class World:
             change = rayleigh_fading(rng, size, channel.fading_branches) if faded else 1.0
         else:
             change = np.exp(channel.fluctuation * rng.standard_normal((size, size)))
-        return Conditions(slowness, nominal.links * change, nominal.interference)
+        return ChannelConditions(slowness, nominal.links * change, nominal.interference)
 
-    def with_interference(self, conditions: Conditions, plans: RoundPlan | None) -> Conditions:
+    def with_interference(
+        self, conditions: ChannelConditions, plans: RoundPlan | None
+    ) -> ChannelConditions:
         """The same conditions with what plans make other clusters hear, where they share a band."""
         channel = self._scenario.channel
         if plans is None or channel.kind != "radio" or channel.interference != "clusters":
@@ -127,9 +129,9 @@ class World:
                 radiated[cluster, sender] += channel.duty * link.forward_watts
                 radiated[cluster, receiver] += channel.duty * link.backward_watts
         heard = interference_density(conditions.links, radiated, channel.bandwidth_hz)
-        return Conditions(conditions.slowness, conditions.links, heard)
+        return ChannelConditions(conditions.slowness, conditions.links, heard)
 
-    def as_known(self, conditions: Conditions, round_index: int) -> Conditions:
+    def as_known(self, conditions: ChannelConditions, round_index: int) -> ChannelConditions:
         """What telemetry says of conditions."""
         noise = self._scenario.schedule.telemetry_noise
         if not noise:
@@ -139,13 +141,13 @@ class World:
         def measured(values: Floats) -> Floats:
             return np.asarray(values * np.exp(noise * rng.standard_normal(values.shape)))
 
-        return Conditions(
+        return ChannelConditions(
             measured(conditions.slowness), measured(conditions.links), conditions.interference
         )
 
     def problem(
         self,
-        conditions: Conditions,
+        conditions: ChannelConditions,
         *,
         round_index: int = 0,
         previous: Sequence[ClusterPlan] | None = None,
@@ -224,7 +226,9 @@ class World:
             weights_bps=scenario.world.weights_bps or math.inf,
         )
 
-    def _now(self, host: Host, conditions: Conditions, backlogs: Mapping[str, float]) -> Host:
+    def _now(
+        self, host: Host, conditions: ChannelConditions, backlogs: Mapping[str, float]
+    ) -> Host:
         slowness = float(conditions.slowness[self._number[host.host_id]])
         return Host(
             host_id=host.host_id,
@@ -254,14 +258,16 @@ class World:
         everyone = np.array([*positions, origin])
         return path_gain(everyone, channel.reference_loss_db, channel.path_loss_exponent)
 
-    def _cluster_links(self, cluster: int, conditions: Conditions) -> dict[tuple[str, str], Link]:
+    def _cluster_links(
+        self, cluster: int, conditions: ChannelConditions
+    ) -> dict[tuple[str, str], Link]:
         channel = self._scenario.channel
         names = [*(host.host_id for host in self._clusters[cluster]), EDGE_SERVER]
         numbers = [self._number[name] for name in names]
         table = conditions.links[np.ix_(numbers, numbers)].tolist()
         if not isinstance(channel, RadioConfig):
             return {
-                (sender, receiver): Wire(table[i][j], channel.round_trip_seconds)
+                (sender, receiver): WiredLink(table[i][j], channel.round_trip_seconds)
                 for i, sender in enumerate(names)
                 for j, receiver in enumerate(names)
                 if i != j
@@ -271,7 +277,7 @@ class World:
             noise += channel.interference_watts_per_hertz
         floor = (noise + conditions.interference[cluster, numbers]).tolist()
         return {
-            (sender, receiver): Radio(table[i][j], floor[j], channel.round_trip_seconds)
+            (sender, receiver): RadioLink(table[i][j], floor[j], channel.round_trip_seconds)
             for i, sender in enumerate(names)
             for j, receiver in enumerate(names)
             if i != j

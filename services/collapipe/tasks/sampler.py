@@ -7,7 +7,7 @@ from the recorded cursor, draws the same rows, and does not see rows that were a
 from dataclasses import dataclass
 
 from collapipe.errors import InvalidInputError
-from collapipe.tasks import draws
+from collapipe.tasks import stable_random
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def draw(
         )
     if cursor.offset >= per_epoch:
         cursor = Cursor(cursor.epoch + 1, 0, cursor.num_rows)
-    order = draws.permutation(
+    order = stable_random.permutation(
         "epoch", seed, cluster_index, cursor.epoch, cursor.num_rows, count=cursor.num_rows
     )
     start = cursor.offset * mini_batch

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collapipe.tasks import draws
+from collapipe.tasks import stable_random
 
 
 def iid_clusters(seed: int, num_clusters: int, start: int, count: int) -> list[int]:
@@ -20,7 +20,7 @@ def iid_clusters(seed: int, num_clusters: int, start: int, count: int) -> list[i
     """
     first_run = start // num_clusters
     num_runs = -(-(start + count) // num_clusters) - first_run
-    words = draws.words(
+    words = stable_random.words(
         "iid", seed, num_clusters, start=first_run * num_clusters, count=num_runs * num_clusters
     )
     orders = np.argsort(words.reshape(num_runs, num_clusters), axis=1, kind="stable").ravel()
@@ -45,10 +45,12 @@ def dirichlet_clusters(
         groups: What each row is skewed by (its label).
     """
     limits = {
-        group: np.cumsum(draws.shares("shares", seed, group, alpha=alpha, count=num_clusters))[:-1]
+        group: np.cumsum(
+            stable_random.shares("shares", seed, group, alpha=alpha, count=num_clusters)
+        )[:-1]
         for group in sorted(set(groups))
     }
-    fractions = draws.fractions("dirichlet", seed, start=start, count=len(groups))
+    fractions = stable_random.fractions("dirichlet", seed, start=start, count=len(groups))
     return [
         int(np.searchsorted(limits[group], fraction, side="right"))
         for group, fraction in zip(groups, fractions, strict=True)

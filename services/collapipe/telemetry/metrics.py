@@ -97,7 +97,9 @@ _noise_density = Gauge(
 )
 _transmit_power = Gauge("collapipe_radio_transmit_power_watts", "Power of a sender.", ("link",))
 _energy = Counter("collapipe_energy_joules_total", "Energy used, by what measured it.", ("probe",))
-_probe_present = Gauge("collapipe_probe_present", "Whether a probe works here: 1 or 0.", ("probe",))
+_probe_present = Gauge(
+    "collapipe_sensor_present", "Whether a probe works here: 1 or 0.", ("probe",)
+)
 _temperature = Gauge("collapipe_temperature_celsius", "Temperature of the processor.", ("probe",))
 _overrun_seconds = Counter(
     "collapipe_emulation_overrun_seconds_total",

@@ -1,7 +1,5 @@
-"""Tensors as bytes: frames of activations on a link, and safetensors blobs of weights."""
+"""Tensors as bytes: the frames of activations that cross a stream between two stages."""
 
-from collapipe.codec_names import CODEC_NAMES
-from collapipe.tensors.blob import TensorBlob, load_tensors
 from collapipe.tensors.frames import (
     ACTIVATION,
     CHUNK_BYTES,
@@ -14,11 +12,8 @@ from collapipe.tensors.frames import (
 __all__ = [
     "ACTIVATION",
     "CHUNK_BYTES",
-    "CODEC_NAMES",
     "Frame",
     "FrameAssembler",
     "FrameKind",
-    "TensorBlob",
     "encode_frame",
-    "load_tensors",
 ]

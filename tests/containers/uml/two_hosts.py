@@ -52,7 +52,7 @@ class TwoHosts:
 
     def shaper_command(self, host: str) -> str:
         """How the shaper of a host is run."""
-        return f"{sys.executable} -m collapipe.shaper --host {host} --state {SHARED}/links.json"
+        return f"{sys.executable} -m collapipe.traffic_shaping --host {host} --state {SHARED}/links.json"
 
     def start_shaper(self, host: str) -> None:
         """Starts the shaper of a host; its log is that of `shaper-HOST`."""

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from collapipe.allocation.prediction import convergence_term, predict, violations
-from collapipe.allocation.problem import (
+from collapipe.allocation.round_model.prediction import convergence_term, predict, violations
+from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
     LinkPlan,

@@ -11,19 +11,19 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from collapipe.allocation.prediction import predict
-from collapipe.allocation.problem import (
+from collapipe.allocation.round_model.prediction import predict
+from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
     Host,
     Link,
     LinkPlan,
     ModelCost,
-    Radio,
+    RadioLink,
     RoundPlan,
     RoundProblem,
     StagePlan,
-    Wire,
+    WiredLink,
 )
 
 Vector = NDArray[np.float64]
@@ -44,8 +44,10 @@ def world(
 
     def link() -> Link:
         if wired:
-            return Wire(float(10 ** rng.uniform(7, 9)), 0.002)
-        return Radio(float(10 ** rng.uniform(-10, -7)), 4e-20, 0.002, float(rng.uniform(0.7, 1)))
+            return WiredLink(float(10 ** rng.uniform(7, 9)), 0.002)
+        return RadioLink(
+            float(10 ** rng.uniform(-10, -7)), 4e-20, 0.002, float(rng.uniform(0.7, 1))
+        )
 
     clusters = []
     for n in range(num_clusters):
@@ -137,12 +139,12 @@ def _full(
     cluster: ClusterProblem, hosts: dict[str, Host], sender: StagePlan, receiver: StagePlan
 ) -> float:
     link = cluster.links[sender.host_id, receiver.host_id]
-    return hosts[sender.host_id].max_transmit_watts if isinstance(link, Radio) else 0.0
+    return hosts[sender.host_id].max_transmit_watts if isinstance(link, RadioLink) else 0.0
 
 
 def transfer_seconds(link: Link, bits: float, share: Vector, watts: Vector | float) -> Vector:
     """Design (1) and (3) for many shares and powers at once."""
-    if isinstance(link, Wire):
+    if isinstance(link, WiredLink):
         return bits / np.minimum(share, link.capacity_bps)
     signal = watts * link.gain / (share * link.noise_watts_per_hertz)
     return np.asarray(bits / (link.efficiency * share * np.log2(1 + signal)))
@@ -181,7 +183,7 @@ def objectives(
             bits = 8 * size * problem.model.activation_bytes
             forward = transfer_seconds(there, bits, shares[:, at], watts[at][0])
             backward = transfer_seconds(back, bits, shares[:, at], watts[at][1])
-            radio = isinstance(there, Radio)
+            radio = isinstance(there, RadioLink)
             worst = np.maximum(
                 worst, forward + backward if radio else np.maximum(forward, backward)
             )
@@ -217,7 +219,7 @@ def best_on_grid(
             host = cluster.hosts[host_id]
             limits.append(host.max_transmit_watts)
             costly.append(
-                host.joule_weight > 0 and isinstance(cluster.links[pair[0], pair[1]], Radio)
+                host.joule_weight > 0 and isinstance(cluster.links[pair[0], pair[1]], RadioLink)
             )
     num_shares, powers = len(ends) - 1, [j for j, one in enumerate(costly) if one]
     centre = np.concatenate([np.zeros(num_shares), np.full(len(powers), -3.0)])
@@ -333,7 +335,7 @@ def noisy(problem: RoundProblem, rng: np.random.Generator, scale: float) -> Roun
         return replace(one, seconds_per_sample=one.seconds_per_sample * off())
 
     def link(one: Link) -> Link:
-        if isinstance(one, Radio):
+        if isinstance(one, RadioLink):
             return replace(one, gain=one.gain * off())
         return replace(one, capacity_bps=one.capacity_bps * off())
 

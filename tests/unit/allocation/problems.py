@@ -13,7 +13,7 @@ from collapipe.allocation import (
     RoundProblem,
     Segment,
     Strategy,
-    Wire,
+    WiredLink,
 )
 
 CONTROL_UNIT, EDGE_SERVER = Host("control-unit", 0.0), Host("edge-server", 0.0)
@@ -43,7 +43,7 @@ def problem(
         CONTROL_UNIT,
         devices,
         EDGE_SERVER,
-        links={pair: Wire(1e12) for pair in itertools.permutations(hosts, 2)},
+        links={pair: WiredLink(1e12) for pair in itertools.permutations(hosts, 2)},
         micro_batch_options=(num_micro_batches,),
     )
     return RoundProblem(

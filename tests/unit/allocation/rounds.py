@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from collapipe.allocation.problem import (
+from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
     Convergence,
@@ -14,12 +14,12 @@ from collapipe.allocation.problem import (
     Link,
     LinkPlan,
     ModelCost,
-    Radio,
+    RadioLink,
     RoundProblem,
     StagePlan,
-    Wire,
+    WiredLink,
 )
-from collapipe.allocation.segments import LinkOffers
+from collapipe.allocation.search.segments import LinkOffers
 
 Round = tuple[RoundProblem, LinkOffers]
 
@@ -154,9 +154,9 @@ def _cluster(
             trip = numbers.choice([0.0, 0.01, 0.2])
             for pair in ((a, b), (b, a)):
                 links[pair] = (
-                    Radio(10 ** numbers.uniform(*reach), 1.0, trip)
+                    RadioLink(10 ** numbers.uniform(*reach), 1.0, trip)
                     if radio
-                    else Wire(10 ** numbers.uniform(*reach), trip)
+                    else WiredLink(10 ** numbers.uniform(*reach), trip)
                 )
                 offers[pair] = LinkPlan(
                     share=60.0 if radio else 8000.0,

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from collapipe.allocation.bandwidth import Allocation, Point, solve_shares
-from collapipe.allocation.prediction import predict
-from collapipe.allocation.problem import RoundPlan, RoundProblem
-from collapipe.allocation.shared_links import shared_links
+from collapipe.allocation.round_model.prediction import predict
+from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
+from collapipe.allocation.search.bandwidth import Allocation, Point, solve_shares
+from collapipe.allocation.search.shared_links import shared_links
 
 
 def share_at_given_powers(problem: RoundProblem, plans: RoundPlan) -> Allocation:

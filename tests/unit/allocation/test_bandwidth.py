@@ -4,12 +4,12 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
-from collapipe.allocation import bandwidth
-from collapipe.allocation.bandwidth import SolverFailedError
-from collapipe.allocation.power import allocate
-from collapipe.allocation.prediction import predict, violations
-from collapipe.allocation.problem import RoundPlan, RoundProblem
-from collapipe.allocation.shared_links import shared_links
+from collapipe.allocation.round_model.prediction import predict, violations
+from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
+from collapipe.allocation.search import bandwidth
+from collapipe.allocation.search.bandwidth import SolverFailedError
+from collapipe.allocation.search.power import allocate
+from collapipe.allocation.search.shared_links import shared_links
 
 from .grids import direct_problem, least_deadline, objectives, some_plan, world
 from .shares import share_at_given_powers

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from collapipe.allocation import ClusterPlan, Convergence, LinkPlan, RoundProblem, StagePlan
-from collapipe.allocation.convergence import (
+from collapipe.allocation.round_model.convergence_fit import (
     Features,
     TrainedRun,
     convergence_features,
     fit_constants,
 )
-from collapipe.allocation.prediction import convergence_term
+from collapipe.allocation.round_model.prediction import convergence_term
 from collapipe.errors import InvalidInputError
 
 from .problems import problem

@@ -5,12 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collapipe.allocation import dssra
-from collapipe.allocation.bandwidth import SolverFailedError
-from collapipe.allocation.dssra import decide
-from collapipe.allocation.power import allocate
-from collapipe.allocation.prediction import violations
-from collapipe.allocation.problem import Host, Radio, RoundPlan, RoundProblem, Wire
+from collapipe.allocation.round_model.prediction import violations
+from collapipe.allocation.round_model.problem import (
+    Host,
+    RadioLink,
+    RoundPlan,
+    RoundProblem,
+    WiredLink,
+)
+from collapipe.allocation.search import dssra
+from collapipe.allocation.search.bandwidth import SolverFailedError
+from collapipe.allocation.search.dssra import decide
+from collapipe.allocation.search.power import allocate
 from collapipe.errors import InfeasibleError
 
 from .grids import best_joint, noisy, world
@@ -182,7 +188,7 @@ def test_decide_follows_with_shares_alone_when_only_they_gain_enough() -> None:
     in_force = decide(problem, None).plans
     links = {
         pair: replace(link, gain=link.gain / 1000)
-        if "edge" in pair and isinstance(link, Radio)
+        if "edge" in pair and isinstance(link, RadioLink)
         else link
         for pair, link in problem.clusters[0].links.items()
     }
@@ -225,7 +231,7 @@ def test_decide_replaces_a_plan_with_a_link_that_carries_nothing_any_more(
     in_force = decide(problem, None).plans
     pair = (in_force[0].stages[0].host_id, in_force[0].stages[1].host_id)
     cluster = problem.clusters[0]
-    cut = {**cluster.links, pair: Wire(0.0, 0.002)}
+    cut = {**cluster.links, pair: WiredLink(0.0, 0.002)}
     problem = replace(problem, clusters=(replace(cluster, links=cut), *problem.clusters[1:]))
     decision = decide(problem, in_force, hysteresis=1e9)
     assert violations(problem, in_force) == ["cluster 0 has a link that carries nothing"]
@@ -239,7 +245,7 @@ def test_decide_replaces_a_plan_with_a_link_beside_the_channels_that_carries_not
     problem = replace(problem, clusters=(alone, problem.clusters[1]))
     in_force = decide(problem, None).plans
     pair = (in_force[0].stages[0].host_id, in_force[0].stages[1].host_id)
-    cut = replace(alone, links={**alone.links, pair: Wire(0.0, 0.002)})
+    cut = replace(alone, links={**alone.links, pair: WiredLink(0.0, 0.002)})
     problem = replace(problem, clusters=(cut, problem.clusters[1]))
     decision = decide(problem, in_force, hysteresis=1e9)
     assert violations(problem, decision.plans) == []

@@ -3,10 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collapipe.allocation.bandwidth import SolverFailedError
-from collapipe.allocation.power import allocate, best_watts, settle_powers
-from collapipe.allocation.prediction import violations
-from collapipe.allocation.problem import RoundPlan, RoundProblem
+from collapipe.allocation.round_model.prediction import violations
+from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
+from collapipe.allocation.search.bandwidth import SolverFailedError
+from collapipe.allocation.search.power import allocate, best_watts, settle_powers
 
 from .grids import best_on_grid, some_plan, world
 from .shares import share_at_given_powers

@@ -6,20 +6,20 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from collapipe.allocation import joint_search
-from collapipe.allocation.prediction import WINDOW_SLACK, predict, violations
-from collapipe.allocation.problem import (
+from collapipe.allocation.round_model.prediction import WINDOW_SLACK, predict, violations
+from collapipe.allocation.round_model.problem import (
     ClusterProblem,
     Convergence,
     Host,
     LinkPlan,
     ModelCost,
     RoundProblem,
-    Wire,
+    WiredLink,
 )
-from collapipe.allocation.segment_costs import cluster_costs
-from collapipe.allocation.segment_programme import best_segments
-from collapipe.allocation.segments import LinkOffers, place_segments
+from collapipe.allocation.search import joint_search
+from collapipe.allocation.search.segment_costs import cluster_costs
+from collapipe.allocation.search.segment_programme import best_segments
+from collapipe.allocation.search.segments import LinkOffers, place_segments
 from collapipe.errors import InfeasibleError
 
 from .enumeration import best_plan
@@ -142,7 +142,7 @@ def line(
         for k, (one, limit) in enumerate(zip(seconds, limits, strict=True))
     )
     names = ["control", *(device.host_id for device in devices), "edge"]
-    links = {(a, b): Wire(bps) for a in names for b in names if a != b}
+    links = {(a, b): WiredLink(bps) for a in names for b in names if a != b}
     cluster = ClusterProblem(Host("control", 0.0), devices, Host("edge", 0.0), links, options)
     model = ModelCost(num_blocks=4, block_state_bytes=10, block_stash_bytes=1, activation_bytes=100)
     problem = RoundProblem((cluster,), model, mini_batch=4)

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collapipe.allocation.joint_clusters import Candidates, choose, fair_weights
+from collapipe.allocation.search.joint_clusters import Candidates, choose, fair_weights
 
 numbers = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.7, 5.0])
 

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collapipe.allocation import RoundProblem, Segment, Strategy, Wire, strategy_for, violations
+from collapipe.allocation import (
+    RoundProblem,
+    Segment,
+    Strategy,
+    WiredLink,
+    strategy_for,
+    violations,
+)
 from collapipe.errors import InfeasibleError, InvalidInputError
 
 from .problems import (
@@ -279,7 +286,7 @@ def test_links_share_their_channel_equally_at_full_power() -> None:
 def test_window_is_widened_as_far_as_a_slow_link_starves_it_and_memory_allows() -> None:
     given_problem = problem(speeds=[1], num_blocks=1, num_micro_batches=8, cost=(10, 1))
     cluster = given_problem.clusters[0]
-    slow = {pair: Wire(1e12, round_trip_seconds=2.5) for pair in cluster.links}
+    slow = {pair: WiredLink(1e12, round_trip_seconds=2.5) for pair in cluster.links}
     starved = replace(given_problem, clusters=(replace(cluster, links=slow),))
     # a micro-batch takes 1 s on the device and 2.5 s on each of two links: 6 s from embedding to embedding
     (plan,) = place_equally(starved)

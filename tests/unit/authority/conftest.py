@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from collapipe.authority.app import AuthoritySettings, start
 from collapipe.certificates.authority_folder import AuthorityFolder
 from collapipe.certificates.tokens import decode_token
-from collapipe.process import Running
 from collapipe.rpc import open_authority_channel
+from collapipe.service_process import Running
 from collapipe.v1 import enrollment_pb2_grpc
 from collapipe.v1.enrollment_pb2 import JoinToken
 from collapipe_client.cli import app

@@ -13,8 +13,8 @@ from collapipe.certificates import forms
 from collapipe.certificates.tokens import encode_token
 from collapipe.device_agent.app import DeviceAgentSettings
 from collapipe.errors import InvalidInputError
-from collapipe.process import ServiceSettings
 from collapipe.rpc import Security
+from collapipe.service_process import ServiceSettings
 
 from .conftest import SCHEDULER, Served, changed, collapipe
 

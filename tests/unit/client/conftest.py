@@ -15,8 +15,8 @@ from collapipe.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
-from collapipe_client import local_testbed, testbed_shape
-from collapipe_client.testbed_shape import Service
+from collapipe_client import local_testbed, testbed_processes
+from collapipe_client.testbed_processes import Service
 
 Event = scheduler_pb2.WatchJobResponse
 
@@ -133,7 +133,7 @@ def behaviours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str
     chosen: dict[str, str] = {}
 
     def command(service: Service, *arguments: object, **options: object) -> list[str]:
-        real = testbed_shape.command(service, *arguments, **options)  # type: ignore[arg-type]
+        real = testbed_processes.command(service, *arguments, **options)  # type: ignore[arg-type]
         behaviour = chosen.get(service.name, "serves")
         return [sys.executable, "-S", str(script), behaviour, *real[3:]]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from collapipe.emulation.world import EmulatedDevice, EmulatedLink, Emulation
 from collapipe.job import JobConfig
-from collapipe.links.emulation import EmulatedDevice, EmulatedLink, Emulation
 from collapipe.rpc import Security
 from collapipe.v1.scheduler_pb2 import JOB_STATE_FAILED, JOB_STATE_RUNNING, JobStatus
 from collapipe_client.cli import app

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from collapipe.emulation.world import EmulatedDevice, Emulation
 from collapipe.errors import WrongStateError
-from collapipe.links.emulation import EmulatedDevice, Emulation
 from collapipe_client import emulation_check
 from collapipe_client.emulation_check import (
     EmulationCheck,

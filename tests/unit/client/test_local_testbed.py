@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
-from collapipe.links.emulation import EmulatedDevice, Emulation, EmulationFile
 from collapipe.rpc import Security
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.local_testbed import LocalTestbed
-from collapipe_client.testbed_shape import Device, command, services, share_out, spell_out
+from collapipe_client.testbed_processes import Device, command, services, share_out, spell_out
 from collapipe_client.workspace import Workspace
 
 from .conftest import FakeServices

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from collapipe.links.emulation import EmulatedDevice, Emulation, EmulationFile
-from collapipe.links.netem.shaping import digest, read_shaping
-from collapipe.links.netem.status import Applied, AppliedLink
+from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
+from collapipe.traffic_shaping.netem.shaping import digest, read_shaping
+from collapipe.traffic_shaping.netem.status import Applied, AppliedLink
 from collapipe_client.cli import app
 from collapipe_client.processes import ProcessRecord, start_mark
 from collapipe_client.quantities import read_rate, read_ratio, read_seconds, say_rate

@@ -16,9 +16,7 @@ from collapipe.edge_server.servicer import EdgeServerServicer
 from collapipe.errors import NotFoundError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, Security, serve
-from collapipe.stage_service import HostResources, StageServicer
-from collapipe.stage_service.blobs import BlobServicer, Readable
-from collapipe.storage import JobStores
+from collapipe.stage_host import HostResources, StageServicer
 from collapipe.v1 import (
     blob_pb2_grpc,
     control_unit_pb2_grpc,
@@ -30,6 +28,8 @@ from collapipe.v1.edge_server_pb2 import CommitRoundRequest, PreparedCluster, Pr
 from collapipe.v1.job_pb2 import Evaluation, JobSpec
 from collapipe.v1.plan_pb2 import Attempt, Commit, LinkPlan, Plan, Stage
 from collapipe.v1.tensor_pb2 import CODEC_RAW
+from collapipe.weights.blob_store import JobStores
+from collapipe.weights.transfer import BlobServicer, Readable
 
 PLAIN = Security.insecure()
 JOB_ID = "job"

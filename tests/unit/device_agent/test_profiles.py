@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from collapipe.device_agent.servicer import DeviceAgentServicer
+from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError
-from collapipe.links.emulation import EmulatedDevice, Emulation, EmulationFile
-from collapipe.pipeline import profile
 from collapipe.rpc import ChannelPool, Security
-from collapipe.stage_service import HostResources
+from collapipe.stage_host import HostResources
+from collapipe.stage_runtime import block_profile
 from collapipe.v1.device_agent_pb2 import ProfileBlockRequest
 from collapipe.v1.plan_pb2 import ModelSpec
 
@@ -18,7 +18,7 @@ NO_CONTEXT: Any = None
 
 @pytest.fixture(autouse=True)
 def _no_time_box(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "_TIME_BOX_SECONDS", 0.0)
+    monkeypatch.setattr(block_profile, "_TIME_BOX_SECONDS", 0.0)
 
 
 def servicer(emulation: Path | None = None) -> DeviceAgentServicer:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from collapipe.device_agent.app import DeviceAgentSettings, describe_host
-from collapipe.links.device_profiles import DEVICE_PROFILES
+from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.v1.scheduler_pb2 import HOST_ROLE_DEVICE_AGENT, Host
 
 PI = DEVICE_PROFILES["raspberry-pi-5"]

@@ -11,9 +11,9 @@ from torch import Tensor
 from collapipe.edge_server.global_model import GlobalModel
 from collapipe.errors import InvalidInputError, NotFoundError, PeerLostError, WrongStateError
 from collapipe.job import DataConfig, JobConfig, ModelConfig, TaskConfig
-from collapipe.storage import BlobStore
-from collapipe.tensors import TensorBlob
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, DataCursor, UnitState
+from collapipe.weights.blob_store import BlobStore
+from collapipe.weights.tensor_blob import TensorBlob
 
 TINY = {
     "hidden_size": 16,

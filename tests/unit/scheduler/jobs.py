@@ -6,16 +6,16 @@ from typing import Any
 
 from collapipe.errors import PeerLostError
 from collapipe.job import JobConfig
-from collapipe.scheduler.knowledge import BlockKnowledge, HostKnowledge, Knowledge, LinkKnowledge
-from collapipe.scheduler.planning import Planner, Telemetry
-from collapipe.scheduler.round_problem import ModelFacts, link_pairs
-from collapipe.scheduler.state import (
+from collapipe.scheduler.host_registry import (
     CONTROL_UNIT,
     DEVICE_AGENT,
     EDGE_SERVER,
     ClusterHosts,
     JobHosts,
 )
+from collapipe.scheduler.knowledge import BlockKnowledge, HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.scheduler.planner import Planner, Telemetry
+from collapipe.scheduler.round_problem import ModelFacts, link_pairs
 from collapipe.telemetry.sources import Series
 from collapipe.v1 import job_pb2
 from collapipe.v1.scheduler_pb2 import Host

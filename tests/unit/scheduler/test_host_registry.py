@@ -2,7 +2,7 @@ import pytest
 
 from collapipe.errors import NotFoundError, WrongStateError
 from collapipe.job import DataConfig, JobConfig, TaskConfig
-from collapipe.scheduler.state import (
+from collapipe.scheduler.host_registry import (
     CONTROL_UNIT,
     DEVICE_AGENT,
     EDGE_SERVER,

@@ -9,11 +9,11 @@ from collapipe.errors import InfeasibleError
 from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.explanation import explain
+from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.knowledge import LinkKnowledge
 from collapipe.scheduler.plan_messages import replay
-from collapipe.scheduler.planning import Planner, Telemetry
+from collapipe.scheduler.planner import Planner, Telemetry
 from collapipe.scheduler.profiling import Findings
-from collapipe.scheduler.state import JobHosts
 from collapipe.telemetry.sources import Series
 
 from .jobs import FACTS, Clock, Source, hosts, job, knowledge, measured, planner, summary

@@ -10,9 +10,9 @@ import pytest
 
 from collapipe.errors import InvalidInputError
 from collapipe.rpc import ChannelPool, Security, serve
+from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.profiling import probe_links
 from collapipe.scheduler.round_problem import link_pairs
-from collapipe.scheduler.state import JobHosts
 from collapipe.v1 import link_pb2, link_pb2_grpc
 
 from .jobs import hosts

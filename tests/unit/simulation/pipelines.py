@@ -3,17 +3,17 @@
 import math
 import random
 
-from collapipe.allocation.problem import (
+from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
     Host,
     LinkPlan,
     ModelCost,
-    Radio,
+    RadioLink,
     RoundPlan,
     RoundProblem,
     StagePlan,
-    Wire,
+    WiredLink,
 )
 
 _NUM_BLOCKS = 24
@@ -43,9 +43,9 @@ def random_round(
             round_trip = rng.uniform(0, 0.05)
             for pair in ((names[i], names[i + 1]), (names[i + 1], names[i])):
                 links[pair] = (
-                    Radio(10 ** rng.uniform(-9, -7), 4e-20, round_trip)
+                    RadioLink(10 ** rng.uniform(-9, -7), 4e-20, round_trip)
                     if radio
-                    else Wire(10 ** rng.uniform(6.5, 9), round_trip)
+                    else WiredLink(10 ** rng.uniform(6.5, 9), round_trip)
                 )
         num_micro_batches = rng.choice([4, 8, 16, 32])
         cuts = [0, *sorted(rng.sample(range(1, _NUM_BLOCKS), len(devices) - 1)), _NUM_BLOCKS]

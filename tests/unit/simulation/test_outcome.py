@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collapipe.allocation.prediction import predict
-from collapipe.allocation.problem import (
+from collapipe.allocation.round_model.prediction import predict
+from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
     Host,
@@ -14,7 +14,7 @@ from collapipe.allocation.problem import (
     ModelCost,
     RoundProblem,
     StagePlan,
-    Wire,
+    WiredLink,
 )
 from collapipe.simulation.outcome import run_round
 
@@ -48,7 +48,7 @@ def test_formula_agrees_with_simulation_on_heterogeneous_pipelines(
 
 def _two_stages(**changes: object) -> tuple[RoundProblem, tuple[ClusterPlan, ...]]:
     """A control unit and a device that hold one block of 1 s a sample, and a head without work: M = 2, b = 1."""
-    wire = Wire(8e6)
+    wire = WiredLink(8e6)
     device = Host("device", 1.0, busy_watts=5.0, weights_bps=8e6, base_bytes=7)
     cluster = ClusterProblem(
         Host("control-unit", 1.0),

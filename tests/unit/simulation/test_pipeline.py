@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from collapipe.pipeline.schedule import Progress
 from collapipe.simulation.pipeline import (
     SimulatedLink,
     SimulatedPipeline,
     SimulatedStage,
     simulate,
 )
+from collapipe.stage_runtime.action_order import Progress
 
 _FREE = SimulatedLink(0.0, 0.0)
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from collapipe.allocation.problem import LinkPlan, Radio, Wire
+from collapipe.allocation.round_model.problem import LinkPlan, RadioLink, WiredLink
 from collapipe.allocation.strategies import strategy_for
 from collapipe.simulation.models import TRANSFORMERS
 from collapipe.simulation.scenario import Scenario
@@ -57,7 +57,7 @@ def test_every_two_hosts_of_a_cluster_have_a_link_both_ways_and_others_none() ->
         names = set(cluster.hosts)
         assert set(cluster.links) == {(a, b) for a in names for b in names if a != b}
         assert cluster.channel == f"channel-{index}"
-        assert all(isinstance(link, Radio) for link in cluster.links.values())
+        assert all(isinstance(link, RadioLink) for link in cluster.links.values())
 
 
 def test_wires_share_nothing_unless_told() -> None:
@@ -65,7 +65,7 @@ def test_wires_share_nothing_unless_told() -> None:
     problem = apart.problem(apart.nominal())
     assert problem.channels == {}
     assert problem.clusters[0].channel is None
-    assert all(link == Wire(1e8, 0.001) for link in problem.clusters[0].links.values())
+    assert all(link == WiredLink(1e8, 0.001) for link in problem.clusters[0].links.values())
     shared = World(scenario(channel={"kind": "wire", "shared_rate_bps": 5e7}), 0)
     assert shared.problem(shared.nominal()).channels == {"channel-0": 5e7}
 

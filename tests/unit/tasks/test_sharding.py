@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collapipe.tasks import draws
+from collapipe.tasks import stable_random
 from collapipe.tasks.sharding import dirichlet_clusters, iid_clusters
 
 
@@ -58,7 +58,7 @@ def test_dirichlet_small_alpha_gives_a_label_to_one_cluster_and_large_alpha_to_a
 
 def test_dirichlet_shares_have_the_distribution_s_moments() -> None:
     alpha, count = 0.5, 3
-    first = [draws.shares("test", i, alpha=alpha, count=count)[0] for i in range(2000)]
+    first = [stable_random.shares("test", i, alpha=alpha, count=count)[0] for i in range(2000)]
     mean = sum(first) / len(first)
     variance = sum((value - mean) ** 2 for value in first) / len(first)
     assert mean == pytest.approx(1 / count, abs=0.03)

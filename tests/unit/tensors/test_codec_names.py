@@ -1,4 +1,4 @@
-from collapipe.allocation.problem import CODECS
+from collapipe.allocation.round_model.problem import CODECS
 from collapipe.codec_names import CODEC_NAMES, CODECS_BY_NAME
 from collapipe.v1 import tensor_pb2
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from collapipe.allocation.placement import PlaceCluster, complete
-from collapipe.allocation.problem import RoundPlan, RoundProblem
+from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
 from collapipe.allocation.strategies.balanced import place_on_the_fewest, place_proportionally
+from collapipe.allocation.strategies.complete_plan import PlaceCluster, complete
 from collapipe.allocation.strategies.manual import place_manually
 from collapipe.allocation.strategies.pipeline import place_equally
 from collapipe.allocation.strategies.whole import place_centrally, place_on_one_device
@@ -17,7 +17,7 @@ def strategy_for(name: str, segments: Sequence[Sequence[int]] = ()) -> Strategy:
     """Finds a strategy.
 
     Args:
-        name: As in the job file: `schedule.strategy`. `dssra` is `collapipe.allocation.dssra.decide`, whose answer
+        name: As in the job file: `schedule.strategy`. `dssra` is `collapipe.allocation.search.dssra.decide`, whose answer
             also says why a plan was kept; here it answers the plan alone.
         segments: For `manual`: blocks of each device, one list a round.
 
@@ -46,7 +46,7 @@ def strategy_for(name: str, segments: Sequence[Sequence[int]] = ()) -> Strategy:
 
 def _decide_jointly(problem: RoundProblem) -> RoundPlan:
     # cvxpy takes a second to import: only who needs it waits
-    from collapipe.allocation.dssra import decide
+    from collapipe.allocation.search.dssra import decide
 
     previous = [cluster.previous for cluster in problem.clusters]
     in_force = tuple(plan for plan in previous if plan is not None)

@@ -8,14 +8,14 @@ is optimal, because a device's time grows with its blocks. Ties go to the device
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from collapipe.allocation.placement import (
+from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem
+from collapipe.allocation.strategies.complete_plan import (
     Stages,
     classical_window,
     needed_bytes,
     num_micro_batches,
     place_blocks,
 )
-from collapipe.allocation.problem import ClusterProblem, Host, RoundProblem
 from collapipe.errors import InfeasibleError
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from collapipe.allocation.placement import Stages, place_blocks
-from collapipe.allocation.problem import ClusterProblem, RoundProblem
+from collapipe.allocation.round_model.problem import ClusterProblem, RoundProblem
+from collapipe.allocation.strategies.complete_plan import Stages, place_blocks
 from collapipe.errors import InvalidInputError
 
 

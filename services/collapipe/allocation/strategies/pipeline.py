@@ -1,7 +1,7 @@
 """PipeLine: equal segments in registration order, whatever the devices can do."""
 
-from collapipe.allocation.placement import Stages, place_blocks
-from collapipe.allocation.problem import ClusterProblem, RoundProblem
+from collapipe.allocation.round_model.problem import ClusterProblem, RoundProblem
+from collapipe.allocation.strategies.complete_plan import Stages, place_blocks
 from collapipe.errors import InfeasibleError
 
 

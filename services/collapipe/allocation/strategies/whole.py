@@ -1,7 +1,7 @@
 """Placements of a whole model on one host: VanillaFL, and centralized training."""
 
-from collapipe.allocation.placement import Stages, num_micro_batches
-from collapipe.allocation.problem import ClusterProblem, Host, RoundProblem, StagePlan
+from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem, StagePlan
+from collapipe.allocation.strategies.complete_plan import Stages, num_micro_batches
 from collapipe.errors import InfeasibleError
 
 

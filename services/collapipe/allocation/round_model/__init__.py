@@ -1,0 +1,1 @@
+"""The model of a round: what is decided about, and what a decision leads to."""

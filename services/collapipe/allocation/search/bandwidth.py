@@ -1,0 +1,334 @@
+"""Bandwidth shares of given links: the convex part of design (13).
+
+cvxpy takes more than a second to import, so it is imported with the first problem that needs it.
+"""
+
+import math
+import threading
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collapipe.allocation.round_model.prediction import RoundPrediction
+from collapipe.allocation.round_model.problem import RoundPlan
+from collapipe.allocation.search.shared_links import SharedLinks, Vector
+
+if TYPE_CHECKING:
+    import cvxpy as cp
+
+_SOLVER = "CLARABEL"
+_TOLERANCES = (1e-8, 1e-6, 1e-4)
+"""Accuracy relative to the objective; the solver may stall near an optimum, and is then asked for less.
+
+With free powers the first is left out, for the next step begins at the point found.
+"""
+
+
+class SolverFailedError(RuntimeError):
+    """The convex solver gave no answer, or none in time: keep the plan in force. It never leaves `dssra.decide`."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Multipliers of a solution: what one unit more changes in the objective of design (13).
+
+    Args:
+        channels: Of a unit of bandwidth, by name of the channel.
+        round_seconds: Of a second of each cluster's round: 0 in one that is not the slowest.
+        link_seconds: Of a second of each direction of a shared link, (cluster, link) to forward and backward.
+    """
+
+    channels: dict[str, float]
+    round_seconds: tuple[float, ...]
+    link_seconds: dict[tuple[int, int], tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Plans with shares and powers, and what they lead to. `prices` is `None` where nothing is shared."""
+
+    plans: RoundPlan
+    prediction: RoundPrediction
+    prices: Prices | None
+
+
+@dataclass(frozen=True)
+class Point:
+    """Shares in units of the channel, (m), powers in W and times in s of the directions, (J): consistent."""
+
+    shares: Vector
+    watts: Vector
+    times: Vector
+
+
+def solve_shares(
+    links: SharedLinks,
+    start: Point,
+    free: NDArray[np.bool_],
+    *,
+    time_limit_seconds: float | None = None,
+) -> tuple[Point, Prices]:
+    """Solves the convex problem around a point.
+
+    Args:
+        links: The links.
+        start: Where all powers are given, it matters for scaling only.
+        free: Directions of radios whose power is chosen as well, (J): then this is a step on the way to the optimum, and
+            the point found is never worse than the start.
+        time_limit_seconds: For the solver.
+
+    Raises:
+        SolverFailedError: The solver did not reach an optimum.
+    """
+    radio = links.radio
+    shape = _Shape(
+        num_clusters=len(links.delay.constant),
+        num_links=len(links.positions),
+        num_rows=len(links.delay.row_constant),
+        num_channels=len(links.totals),
+        num_given=int((radio & ~free).sum()),
+        num_free=int(free.sum()),
+        num_wires=int((~radio).sum()),
+    )
+    order = np.concatenate([np.flatnonzero(radio & ~free), np.flatnonzero(free)])
+    order = np.concatenate([order, np.flatnonzero(~radio)])
+    with _LOCK:
+        return _program(shape).solve(links, start, order, time_limit_seconds)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    num_clusters: int
+    num_links: int
+    num_rows: int
+    num_channels: int
+    num_given: int
+    num_free: int
+    num_wires: int
+
+
+_LOCK = threading.Lock()
+"""Programs are shared and hold parameters: one thread at a time."""
+
+
+class _Program:
+    """The problem of one shape, built once; numbers come in as parameters.
+
+    It is design (13) with the transfer times t as variables, D <= r(B) t, each variable in units of its value at the
+    start, so that all are near 1. Directions come in three groups: radios with given powers, radios with free powers,
+    wires.
+
+    With a free power, the energy e of a direction is a variable. With y = B t it is at least y (2^(D / y) - 1) / g, an
+    exponential cone; y <= B t is not convex, but (y / y0 + 1) / 2 <= sqrt(B t / y0) is, is stricter, and touches it at
+    the start. Repeated from the point found, it converges to a stationary point, and that is the optimum: (13) is convex
+    in the logarithms of shares and powers.
+    """
+
+    def __init__(self, shape: _Shape) -> None:
+        import cvxpy as cp
+
+        self._shape = shape
+        directions = 2 * shape.num_links
+        self._parameters: dict[str, cp.Parameter] = {}
+        self._times = cp.Variable(directions, nonneg=True)
+        self._shares = cp.Variable(shape.num_links, nonneg=True)
+        bottlenecks, slowest = cp.Variable(shape.num_clusters), cp.Variable()
+        self._slowest = slowest >= (
+            self._given("constant", shape.num_clusters)
+            + self._given("times", shape.num_clusters, directions) @ self._times
+            + cp.multiply(self._given("repeats", shape.num_clusters), bottlenecks)
+        )
+        self._channels = (
+            self._given("channels", shape.num_channels, shape.num_links) @ self._shares <= 1
+        )
+        limits = [
+            self._slowest,
+            self._channels,
+            bottlenecks >= self._given("least", shape.num_clusters),
+        ]
+        self._rows: cp.Constraint | None = None
+        if shape.num_rows:
+            self._rows = self._given(
+                "row_cluster", shape.num_rows, shape.num_clusters
+            ) @ bottlenecks >= (
+                self._given("row_constant", shape.num_rows)
+                + self._given("row_times", shape.num_rows, directions) @ self._times
+            )
+            limits.append(self._rows)
+        cost = self._given("delay") * slowest
+        shares = cp.Variable(directions)
+        limits.append(shares == self._given("link_of", directions, shape.num_links) @ self._shares)
+        wires = directions - shape.num_wires
+        if shape.num_given:
+            given = slice(0, shape.num_given)
+            limits.append(self._given_radios(self._times[given], shares[given]))
+            cost = cost + self._given("given_joules", shape.num_given) @ self._times[given]
+        if shape.num_free:
+            free = slice(shape.num_given, wires)
+            energy = cp.Variable(shape.num_free, nonneg=True)
+            limits += self._free_radios(self._times[free], shares[free], energy)
+            cost = cost + self._given("free_joules", shape.num_free) @ energy
+        if shape.num_wires:
+            limits += self._wires(self._times[wires:], shares[wires:])
+        self._problem = cp.Problem(cp.Minimize(cost), limits)
+
+    def _given(self, name: str, *sizes: int) -> "cp.Parameter":
+        import cvxpy as cp
+
+        self._parameters[name] = cp.Parameter(sizes, nonneg=True)
+        return self._parameters[name]
+
+    def _given_radios(self, times: "cp.Expression", shares: "cp.Expression") -> "cp.Constraint":
+        """Design (1) as -rel_entr(B, B + A) >= D / t.
+
+        B + A is divided by 1 + A, which a term linear in B makes good: signals may be 60 dB above the noise.
+        """
+        import cvxpy as cp
+
+        count = self._shape.num_given
+        received = cp.multiply(self._given("per_hertz", count), shares) + self._given(
+            "signal", count
+        )
+        rate = cp.multiply(self._given("log_signal", count), shares) - cp.rel_entr(shares, received)
+        return rate >= cp.multiply(self._given("demand", count), cp.inv_pos(times))
+
+    def _free_radios(
+        self, times: "cp.Expression", shares: "cp.Expression", energy: "cp.Variable"
+    ) -> "list[cp.Constraint]":
+        """Least energy for the product of share and time, the product's bound, and the limit of power."""
+        import cvxpy as cp
+
+        count = self._shape.num_free
+        product = cp.Variable(count)
+        received = cp.multiply(self._given("per_product", count), product) + cp.multiply(
+            self._given("per_energy", count), energy
+        )
+        return [
+            cp.ExpCone(
+                cp.multiply(self._given("log_start", count), 1 - product), product, received
+            ),
+            cp.SOC(times + shares, cp.vstack([product + 1, times - shares])),
+            energy <= cp.multiply(self._given("limit", count), times),
+        ]
+
+    def _wires(self, times: "cp.Expression", shares: "cp.Expression") -> "list[cp.Constraint]":
+        import cvxpy as cp
+
+        count = self._shape.num_wires
+        return [
+            shares >= cp.multiply(self._given("wire_demand", count), cp.inv_pos(times)),
+            times >= self._given("least_wire_times", count),
+        ]
+
+    def _run(self, time_limit_seconds: float | None) -> None:
+        import cvxpy as cp
+
+        limit = {} if time_limit_seconds is None else {"time_limit": time_limit_seconds}
+        outcome = ""
+        for tolerance in _TOLERANCES[1:] if self._shape.num_free else _TOLERANCES:
+            accuracy = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), tolerance)
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "Solution may be inaccurate")
+                    # not warm: a solution would depend on what was solved before, and a decision could not be replayed
+                    self._problem.solve(solver=_SOLVER, warm_start=False, **accuracy, **limit)
+            except cp.SolverError as error:
+                outcome = str(error)
+                continue
+            if self._problem.status == cp.OPTIMAL:
+                return
+            outcome = f"its status is {self._problem.status!r}"
+        raise SolverFailedError(
+            f"{_SOLVER} found no optimum of the bandwidth problem of {self._shape}: {outcome}. There is one for every "
+            "finite channel, so it was out of time or some number is out of scale"
+        )
+
+    def solve(
+        self,
+        links: SharedLinks,
+        start: Point,
+        order: NDArray[np.intp],
+        time_limit_seconds: float | None,
+    ) -> tuple[Point, Prices]:
+        """Solves it for these links, with directions in this order; see `solve_shares`."""
+
+        delay, shape = links.delay, self._shape
+        count = shape.num_links
+        given, free, wires = np.split(order, [shape.num_given, 2 * count - shape.num_wires])
+        seconds = float(delay.round_seconds(start.times).max())
+        bottlenecks = delay.bottlenecks(start.times)
+        none = (
+            bottlenecks == 0
+        )  # nothing follows, nothing waits: priced nevertheless, so that it stays 0
+        bottlenecks[none] = 1.0
+        row_scale = bottlenecks[delay.row_cluster]
+        both = np.concatenate([start.shares, start.shares])
+        signal = start.watts * links.gain / both
+        demand = links.bits / (both * start.times)
+        joules = links.joule_weight * start.watts * start.times
+        unit = links.delay_weight * seconds + float(joules.sum())
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = {
+                "constant": delay.constant / seconds,
+                "times": (delay.times * start.times / seconds)[:, order],
+                "repeats": np.where(none, 1.0, delay.repeats * bottlenecks / seconds),
+                "least": delay.least / bottlenecks,
+                "channels": _one_hot(links.channel, shape.num_channels).T
+                * (start.shares / links.totals[links.channel]),
+                "row_cluster": _one_hot(delay.row_cluster, shape.num_clusters),
+                "row_constant": delay.row_constant / row_scale,
+                "row_times": (delay.row_times * start.times / row_scale[:, None])[:, order],
+                "delay": links.delay_weight * seconds / unit,
+                "link_of": _one_hot(order % count, count),
+                "given_joules": joules[given] / unit,
+                "per_hertz": 1 / (1 + signal[given]),
+                "signal": signal[given] / (1 + signal[given]),
+                "log_signal": np.log1p(signal[given]),
+                "demand": (demand * math.log(2) / links.efficiency)[given],
+                "free_joules": joules[free] / unit,
+                "per_product": 1 / (1 + signal[free]),
+                "per_energy": signal[free] / (1 + signal[free]),
+                "log_start": np.log1p(signal[free]),
+                "limit": links.limit_watts[free] / start.watts[free],
+                "wire_demand": demand[wires],
+                "least_wire_times": (links.bits / links.capacity_bps / start.times)[wires],
+            }
+        for name, parameter in self._parameters.items():
+            parameter.value = values[name]
+        self._run(time_limit_seconds)
+        shares = np.maximum(np.asarray(self._shares.value), 1e-12) * start.shares
+        used = np.bincount(links.channel, shares, minlength=len(links.totals)) / links.totals
+        shares = shares / used[links.channel]
+        watts = start.watts.copy()
+        times = np.empty(2 * count)
+        times[order] = np.asarray(self._times.value)
+        watts[free] = links.least_watts(shares, times * start.times)[free]
+        slowest = np.asarray(self._slowest.dual_value)
+        second = (slowest / seconds) @ delay.times
+        if self._rows is not None:
+            second += (np.asarray(self._rows.dual_value) / row_scale) @ delay.row_times
+        bandwidth = np.asarray(self._channels.dual_value) / links.totals
+        prices = Prices(
+            dict(zip(links.channel_names, (unit * bandwidth).tolist(), strict=True)),
+            tuple((unit * slowest / seconds).tolist()),
+            {
+                key: (float(unit * second[i]), float(unit * second[count + i]))
+                for i, key in enumerate(links.positions)
+            },
+        )
+        return Point(shares, watts, links.times(shares, watts)), prices
+
+
+def _one_hot(index: NDArray[np.intp], size: int) -> Vector:
+    found = np.zeros((len(index), size))
+    found[np.arange(len(index)), index] = 1.0
+    return found
+
+
+@lru_cache(maxsize=64)
+def _program(shape: _Shape) -> _Program:
+    return _Program(shape)

@@ -1,0 +1,1 @@
+"""The streams between neighbouring stages: activations one way, gradients the other."""

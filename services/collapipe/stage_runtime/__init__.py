@@ -1,0 +1,24 @@
+"""The stage host: a range of units, run as one stage of a 1F1B pipeline. Knows torch, and no network."""
+
+from collapipe.stage_runtime.action_order import Action, ActionKind
+from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
+from collapipe.stage_runtime.mailbox import Mailbox
+from collapipe.stage_runtime.optimizer import clip_scale, learning_rate
+from collapipe.stage_runtime.resident_units import ResidentUnit, ResidentUnits
+from collapipe.stage_runtime.stage import Stage, StageContext, StepTimes
+from collapipe.stage_runtime.stage_observer import StageObserver
+
+__all__ = [
+    "Action",
+    "ActionKind",
+    "EmulatedProcessor",
+    "Mailbox",
+    "ResidentUnit",
+    "ResidentUnits",
+    "Stage",
+    "StageContext",
+    "StageObserver",
+    "StepTimes",
+    "clip_scale",
+    "learning_rate",
+]

@@ -1,0 +1,136 @@
+"""The weights plane: unit states and vocabularies, by digest, in chunks, resumable."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+import grpc
+
+from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, PeerLostError
+from collapipe.rpc import ChannelPool, within_silence
+from collapipe.telemetry import metrics
+from collapipe.tensors import CHUNK_BYTES
+from collapipe.v1 import blob_pb2, blob_pb2_grpc
+from collapipe.weights.blob_store import BlobStore
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_BLOB_BYTES = 8 << 30
+"""Largest blob that a receiver accepts."""
+
+_ATTEMPTS = 3
+_SILENCE_SECONDS = 10.0
+
+
+class Readable(Protocol):
+    """Something that can be served."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Its size."""
+
+    def read(self, offset: int = 0) -> Iterator[bytes | memoryview]:
+        """The bytes from an offset on, in pieces of any size."""
+
+
+class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
+    """Serves blobs.
+
+    Args:
+        find: Finds a blob by its digest; raises `NotFoundError`.
+    """
+
+    def __init__(self, find: Callable[[str], Readable]) -> None:
+        self._find = find
+
+    def FetchBlob(
+        self, request: blob_pb2.FetchBlobRequest, context: grpc.ServicerContext
+    ) -> Iterator[blob_pb2.FetchBlobResponse]:
+        """Sends a blob from an offset on."""
+        blob = self._find(request.digest)
+        if request.offset > blob.total_bytes:
+            raise InvalidInputError(
+                f"offset {request.offset} is beyond the {blob.total_bytes} bytes of blob {request.digest}"
+            )
+        yield blob_pb2.FetchBlobResponse(total_bytes=blob.total_bytes)
+        for piece in blob.read(request.offset):
+            for start in range(0, len(piece), CHUNK_BYTES):
+                chunk = bytes(piece[start : start + CHUNK_BYTES])
+                metrics.blob_bytes("sent", len(chunk))
+                yield blob_pb2.FetchBlobResponse(chunk=chunk)
+
+
+def fetch_blob(channels: ChannelPool, digest: str, addresses: Sequence[str]) -> bytes:
+    """Fetches a blob into memory from the first host that has it, going on where a broken transfer stopped.
+
+    Raises:
+        PeerLostError: No host could be reached.
+        NotFoundError: The hosts that answered do not have it.
+        CorruptDataError: The bytes do not have that digest.
+    """
+
+    def fetch_from(address: str) -> bytes:
+        data = b"".join(_pieces(channels, digest, address))
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise CorruptDataError(
+                f"blob {digest} arrived garbled from {address}: run the round again"
+            )
+        return data
+
+    return _from_first(digest, addresses, fetch_from)
+
+
+def store_blob(
+    store: BlobStore, channels: ChannelPool, digest: str, addresses: Sequence[str]
+) -> None:
+    """Fetches a blob into a store, unless it is there: chunk by chunk, whatever its size. Raises as `fetch_blob`."""
+    if digest not in store:
+        _from_first(
+            digest, addresses, lambda address: store.put(digest, _pieces(channels, digest, address))
+        )
+
+
+def _from_first(digest: str, addresses: Sequence[str], fetch_from: Callable[[str], T]) -> T:
+    failure: Exception = NotFoundError(f"nobody is known to have blob {digest}")
+    for address in addresses:
+        try:
+            return fetch_from(address)
+        except (NotFoundError, PeerLostError) as error:
+            logger.info("blob %s not from %s: %s", digest[:12], address, error)
+            failure = error
+    raise failure
+
+
+def _pieces(channels: ChannelPool, digest: str, address: str) -> Iterator[bytes]:
+    stub = blob_pb2_grpc.BlobServiceStub(channels.channel(address))
+    num_received = total_bytes = 0
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        request = blob_pb2.FetchBlobRequest(digest=digest, offset=num_received)
+        try:
+            answers = within_silence(
+                stub.FetchBlob(request), _SILENCE_SECONDS, address, lambda: f"send blob {digest}"
+            )
+            for answer in answers:
+                total_bytes = answer.total_bytes or total_bytes
+                if total_bytes > MAX_BLOB_BYTES:
+                    raise CorruptDataError(
+                        f"{address} announced {total_bytes} bytes for blob {digest}, "
+                        f"over the limit of {MAX_BLOB_BYTES}"
+                    )
+                chunk = answer.chunk
+                num_received += len(chunk)
+                if num_received > total_bytes:
+                    raise CorruptDataError(
+                        f"{address} sent {num_received} bytes of blob {digest}, which it announced with {total_bytes}"
+                    )
+                metrics.blob_bytes("received", len(chunk))
+                yield chunk
+            return
+        except PeerLostError:
+            if not attempts_left:
+                raise
+            time.sleep(0.2)

@@ -1,0 +1,71 @@
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from collapipe.documents import read_document, write_document
+from collapipe.errors import CorruptDataError
+
+_WRITER = """
+import sys
+from pathlib import Path
+from collapipe.documents import write_document
+
+number = int(sys.argv[2])
+while True:
+    number += 1
+    write_document(Path(sys.argv[1]), {"number": number, "copy": [number] * 3000})
+"""
+
+
+def test_document_comes_back(tmp_path: Path) -> None:
+    document = {"a": [1, 2.5, None], "ü": {"b": "text"}}
+    path = tmp_path / "folder" / "document.json"
+    write_document(path, document)
+    assert read_document(path) == document
+    write_document(path, {})
+    assert read_document(path) == {}
+
+
+def test_absent_document_is_none(tmp_path: Path) -> None:
+    assert read_document(tmp_path / "document.json") is None
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": 1', b"[1]", b"null", b"\xff\xfe"])
+def test_damaged_document_is_corrupt_and_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "document.json"
+    path.write_bytes(content)
+    with pytest.raises(CorruptDataError, match=r"document.json is damaged"):
+        read_document(path)
+
+
+def test_document_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "document.json"
+    write_document(path, {"number": 1})
+    with pytest.raises(TypeError):
+        write_document(path, {"number": 2, "unwritable": object()})
+    assert read_document(path) == {"number": 1}
+
+
+def test_document_is_whole_after_its_writer_was_killed_at_any_moment(tmp_path: Path) -> None:
+    path = tmp_path / "document.json"
+    number = 0
+    for delay in (0.0, 0.003, 0.011, 0.023):
+        with subprocess.Popen([sys.executable, "-c", _WRITER, str(path), str(number)]) as writer:
+            before = number
+            deadline = time.monotonic() + 30
+            while number == before:  # the document moves on: the writer is writing
+                assert time.monotonic() < deadline, "the writer writes nothing"
+                time.sleep(0.001)
+                document = read_document(path)
+                number = document["number"] if document else 0
+            time.sleep(delay)
+            writer.kill()
+        document = read_document(path)
+        assert document is not None
+        number = document["number"]
+        assert document["copy"] == [number] * 3000
+    leftovers = [other.name for other in tmp_path.iterdir() if other != path]
+    assert len(leftovers) <= 1, "killed writers leave a file each"

@@ -1,0 +1,37 @@
+import dataclasses
+
+import pytest
+from pydantic import ValidationError
+
+from collapipe.emulation.device_profiles import DEVICE_PROFILES, device_profile
+from collapipe.emulation.world import EmulatedDevice
+from collapipe.errors import InvalidInputError
+
+FASTER = ["raspberry-pi-4", "raspberry-pi-5", "laptop", "jetson-orin-nano"]
+
+
+def test_profiles_are_of_the_devices_that_people_have() -> None:
+    assert set(DEVICE_PROFILES) == set(FASTER)
+    for name, profile in DEVICE_PROFILES.items():
+        assert device_profile(name) is profile
+        assert all(value > 0 for value in dataclasses.asdict(profile).values())
+
+
+def test_profiles_keep_the_order_of_published_benchmarks() -> None:
+    rates = [DEVICE_PROFILES[name].flops_per_second for name in FASTER]
+    assert rates == sorted(rates)
+    assert rates[1] / rates[0] == pytest.approx(30.249 / 11.889, rel=0.05)  # HPL
+
+
+def test_board_that_computes_draws_what_was_measured_at_the_wall() -> None:
+    for name, watts in (("raspberry-pi-4", 7.2), ("raspberry-pi-5", 11.0)):
+        profile = DEVICE_PROFILES[name]
+        assert profile.busy_watts + profile.idle_watts == pytest.approx(watts)
+
+
+def test_unknown_profile_is_refused_with_those_that_there_are() -> None:
+    said = "no device profile 'raspberry-pi-9': use one of raspberry-pi-4, raspberry-pi-5"
+    with pytest.raises(InvalidInputError, match=said):
+        device_profile("raspberry-pi-9")
+    with pytest.raises(ValidationError, match=said):
+        EmulatedDevice(profile="raspberry-pi-9")

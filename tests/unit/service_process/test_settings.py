@@ -1,0 +1,125 @@
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+
+from collapipe.errors import InvalidInputError
+from collapipe.rpc import Security
+from collapipe.service_process import ServiceSettings, parse_settings
+
+
+class SomeSettings(ServiceSettings):
+    """Settings of a service that is made up."""
+
+    state_dir: Path = Field(default=Path("state"), description="A directory.")
+
+
+Parse = Callable[..., SomeSettings]
+
+
+@pytest.fixture
+def parse(monkeypatch: pytest.MonkeyPatch) -> Parse:
+    """Parses the flags of a command line."""
+
+    def parse(*arguments: str) -> SomeSettings:
+        monkeypatch.setattr(sys, "argv", ["tester", *arguments])
+        return parse_settings(SomeSettings)
+
+    return parse
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tester.toml"
+    path.write_text('threads = 2\nlisten = "file:1"\nhost_id = "file"\n')
+    return path
+
+
+def test_defaults_need_nothing_but_serve_on_loopback_only(parse: Parse) -> None:
+    settings = parse()
+    assert (settings.listen, settings.metrics_listen) == ("127.0.0.1:0", "127.0.0.1:0")
+    assert (settings.threads, settings.log_format, settings.host_id) == (1, "text", "")
+
+
+def test_flag_comes_before_environment_before_file(
+    parse: Parse, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLAPIPE_THREADS", "3")
+    monkeypatch.setenv("COLLAPIPE_LISTEN", "environment:1")
+    settings = parse("--config", str(config), "--threads", "4")
+    assert (settings.threads, settings.listen, settings.host_id) == (4, "environment:1", "file")
+
+
+@pytest.mark.parametrize("way", ["--config FILE", "--config=FILE", "environment"])
+def test_file_is_named_in_any_way(
+    parse: Parse, config: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "environment":
+        monkeypatch.setenv("COLLAPIPE_CONFIG", str(config))
+        settings = parse()
+    else:
+        settings = parse(*way.replace("FILE", str(config)).split(" "))
+    assert settings.host_id == "file"
+
+
+def test_flags_are_written_with_hyphens(parse: Parse) -> None:
+    settings = parse("--host-id", "a", "--state-dir=b", "--insecure", "--metrics-listen", "")
+    assert (settings.host_id, settings.state_dir, settings.metrics_listen) == ("a", Path("b"), "")
+    assert settings.security == Security.insecure()
+
+
+def test_plain_text_has_to_be_asked_for(parse: Parse) -> None:
+    with pytest.raises(InvalidInputError, match="--insecure"):
+        _ = parse().security
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--threads", "many"], "--threads: Input should be a valid integer"),
+        (["--threads", "0"], "--threads: Input should be greater than or equal to 1"),
+        (["--log-format", "xml"], "--log-format: Input should be 'text' or 'json'"),
+        (["--thread", "1"], "unrecognized arguments: --thread 1"),
+        (["more"], "unrecognized arguments: more"),
+        (["--listen"], "argument --listen: expected one argument"),
+    ],
+    ids=str,
+)
+def test_bad_flag_is_one_line_that_names_it(parse: Parse, arguments: list[str], said: str) -> None:
+    with pytest.raises(InvalidInputError) as raised:
+        parse(*arguments)
+    assert said in str(raised.value)
+    assert str(raised.value).endswith("(see --help)")
+    assert "\n" not in str(raised.value)
+
+
+def test_bad_value_of_the_environment_is_named(
+    parse: Parse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLAPIPE_THREADS", "many")
+    with pytest.raises(InvalidInputError, match="--threads: Input should be a valid integer"):
+        parse()
+
+
+def test_unknown_key_of_the_file_is_named(parse: Parse, config: Path) -> None:
+    config.write_text("thraeds = 2\n")
+    with pytest.raises(InvalidInputError, match="thraeds: Extra inputs are not permitted"):
+        parse("--config", str(config))
+
+
+def test_file_that_is_not_toml_is_named_with_the_place(parse: Parse, config: Path) -> None:
+    config.write_text("threads = = 2\n")
+    with pytest.raises(InvalidInputError, match=r"tester.toml: .*line 1, column 11"):
+        parse("--config", str(config))
+
+
+def test_file_that_is_not_there_is_named(parse: Parse, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"--config .*absent.toml: there is no such file"):
+        parse("--config", str(tmp_path / "absent.toml"))
+
+
+def test_file_that_cannot_be_looked_for_is_named(parse: Parse) -> None:
+    with pytest.raises(InvalidInputError, match=r"--config x+: there is no such file, or"):
+        parse("--config", "x" * 300)  # as one behind a folder of somebody else

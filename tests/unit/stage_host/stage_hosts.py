@@ -1,0 +1,283 @@
+"""A stage host on loopback, and the control unit and previous stage that talk to it."""
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from collapipe.errors import CollapipeError
+from collapipe.job import TrainingConfig
+from collapipe.models import ModelAdapter
+from collapipe.rpc import ChannelPool, Outbox, Security, serve, within_silence
+from collapipe.stage_host import HostResources, StageServicer
+from collapipe.tensors import Frame, FrameAssembler, FrameKind, encode_frame
+from collapipe.v1 import blob_pb2_grpc, stage_pb2_grpc
+from collapipe.v1.plan_pb2 import Attempt, ModelSpec, Plan, Stage, UnitState
+from collapipe.v1.stage_pb2 import (
+    ConfigureStage,
+    ExchangeActivationsRequest,
+    ExchangeActivationsResponse,
+    FinishRound,
+    OpenLink,
+    RunStageRequest,
+    RunStageResponse,
+    RunStep,
+    UnitSource,
+)
+from collapipe.v1.tensor_pb2 import CODEC_RAW, Codec
+from collapipe.weights.tensor_blob import TensorBlob
+from collapipe.weights.transfer import BlobServicer
+
+PLAIN = Security.insecure()
+FIRST_UNIT = 1
+CLUSTER = 70
+TRAINING = TrainingConfig(learning_rate=0.1)
+
+LinkPart = ExchangeActivationsRequest
+
+
+@dataclass
+class StageHost:
+    """A host that runs the blocks and the head: the last stage of a plan of two."""
+
+    address: str
+    servicer: StageServicer
+    resources: HostResources
+    channels: ChannelPool
+    configuration: ConfigureStage
+
+    @property
+    def units(self) -> list[int]:
+        return [state.unit_index for state in self.configuration.units]
+
+    def configure(
+        self,
+        attempt: int = 0,
+        round_index: int = 0,
+        job_id: str = "job",
+        units: Iterable[UnitState] | None = None,
+    ) -> ConfigureStage:
+        """What a control unit asks for."""
+        made = ConfigureStage()
+        made.CopyFrom(self.configuration)
+        made.attempt.MergeFrom(
+            Attempt(job_id=job_id, round_index=round_index, attempt=attempt, plan_id="plan")
+        )
+        if units is not None:
+            del made.units[:]
+            made.units.extend(units)
+        return made
+
+    def open(self, configure: ConfigureStage) -> "Session":
+        return Session(self, configure)
+
+    def ready(self, attempt: int = 0, **where: object) -> "Session":
+        """Opens a session and waits until its stage is configured."""
+        session = self.open(self.configure(attempt, **where))  # type: ignore[arg-type]
+        session.expect("configured")
+        return session
+
+    def link(self, opening: OpenLink) -> "Link":
+        return Link(self, opening)
+
+    def opening(self, configure: ConfigureStage) -> OpenLink:
+        return OpenLink(attempt=configure.attempt, cluster_index=CLUSTER, stage_index=1)
+
+
+class Session:
+    """A control unit's session with the host."""
+
+    def __init__(self, host: StageHost, configure: ConfigureStage) -> None:
+        self.configure = configure
+        self.waited_for: set[str] = set()
+        self._requests: Outbox[RunStageRequest] = Outbox()
+        self.send(RunStageRequest(configure=configure))
+        stub = stage_pb2_grpc.StageServiceStub(host.channels.channel(host.address))
+        self._call = stub.RunStage(iter(self._requests))
+        self._answers = within_silence(self._call, 20.0, "the host", lambda: "answer")
+
+    def send(self, request: RunStageRequest) -> None:
+        self._requests.put(request)
+
+    def run_step(self, step: int, num_micro_batches: int = 1, scale: float = 0.0) -> None:
+        command = RunStep(
+            step_index=step,
+            num_micro_batches=num_micro_batches,
+            num_targets=3 * num_micro_batches,
+            pending_gradient_scale=scale,
+        )
+        self.send(RunStageRequest(run_step=command))
+
+    def finish(self, scale: float) -> list[UnitState]:
+        self.send(RunStageRequest(finish=FinishRound(pending_gradient_scale=scale)))
+        return list(self.expect("finished").finished.units)
+
+    def next(self) -> RunStageResponse | None:
+        """The next answer that is no sign of life; `None` at the end."""
+        for answer in self._answers:
+            if answer.WhichOneof("event") != "progress":
+                return answer
+            self.waited_for.add(answer.progress.waiting_for)
+        return None
+
+    def expect(self, event: str) -> RunStageResponse:
+        answer = self.next()
+        assert answer is not None, f"the session ended without {event!r}"
+        assert answer.WhichOneof("event") == event, answer
+        return answer
+
+    def waits_for(self, what: str) -> None:
+        """Reads signs of life until the host says that it waits for that."""
+        for answer in self._answers:
+            assert answer.WhichOneof("event") == "progress", answer
+            if what in answer.progress.waiting_for:
+                return
+        raise AssertionError(f"the session ended before it waited for {what!r}")
+
+    def waits_for_nothing(self) -> None:
+        """Reads signs of life until the host says that it computes."""
+        while self.next_of_any_kind().progress.waiting_for:
+            pass
+
+    def next_of_any_kind(self) -> RunStageResponse:
+        """The next answer, which may be a sign of life."""
+        answer = next(self._answers, None)
+        assert answer is not None, "the session ended"
+        return answer
+
+    def close(self) -> None:
+        """Ends the session in good order."""
+        self._requests.close()
+
+    def vanish(self) -> None:
+        """As if the control unit had died."""
+        self._call.cancel()
+        self._requests.close()
+
+
+class Link:
+    """The previous stage's end of a link."""
+
+    def __init__(self, host: StageHost, opening: OpenLink) -> None:
+        self._parts: Outbox[LinkPart] = Outbox()
+        self.codecs: dict[str, Codec] = {}
+        """Of the tensors of the last frame that came."""
+        self.send(LinkPart(open=opening))
+        stub = stage_pb2_grpc.StageServiceStub(host.channels.channel(host.address))
+        self._call = stub.ExchangeActivations(iter(self._parts))
+        self._arrived: queue.SimpleQueue[Frame | CollapipeError | None] = queue.SimpleQueue()
+        answers = within_silence(self._call, 20.0, "the host", lambda: "send a frame")
+        threading.Thread(target=self._receive, args=(answers,), daemon=True).start()
+
+    def send(self, part: LinkPart) -> None:
+        self._parts.put(part)
+
+    def send_frame(self, frame: Frame, codec: Codec = CODEC_RAW) -> None:
+        header, chunks = encode_frame(frame, codec)
+        self.send(LinkPart(frame=header))
+        for chunk in chunks:
+            self.send(LinkPart(chunk=chunk))
+
+    def receive(self) -> Frame | None:
+        """The next frame; `None` at the end. Raises what ended the link."""
+        arrived = self._arrived.get(timeout=30)
+        if isinstance(arrived, CollapipeError):
+            raise arrived
+        return arrived
+
+    def close(self) -> None:
+        self._parts.close()
+
+    def vanish(self) -> None:
+        self._call.cancel()
+        self._parts.close()
+
+    def _receive(self, answers: Iterator[ExchangeActivationsResponse]) -> None:
+        assembler, frame = FrameAssembler(), None
+        try:
+            for part in answers:
+                kind = part.WhichOneof("part")
+                if kind == "frame":
+                    self.codecs = {tensor.name: tensor.codec for tensor in part.frame.tensors}
+                    frame = assembler.begin(part.frame)
+                elif kind == "chunk":
+                    frame = assembler.add(part.chunk)
+                if kind != "opened" and frame is not None:
+                    self._arrived.put(frame)
+                    frame = None
+        except CollapipeError as error:
+            self._arrived.put(error)
+        else:
+            self._arrived.put(None)
+
+
+def activation_frame(number: int = 0, step: int = 0) -> Frame:
+    generator = torch.Generator().manual_seed(number)
+    tensors: dict[str, Tensor] = {
+        "activation": torch.randn(3, 4, 16, generator=generator),
+        "attention_mask": torch.ones(3, 4, dtype=torch.int64),
+        "labels": torch.tensor([0, 1, 2]),
+    }
+    return Frame(FrameKind.FORWARD, step, number, tensors)
+
+
+@contextmanager
+def stage_host(
+    adapter: ModelAdapter, config_json: str, states: list[dict[str, Tensor]]
+) -> Iterator[StageHost]:
+    """Starts a stage host, and beside it who has the initial weights."""
+    blobs = {blob.digest: blob for blob in map(TensorBlob, states)}
+    keeper = serve(
+        "127.0.0.1:0",
+        PLAIN,
+        lambda server, address: blob_pb2_grpc.add_BlobServiceServicer_to_server(
+            BlobServicer(blobs.__getitem__), server
+        ),
+    )
+    channels = ChannelPool(PLAIN)
+    resources = HostResources("device-1", torch.device("cpu"), channels)
+    servicer = StageServicer(resources)
+
+    def add_services(server: object, address: str) -> None:
+        stage_pb2_grpc.add_StageServiceServicer_to_server(servicer, server)  # type: ignore[arg-type]
+        blob_pb2_grpc.add_BlobServiceServicer_to_server(
+            BlobServicer(resources.held_blob),
+            server,  # type: ignore[arg-type]
+        )
+
+    server = serve("127.0.0.1:0", PLAIN, add_services)
+    units = range(FIRST_UNIT, adapter.num_units)
+    digests = list(blobs)
+    configuration = ConfigureStage(
+        plan=Plan(
+            plan_id="plan",
+            cluster_index=CLUSTER,
+            num_micro_batches=2,
+            stages=[
+                Stage(host_id="control-unit", start_unit=0, stop_unit=FIRST_UNIT, in_flight=2),
+                Stage(
+                    host_id="device-1",
+                    address=server.address,
+                    start_unit=FIRST_UNIT,
+                    stop_unit=adapter.num_units,
+                    in_flight=1,
+                ),
+            ],
+        ),
+        stage_index=1,
+        model=ModelSpec(family="bert", task="classification", config_json=config_json),
+        training_json=TRAINING.model_dump_json(),
+        units=[UnitState(unit_index=unit, weights_digest=digests[unit]) for unit in units],
+        sources=[UnitSource(unit_index=unit, addresses=[keeper.address]) for unit in units],
+        total_steps=10,
+    )
+    try:
+        yield StageHost(server.address, servicer, resources, channels, configuration)
+    finally:
+        channels.close()
+        server.drain(0)
+        keeper.drain(0)

@@ -1,0 +1,147 @@
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+from collapipe.errors import CollapipeError, InvalidInputError, NotFoundError, WrongStateError
+from collapipe.rpc import ChannelPool, Security, serve
+from collapipe.stage_host import registration
+from collapipe.stage_host.registration import Registration
+from collapipe.v1.scheduler_pb2 import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    Host,
+    RegisterHostRequest,
+    RegisterHostResponse,
+)
+from collapipe.v1.scheduler_pb2_grpc import (
+    SchedulerServiceServicer,
+    add_SchedulerServiceServicer_to_server,
+)
+
+PLAIN = Security.insecure()
+
+
+class Scheduler(SchedulerServiceServicer):
+    """Notes who registers and who sends heartbeats; refuses what a test says."""
+
+    def __init__(self) -> None:
+        self.heard: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self.refuse_registration: list[CollapipeError] = []
+        self.refuse_heartbeat: list[CollapipeError] = []
+
+    def RegisterHost(
+        self, request: RegisterHostRequest, context: grpc.ServicerContext
+    ) -> RegisterHostResponse:
+        self.heard.put(("register", request.host.incarnation))
+        if self.refuse_registration:
+            raise self.refuse_registration.pop(0)
+        answer = RegisterHostResponse()
+        answer.heartbeat_interval.FromMilliseconds(10)
+        return answer
+
+    def Heartbeat(
+        self, request: HeartbeatRequest, context: grpc.ServicerContext
+    ) -> HeartbeatResponse:
+        assert request.host_id == "device-1"
+        self.heard.put(("heartbeat", request.incarnation))
+        if self.refuse_heartbeat:
+            raise self.refuse_heartbeat.pop(0)
+        return HeartbeatResponse()
+
+    def hears(self) -> tuple[str, str]:
+        return self.heard.get(timeout=20)
+
+
+@contextmanager
+def serving(scheduler: Scheduler, listen: str = "127.0.0.1:0") -> Iterator[str]:
+    server = serve(
+        listen,
+        PLAIN,
+        lambda grpc_server, address: add_SchedulerServiceServicer_to_server(scheduler, grpc_server),
+    )
+    try:
+        yield server.address
+    finally:
+        server.drain(0)
+
+
+@contextmanager
+def registered(address: str) -> Iterator[Host]:
+    host, channels = Host(host_id="device-1", address="a:1"), ChannelPool(PLAIN)
+    keeping = Registration(host, address, channels)
+    try:
+        yield host
+    finally:
+        keeping.close()
+        channels.close()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "_RETRY_SECONDS", 0.02)
+
+
+def test_host_registers_and_then_sends_heartbeats_until_it_is_closed() -> None:
+    scheduler = Scheduler()
+    with serving(scheduler) as address:
+        with registered(address) as host:
+            heard = [scheduler.hears() for _ in range(4)]
+        assert [what for what, _ in heard] == ["register", *["heartbeat"] * 3]
+        assert {incarnation for _, incarnation in heard} == {host.incarnation}
+        while not scheduler.heard.empty():
+            scheduler.heard.get()
+        assert not threading.Event().wait(0.1)
+        assert scheduler.heard.empty(), "a closed registration goes on"
+
+
+def test_every_process_is_an_incarnation_of_its_own() -> None:
+    with serving(Scheduler()) as address, registered(address) as one, registered(address) as two:
+        assert one.incarnation
+        assert one.incarnation != two.incarnation
+
+
+def test_forgotten_host_registers_again() -> None:
+    scheduler = Scheduler()
+    scheduler.refuse_heartbeat = [NotFoundError("who are you")]
+    with serving(scheduler) as address, registered(address):
+        heard = [scheduler.hears()[0] for _ in range(4)]
+    assert heard == ["register", "heartbeat", "register", "heartbeat"]
+
+
+def test_host_whose_name_is_taken_says_so_and_tries_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scheduler = Scheduler()
+    scheduler.refuse_heartbeat = [WrongStateError("give each host its own --host-id")]
+    with caplog.at_level(logging.WARNING), serving(scheduler) as address, registered(address):
+        heard = [scheduler.hears()[0] for _ in range(3)]
+    assert heard == ["register", "heartbeat", "register"]
+    assert "give each host its own --host-id" in caplog.text
+
+
+def test_refused_host_says_why_and_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Scheduler()
+    scheduler.refuse_registration = [InvalidInputError("a host needs a role")]
+    with caplog.at_level(logging.ERROR), serving(scheduler) as address, registered(address):
+        heard = [scheduler.hears()[0] for _ in range(2)]
+    assert heard == ["register", "register"]
+    assert "the scheduler refuses this host: a host needs a role" in caplog.text
+
+
+def test_host_that_is_switched_on_first_waits_for_the_scheduler(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scheduler = Scheduler()
+    with serving(scheduler) as address:
+        pass  # now its port is free
+    with caplog.at_level(logging.INFO), registered(address):
+        while "no scheduler (try 2)" not in caplog.text:
+            assert not threading.Event().wait(0.02)
+        with serving(scheduler, address):
+            assert scheduler.hears()[0] == "register"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -1,0 +1,241 @@
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from collapipe.errors import (
+    CancelledError,
+    InvalidInputError,
+    NotFoundError,
+    WrongStateError,
+)
+from collapipe.rpc import streams
+from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
+from collapipe.v1.plan_pb2 import UnitState
+from collapipe.v1.stage_pb2 import ConfigureStage, RunStageRequest
+from collapipe.weights.transfer import fetch_blob
+
+from .stage_hosts import Session, StageHost, activation_frame
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "SIGN_OF_LIFE_SECONDS", 0.02)
+
+
+def train(host: StageHost, session: Session, num_steps: int) -> None:
+    link = host.link(host.opening(session.configure))
+    for step in range(num_steps):
+        session.run_step(step, scale=1.0)
+        link.send_frame(activation_frame(step=step))
+        session.expect("step_done")
+
+
+def assert_alive(session: Session) -> None:
+    """A session that was not touched still answers."""
+    assert [state.optimizer_digest for state in session.finish(0.0)] == [""] * 4
+
+
+# --- configuring
+
+
+def test_units_that_are_not_at_hand_are_fetched_and_then_reused(host: StageHost) -> None:
+    first = host.open(host.configure(0)).expect("configured").configured
+    assert first.reused_units == 0
+    assert first.fetched_bytes > 4000
+    second = host.open(host.configure(1)).expect("configured").configured
+    assert (second.reused_units, second.fetched_bytes) == (4, 0)
+
+
+def test_finished_round_is_named_served_and_reused(host: StageHost) -> None:
+    session = host.ready()
+    train(host, session, 2)
+    states = session.finish(1.0)
+    session.close()
+    assert session.next() is None
+    assert [state.unit_index for state in states] == host.units
+    before = {state.weights_digest for state in host.configuration.units}
+    for state in states:
+        assert state.weights_digest not in before
+        for digest in (state.weights_digest, state.optimizer_digest):
+            fetch_blob(host.channels, digest, [host.address])  # checks the digest
+    configured = host.open(host.configure(round_index=1, units=states)).expect("configured")
+    assert configured.configured.reused_units == 4
+
+
+def test_what_an_unfinished_attempt_changed_is_dropped(host: StageHost) -> None:
+    session = host.ready()
+    train(host, session, 2)  # the update of the first step is applied
+    session.vanish()
+    configured = host.open(host.configure(1)).expect("configured").configured
+    assert configured.reused_units == 0
+    assert configured.fetched_bytes > 0
+
+
+def test_weights_that_nobody_has_fail_the_session_by_name(host: StageHost) -> None:
+    states = [*host.configuration.units]
+    states[0] = UnitState(unit_index=1, weights_digest="0" * 64)
+    session = host.open(host.configure(units=states))
+    assert "0" * 64 in session.expect("failed").failed.message
+    assert session.next() is None
+
+
+Spoil = Callable[[ConfigureStage], None]
+
+
+def stage_beyond(configure: ConfigureStage) -> None:
+    configure.stage_index = 2
+
+
+def one_unit_too_few(configure: ConfigureStage) -> None:
+    del configure.units[-1]
+
+
+def no_window(configure: ConfigureStage) -> None:
+    configure.plan.stages[1].in_flight = 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (stage_beyond, "stage 2 does not exist in a plan of 2 stages"),
+        (one_unit_too_few, r"is to run units 1 to 4, .* state of units \[1, 2, 3\]"),
+        (no_window, "stage 1 has an in-flight window of 0"),
+    ],
+)
+def test_configuration_that_contradicts_itself_is_refused(
+    host: StageHost, spoil: Spoil, said: str
+) -> None:
+    configure = host.configure()
+    spoil(configure)
+    with pytest.raises(InvalidInputError, match=said):
+        host.open(configure).next()
+    host.ready()  # the refused one is not counted as served
+
+
+def test_session_has_to_begin_with_its_configuration(host: StageHost) -> None:
+    gone: Any = _Context()
+    with pytest.raises(InvalidInputError, match="begins with ConfigureStage"):
+        list(host.servicer.RunStage(iter([RunStageRequest()]), gone))
+    with pytest.raises(InvalidInputError, match="begins with ConfigureStage"):
+        list(host.servicer.RunStage(iter(()), gone))
+
+
+def test_second_configuration_in_a_session_fails_it(host: StageHost) -> None:
+    session = host.ready()
+    session.send(RunStageRequest(configure=session.configure))
+    assert "cannot configure in its middle" in session.expect("failed").failed.message
+
+
+# --- fences
+
+
+@pytest.mark.parametrize(("round_index", "attempt"), [(3, 2), (3, 1), (2, 9), (0, 0)])
+def test_attempt_that_is_not_newer_is_refused_and_changes_nothing(
+    host: StageHost, round_index: int, attempt: int
+) -> None:
+    session = host.ready(2, round_index=3)
+    with pytest.raises(
+        WrongStateError,
+        match=f"round {round_index}, attempt {attempt} of job job is not newer than round 3, attempt 2",
+    ):
+        host.open(host.configure(attempt, round_index)).next()
+    assert_alive(session)
+
+
+@pytest.mark.parametrize(("round_index", "attempt"), [(3, 3), (4, 0)])
+def test_newer_attempt_takes_over_from_one_that_idles(
+    host: StageHost, round_index: int, attempt: int
+) -> None:
+    old = host.ready(2, round_index=3)
+    new = host.ready(attempt, round_index=round_index)
+    assert old.expect("failed").failed.message == "a newer attempt took over"
+    assert old.next() is None
+    assert_alive(new)
+
+
+def test_newer_attempt_takes_over_from_one_that_waits_for_a_micro_batch(host: StageHost) -> None:
+    old = host.ready(0)
+    old.run_step(0)
+    old.waits_for("forward of micro-batch 0")
+    new = host.ready(1)
+    assert old.expect("failed").failed.message == "a newer attempt took over"
+    assert_alive(new)
+
+
+def test_another_job_may_begin_at_its_first_attempt(host: StageHost) -> None:
+    host.ready(5, round_index=5)
+    assert_alive(host.ready(0, job_id="other"))
+
+
+def test_late_attempt_of_an_earlier_job_is_refused(host: StageHost) -> None:
+    host.ready(5, round_index=5).close()
+    session = host.ready(0, job_id="other")
+    with pytest.raises(WrongStateError, match="not newer than round 5, attempt 5"):
+        host.open(host.configure(4, 5)).next()
+    assert_alive(session)
+
+
+# --- ends
+
+
+def test_control_unit_that_vanishes_ends_the_session(host: StageHost) -> None:
+    session = host.ready()
+    session.run_step(0)
+    session.waits_for("forward of micro-batch 0")
+    session.vanish()
+    assert_alive(host.ready(1))
+
+
+class _Context:
+    """The context of a call whose caller has gone already."""
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        return False
+
+
+def test_session_whose_caller_is_gone_before_it_begins_blocks_no_later_one(
+    host: StageHost,
+) -> None:
+    gone: Any = _Context()
+    with pytest.raises(CancelledError):
+        list(host.servicer.RunStage(iter([RunStageRequest(configure=host.configure())]), gone))
+    assert_alive(host.ready(1))
+
+
+def test_signs_of_life_say_what_the_stage_waits_for(host: StageHost) -> None:
+    session = host.ready()
+    session.run_step(0, num_micro_batches=2)
+    session.waits_for("the forward of micro-batch 0 in step 0")
+
+
+def test_host_without_units_has_no_blobs(host: StageHost) -> None:
+    with pytest.raises(NotFoundError, match="not held by device-1"):
+        host.resources.held_blob("0" * 64)
+
+
+def test_session_whose_caller_is_gone_lets_no_later_one_pass_one_that_computes(
+    host: StageHost,
+) -> None:
+    computing = host.ready(0)
+    computing.run_step(0)
+    computing.waits_for("forward of micro-batch 0")
+    gone: Any = _Context()
+
+    def begin() -> None:
+        with pytest.raises(CancelledError):
+            request = RunStageRequest(configure=host.configure(1))
+            list(host.servicer.RunStage(iter([request]), gone))
+
+    with COMPUTE_LOCK:  # the first session is in the middle of a computation
+        host.link(host.opening(computing.configure)).send_frame(activation_frame())
+        computing.waits_for_nothing()
+        leaving = threading.Thread(target=begin)
+        leaving.start()
+        new = host.open(host.configure(2))
+        signs = [new.next_of_any_kind() for _ in range(5)]
+        assert [sign.WhichOneof("event") for sign in signs] == ["progress"] * 5
+    new.expect("configured")
+    leaving.join(20)
+    assert_alive(new)

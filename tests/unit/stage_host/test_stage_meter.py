@@ -1,0 +1,53 @@
+import pytest
+from prometheus_client import REGISTRY
+
+from collapipe.stage_host.stage_meter import StageMeter
+from collapipe.stage_runtime import Action, ActionKind
+
+STAGE = {"cluster": "90", "stage": "3"}
+
+
+def value(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def energy() -> float:
+    return value("collapipe_energy_joules_total", probe="model")
+
+
+def test_meter_counts_what_the_stage_tells() -> None:
+    meter = StageMeter(90, 3, 0.0)
+    meter.acted(Action(3, ActionKind.BACKWARD, 0), 0.25)
+    meter.worked(num_units=4, num_samples=6, activation_bytes=700)
+    meter.worked(num_units=4, num_samples=6, activation_bytes=700)
+    meter.updated(0.125)
+    meter.waited(1.0)
+    meter.waited(0.5)
+    meter.stepped(in_flight=2, stash_bytes=900)
+    assert value("collapipe_stage_backward_seconds_sum", **STAGE) == 0.25
+    assert value("collapipe_stage_block_samples_total", **STAGE) == 48
+    assert value("collapipe_stage_samples_total", **STAGE) == 12
+    assert value("collapipe_stage_activation_bytes_total", **STAGE) == 1400
+    assert value("collapipe_stage_update_seconds_total", **STAGE) == 0.125
+    assert value("collapipe_stage_steps_total", **STAGE) == 1
+    assert value("collapipe_stage_waiting_seconds_total", **STAGE) == 1.5
+    assert value("collapipe_stage_in_flight", **STAGE) == 2
+    assert value("collapipe_stage_stash_bytes", **STAGE) == 900
+
+
+def test_energy_is_watts_times_everything_that_was_busy() -> None:
+    before = energy()
+    meter = StageMeter(90, 4, 8.0)
+    meter.acted(Action(4, ActionKind.FORWARD, 0), 0.25)
+    meter.acted(Action(4, ActionKind.BACKWARD, 0), 0.5)
+    meter.updated(0.125)
+    meter.evaluated(0.125)
+    meter.waited(100.0)
+    meter.stepped(in_flight=1, stash_bytes=0)
+    assert energy() - before == pytest.approx(8.0)
+
+
+def test_device_of_unknown_power_counts_no_energy() -> None:
+    before = energy()
+    StageMeter(90, 5, 0.0).acted(Action(5, ActionKind.FORWARD, 0), 1.0)
+    assert energy() == before

@@ -1,0 +1,264 @@
+import contextlib
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from prometheus_client import REGISTRY
+from torch import Tensor
+
+from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
+from collapipe.job import TrainingConfig
+from collapipe.models import Head, ModelAdapter
+from collapipe.rpc import streams
+from collapipe.stage_runtime.stage import dropout_key
+from collapipe.tensors import Frame, FrameKind, encode_frame
+from collapipe.v1.stage_pb2 import FRAME_KIND_FORWARD, FrameHeader, OpenLink, RunStageRequest
+from collapipe.v1.tensor_pb2 import CODEC_INT8_ROWS, CODEC_RAW, DATA_TYPE_FLOAT32, TensorHeader
+
+from .stage_hosts import CLUSTER, Link, LinkPart, Session, StageHost, activation_frame
+
+
+@pytest.fixture(autouse=True)
+def _frequent_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "SIGN_OF_LIFE_SECONDS", 0.02)
+
+
+@pytest.fixture
+def session(host: StageHost) -> Session:
+    return host.ready()
+
+
+@pytest.fixture
+def link(host: StageHost, session: Session) -> Link:
+    return host.link(host.opening(session.configure))
+
+
+def test_step_over_a_link_gives_the_numbers_of_the_units_themselves(
+    bert: ModelAdapter, bert_states: list[dict[str, Tensor]], session: Session, link: Link
+) -> None:
+    frame = activation_frame()
+    session.run_step(0)
+    link.send_frame(frame)
+    done = session.expect("step_done").step_done
+    gradient = link.receive()
+
+    activation = frame.tensors["activation"].clone().requires_grad_()
+    units = [bert.build_unit(index) for index in range(1, 5)]
+    passed = activation
+    for index, (unit, state) in enumerate(zip(units, bert_states[1:], strict=True), start=1):
+        unit.load_state_dict(state)
+        unit.train()
+        torch.manual_seed(dropout_key(0, CLUSTER, 0, 0, 0, index))
+        if isinstance(unit, Head):
+            passed = unit.loss_sum(passed, frame.tensors, TrainingConfig().label_smoothing) / 3
+        else:
+            passed = unit(passed, frame.tensors)
+    passed.backward()
+    assert done.loss == passed.item()
+    assert gradient is not None
+    assert (gradient.kind, gradient.step_index, gradient.micro_batch) == (FrameKind.BACKWARD, 0, 0)
+    assert activation.grad is not None
+    assert torch.equal(gradient.tensors["activation"], activation.grad)
+    norm = math.fsum(
+        torch.linalg.vector_norm(p.grad, dtype=torch.float64).item() ** 2
+        for unit in units
+        for p in unit.parameters()
+        if p.grad is not None
+    )
+    assert math.fsum(done.squared_gradient_norms) == norm
+
+
+def test_frames_that_come_before_their_step_wait_for_it(session: Session, link: Link) -> None:
+    for number in range(2):
+        link.send_frame(activation_frame(number))
+    session.run_step(0, num_micro_batches=2)
+    session.expect("step_done")
+    answers = [link.receive(), link.receive()]
+    assert [answer.micro_batch for answer in answers if answer] == [0, 1]
+
+
+def test_link_carries_what_its_plan_says_in_both_directions(host: StageHost) -> None:
+    configure = host.configure()
+    limit = 4_000_000
+    configure.plan.links.add(codec=CODEC_INT8_ROWS, rate_limit_bps=limit)
+    session = host.open(configure)
+    session.expect("configured")
+    link = host.link(host.opening(configure))
+    session.run_step(0)
+    link.send_frame(activation_frame(), CODEC_INT8_ROWS)
+    session.expect("step_done")
+    gradient = link.receive()
+    assert gradient is not None
+    # each row has at most 255 values, one of them its largest
+    rows = gradient.tensors["activation"].reshape(-1, 16)
+    steps = rows / (rows.abs().amax(dim=1, keepdim=True) / 127)
+    assert torch.allclose(steps, steps.round(), atol=1e-3)
+    assert link.codecs == {"activation": CODEC_INT8_ROWS}
+    limits = {"link": "device-1>control-unit"}
+    assert REGISTRY.get_sample_value("collapipe_link_rate_limit_bps", limits) == limit
+
+
+def test_plan_whose_codec_is_not_known_is_refused(host: StageHost) -> None:
+    configure = host.configure()
+    configure.plan.links.add(codec=9)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="link 0 of the plan has the codec 9"):
+        host.open(configure).expect("configured")
+
+
+# --- fences
+
+
+def another_job(opening: OpenLink) -> None:
+    opening.attempt.job_id = "other"
+
+
+def another_round(opening: OpenLink) -> None:
+    opening.attempt.round_index = 1
+
+
+def another_attempt(opening: OpenLink) -> None:
+    opening.attempt.attempt = 1
+
+
+def another_plan(opening: OpenLink) -> None:
+    opening.attempt.plan_id = "other"
+
+
+def another_stage(opening: OpenLink) -> None:
+    opening.stage_index = 0
+
+
+def another_cluster(opening: OpenLink) -> None:
+    opening.cluster_index = CLUSTER + 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [another_job, another_round, another_attempt, another_plan, another_stage, another_cluster],
+)
+def test_link_that_is_not_of_the_attempt_is_refused_and_changes_nothing(
+    host: StageHost, session: Session, change: Callable[[OpenLink], None]
+) -> None:
+    opening = host.opening(session.configure)
+    change(opening)
+    stranger = host.link(opening)
+    stranger.send_frame(activation_frame(1))
+    with pytest.raises(WrongStateError, match=r"device-1 expects no link to stage \d of round"):
+        stranger.receive()
+    session.run_step(0)
+    host.link(host.opening(session.configure)).send_frame(activation_frame(0))
+    assert session.expect("step_done").step_done.loss > 0
+
+
+def test_second_link_is_refused_and_the_first_goes_on(
+    host: StageHost, session: Session, link: Link
+) -> None:
+    link.send_frame(activation_frame())
+    session.run_step(0)
+    session.expect("step_done")
+    with pytest.raises(WrongStateError, match="expects no link"):
+        host.link(host.opening(session.configure)).receive()
+    answer = link.receive()
+    assert answer is not None
+    assert answer.kind is FrameKind.BACKWARD
+
+
+def test_link_of_an_attempt_that_was_replaced_changes_nothing(
+    host: StageHost, session: Session, link: Link
+) -> None:
+    link.send_frame(activation_frame(1))
+    new = host.ready(1)
+    late = host.link(host.opening(session.configure))
+    with pytest.raises(WrongStateError, match="expects no link"):
+        late.receive()
+    link.send_frame(activation_frame(1))
+    new.run_step(0)
+    host.link(host.opening(new.configure)).send_frame(activation_frame(0))
+    new.expect("step_done")
+
+
+def test_link_after_the_end_of_its_session_is_refused(host: StageHost, session: Session) -> None:
+    session.close()
+    assert session.next() is None
+    with pytest.raises(WrongStateError, match="expects no link"):
+        host.link(host.opening(session.configure)).receive()
+
+
+# --- what garbles
+
+
+def header(shape: list[int], byte_length: int) -> LinkPart:
+    tensor = TensorHeader(
+        name="activation",
+        data_type=DATA_TYPE_FLOAT32,
+        codec=CODEC_RAW,
+        shape=shape,
+        byte_length=byte_length,
+    )
+    return LinkPart(frame=FrameHeader(kind=FRAME_KIND_FORWARD, tensors=[tensor]))
+
+
+def flipped() -> list[LinkPart]:
+    made, chunks = encode_frame(activation_frame())
+    data = [bytearray(chunk) for chunk in chunks]
+    data[0][17] ^= 4
+    return [LinkPart(frame=made), *(LinkPart(chunk=bytes(chunk)) for chunk in data)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (flipped(), "'activation' arrived with CRC-32"),
+        ([LinkPart(chunk=b"abc")], "chunk of 3 bytes arrived outside any frame"),
+        ([header([4], 16), header([4], 16)], "a new frame began while micro-batch 0"),
+        ([header([1 << 40], 1 << 42)], "exceeds the limit of 1073741824"),
+        ([LinkPart(frame=FrameHeader(kind=9))], "unknown kind 9"),  # type: ignore[arg-type]
+        ([LinkPart(open=OpenLink())], "a link carried open instead of a frame"),
+        ([LinkPart()], "a link carried an empty message instead of a frame"),
+    ],
+    ids=["flipped bit", "stray chunk", "cut frame", "too large", "kind", "opening", "empty"],
+)
+def test_garbled_link_fails_the_session_and_says_how(
+    session: Session, link: Link, parts: list[LinkPart], said: str
+) -> None:
+    session.run_step(0)
+    for part in parts:
+        link.send(part)
+    failed = session.expect("failed").failed
+    assert said in failed.message
+    assert failed.blamed_host_id == ""
+    assert session.next() is None
+
+
+def test_frame_of_another_step_fails_the_session(session: Session, link: Link) -> None:
+    session.run_step(0)
+    link.send_frame(activation_frame(step=7))
+    assert "got FORWARD of step 7, micro-batch 0, while" in session.expect("failed").failed.message
+
+
+def test_link_that_breaks_in_the_middle_of_a_step_fails_the_session(
+    session: Session, link: Link
+) -> None:
+    session.run_step(0, num_micro_batches=2)
+    link.send_frame(activation_frame(0))
+    assert link.receive() is not None
+    link.vanish()
+    assert "previous stage broke its link" in session.expect("failed").failed.message
+
+
+def test_link_ends_with_its_session(session: Session, link: Link) -> None:
+    session.run_step(0)
+    link.send_frame(activation_frame())
+    session.expect("step_done")
+    session.finish(1.0)
+    session.close()
+    answers: list[Frame | None] = [link.receive(), link.receive()]
+    assert answers[1] is None
+
+
+def test_failed_session_does_not_leave_its_link_waiting(session: Session, link: Link) -> None:
+    session.send(RunStageRequest())
+    session.expect("failed")
+    with contextlib.suppress(CollapipeError):
+        assert link.receive() is None

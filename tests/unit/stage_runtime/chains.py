@@ -1,0 +1,307 @@
+"""A pipeline in threads, without a network, and the plain loop that it has to equal."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from collapipe.job import TrainingConfig
+from collapipe.models import Head, ModelAdapter
+from collapipe.stage_runtime import (
+    Action,
+    EmulatedProcessor,
+    Mailbox,
+    ResidentUnit,
+    Stage,
+    StageContext,
+    StageObserver,
+    clip_scale,
+    learning_rate,
+)
+from collapipe.stage_runtime.stage import StepResult, dropout_key
+from collapipe.tensors import Frame, FrameKind
+
+SEED, CLUSTER, ROUND, FIRST_STEP, TOTAL_STEPS = 11, 2, 4, 3, 10
+
+States = Sequence[dict[str, Tensor]]
+MakeBatch = Callable[[int], dict[str, Tensor]]
+
+TRAINING = TrainingConfig(learning_rate=1e-2, clip_norm=0.5, weight_decay=0.1, warm_up_steps=5)
+WHOLE, HALVES, THIRDS, EACH = [0, 5], [0, 2, 5], [0, 1, 4, 5], [0, 1, 2, 3, 4, 5]
+
+
+def steps_of(make_batch: MakeBatch, num_steps: int, size: int) -> list[list[dict[str, Tensor]]]:
+    return [
+        [make_batch(step * size + number) for number in range(size)] for step in range(num_steps)
+    ]
+
+
+def held_unit(adapter: ModelAdapter, index: int, training: TrainingConfig) -> ResidentUnit:
+    return ResidentUnit(index, adapter.build_unit(index), training)
+
+
+@dataclass
+class Recorder(StageObserver):
+    """Remembers what one stage tells; its actions among those of all stages."""
+
+    actions: list[Action]
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    waits: list[float] = field(default_factory=list)
+    """By "FORWARD", "BACKWARD", "evaluation" and "update"."""
+    work: list[tuple[int, int, int]] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+
+    def acted(self, action: Action, seconds: float) -> None:
+        self.actions.append(action)
+        self.seconds[action.kind.name].append(seconds)
+
+    def evaluated(self, seconds: float) -> None:
+        self.seconds["evaluation"].append(seconds)
+
+    def worked(self, num_units: int, num_samples: int, activation_bytes: int) -> None:
+        self.work.append((num_units, num_samples, activation_bytes))
+
+    def updated(self, seconds: float) -> None:
+        self.seconds["update"].append(seconds)
+
+    def waited(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    def stepped(self, in_flight: int, stash_bytes: int) -> None:
+        self.steps.append((in_flight, stash_bytes))
+
+
+@dataclass
+class Chain:
+    """Stages of one cluster, each in a thread of its own while it works."""
+
+    stages: list[Stage] = field(default_factory=list)
+    units: list[ResidentUnit] = field(default_factory=list)
+    mailboxes: list[Mailbox] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    observers: list["Recorder"] = field(default_factory=list)
+    arrived: list[Frame] = field(default_factory=list)
+    """What left the first stage backward."""
+
+    def feed(self, kind: FrameKind, step: int, batches: Sequence[dict[str, Tensor]]) -> None:
+        for number, batch in enumerate(batches):
+            self.mailboxes[0].put(Frame(kind, step, number, batch))
+
+    def train(
+        self, step: int, batches: Sequence[dict[str, Tensor]], pending_scale: float
+    ) -> list[StepResult]:
+        """Runs one mini-batch; the results of each stage."""
+        self.feed(FrameKind.FORWARD, step, batches)
+        targets = sum(batch["labels"].numel() for batch in batches)
+        return self.together(
+            lambda stage: stage.run_step(step, len(batches), targets, pending_scale)
+        )
+
+    def evaluate(self, batches: Sequence[dict[str, Tensor]]) -> list[Tensor]:
+        self.feed(FrameKind.EVALUATE, 0, batches)
+        self.together(lambda stage: stage.run_evaluation(len(batches)))
+        return [frame.tensors["predictions"] for frame in self.arrived]
+
+    def together(self, work: Callable[[Stage], Any]) -> list[Any]:
+        """Does something in all stages at once; a failure of one fails all, and is raised."""
+        results: list[Any] = [None] * len(self.stages)
+        failures: list[BaseException] = []
+
+        def run(index: int) -> None:
+            try:
+                results[index] = work(self.stages[index])
+            except BaseException as error:
+                failures.append(error)
+                for mailbox in self.mailboxes:
+                    mailbox.fail(error)
+
+        threads = [
+            threading.Thread(target=run, args=(index,), daemon=True)
+            for index in range(len(self.stages))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a stage waits for ever"
+        if failures:
+            raise failures[0]
+        return results
+
+
+def make_chain(
+    adapter: ModelAdapter,
+    states: States,
+    training: TrainingConfig,
+    cuts: Sequence[int],
+    windows: Sequence[int],
+    capacity: int | None = None,
+    processor: EmulatedProcessor | None = None,
+) -> Chain:
+    """Cuts the units into stages.
+
+    Args:
+        adapter: Builds units.
+        states: Weights of each unit.
+        training: How they change.
+        cuts: First unit of each stage, and one past the last unit.
+        windows: Of each stage.
+        capacity: Of the mailboxes between stages.
+        processor: What every stage computes like.
+    """
+    chain = Chain()
+    last = len(cuts) - 2
+    chain.mailboxes = [Mailbox(capacity if index else None) for index in range(last + 1)]
+    for index in range(last + 1):
+        units = [held_unit(adapter, unit, training) for unit in range(cuts[index], cuts[index + 1])]
+        for unit in units:
+            unit.module.load_state_dict(states[unit.unit_index])
+        chain.units += units
+        chain.observers.append(Recorder(chain.actions))
+        context = StageContext(
+            adapter=adapter,
+            training=training,
+            device=torch.device("cpu"),
+            seed=SEED,
+            cluster_index=CLUSTER,
+            round_index=ROUND,
+            stage_index=index,
+            in_flight=windows[index],
+            first_step=FIRST_STEP,
+            total_steps=TOTAL_STEPS,
+        )
+        chain.stages.append(
+            Stage(
+                context,
+                units,
+                chain.mailboxes[index],
+                send_forward=chain.mailboxes[index + 1].put if index < last else _never,
+                send_backward=chain.mailboxes[index - 1].put if index else chain.arrived.append,
+                observer=chain.observers[index],
+                processor=processor,
+            )
+        )
+    return chain
+
+
+def _never(frame: Frame) -> None:
+    raise AssertionError("the stage with the head sent a frame forward")
+
+
+@dataclass
+class Trained:
+    """What training left."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, dict[str, Tensor]]
+    losses: list[float]
+    norms: list[list[float]]
+
+
+def train_chain(
+    chain: Chain, training: TrainingConfig, steps: Sequence[Sequence[dict[str, Tensor]]]
+) -> Trained:
+    losses, norms, scale = [], [], 0.0
+    for step, batches in enumerate(steps):
+        results = chain.train(step, batches, scale)
+        squares = [square for result in results for square in result.squared_norms]
+        scale = clip_scale(sum(squares) ** 0.5, training.clip_norm)
+        assert [result.loss is None for result in results[:-1]] == [True] * (len(results) - 1)
+        losses.append(results[-1].loss)
+        norms.append(squares)
+    chain.together(lambda stage: stage.apply_update(scale))
+    weights, optimizer = {}, {}
+    for unit in chain.units:
+        weights |= {f"{unit.unit_index}/{k}": v for k, v in unit.module.state_dict().items()}
+        for name, parameter in unit.module.named_parameters():
+            if parameter in unit.optimizer.state:
+                optimizer[f"{unit.unit_index}/{name}"] = unit.optimizer.state[parameter]
+    return Trained(weights, optimizer, losses, norms)
+
+
+def train_plainly(
+    adapter: ModelAdapter,
+    states: States,
+    training: TrainingConfig,
+    steps: Sequence[Sequence[dict[str, Tensor]]],
+) -> Trained:
+    """One process, one loop, one optimizer over all parameters; fails to share anything but the units' code."""
+    units = [adapter.build_unit(index) for index in range(adapter.num_units)]
+    for unit, state in zip(units, states, strict=True):
+        unit.load_state_dict(state)
+        unit.train()
+    named = {
+        f"{index}/{name}": parameter
+        for index, unit in enumerate(units)
+        for name, parameter in unit.named_parameters()
+    }
+    optimizer = _optimizer(list(named.values()), training)
+    result = Trained({}, {}, [], [])
+    for step, batches in enumerate(steps):
+        targets = sum(batch["labels"].numel() for batch in batches)
+        total = 0.0
+        for number, batch in enumerate(batches):
+            key = partial(dropout_key, SEED, CLUSTER, ROUND, step, number)
+            activation = None
+            for index, unit in enumerate(units[:-1]):
+                torch.manual_seed(key(index))
+                activation = unit(activation, batch)
+            torch.manual_seed(key(len(units) - 1))
+            head = units[-1]
+            assert isinstance(head, Head)
+            assert activation is not None
+            loss = head.loss_sum(activation, batch, training.label_smoothing) / targets
+            total += loss.item()
+            loss.backward()
+        squares = [
+            torch.linalg.vector_norm(p.grad, dtype=torch.float64).item() ** 2
+            for p in named.values()
+            if p.grad is not None
+        ]
+        result.losses.append(total)
+        result.norms.append(squares)
+        scale = 1.0
+        if training.clip_norm:
+            scale = min(1.0, training.clip_norm / (sum(squares) ** 0.5 + 1e-6))
+        for parameter in named.values():
+            if scale < 1 and parameter.grad is not None:
+                parameter.grad.mul_(scale)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(training, FIRST_STEP + step, TOTAL_STEPS)
+        optimizer.step()
+        optimizer.zero_grad()
+    for index, unit in enumerate(units):
+        result.weights |= {f"{index}/{k}": v for k, v in unit.state_dict().items()}
+    result.optimizer = {
+        name: optimizer.state[p] for name, p in named.items() if p in optimizer.state
+    }
+    return result
+
+
+def _optimizer(parameters: list[nn.Parameter], training: TrainingConfig) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": training.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=0.0, momentum=training.momentum, fused=True)
+    return torch.optim.AdamW(groups, lr=0.0, betas=training.betas, eps=training.epsilon, fused=True)
+
+
+def assert_identical(left: Trained, right: Trained) -> None:
+    """Bit for bit."""
+    assert left.losses == right.losses
+    assert left.norms == right.norms
+    assert left.weights.keys() == right.weights.keys()
+    for name, tensor in left.weights.items():
+        assert torch.equal(tensor, right.weights[name]), f"{name} differs"
+    assert left.optimizer.keys() == right.optimizer.keys()
+    for name, state in left.optimizer.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                assert torch.equal(value, right.optimizer[name][key]), f"{key} of {name} differs"

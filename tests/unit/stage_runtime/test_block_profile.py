@@ -1,0 +1,146 @@
+import itertools
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
+from collapipe.errors import InvalidInputError
+from collapipe.job import TrainingConfig
+from collapipe.models import ModelAdapter
+from collapipe.stage_runtime import EmulatedProcessor, block_profile
+from collapipe.stage_runtime.block_profile import BlockProfile, fit_costs, profile_block
+from collapipe.stage_runtime.emulated_processor import FORWARD_SHARE
+from collapipe.stage_runtime.operation_counts import StageWork
+
+from .chains import (
+    MakeBatch,
+    States,
+    assert_identical,
+    make_chain,
+    train_chain,
+    train_plainly,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_time_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_profile, "_TIME_BOX_SECONDS", 0.0)
+
+
+def measure(bert: ModelAdapter, *sizes: int, length: int = 8) -> BlockProfile:
+    return profile_block(bert, torch.device("cpu"), sizes, length)
+
+
+def test_state_is_weights_gradients_and_moments(bert: ModelAdapter) -> None:
+    parameters = sum(p.numel() for p in bert.build_unit(1).parameters())
+    measured = measure(bert, 2)
+    assert measured.num_parameters == parameters
+    assert measured.state_bytes == 16 * parameters
+
+
+def test_stash_is_of_one_sample_and_grows_with_its_length(bert: ModelAdapter) -> None:
+    two, four, longer = measure(bert, 2), measure(bert, 1, 4), measure(bert, 2, length=16)
+    one = two.stash_bytes_per_sample
+    assert four.stash_bytes_per_sample == pytest.approx(one, rel=0.1)
+    assert longer.stash_bytes_per_sample >= 2 * one * 0.9
+    activation = 8 * 16 * 4
+    assert 5 * activation < one < 100 * activation
+
+
+def test_profile_of_the_same_block_gives_the_same_bytes(bert: ModelAdapter) -> None:
+    first = measure(bert, 1, length=4)
+    assert first.seconds_per_sample > 0
+    assert measure(bert, 1, length=4).stash_bytes_per_sample == first.stash_bytes_per_sample
+
+
+def test_medians_of_each_size_give_both_costs(
+    bert: ModelAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # of three repetitions of two sizes; the last is an outlier
+    durations = [0.5, 0.9, 0.5, 0.9, 7.0, 5.0]
+    readings = iter([0.0, *(t for seconds in durations for t in (0.0, seconds)), 0.0])
+    monkeypatch.setattr(block_profile, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
+    measured = measure(bert, 2, 4)
+    assert measured.seconds_per_sample == pytest.approx(0.2)
+    assert measured.seconds_per_micro_batch == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "per_sample", "per_micro_batch"),
+    [
+        ({2: 0.5, 8: 1.1}, 0.1, 0.3),
+        ({1: 0.2, 2: 0.3, 4: 0.5}, 0.1, 0.1),
+        ({4: 2.0}, 0.5, 0.0),  # one size tells nothing apart
+        ({2: 1.0, 4: 4.0}, 0.9, 0.0),  # less than proportional: no overhead below 0
+        ({2: 1.0, 4: 0.5}, 0.2, 0.0),  # noise: more samples cost less
+    ],
+)
+def test_fit_tells_the_cost_of_a_sample_from_that_of_a_micro_batch(
+    seconds: dict[int, float], per_sample: float, per_micro_batch: float
+) -> None:
+    assert fit_costs(seconds) == pytest.approx((per_sample, per_micro_batch))
+
+
+def test_emulated_profile_is_what_the_emulation_makes_of_a_run(
+    bert: ModelAdapter, tmp_path: Path
+) -> None:
+    path = tmp_path / "emulation.json"
+    devices = {"device-0-0": EmulatedDevice(profile="raspberry-pi-4", slowdown=3)}
+    path.write_text(Emulation(devices=devices, time_scale=2).model_dump_json())
+    processor = EmulatedProcessor(EmulationFile(path), "device-0-0")
+    emulated = profile_block(bert, torch.device("cpu"), (2, 8), 8, processor)
+
+    work = StageWork([bert.build_unit(1)], 16)
+    for rows in (2, 8, 5):
+        side = {"attention_mask": torch.ones(rows, 8, dtype=torch.int64)}
+        forward = processor.seconds(work.forward(side), FORWARD_SHARE)
+        backward = processor.seconds(work.backward(side), 1 - FORWARD_SHARE)
+        assert forward is not None
+        assert backward is not None
+        predicted = emulated.seconds_per_micro_batch + rows * emulated.seconds_per_sample
+        assert predicted == pytest.approx(forward + backward)
+    assert emulated.seconds_per_micro_batch == pytest.approx(2 * 3 * 9e-3)
+    assert emulated.stash_bytes_per_sample == measure(bert, 8).stash_bytes_per_sample
+
+
+def test_stage_that_trains_beside_a_profile_computes_the_same_bits(
+    bert: ModelAdapter,
+    bert_states: States,
+    make_batch: MakeBatch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = TrainingConfig()
+    steps = [[make_batch(2 * step), make_batch(2 * step + 1)] for step in range(10)]
+    reference = train_plainly(bert, bert_states, training, steps)
+    monkeypatch.setattr(block_profile, "_TIME_BOX_SECONDS", 600.0)
+    rounds = itertools.count()
+    trained = threading.Event()
+    started = threading.Event()
+
+    def until_trained() -> float:
+        if next(rounds) > 10:
+            started.set()
+        return 1e9 if trained.is_set() else 0.0
+
+    monkeypatch.setattr(block_profile, "time", SimpleNamespace(perf_counter=until_trained))
+    profiling = threading.Thread(target=measure, args=(bert, 1), daemon=True)
+    profiling.start()
+    try:
+        assert started.wait(60)
+        chain = make_chain(bert, bert_states, training, [0, 5], [1])
+        assert_identical(train_chain(chain, training, steps), reference)
+        assert profiling.is_alive()
+    finally:
+        trained.set()
+        profiling.join(60)
+
+
+@pytest.mark.parametrize(("sizes", "length"), [((), 8), ((0, 2), 8), ((2,), 0)])
+def test_profile_of_nothing_is_refused(
+    bert: ModelAdapter, sizes: tuple[int, ...], length: int
+) -> None:
+    with pytest.raises(InvalidInputError, match="at least 1"):
+        measure(bert, *sizes, length=length)

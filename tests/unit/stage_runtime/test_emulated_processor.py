@@ -1,0 +1,115 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import REGISTRY
+
+from collapipe.emulation.device_profiles import DEVICE_PROFILES
+from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
+from collapipe.stage_runtime import emulated_processor
+from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
+from collapipe.stage_runtime.operation_counts import Work
+
+PI = DEVICE_PROFILES["raspberry-pi-4"]
+
+
+@pytest.fixture
+def emulate(tmp_path: Path) -> Callable[..., EmulatedProcessor]:
+    """Writes what `device-0-0` is, and gives its processor."""
+    path = tmp_path / "emulation.json"
+
+    def write(
+        profile: str | None, slowdown: float = 1.0, time_scale: float = 1.0
+    ) -> EmulatedProcessor:
+        devices = {}
+        if profile is not None:
+            devices["device-0-0"] = EmulatedDevice(profile=profile, slowdown=slowdown)
+        world = Emulation(devices=devices, time_scale=time_scale)
+        path.with_suffix(".new").write_text(world.model_dump_json())
+        os.replace(path.with_suffix(".new"), path)
+        return EmulatedProcessor(EmulationFile(path), "device-0-0")
+
+    return write
+
+
+class Clock:
+    """A time that passes only in sleep, and by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    fake = SimpleNamespace(perf_counter=lambda: clock.now, sleep=clock.sleep)
+    monkeypatch.setattr(emulated_processor, "time", fake)
+    return clock
+
+
+def overrun() -> float:
+    return REGISTRY.get_sample_value("collapipe_emulation_overrun_seconds_total") or 0.0
+
+
+def test_seconds_are_overhead_operations_and_bytes(
+    emulate: Callable[..., EmulatedProcessor],
+) -> None:
+    work = Work(flops=3 * PI.flops_per_second, moved_bytes=2 * PI.memory_bytes_per_second)
+    expected = 5.0 + PI.seconds_per_micro_batch / 4
+    assert emulate("raspberry-pi-4").seconds(work, 0.25) == pytest.approx(expected)
+    slower = emulate("raspberry-pi-4", slowdown=4, time_scale=0.5)
+    assert slower.seconds(work, 0.25) == pytest.approx(2 * expected)
+
+
+def test_host_that_is_not_emulated_has_no_seconds_and_waits_for_nothing(
+    emulate: Callable[..., EmulatedProcessor], clock: Clock
+) -> None:
+    before = overrun()
+    for real in (emulate(None), EmulatedProcessor(EmulationFile(None), "device-0-0")):
+        assert real.seconds(Work(1e12), 1.0) is None
+        real.occupy(clock.now, Work(1e12), 1.0)
+    assert clock.slept == []
+    assert overrun() == before
+
+
+def test_processor_waits_for_what_real_work_left(
+    emulate: Callable[..., EmulatedProcessor], clock: Clock
+) -> None:
+    device = emulate("raspberry-pi-4")
+    started = clock.now
+    clock.now += 0.75
+    before = overrun()
+    device.occupy(started, Work(2 * PI.flops_per_second), 0.0)
+    assert clock.now == pytest.approx(started + 2)
+    assert overrun() == before
+
+
+def test_real_work_that_took_longer_is_counted_and_not_waited_for(
+    emulate: Callable[..., EmulatedProcessor], clock: Clock
+) -> None:
+    device = emulate("raspberry-pi-4")
+    started = clock.now
+    clock.now += 3.5
+    before = overrun()
+    device.occupy(started, Work(2 * PI.flops_per_second), 0.0)
+    assert clock.slept == []
+    assert overrun() - before == pytest.approx(1.5)
+
+
+def test_processor_is_another_as_soon_as_the_file_says_so(
+    emulate: Callable[..., EmulatedProcessor],
+) -> None:
+    device = emulate("raspberry-pi-4")
+    work = Work(PI.flops_per_second)
+    assert device.seconds(work, 0.0) == pytest.approx(1.0)
+    emulate("raspberry-pi-4", slowdown=4)
+    assert device.seconds(work, 0.0) == pytest.approx(4.0)
+    emulate(None)
+    assert device.seconds(work, 0.0) is None

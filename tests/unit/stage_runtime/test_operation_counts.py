@@ -1,0 +1,109 @@
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from collapipe.job import ModelConfig, TaskConfig
+from collapipe.models import ModelAdapter, adapter_for, create_config_json
+from collapipe.stage_runtime.operation_counts import StageWork, Work
+
+HIDDEN, INNER, LENGTH, ROWS = 16, 24, 6, 3
+BLOCK_WEIGHTS = 4 * HIDDEN * HIDDEN + 2 * HIDDEN * INNER
+
+
+def side(rows: int = ROWS, length: int = LENGTH, **more: Tensor) -> dict[str, Tensor]:
+    return {"attention_mask": torch.ones(rows, length, dtype=torch.int64), **more}
+
+
+def work_of(adapter: ModelAdapter, *units: int, recomputes: bool = False) -> StageWork:
+    modules = [adapter.build_unit(unit) for unit in units]
+    return StageWork(modules, HIDDEN, recomputes=recomputes)
+
+
+def test_block_multiplies_each_weight_with_each_token_and_compares_tokens(
+    bert: ModelAdapter,
+) -> None:
+    tokens = ROWS * LENGTH
+    expected = 2 * BLOCK_WEIGHTS * tokens + 4 * ROWS * LENGTH**2 * HIDDEN
+    assert work_of(bert, 1).forward(side()) == Work(expected)
+    assert work_of(bert, 1, 2).forward(side()) == Work(2 * expected)
+
+
+def test_formula_agrees_with_what_torch_counts(bert: ModelAdapter) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    block = bert.build_unit(1)
+    activation = torch.randn(ROWS, LENGTH, HIDDEN, requires_grad=True)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        block(activation, side()).sum().backward()
+    work = work_of(bert, 1)
+    attention = (
+        3 * 4 * ROWS * LENGTH**2 * HIDDEN
+    )  # of which torch counts some kernels and others not
+    total = work.forward(side()).flops + work.backward(side()).flops
+    assert total - attention <= counter.get_total_flops() <= total + attention
+
+
+def test_backward_is_twice_the_forward_and_thrice_when_it_recomputes(bert: ModelAdapter) -> None:
+    forward = work_of(bert, 1).forward(side()).flops
+    assert work_of(bert, 1).backward(side()) == Work(2 * forward)
+    assert work_of(bert, 1, recomputes=True).backward(side()) == Work(3 * forward)
+
+
+def test_embedding_multiplies_nothing_but_moves_the_gradient_of_its_tables(
+    bert: ModelAdapter,
+) -> None:
+    embedding = bert.build_unit(0)
+    tables = sum(m.weight.numel() for m in embedding.modules() if isinstance(m, nn.Embedding))
+    assert tables > 36 * HIDDEN
+    assert work_of(bert, 0).forward(side()) == Work()
+    assert work_of(bert, 0).backward(side()) == Work(0.0, 16.0 * tables)
+
+
+def test_head_works_on_as_many_tokens_as_there_are_labels(bert: ModelAdapter) -> None:
+    weights = HIDDEN * HIDDEN + HIDDEN * 3  # pooler and classifier, on the first token of a row
+    labels = torch.zeros(ROWS, dtype=torch.int64)
+    assert work_of(bert, 4).forward(side(labels=labels)) == Work(2.0 * weights * ROWS)
+    assert work_of(bert, 4).forward(side()) == Work(2.0 * weights * ROWS * LENGTH)
+
+
+def test_tied_output_layer_of_a_decoder_is_counted_once_as_weight_and_once_as_table(
+    tokenizer: Tokenizer,
+) -> None:
+    config = {
+        "d_model": HIDDEN,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": INNER,
+        "decoder_ffn_dim": INNER,
+        "max_position_embeddings": 20,
+    }
+    model = ModelConfig(family="marian", config=config)
+    task = TaskConfig(kind="translation", max_length=12, max_new_tokens=8)
+    json = create_config_json(model, task, [], tokenizer)
+    adapter = adapter_for("marian", "translation", json)
+    table = adapter.config.vocab_size * HIDDEN
+    weights = 8 * HIDDEN * HIDDEN + 2 * HIDDEN * INNER + table
+    head = work_of(adapter, 2)
+    labels = torch.zeros(ROWS, 5, dtype=torch.int64)
+    assert head.forward(side(labels=labels)) == Work(2.0 * weights * ROWS * 5)
+    assert head.backward(side(labels=labels)).moved_bytes == 16 * table
+
+
+def test_update_moves_every_parameter(bert: ModelAdapter) -> None:
+    parameters = sum(p.numel() for p in bert.build_unit(2).parameters())
+    assert work_of(bert, 2).update() == Work(0.0, 28.0 * parameters)
+
+
+def test_stage_without_units_has_no_work() -> None:
+    nothing = StageWork([], HIDDEN)
+    assert {nothing.forward(side()), nothing.backward(side()), nothing.update()} == {Work()}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_work_grows_with_rows(bert: ModelAdapter, rows: int) -> None:
+    one = work_of(bert, 1).forward(side(1)).flops
+    assert work_of(bert, 1).forward(side(rows)).flops == rows * one

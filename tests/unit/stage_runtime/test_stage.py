@@ -1,0 +1,317 @@
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from collapipe.errors import PeerLostError, WrongStateError
+from collapipe.models import Head, ModelAdapter
+from collapipe.stage_runtime import ActionKind, stage
+from collapipe.tensors import Frame, FrameKind
+
+from .chains import (
+    EACH,
+    HALVES,
+    THIRDS,
+    TRAINING,
+    WHOLE,
+    Chain,
+    MakeBatch,
+    States,
+    assert_identical,
+    make_chain,
+    steps_of,
+    train_chain,
+    train_plainly,
+)
+
+# --- the same numbers as one process
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("cuts", [WHOLE, HALVES, THIRDS, EACH], ids=str)
+def test_chain_equals_a_plain_loop_bit_for_bit(
+    bert: ModelAdapter,
+    bert_states: States,
+    make_batch: MakeBatch,
+    cuts: list[int],
+    recompute: bool,
+) -> None:
+    training = TRAINING.model_copy(update={"recompute": recompute})
+    steps = steps_of(make_batch, num_steps=3, size=4)
+    num_stages = len(cuts) - 1
+    chain = make_chain(bert, bert_states, training, cuts, list(range(num_stages, 0, -1)))
+    assert_identical(
+        train_chain(chain, training, steps), train_plainly(bert, bert_states, training, steps)
+    )
+
+
+@pytest.mark.parametrize("windows", [[1, 1, 1], [2, 1, 1], [4, 4, 4], [9, 2, 3]], ids=str)
+def test_window_changes_no_bit(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch, windows: list[int]
+) -> None:
+    steps = steps_of(make_batch, num_steps=2, size=4)
+    chain = make_chain(bert, bert_states, TRAINING, THIRDS, windows)
+    assert_identical(
+        train_chain(chain, TRAINING, steps), train_plainly(bert, bert_states, TRAINING, steps)
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "sgd", "momentum": 0.9},
+        {"optimizer": "sgd"},
+        {"clip_norm": 0.0},
+        {"label_smoothing": 0.1},
+        {"decay": "inverse_sqrt"},
+    ],
+    ids=str,
+)
+def test_every_way_of_training_equals_a_plain_loop(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch, changes: dict[str, object]
+) -> None:
+    training = TRAINING.model_copy(update=changes)
+    steps = steps_of(make_batch, num_steps=3, size=2)
+    chain = make_chain(bert, bert_states, training, HALVES, [2, 1])
+    assert_identical(
+        train_chain(chain, training, steps), train_plainly(bert, bert_states, training, steps)
+    )
+
+
+def test_training_learns(bert: ModelAdapter, bert_states: States, make_batch: MakeBatch) -> None:
+    training = TRAINING.model_copy(update={"decay": "constant", "warm_up_steps": 0})
+    steps = [[make_batch(1), make_batch(2)]] * 15
+    losses = train_chain(
+        make_chain(bert, bert_states, training, THIRDS, [3, 2, 1]), training, steps
+    ).losses
+    assert losses[-1] < losses[0] / 2
+
+
+def test_stage_without_units_passes_everything_on(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    steps = steps_of(make_batch, num_steps=2, size=3)
+    chain = make_chain(bert, bert_states, TRAINING, [0, 0, 2, 2, 5], [4, 3, 2, 1])
+    assert_identical(
+        train_chain(chain, TRAINING, steps), train_plainly(bert, bert_states, TRAINING, steps)
+    )
+
+
+def test_recomputing_keeps_only_the_inputs_of_a_segment(
+    bert: ModelAdapter,
+    bert_states: States,
+    make_batch: MakeBatch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graphs: list[bool] = []
+    kept: list[Any] = []
+    make_held = stage._Held
+
+    def keep(*parts: Any) -> Any:
+        kept.append(make_held(*parts))
+        return kept[-1]
+
+    training = TRAINING.model_copy(update={"recompute": True})
+    chain = make_chain(bert, bert_states, training, THIRDS, [3, 2, 1])
+    chain.units[1].module.register_forward_hook(
+        lambda module, inputs, outputs: graphs.append(outputs.grad_fn is not None)
+    )
+    monkeypatch.setattr(stage, "_Held", keep)
+    chain.train(0, [make_batch(0)], 0.0)
+    assert graphs == [False, True]
+    embedding, blocks, head = kept
+    assert (embedding.inputs, embedding.outputs, blocks.outputs) == (None, None, None)
+    assert blocks.inputs is not None
+    assert head.outputs is not None  # its backward pass follows at once
+
+
+# --- order and window
+
+
+def check_schedule(chain: Chain, windows: list[int], size: int) -> None:
+    """Every micro-batch goes forward and backward once, in order, and no more than a window is held."""
+    for index, window in enumerate(windows):
+        actions = [action for action in chain.actions if action.stage == index]
+        order = {
+            kind: [action.micro_batch for action in actions if action.kind is kind]
+            for kind in ActionKind
+        }
+        assert order == {
+            ActionKind.FORWARD: list(range(size)),
+            ActionKind.BACKWARD: list(range(size)),
+        }
+        held = itertools.accumulate(
+            1 if action.kind is ActionKind.FORWARD else -1 for action in actions
+        )
+        assert max(held) <= window
+    everything = {(action.stage, action.kind): 0 for action in chain.actions}
+    assert len(everything) == 2 * len(windows)
+
+
+@pytest.mark.parametrize("windows", [[1, 1, 1], [2, 2, 1], [3, 2, 1], [5, 4, 1]], ids=str)
+def test_window_is_never_exceeded_and_order_is_kept(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch, windows: list[int]
+) -> None:
+    chain = make_chain(bert, bert_states, TRAINING, THIRDS, windows)
+    chain.train(0, [make_batch(number) for number in range(6)], 0.0)
+    check_schedule(chain, windows, 6)
+
+
+def test_whole_window_is_used_before_the_first_gradient(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    chain = make_chain(bert, bert_states, TRAINING, HALVES, [3, 1])
+    sent: list[Frame] = []
+
+    def keep_until_three(frame: Frame) -> None:
+        sent.append(frame)
+        if len(sent) == 3:
+            for held in sent:
+                chain.mailboxes[1].put(held)
+        elif len(sent) > 3:
+            chain.mailboxes[1].put(frame)
+
+    chain.stages[0]._send_forward = keep_until_three
+    chain.train(0, [make_batch(number) for number in range(5)], 0.0)
+    first = [str(action) for action in chain.actions if action.stage == 0]
+    assert first[:4] == ["0F0", "0F1", "0F2", "0B0"]
+
+
+def test_full_mailbox_of_the_next_stage_is_no_deadlock(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    steps = steps_of(make_batch, num_steps=1, size=5)
+    chain = make_chain(bert, bert_states, TRAINING, THIRDS, [3, 3, 1], capacity=3)
+    assert_identical(
+        train_chain(chain, TRAINING, steps), train_plainly(bert, bert_states, TRAINING, steps)
+    )
+
+
+# --- what travels
+
+
+def test_frames_beyond_the_embedding_carry_only_what_later_units_need(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
+    forward, backward = chain.mailboxes[1].put, chain.mailboxes[0].put
+    seen: list[Frame] = []
+    chain.stages[0]._send_forward = lambda frame: (seen.append(frame), forward(frame))[1]
+    chain.stages[1]._send_backward = lambda frame: (seen.append(frame), backward(frame))[1]
+    chain.train(0, [make_batch(0)], 0.0)
+    onward, back = seen
+    assert onward.tensors.keys() == {"activation", "attention_mask", "labels"}
+    assert onward.tensors["activation"].grad_fn is None
+    assert back.kind is FrameKind.BACKWARD
+    assert back.tensors.keys() == {"activation"}
+    assert back.tensors["activation"].shape == onward.tensors["activation"].shape
+
+
+def test_frame_of_the_first_stage_back_carries_no_tensor(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
+    chain.train(0, [make_batch(0), make_batch(1)], 0.0)
+    assert [(frame.micro_batch, frame.tensors) for frame in chain.arrived] == [(0, {}), (1, {})]
+
+
+def test_predictions_equal_those_of_the_whole_model(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    batches = [make_batch(number) for number in range(5)]
+    units = [bert.build_unit(index) for index in range(bert.num_units)]
+    for unit, state in zip(units, bert_states, strict=True):
+        unit.load_state_dict(state)
+        unit.eval()
+    expected = []
+    with torch.no_grad():
+        for batch in batches:
+            activation = None
+            for unit in units[:-1]:
+                activation = unit(activation, batch)
+            head = units[-1]
+            assert isinstance(head, Head)
+            assert activation is not None
+            expected.append(head.predict(activation, batch))
+    for cuts in (WHOLE, THIRDS):
+        windows = [2] * (len(cuts) - 1)
+        predictions = make_chain(bert, bert_states, TRAINING, cuts, windows).evaluate(batches)
+        assert len(predictions) == 5
+        assert all(map(torch.equal, predictions, expected))
+
+
+def test_evaluation_between_steps_changes_no_bit(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    steps = steps_of(make_batch, num_steps=1, size=2)
+    chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
+    chain.evaluate([make_batch(9), make_batch(8)])
+    assert_identical(
+        train_chain(chain, TRAINING, steps), train_plainly(bert, bert_states, TRAINING, steps)
+    )
+
+
+# --- what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "micro_batch"),
+    [
+        (FrameKind.FORWARD, 1, 0),
+        (FrameKind.FORWARD, 0, 1),
+        (FrameKind.EVALUATE, 0, 0),
+    ],
+)
+def test_frame_of_another_moment_is_refused(
+    bert: ModelAdapter,
+    bert_states: States,
+    make_batch: MakeBatch,
+    kind: FrameKind,
+    step: int,
+    micro_batch: int,
+) -> None:
+    chain = make_chain(bert, bert_states, TRAINING, WHOLE, [1])
+    chain.mailboxes[0].put(Frame(kind, step, micro_batch, make_batch(0)))
+    with pytest.raises(
+        WrongStateError, match=f"got {kind.name} of step {step}, micro-batch {micro_batch}, while"
+    ):
+        chain.stages[0].run_step(0, 2, 3, 0.0)
+
+
+def test_failure_ends_every_stage_and_takes_no_step(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    chain = make_chain(bert, bert_states, TRAINING, THIRDS, [3, 2, 1])
+    loss = PeerLostError("device-1", "device-1 was lost")
+    chain.stages[1]._send_forward = lambda frame: chain.mailboxes[2].fail(loss)
+    with pytest.raises(PeerLostError) as raised:
+        chain.train(0, [make_batch(0), make_batch(1)], 0.0)
+    assert raised.value is loss
+    for unit, state in zip(chain.units, bert_states, strict=True):
+        for name, tensor in unit.module.state_dict().items():
+            assert torch.equal(tensor, state[name])
+
+
+def test_update_is_taken_once(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    chain = make_chain(bert, bert_states, TRAINING, WHOLE, [1])
+    stage, unit = chain.stages[0], chain.units[0]
+    before = unit.seal()
+    stage.apply_update(1.0)
+    assert unit.digests == before, "an update without a step changed the unit"
+    chain.train(0, [make_batch(0)], 0.0)
+    stage.apply_update(1.0)
+    after = unit.seal()
+    assert after != before
+    stage.apply_update(1.0)
+    assert unit.digests == after
+
+
+def test_stage_says_what_it_waits_for(bert: ModelAdapter, bert_states: States) -> None:
+    chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
+    chain.mailboxes[0].fail(PeerLostError("", "over"))
+    with pytest.raises(PeerLostError):
+        chain.stages[0].run_step(3, 2, 3, 0.0)
+    assert chain.stages[0].waiting_for == "get the forward of micro-batch 0 in step 3"

@@ -1,0 +1,229 @@
+"""The shaper as a process, on a wire between two network namespaces; what it does with netem, tests/containers measures."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collapipe.errors import InvalidInputError
+from collapipe.traffic_shaping.traffic_control import TrafficControlShaper
+
+FAR = "10.78.0.2"
+"""A receiver whose name is its address."""
+LIMITED = {"hosts": ["near", FAR], "links": {f"near>{FAR}": {"rate_bps": 8e6}}}
+SECONDS = 20.0
+
+
+def run(*line: str) -> str:
+    return subprocess.run(line, check=True, capture_output=True, text=True).stdout
+
+
+@dataclass
+class Host:
+    """The near end of the wire, with its links.json."""
+
+    namespace: str
+    state: Path
+
+    @property
+    def inside(self) -> list[str]:
+        return ["ip", "netns", "exec", self.namespace]
+
+    def write(self, document: Any) -> None:
+        temporary = self.state.with_suffix(".new")
+        temporary.write_text(document if isinstance(document, str) else json.dumps(document))
+        os.replace(temporary, self.state)
+
+    def command(self, *arguments: str) -> list[str]:
+        shaper = [
+            sys.executable,
+            "-m",
+            "collapipe.traffic_shaping",
+            "--host=near",
+            "--interface=near0",
+        ]
+        return [*self.inside, *shaper, f"--state={self.state}", *arguments]
+
+    def once(self, *arguments: str) -> str:
+        line = self.command(*(arguments or ("--once",)))
+        done = subprocess.run(line, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    def qdiscs(self) -> str:
+        shown = run(*self.inside, "tc", "qdisc", "show", "dev", "near0")
+        return re.sub(r"direct_packets_stat \d+ ", "", shown)
+
+    def applied(self) -> dict[str, Any]:
+        file = self.state.parent / "applied" / "near.json"
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def wait(self, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + SECONDS
+        while not (applied := self.applied()) or not what(applied):
+            assert time.monotonic() < deadline, applied
+            time.sleep(0.05)
+        return applied
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    if os.geteuid() or not shutil.which("tc") or not shutil.which("ip"):
+        pytest.skip("needs root, tc and ip")
+    names = [f"collapipe-shaped-{end}-{os.getpid()}" for end in ("near", "far")]
+    made = []
+    try:
+        try:
+            for name in names:
+                run("ip", "netns", "add", name)
+                made.append(name)
+            ends = ("near0", "netns", names[0], "type", "veth", "peer", "far0", "netns", names[1])
+            run("ip", "link", "add", *ends)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"this machine makes no network namespaces: {error.stderr}")
+        for name, device, number in zip(names, ("near0", "far0"), (1, 2), strict=True):
+            run("ip", "-n", name, "addr", "add", f"10.78.0.{number}/24", "dev", device)
+            run("ip", "-n", name, "link", "set", device, "up")
+        yield Host(names[0], tmp_path / "links.json")
+    finally:
+        for name in made:
+            run("ip", "netns", "del", name)
+
+
+@pytest.fixture
+def shaper(host: Host) -> Iterator["subprocess.Popen[str]"]:
+    host.write(LIMITED)
+    process = subprocess.Popen(host.command(), stderr=subprocess.PIPE, text=True)
+    try:
+        host.wait(lambda applied: bool(applied["links"][FAR]["addresses"]))
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_rate_is_applied_once_and_told(host: Host) -> None:
+    free = host.qdiscs()
+    host.write(LIMITED)
+    assert host.once().count(": tc ") == 4
+    assert "8Mbit" in host.qdiscs()
+    assert host.applied()["links"][FAR]["rate_bps"] == 8e6
+    assert ": tc " not in host.once()
+    host.once("--remove")
+    assert host.qdiscs() == free
+
+
+def test_kernel_without_netem_holds_the_rate_and_says_what_is_not_emulated(host: Host) -> None:
+    host.write({"hosts": ["near", FAR], "links": {f"near>{FAR}": {"profile": "lte-lossy"}}})
+    said = host.once()
+    applied = host.applied()
+    assert applied["in_force"]
+    if applied["netem"]:
+        assert "netem" in host.qdiscs() and applied["problems"] == []
+    else:
+        assert "tbf" in host.qdiscs() and "rate 2400Kbit" in host.qdiscs()
+        assert said.count("delay, jitter and loss are not emulated") == 1
+        assert "not emulated" in applied["problems"][0]
+
+
+def test_change_of_the_file_is_followed_and_the_end_leaves_the_interface_clean(
+    host: Host, shaper: "subprocess.Popen[str]"
+) -> None:
+    host.write({"hosts": ["near", FAR], "links": {"near>*": {"rate_bps": 3e6}}})
+    host.wait(lambda applied: applied["links"][FAR]["rate_bps"] == 3e6)
+    assert "3Mbit" in host.qdiscs() and "8Mbit" not in host.qdiscs()
+    shaper.send_signal(signal.SIGTERM)
+    assert shaper.wait(SECONDS) == 0
+    assert "noqueue" in host.qdiscs() and "htb" not in host.qdiscs()
+    assert not host.applied()["running"]
+
+
+def test_broken_file_keeps_what_is_in_force(host: Host, shaper: "subprocess.Popen[str]") -> None:
+    host.write('{"links": {"near>')
+    told = host.wait(lambda applied: not applied["in_force"])
+    assert "cannot be used" in told["problems"][0] and "stays in force" in told["problems"][0]
+    assert "8Mbit" in host.qdiscs()
+    assert told["links"][FAR]["rate_bps"] == 8e6
+    assert subprocess.run(host.command("--check")).returncode == 1
+    host.write(LIMITED)
+    host.wait(lambda applied: applied["in_force"] and not applied["problems"])
+    assert subprocess.run(host.command("--check")).returncode == 0
+
+
+def test_trace_is_played(host: Host, shaper: "subprocess.Popen[str]") -> None:
+    steps = [{"at_seconds": 0, "rate_bps": 5e6}, {"at_seconds": 2, "rate_bps": 1e6}]
+    entry = {"trace": {"steps": steps}, "started_at": time.time()}
+    host.write({"hosts": ["near", FAR], "links": {f"near>{FAR}": entry}})
+    for rate, shown in ((5e6, "5Mbit"), (1e6, "1Mbit")):
+        host.wait(lambda applied, rate=rate: applied["links"][FAR]["rate_bps"] == rate)
+        assert shown in host.qdiscs()
+
+
+def test_what_a_killed_shaper_left_is_taken_over(
+    host: Host, shaper: "subprocess.Popen[str]"
+) -> None:
+    shaper.kill()
+    shaper.wait()
+    assert "8Mbit" in host.qdiscs()
+    assert ": tc " not in host.once()
+    host.once("--remove")
+    assert "htb" not in host.qdiscs()
+    offloads = run(*host.inside, "ethtool", "-k", "near0") if shutil.which("ethtool") else ""
+    assert "tcp-segmentation-offload: off" not in offloads
+
+
+def test_shaping_that_somebody_removed_comes_back(
+    host: Host, shaper: "subprocess.Popen[str]"
+) -> None:
+    run(*host.inside, "tc", "qdisc", "del", "dev", "near0", "root")
+    deadline = time.monotonic() + SECONDS
+    while "8Mbit" not in host.qdiscs():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_name_that_is_not_known_yet_is_told_and_does_not_hold_up_the_others(host: Host) -> None:
+    links = {"near>*": {"rate_bps": 8e6}}
+    host.write({"hosts": ["near", FAR, "nobody.invalid"], "links": links})
+    host.once()
+    assert "8Mbit" in host.qdiscs()
+    assert host.applied()["problems"][-1] == "no address yet: nobody.invalid"
+
+
+def test_interface_that_goes_away_ends_the_shaper(
+    host: Host, shaper: "subprocess.Popen[str]"
+) -> None:
+    run("ip", "-n", host.namespace, "link", "del", "near0")
+    _, said = shaper.communicate(timeout=SECONDS)
+    assert shaper.returncode == 2
+    assert "near0 went away" in said
+
+
+def test_agent_that_shapes_the_interface_itself_is_left_alone_and_told(host: Host) -> None:
+    agent = TrafficControlShaper("near0", [*host.inside, "tc"])
+    agent.open(f"{FAR}:1").begin(2e7)
+    before = host.qdiscs()
+    host.write(LIMITED)
+    host.once()
+    assert host.qdiscs() == before
+    told = host.applied()
+    assert not told["in_force"]
+    assert "--shaper pacing" in told["problems"][0]
+
+
+def test_agent_refuses_to_shape_an_interface_of_the_testbed(host: Host) -> None:
+    host.write(LIMITED)
+    host.once()
+    with pytest.raises(InvalidInputError, match=r"shaped by somebody else \(htb\).*pacing"):
+        TrafficControlShaper("near0", [*host.inside, "tc"])
+    assert "8Mbit" in host.qdiscs()

@@ -1,0 +1,183 @@
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from collapipe.errors import InvalidInputError
+from collapipe.traffic_shaping.traffic_control import TrafficControlShaper
+
+RATE_BPS = 2e7
+RECEIVE = """
+import socket, time
+server = socket.create_server(("10.77.0.2", 5001))
+print("ready", flush=True)
+connection, _ = server.accept()
+total, started = 0, None
+while data := connection.recv(65536):
+    started = started or time.monotonic()
+    total += len(data)
+print(total, time.monotonic() - started, flush=True)
+"""
+SEND = """
+import socket
+connection = socket.create_connection(("10.77.0.2", 5001))
+connection.sendall(bytes(2_000_000))
+"""
+
+
+@dataclass
+class Wire:
+    """Two network namespaces and a wire between them; `near` sends."""
+
+    near: str
+    far: str
+
+    def ip(self, *arguments: str) -> str:
+        return run("ip", "-n", self.near, *arguments)
+
+    @property
+    def tc(self) -> list[str]:
+        return ["ip", "netns", "exec", self.near, "tc"]
+
+    def show(self, what: str) -> str:
+        return run(*self.tc, what, "show", "dev", "near0")
+
+    def goodput_bps(self) -> float:
+        receiver = subprocess.Popen(
+            ["ip", "netns", "exec", self.far, sys.executable, "-c", RECEIVE],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with receiver:
+            assert receiver.stdout is not None
+            try:
+                receiver.stdout.readline()
+                run("ip", "netns", "exec", self.near, sys.executable, "-c", SEND)
+                total, seconds = receiver.stdout.readline().split()
+            finally:
+                receiver.kill()
+        return 8 * int(total) / float(seconds)
+
+
+def run(*line: str) -> str:
+    return subprocess.run(line, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    if os.geteuid() or not shutil.which("tc") or not shutil.which("ip"):
+        pytest.skip("needs root, tc and ip")
+    names = [f"collapipe-{end}-{os.getpid()}" for end in ("near", "far")]
+    made = []
+    try:
+        try:
+            for name in names:
+                run("ip", "netns", "add", name)
+                made.append(name)
+            ends = ("near0", "netns", names[0], "type", "veth", "peer", "far0", "netns", names[1])
+            run("ip", "link", "add", *ends)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"this machine makes no network namespaces: {error.stderr}")
+        for name, device, number in zip(names, ("near0", "far0"), (1, 2), strict=True):
+            run("ip", "-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", device)
+            run("ip", "-n", name, "link", "set", device, "up")
+        yield Wire(*names)
+    finally:
+        for name in made:
+            run("ip", "netns", "del", name)
+
+
+def test_link_is_held_to_its_rate_by_the_kernel(wire: Wire) -> None:
+    shaper = TrafficControlShaper("near0", wire.tc)
+    link = shaper.open("10.77.0.2:5001")
+    link.begin(RATE_BPS)
+    assert link.chunk_bytes(RATE_BPS, 1 << 20) == 1 << 20
+    limited = wire.goodput_bps()
+    link.begin(0.0)
+    free = wire.goodput_bps()
+    shaper.close()
+    assert 0.5 * RATE_BPS < limited < 1.15 * RATE_BPS
+    assert free > 3 * RATE_BPS
+
+
+def test_same_rate_again_changes_nothing_and_another_replaces_it(wire: Wire) -> None:
+    shaper = TrafficControlShaper("near0", wire.tc)
+    links = [shaper.open(f"10.77.0.{host}:1") for host in (2, 3)]
+    for _ in range(2):
+        links[0].begin(RATE_BPS)
+    links[1].begin(2 * RATE_BPS)
+    classes = wire.show("class")
+    assert classes.count("class htb") == 2
+    assert "20Mbit" in classes and "40Mbit" in classes
+    links[0].begin(RATE_BPS / 4)
+    classes = wire.show("class")
+    assert classes.count("class htb") == 2
+    assert "5Mbit" in classes and "20Mbit" not in classes
+
+
+def test_class_ends_with_the_last_link_to_its_receiver(wire: Wire) -> None:
+    shaper = TrafficControlShaper("near0", wire.tc)
+    links = [shaper.open("10.77.0.2:1") for _ in range(2)]
+    for link in links:
+        link.begin(RATE_BPS)
+    links[0].close()
+    assert "20Mbit" in wire.show("class")
+    links[1].close()
+    assert wire.show("class") == ""
+    assert "match" not in wire.show("filter")
+    again = shaper.open("10.77.0.2:1")
+    again.begin(RATE_BPS)
+    assert "20Mbit" in wire.show("class")
+
+
+def test_closed_shaper_leaves_the_interface_as_it_was(wire: Wire) -> None:
+    before = wire.show("qdisc")
+    shaper = TrafficControlShaper("near0", wire.tc)
+    shaper.open("10.77.0.2:1").begin(RATE_BPS)
+    assert "htb" in wire.show("qdisc")
+    shaper.close()
+    assert wire.show("qdisc") == before
+
+
+def test_what_a_killed_process_left_is_replaced(wire: Wire) -> None:
+    TrafficControlShaper("near0", wire.tc).open("10.77.0.2:1").begin(RATE_BPS)
+    TrafficControlShaper("near0", wire.tc)
+    assert wire.show("class") == ""
+
+
+def test_shaping_of_somebody_else_is_respected(wire: Wire) -> None:
+    tbf = ("tbf", "rate", "1mbit", "burst", "10kb", "latency", "50ms")
+    run(*wire.tc, "qdisc", "add", "dev", "near0", "root", *tbf)
+    with pytest.raises(InvalidInputError, match=r"shaped by somebody else \(tbf\)"):
+        TrafficControlShaper("near0", wire.tc)
+    assert "tbf" in wire.show("qdisc")
+
+
+def test_link_is_paced_when_the_interface_goes_away(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = TrafficControlShaper("near0", wire.tc).open("10.77.0.2:1")
+    wire.ip("link", "del", "near0")
+    for _ in range(2):
+        link.begin(RATE_BPS)
+        assert link.chunk_bytes(RATE_BPS, 1 << 20) == 50_000
+        link.wait(1000)
+    link.close()
+    assert len(caplog.records) == 1
+    assert "is paced from here on" in caplog.text
+
+
+def test_interface_that_is_not_there_is_refused_with_what_to_do() -> None:
+    if not shutil.which("tc"):
+        pytest.skip("needs tc")
+    with pytest.raises(InvalidInputError, match=r"no-such0` failed .*--shaper pacing"):
+        TrafficControlShaper("no-such0")
+
+
+def test_missing_program_is_refused_with_what_to_do() -> None:
+    with pytest.raises(InvalidInputError, match=r"did not run .*iproute2.*--shaper pacing"):
+        TrafficControlShaper("eth0", ["no-such-tc"])

@@ -1,0 +1,143 @@
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
+from collapipe.weights.blob_store import BlobStore, JobStores
+
+DATA = bytes(range(256)) * 9000  # more than two pieces
+DIGEST = hashlib.sha256(DATA).hexdigest()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
+
+
+def files(store: BlobStore) -> list[str]:
+    return sorted(path.name for path in store.path(DIGEST).parent.iterdir())
+
+
+def test_blob_comes_back(store: BlobStore) -> None:
+    store.put(DIGEST, [DATA[:100], memoryview(DATA)[100:]])
+    assert DIGEST in store
+    assert b"".join(store.read(DIGEST)) == DATA
+    assert store.total_bytes(DIGEST) == len(DATA)
+    assert store.path(DIGEST).read_bytes() == DATA
+
+
+def test_bytes_are_stored_under_their_digest(store: BlobStore) -> None:
+    assert store.put_bytes(DATA) == DIGEST
+    assert files(store) == [DIGEST]
+
+
+@pytest.mark.parametrize("offset", [0, 1, 1 << 20, len(DATA) - 1, len(DATA)])
+def test_reading_goes_on_at_an_offset(store: BlobStore, offset: int) -> None:
+    store.put_bytes(DATA)
+    assert b"".join(store.read(DIGEST, offset)) == DATA[offset:]
+
+
+def test_blob_with_another_digest_is_not_stored(store: BlobStore) -> None:
+    with pytest.raises(CorruptDataError, match=f"instead of {DIGEST}"):
+        store.put(DIGEST, [DATA[:-1]])
+    assert DIGEST not in store
+    assert files(store) == []
+
+
+def test_transfer_that_breaks_stores_nothing(store: BlobStore) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield DATA[:100]
+        assert DIGEST not in store, "the blob is visible before it is complete"
+        raise ConnectionError("broken")
+
+    with pytest.raises(ConnectionError):
+        store.put(DIGEST, pieces())
+    assert files(store) == []
+
+
+def test_storing_twice_keeps_the_blob(store: BlobStore) -> None:
+    store.put(DIGEST, [DATA])
+    with pytest.raises(CorruptDataError):
+        store.put(DIGEST, [b"other"])
+    store.put(DIGEST, [DATA])
+    assert b"".join(store.read(DIGEST)) == DATA
+
+
+def test_partial_files_of_a_killed_process_are_removed_at_start(store: BlobStore) -> None:
+    store.put_bytes(DATA)
+    (store.path(DIGEST).parent / f"{'0' * 64}.1234.partial").write_bytes(b"half")
+    BlobStore(store.path(DIGEST).parent)
+    assert files(store) == [DIGEST]
+
+
+def test_collect_deletes_what_is_not_kept_and_tells_the_bytes(store: BlobStore) -> None:
+    kept = store.put_bytes(DATA)
+    lost = store.put_bytes(b"twelve bytes")
+    assert store.collect({kept, "0" * 64}) == 12
+    assert kept in store
+    assert lost not in store
+
+
+def test_collect_leaves_a_transfer_in_progress_alone(store: BlobStore) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield DATA[:100]
+        store.collect(set())
+        yield DATA[100:]
+
+    store.put(DIGEST, pieces())
+    assert b"".join(store.read(DIGEST)) == DATA
+
+
+def test_absent_blob_is_not_found(store: BlobStore) -> None:
+    with pytest.raises(NotFoundError, match=DIGEST):
+        store.total_bytes(DIGEST)
+    with pytest.raises(NotFoundError, match=DIGEST):
+        next(store.read(DIGEST))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../commit.json", DIGEST.upper(), DIGEST[:-1], "/" + DIGEST[1:]]
+)
+def test_name_that_is_no_digest_is_not_found(store: BlobStore, name: str) -> None:
+    with pytest.raises(NotFoundError, match="not a SHA-256 digest"):
+        store.path(name)
+
+
+# --- one store a job
+
+
+@pytest.mark.parametrize(
+    "job_id", ["", "..", ".", ".hidden", "a/b", "/etc", "a\\b", "a\n", "a b", "x" * 129, "ü"]
+)
+def test_job_identity_like_a_path_is_refused(tmp_path: Path, job_id: str) -> None:
+    stores = JobStores(tmp_path)
+    with pytest.raises(InvalidInputError, match="not a job identity"):
+        stores.directory(job_id)
+    with pytest.raises(InvalidInputError, match="not a job identity"):
+        stores.store(job_id)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_jobs_do_not_share_blobs(tmp_path: Path) -> None:
+    stores = JobStores(tmp_path)
+    stores.store("one").put_bytes(DATA)
+    assert DIGEST not in stores.store("two")
+    assert stores.store("one") is stores.store("one")
+
+
+def test_blob_of_any_open_job_is_found(tmp_path: Path) -> None:
+    stores = JobStores(tmp_path)
+    stores.store("one")
+    stores.store("two").put_bytes(DATA)
+    found = stores.find(DIGEST)
+    assert found.total_bytes == len(DATA)
+    assert b"".join(found.read(5)) == DATA[5:]
+    with pytest.raises(NotFoundError, match="not stored here"):
+        stores.find("0" * 64)
+
+
+def test_store_survives_a_restart(tmp_path: Path) -> None:
+    JobStores(tmp_path).store("one").put_bytes(DATA)
+    assert b"".join(JobStores(tmp_path).store("one").read(DIGEST)) == DATA

@@ -1,0 +1,100 @@
+import contextlib
+import hashlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+from torch import Tensor
+
+from collapipe.errors import CollapipeError, CorruptDataError, InvalidInputError
+from collapipe.weights.tensor_blob import TensorBlob, load_tensors
+
+TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool]
+
+
+@pytest.fixture
+def tensors() -> dict[str, Tensor]:
+    named = {f"t.{dtype}": (torch.randn(3, 2) * 9).to(dtype) for dtype in TYPES}
+    return named | {
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 3),
+        "transposed": torch.arange(6.0).reshape(2, 3).T,
+        "odd bytes": torch.tensor([True, False, True]),
+        'a "name" of ünusual letters': torch.zeros(1),
+    }
+
+
+def bytes_of(blob: TensorBlob, offset: int = 0) -> bytes:
+    return b"".join(blob.read(offset))
+
+
+def assert_equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert tensor.dtype == right[name].dtype
+        assert torch.equal(tensor, right[name])
+
+
+def test_bytes_are_read_by_the_safetensors_library(tensors: dict[str, Tensor]) -> None:
+    assert_equal(load(bytes_of(TensorBlob(tensors))), tensors)
+
+
+def test_tensors_come_back(tensors: dict[str, Tensor]) -> None:
+    assert_equal(load_tensors(bytes_of(TensorBlob(tensors))), tensors)
+
+
+def test_blob_without_tensors_comes_back() -> None:
+    assert load_tensors(bytes_of(TensorBlob({}))) == {}
+
+
+def test_digest_and_size_are_those_of_the_bytes(tensors: dict[str, Tensor]) -> None:
+    blob = TensorBlob(tensors)
+    data = bytes_of(blob)
+    assert blob.digest == hashlib.sha256(data).hexdigest()
+    assert blob.total_bytes == len(data)
+
+
+def test_digest_is_the_same_after_a_round_trip(tensors: dict[str, Tensor]) -> None:
+    blob = TensorBlob(tensors)
+    assert TensorBlob(load_tensors(bytes_of(blob))).digest == blob.digest
+
+
+def test_digest_depends_on_values_and_not_on_the_order_of_names() -> None:
+    one, two = torch.zeros(2), torch.ones(3)
+    digest = TensorBlob({"a": one, "b": two}).digest
+    assert TensorBlob({"b": two, "a": one}).digest == digest
+    assert TensorBlob({"a": one, "b": two + 1}).digest != digest
+    assert TensorBlob({"a": one, "c": two}).digest != digest
+
+
+def test_parameters_are_stored_without_their_gradient() -> None:
+    parameter = torch.nn.Parameter(torch.randn(4))
+    assert torch.equal(load(bytes_of(TensorBlob({"p": parameter})))["p"], parameter.detach())
+
+
+def test_reading_from_any_offset_gives_the_rest(tensors: dict[str, Tensor]) -> None:
+    blob = TensorBlob(tensors)
+    data = bytes_of(blob)
+    for offset in range(len(data) + 1):
+        assert bytes_of(blob, offset) == data[offset:]
+
+
+def test_type_that_is_not_stored_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInputError, match=r"'x' has type torch.float64.*torch.float32"):
+        TensorBlob({"x": torch.zeros(1, dtype=torch.float64)})
+
+
+@given(st.binary(max_size=60))
+def test_garbage_raises_nothing_but_our_own_errors(data: bytes) -> None:
+    with contextlib.suppress(CollapipeError):
+        load_tensors(data)
+
+
+@pytest.mark.parametrize("length", [0, 7, 40, -1])
+def test_truncated_bytes_are_corrupt(length: int) -> None:
+    data = save({"x": torch.randn(8)})
+    cut = data[:length]
+    with pytest.raises(CorruptDataError, match=f"{len(cut)} bytes are not safetensors"):
+        load_tensors(cut)
