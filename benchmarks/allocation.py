@@ -17,7 +17,6 @@ from pathlib import Path
 from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import (
     ClusterProblem,
-    CodecName,
     Convergence,
     Host,
     LinkPlan,
@@ -29,6 +28,7 @@ from collapipe.allocation.search.dssra import decide
 from collapipe.allocation.search.segment_costs import cluster_costs
 from collapipe.allocation.search.segment_programme import best_segments
 from collapipe.allocation.search.segments import LinkOffers, place_segments
+from collapipe.codecs import CodecName
 
 REPETITIONS = 5
 PLOT = Path("build/allocation-growth.svg")

@@ -10,12 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from collapipe.codec_names import CODEC_NAMES
+from collapipe.codecs import CODECS
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
-from collapipe.v1 import tensor_pb2
 from collapipe_client.cli_options import AsJson
-from collapipe_client.documents import enum_word
 from collapipe_client.reporting import exit_codes, print_json, say
 
 if TYPE_CHECKING:
@@ -26,10 +24,6 @@ if TYPE_CHECKING:
         TrainedRun,
     )
 
-_CODEC_NAMES = {
-    enum_word(tensor_pb2.Codec.Name(codec), "Codec"): name for codec, name in CODEC_NAMES.items()
-}
-"""By the word of a codec in a document."""
 _MAY_DIFFER = {
     "rounds",
     "local_steps",
@@ -225,8 +219,7 @@ def _cluster_plan(document: Mapping[str, Any]) -> "ClusterPlan":
         for stage in document["stages"]
     )
     links = tuple(
-        LinkPlan(_CODEC_NAMES.get(link["codec"], "fp32"))  # type: ignore[arg-type]
-        for link in document["links"]
+        LinkPlan(link["codec"] if link["codec"] in CODECS else "fp32") for link in document["links"]
     )
     return ClusterPlan(stages, document["num_micro_batches"], links)
 

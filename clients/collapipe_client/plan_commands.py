@@ -8,7 +8,7 @@ import typer
 from collapipe.codec_names import CODEC_NAMES
 from collapipe.errors import NotFoundError
 from collapipe.v1.plan_pb2 import Plan
-from collapipe.v1.tensor_pb2 import CODEC_RAW
+from collapipe.v1.tensor_pb2 import CODEC_FP32
 from collapipe_client.cli_options import (
     AsJson,
     Insecure,
@@ -164,7 +164,7 @@ def _say_plan(plan: Plan) -> None:
                 f"{link.return_transmit_power_watts:.3g} W back"
                 if link.return_transmit_power_watts
                 else "",
-                CODEC_NAMES.get(link.codec, "") if link.codec != CODEC_RAW else "",
+                CODEC_NAMES.get(link.codec, "") if link.codec != CODEC_FP32 else "",
             ]
             if any(given):
                 say(f"    link to the next: {', '.join(word for word in given if word)}")

@@ -1,17 +1,17 @@
-"""What jobs, plans and metrics call the codecs; knows no torch, for the scheduler and the clients use it too."""
+"""The number on the wire of each codec, and the name for each number.
+
+This module imports no torch, because the scheduler and the clients use it, too.
+"""
 
 from collections.abc import Mapping
+from typing import cast
 
+from collapipe.codecs import CODECS, CodecName
 from collapipe.v1 import tensor_pb2
 
-CODEC_NAMES: Mapping[tensor_pb2.Codec, str] = {
-    tensor_pb2.CODEC_RAW: "fp32",
-    tensor_pb2.CODEC_BFLOAT16: "bf16",
-    tensor_pb2.CODEC_INT8_ROWS: "int8",
+CODECS_BY_NAME: Mapping[CodecName, tensor_pb2.Codec] = {
+    name: cast(tensor_pb2.Codec, tensor_pb2.Codec.Value(f"CODEC_{name.upper()}")) for name in CODECS
 }
-"""By number on the wire; any other number is no codec of a link."""
-
-CODECS_BY_NAME: Mapping[str, tensor_pb2.Codec] = {
-    name: codec for codec, name in CODEC_NAMES.items()
+CODEC_NAMES: Mapping[tensor_pb2.Codec, CodecName] = {
+    number: name for name, number in CODECS_BY_NAME.items()
 }
-"""The other way round."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
+from collapipe.codecs import CodecName
 from collapipe.errors import InvalidInputError
 
 
@@ -123,7 +124,7 @@ class ScheduleConfig(_Section):
     """Forward micro-batches that a stage may hold. Not set: as many as 1F1B needs, one for each stage from here on."""
     segments: list[list[int]] = Field(default_factory=list)
     """`manual`: blocks of each device in registration order, one list a round, repeated from the start when used up."""
-    codecs: list[Literal["fp32", "bf16", "int8"]] = Field(default=["fp32"], min_length=1)
+    codecs: list[CodecName] = Field(default=["fp32"], min_length=1)
     """Encodings of activations that a link may be given: the first for all strategies but `dssra`, which chooses. Only
     `fp32` is lossless."""
     penalty_weight: float = Field(default=100.0, gt=0)

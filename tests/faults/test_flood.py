@@ -21,7 +21,7 @@ from collapipe.v1.stage_pb2 import (
     RunStageRequest,
 )
 from collapipe.v1.stage_pb2_grpc import StageServiceStub
-from collapipe.v1.tensor_pb2 import CODEC_RAW, DATA_TYPE_FLOAT32, TensorHeader
+from collapipe.v1.tensor_pb2 import CODEC_FP32, DATA_TYPE_FLOAT32, TensorHeader
 from collapipe_client import LocalTestbed
 from faults.interrupted import (
     PATIENT_SECONDS,
@@ -131,7 +131,7 @@ def garbled_link(opening: OpenLink | None) -> Iterator[ExchangeActivationsReques
         name="activation",
         data_type=DATA_TYPE_FLOAT32,
         shape=[2, 2],
-        codec=CODEC_RAW,
+        codec=CODEC_FP32,
         byte_length=16,
         crc32=1,
     )

@@ -28,7 +28,7 @@ _LEAST_MEASURED_BYTES = 4096
 class LinkSettings:
     """What a plan decided for one direction of a link; by default nothing."""
 
-    codec: tensor_pb2.Codec = tensor_pb2.CODEC_RAW
+    codec: tensor_pb2.Codec = tensor_pb2.CODEC_FP32
     rate_limit_bps: int = 0
     bandwidth_hz: float = 0.0
     transmit_power_watts: float = 0.0
@@ -45,7 +45,7 @@ def link_settings(plan: plan_pb2.Plan, sender_index: int, receiver_index: int) -
     if index >= len(plan.links):
         return LinkSettings()
     link = plan.links[index]
-    codec = link.codec or tensor_pb2.CODEC_RAW
+    codec = link.codec or tensor_pb2.CODEC_FP32
     if codec not in CODEC_NAMES:
         raise InvalidInputError(
             f"link {index} of the plan has the codec {codec}, which this version does not know: run the same "
@@ -206,7 +206,7 @@ class LinkReceiver:
         self._line = _DelayLine(deliver, capacity)
         self._assembler = FrameAssembler()
         self._began_at = 0.0
-        self._codec = CODEC_NAMES[tensor_pb2.CODEC_RAW]
+        self._codec = CODEC_NAMES[tensor_pb2.CODEC_FP32]
         self._wire_bytes = 0
 
     def begin(self, header: stage_pb2.FrameHeader) -> None:
@@ -219,8 +219,8 @@ class LinkReceiver:
         self._began_at = time.perf_counter()
         frame = self._assembler.begin(header)
         self._wire_bytes = sum(tensor.byte_length for tensor in header.tensors)
-        lossy = (t.codec for t in header.tensors if t.codec != tensor_pb2.CODEC_RAW)
-        self._codec = CODEC_NAMES[next(lossy, tensor_pb2.CODEC_RAW)]
+        lossy = (t.codec for t in header.tensors if t.codec != tensor_pb2.CODEC_FP32)
+        self._codec = CODEC_NAMES[next(lossy, tensor_pb2.CODEC_FP32)]
         if frame is not None:
             self._complete(frame)
 

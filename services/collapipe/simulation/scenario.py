@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
+from collapipe.codecs import CodecName
 from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.errors import InvalidInputError
 from collapipe.job import explain_mistakes
@@ -89,7 +90,7 @@ class ScenarioTraining(_Section):
     """Values that M may take. Not set: every divisor of the mini-batch."""
     update_per: Literal["mini_batch", "micro_batch"] = "mini_batch"
     in_flight_limit: int | None = Field(default=None, ge=1)
-    codecs: list[Literal["fp32", "bf16", "int8"]] = Field(default=["fp32"], min_length=1)
+    codecs: list[CodecName] = Field(default=["fp32"], min_length=1)
     """The first for all strategies but `dssra`, which chooses."""
     step_seconds: float = Field(default=0.0, ge=0)
     """Clipping barrier and optimizer, a step."""

@@ -1,111 +1,91 @@
-"""Codecs: activations and their gradients in fewer bytes, at the price of precision.
+"""The lossy codecs: they encode an fp32 tensor in fewer bytes and lose precision.
 
-Only what is computed again every step is encoded. A value that is not finite arrives as one, so that an overflow shows
-in the loss instead of training on.
+A tensor with an infinite or NaN value decodes to values that are not finite, so that an overflow shows in the loss.
 """
 
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from collapipe.codec_names import CODEC_NAMES
-from collapipe.errors import InvalidInputError
 from collapipe.v1 import tensor_pb2
 
 _INT8_MAX = 127
 _SCALE_BYTES = 4
 _LEAST_SCALE = torch.finfo(torch.float32).tiny
-"""Below it a float has fewer digits, and a value over its scale may exceed 127."""
+"""Smaller scales have fewer digits, so that a value divided by its scale could exceed 127."""
 
 
-def encoded_bytes(codec: tensor_pb2.Codec, shape: tuple[int, ...]) -> int:
-    """Bytes of an encoded fp32 tensor.
+class LossyCodec(Protocol):
+    """Encodes fp32 tensors on the CPU."""
 
-    Args:
-        codec: A lossy one.
-        shape: Of the tensor.
+    def encoded_bytes(self, shape: tuple[int, ...]) -> int:
+        """Returns the size of an encoded tensor."""
 
-    Raises:
-        InvalidInputError: The codec is not known.
-    """
-    if codec == tensor_pb2.CODEC_BFLOAT16:
+    def encode(self, tensor: Tensor) -> Tensor:
+        """Returns the encoded bytes: uint8 of shape (encoded_bytes,)."""
+
+    def decode(self, data: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Returns the fp32 tensor of a shape from its encoded bytes."""
+
+
+class Bfloat16Codec:
+    """Rounds each value to the nearest bfloat16; ties go to the even one."""
+
+    def encoded_bytes(self, shape: tuple[int, ...]) -> int:
         return prod(shape) * 2
-    if codec == tensor_pb2.CODEC_INT8_ROWS:
-        return _num_rows(shape) * _SCALE_BYTES + prod(shape)
-    raise InvalidInputError(_unknown(codec))
 
-
-def encode(tensor: Tensor, codec: tensor_pb2.Codec) -> Tensor:
-    """Encodes an fp32 tensor.
-
-    Args:
-        tensor: On the CPU, of any shape.
-        codec: A lossy one.
-
-    Returns:
-        The bytes, uint8 of shape (encoded_bytes,). bfloat16: rounded to nearest, even. int8: the scale of each row of the
-        last dimension, its largest magnitude over 127, then its values over that scale, rounded to nearest, even; a row
-        with a value that is not finite has a scale that is not either.
-
-    Raises:
-        InvalidInputError: The codec is not known.
-    """
-    if codec == tensor_pb2.CODEC_BFLOAT16:
+    def encode(self, tensor: Tensor) -> Tensor:
         return tensor.to(torch.bfloat16).reshape(-1).view(torch.uint8)
-    if codec == tensor_pb2.CODEC_INT8_ROWS:
-        return _encode_rows(tensor)
-    raise InvalidInputError(_unknown(codec))
 
-
-def decode(data: Tensor, codec: tensor_pb2.Codec, shape: tuple[int, ...]) -> Tensor:
-    """Decodes to fp32.
-
-    Args:
-        data: uint8 of shape (encoded_bytes,), as `encode` returns.
-        codec: A lossy one.
-        shape: Of the tensor.
-
-    Raises:
-        InvalidInputError: The codec is not known.
-    """
-    if codec == tensor_pb2.CODEC_BFLOAT16:
+    def decode(self, data: Tensor, shape: tuple[int, ...]) -> Tensor:
         return data.view(torch.bfloat16).to(torch.float32).reshape(shape)
-    if codec == tensor_pb2.CODEC_INT8_ROWS:
+
+
+class Int8RowCodec:
+    """Encodes each row of the last dimension as 8-bit integers and one fp32 scale.
+
+    The scale of a row is its largest magnitude divided by 127. Each value is divided by the scale of its row and rounded
+    to the nearest integer; ties go to the even one. The scales of all rows precede the integers. The scale of a row
+    with an infinite or NaN value is infinite or NaN.
+    """
+
+    def encoded_bytes(self, shape: tuple[int, ...]) -> int:
+        return _num_rows(shape) * _SCALE_BYTES + prod(shape)
+
+    def encode(self, tensor: Tensor) -> Tensor:
+        num_rows = _num_rows(tuple(tensor.shape))
+        data = torch.empty(num_rows * _SCALE_BYTES + tensor.numel(), dtype=torch.uint8)
+        if not num_rows:
+            return data
+        rows = tensor.reshape(num_rows, -1)
+        scales = rows.abs().amax(dim=1) / _INT8_MAX
+        scales.masked_fill_(scales < _LEAST_SCALE, 0.0)
+        usable = torch.isfinite(scales) & (scales > 0)
+        scaled = rows / scales.unsqueeze(1)
+        if not usable.all():
+            # Integers of 0 decode to 0 with a scale of 0, and to NaN with an infinite or NaN scale.
+            scaled.masked_fill_(~usable.unsqueeze(1), 0.0)
+        data[: num_rows * _SCALE_BYTES] = scales.view(torch.uint8)
+        data[num_rows * _SCALE_BYTES :].view(torch.int8).copy_(scaled.round_().reshape(-1))
+        return data
+
+    def decode(self, data: Tensor, shape: tuple[int, ...]) -> Tensor:
         num_rows = _num_rows(shape)
         if not num_rows:
             return torch.empty(shape)
         scales = data[: num_rows * _SCALE_BYTES].view(torch.float32)
         rows = data[num_rows * _SCALE_BYTES :].view(torch.int8).reshape(num_rows, -1)
         return rows.to(torch.float32).mul_(scales.unsqueeze(1)).reshape(shape)
-    raise InvalidInputError(_unknown(codec))
-
-
-def _encode_rows(tensor: Tensor) -> Tensor:
-    num_rows = _num_rows(tuple(tensor.shape))
-    data = torch.empty(num_rows * _SCALE_BYTES + tensor.numel(), dtype=torch.uint8)
-    if not num_rows:
-        return data
-    rows = tensor.reshape(num_rows, -1)
-    scales = rows.abs().amax(dim=1) / _INT8_MAX
-    scales.masked_fill_(scales < _LEAST_SCALE, 0.0)
-    usable = torch.isfinite(scales) & (scales > 0)
-    scaled = rows / scales.unsqueeze(1)
-    if not usable.all():
-        # what no division scales becomes 0, times a scale of 0, infinity or NaN: 0 or NaN
-        scaled.masked_fill_(~usable.unsqueeze(1), 0.0)
-    data[: num_rows * _SCALE_BYTES] = scales.view(torch.uint8)
-    data[num_rows * _SCALE_BYTES :].view(torch.int8).copy_(scaled.round_().reshape(-1))
-    return data
 
 
 def _num_rows(shape: tuple[int, ...]) -> int:
-    """Rows of the last dimension; a scalar is one row, and an empty tensor has none."""
+    """Returns the rows of the last dimension: 1 for a scalar, 0 for an empty tensor."""
     return prod(shape[:-1]) if prod(shape) else 0
 
 
-def _unknown(codec: int) -> str:
-    return (
-        f"codec {codec} is not known: a link has one of "
-        f"{', '.join(f'{number} ({name})' for number, name in CODEC_NAMES.items())}"
-    )
+LOSSY_CODECS: dict[tensor_pb2.Codec, LossyCodec] = {
+    tensor_pb2.CODEC_BF16: Bfloat16Codec(),
+    tensor_pb2.CODEC_INT8: Int8RowCodec(),
+}

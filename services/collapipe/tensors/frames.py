@@ -14,9 +14,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from collapipe.codec_names import CODEC_NAMES
 from collapipe.errors import CorruptDataError, InvalidInputError
-from collapipe.tensors import codecs
+from collapipe.tensors.codecs import LOSSY_CODECS
 from collapipe.v1 import stage_pb2, tensor_pb2
 
 CHUNK_BYTES = 1 << 20
@@ -71,7 +70,7 @@ class Frame:
 
 def encode_frame(
     frame: Frame,
-    codec: tensor_pb2.Codec = tensor_pb2.CODEC_RAW,
+    codec: tensor_pb2.Codec = tensor_pb2.CODEC_FP32,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[stage_pb2.FrameHeader, Iterator[bytes]]:
     """Encodes a frame as its header and the chunks that follow it.
@@ -93,18 +92,18 @@ def encode_frame(
             )
         wire = tensor.detach().cpu().contiguous()
         lossy = (
-            codec != tensor_pb2.CODEC_RAW
+            codec != tensor_pb2.CODEC_FP32
             and name == ACTIVATION
             and tensor.dtype is torch.float32
             and frame.kind is not FrameKind.PREDICTION
         )
-        view = _byte_view(codecs.encode(wire, codec) if lossy else wire)
+        view = _byte_view(LOSSY_CODECS[codec].encode(wire) if lossy else wire)
         headers.append(
             tensor_pb2.TensorHeader(
                 name=name,
                 data_type=_DATA_TYPES[tensor.dtype],
                 shape=tensor.shape,
-                codec=codec if lossy else tensor_pb2.CODEC_RAW,
+                codec=codec if lossy else tensor_pb2.CODEC_FP32,
                 byte_length=len(view),
                 crc32=zlib.crc32(view),
             )
@@ -205,8 +204,8 @@ class FrameAssembler:
             micro_batch=header.micro_batch,
             tensors={
                 tensor.name: buffer
-                if tensor.codec == tensor_pb2.CODEC_RAW
-                else codecs.decode(buffer, tensor.codec, tuple(tensor.shape))
+                if tensor.codec == tensor_pb2.CODEC_FP32
+                else LOSSY_CODECS[tensor.codec].decode(buffer, tuple(tensor.shape))
                 for tensor, buffer in zip(header.tensors, self._buffers, strict=True)
             },
         )
@@ -217,8 +216,8 @@ class FrameAssembler:
 def _check(header: tensor_pb2.TensorHeader) -> int:
     """Refuses what contradicts itself; returns the bytes of the tensor once it is decoded."""
     dtype = _TORCH_TYPES.get(header.data_type)
-    is_raw = header.codec == tensor_pb2.CODEC_RAW
-    if dtype is None or not (is_raw or (header.codec in CODEC_NAMES and dtype is torch.float32)):
+    is_raw = header.codec == tensor_pb2.CODEC_FP32
+    if dtype is None or not (is_raw or (header.codec in LOSSY_CODECS and dtype is torch.float32)):
         raise CorruptDataError(
             f"tensor {header.name!r} has data type {header.data_type} and codec {header.codec}, "
             "which this version does not know: run the same version everywhere"
@@ -227,7 +226,8 @@ def _check(header: tensor_pb2.TensorHeader) -> int:
     decoded = prod(shape) * dtype.itemsize
     if (
         min(shape, default=0) < 0
-        or (decoded if is_raw else codecs.encoded_bytes(header.codec, shape)) != header.byte_length
+        or (decoded if is_raw else LOSSY_CODECS[header.codec].encoded_bytes(shape))
+        != header.byte_length
         or prod(max(extent, 1) for extent in shape) >= 1 << 63  # strides would overflow
     ):
         raise CorruptDataError(
@@ -238,7 +238,7 @@ def _check(header: tensor_pb2.TensorHeader) -> int:
 
 def _allocate(header: tensor_pb2.TensorHeader) -> Tensor:
     """Memory for the bytes as they arrive: of the tensor itself when it is lossless."""
-    if header.codec == tensor_pb2.CODEC_RAW:
+    if header.codec == tensor_pb2.CODEC_FP32:
         return torch.empty(tuple(header.shape), dtype=_TORCH_TYPES[header.data_type])
     return torch.empty(header.byte_length, dtype=torch.uint8)
 

@@ -21,9 +21,9 @@ class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 class Codec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CODEC_UNSPECIFIED: _ClassVar[Codec]
-    CODEC_RAW: _ClassVar[Codec]
-    CODEC_BFLOAT16: _ClassVar[Codec]
-    CODEC_INT8_ROWS: _ClassVar[Codec]
+    CODEC_FP32: _ClassVar[Codec]
+    CODEC_BF16: _ClassVar[Codec]
+    CODEC_INT8: _ClassVar[Codec]
 DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_BFLOAT16: DataType
@@ -33,9 +33,9 @@ DATA_TYPE_INT32: DataType
 DATA_TYPE_INT8: DataType
 DATA_TYPE_BOOL: DataType
 CODEC_UNSPECIFIED: Codec
-CODEC_RAW: Codec
-CODEC_BFLOAT16: Codec
-CODEC_INT8_ROWS: Codec
+CODEC_FP32: Codec
+CODEC_BF16: Codec
+CODEC_INT8: Codec
 
 class TensorHeader(_message.Message):
     __slots__ = ("name", "data_type", "shape", "codec", "byte_length", "crc32")

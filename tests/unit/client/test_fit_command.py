@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from collapipe.job import JobConfig
 from collapipe.v1.plan_pb2 import LinkPlan, Plan, Stage
 from collapipe.v1.scheduler_pb2 import RoundCommitted, RoundStarted, WatchJobResponse
-from collapipe.v1.tensor_pb2 import CODEC_INT8_ROWS, CODEC_RAW
+from collapipe.v1.tensor_pb2 import CODEC_FP32, CODEC_INT8
 from collapipe_client.cli import app
 from collapipe_client.live_view import event_document
 
@@ -54,7 +54,7 @@ def _round(
     norms: Sequence[float],
     *,
     attempt: int = 0,
-    codec: int = CODEC_RAW,
+    codec: int = CODEC_FP32,
     committed: bool = True,
 ) -> list[dict[str, object]]:
     """Events of a round; one step a cluster with the norm given."""
@@ -140,7 +140,7 @@ def test_features_are_means_over_rounds_and_norms_over_clusters(tmp_path: Path) 
     events = [
         _job(2, 1, 8, clusters=2),
         *_round(0, [1.0, 3.0]),
-        *_round(1, [2.0, 4.0], codec=CODEC_INT8_ROWS),
+        *_round(1, [2.0, 4.0], codec=CODEC_INT8),
     ]
     path = _write(tmp_path / "run.jsonl", *events)
     run = _fit(*_some_runs(tmp_path), path)["runs"][-1]

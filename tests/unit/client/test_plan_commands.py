@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from collapipe.v1.plan_pb2 import LinkPlan, Plan, Stage
 from collapipe.v1.scheduler_pb2 import ExplainDecisionResponse, JobStatus
-from collapipe.v1.tensor_pb2 import CODEC_BFLOAT16, CODEC_INT8_ROWS, CODEC_RAW, Codec
+from collapipe.v1.tensor_pb2 import CODEC_BF16, CODEC_FP32, CODEC_INT8, Codec
 from collapipe_client.cli import app
 
 from .conftest import FakeServices
@@ -46,7 +46,7 @@ def test_explain_as_json_says_null_where_a_number_is_not_finite(one_job: FakeSer
 
 
 @pytest.mark.parametrize(
-    ("codec", "name"), [(CODEC_RAW, None), (CODEC_BFLOAT16, "bf16"), (CODEC_INT8_ROWS, "int8")]
+    ("codec", "name"), [(CODEC_FP32, None), (CODEC_BF16, "bf16"), (CODEC_INT8, "int8")]
 )
 def test_show_names_the_lossy_codec_of_a_link(
     one_job: FakeServices, codec: Codec, name: str | None

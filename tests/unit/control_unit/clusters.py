@@ -27,7 +27,7 @@ from collapipe.v1.control_unit_pb2 import PrepareDataRequest, RoundPrepared, Run
 from collapipe.v1.edge_server_pb2 import CommitRoundRequest, PreparedCluster, PrepareJobRequest
 from collapipe.v1.job_pb2 import Evaluation, JobSpec
 from collapipe.v1.plan_pb2 import Attempt, Commit, LinkPlan, Plan, Stage
-from collapipe.v1.tensor_pb2 import CODEC_RAW
+from collapipe.v1.tensor_pb2 import CODEC_FP32
 from collapipe.weights.blob_store import JobStores
 from collapipe.weights.transfer import BlobServicer, Readable
 
@@ -135,7 +135,7 @@ class Cluster:
             plan_id="plan",
             num_micro_batches=self.job.schedule.num_micro_batches,
             stages=stages,
-            links=[LinkPlan(codec=CODEC_RAW)] * (len(stages) - 1),
+            links=[LinkPlan(codec=CODEC_FP32)] * (len(stages) - 1),
         )
         request = RunRoundRequest(
             attempt=attempt,

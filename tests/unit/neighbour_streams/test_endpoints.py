@@ -32,7 +32,7 @@ from collapipe.traffic_shaping.radio import (
 )
 from collapipe.v1.plan_pb2 import LinkPlan, Plan
 from collapipe.v1.stage_pb2 import FrameHeader
-from collapipe.v1.tensor_pb2 import CODEC_BFLOAT16, CODEC_INT8_ROWS, CODEC_RAW, Codec
+from collapipe.v1.tensor_pb2 import CODEC_BF16, CODEC_FP32, CODEC_INT8, Codec
 
 CHANNEL = {"gain": 1e-9, "noise_watts_per_hertz": 4e-21}
 
@@ -118,14 +118,14 @@ def plan_of(**link: object) -> Plan:
 
 def test_each_direction_has_the_power_of_its_sender_and_all_else_in_common() -> None:
     plan = plan_of(
-        codec=CODEC_INT8_ROWS,
+        codec=CODEC_INT8,
         rate_limit_bps=5,
         bandwidth_hz=3.0,
         transmit_power_watts=0.1,
         return_transmit_power_watts=0.2,
     )
-    assert link_settings(plan, 1, 2) == LinkSettings(CODEC_INT8_ROWS, 5, 3.0, 0.1)
-    assert link_settings(plan, 2, 1) == LinkSettings(CODEC_INT8_ROWS, 5, 3.0, 0.2)
+    assert link_settings(plan, 1, 2) == LinkSettings(CODEC_INT8, 5, 3.0, 0.1)
+    assert link_settings(plan, 2, 1) == LinkSettings(CODEC_INT8, 5, 3.0, 0.2)
 
 
 def test_link_that_the_plan_does_not_name_is_lossless_and_unlimited() -> None:
@@ -248,7 +248,7 @@ class Arrivals:
             "a", here, 4, world.file, self.meter, lambda f: self.frames.put((time.monotonic(), f))
         )
 
-    def take(self, sent: Frame, codec: Codec = CODEC_RAW) -> None:
+    def take(self, sent: Frame, codec: Codec = CODEC_FP32) -> None:
         header, chunks = encode_frame(sent, codec, 1000)
         self.receiver.begin(header)
         for chunk in chunks:
@@ -260,7 +260,7 @@ class Arrivals:
 
 @pytest.mark.parametrize(
     ("codec", "name", "num_bytes"),
-    [(CODEC_RAW, "fp32", 8192), (CODEC_BFLOAT16, "bf16", 4096), (CODEC_INT8_ROWS, "int8", 4104)],
+    [(CODEC_FP32, "fp32", 8192), (CODEC_BF16, "bf16", 4096), (CODEC_INT8, "int8", 4104)],
 )
 def test_receiver_counts_wire_bytes_and_the_time_from_header_to_last_byte(
     world: World, monkeypatch: pytest.MonkeyPatch, codec: Codec, name: str, num_bytes: int

@@ -28,7 +28,7 @@ from collapipe.v1.stage_pb2 import (
     RunStep,
     UnitSource,
 )
-from collapipe.v1.tensor_pb2 import CODEC_RAW, Codec
+from collapipe.v1.tensor_pb2 import CODEC_FP32, Codec
 from collapipe.weights.tensor_blob import TensorBlob
 from collapipe.weights.transfer import BlobServicer
 
@@ -176,7 +176,7 @@ class Link:
     def send(self, part: LinkPart) -> None:
         self._parts.put(part)
 
-    def send_frame(self, frame: Frame, codec: Codec = CODEC_RAW) -> None:
+    def send_frame(self, frame: Frame, codec: Codec = CODEC_FP32) -> None:
         header, chunks = encode_frame(frame, codec)
         self.send(LinkPart(frame=header))
         for chunk in chunks:

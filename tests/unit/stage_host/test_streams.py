@@ -14,7 +14,7 @@ from collapipe.rpc import streams
 from collapipe.stage_runtime.stage import dropout_key
 from collapipe.tensors import Frame, FrameKind, encode_frame
 from collapipe.v1.stage_pb2 import FRAME_KIND_FORWARD, FrameHeader, OpenLink, RunStageRequest
-from collapipe.v1.tensor_pb2 import CODEC_INT8_ROWS, CODEC_RAW, DATA_TYPE_FLOAT32, TensorHeader
+from collapipe.v1.tensor_pb2 import CODEC_FP32, CODEC_INT8, DATA_TYPE_FLOAT32, TensorHeader
 
 from .stage_hosts import CLUSTER, Link, LinkPart, Session, StageHost, activation_frame
 
@@ -81,12 +81,12 @@ def test_frames_that_come_before_their_step_wait_for_it(session: Session, link: 
 def test_link_carries_what_its_plan_says_in_both_directions(host: StageHost) -> None:
     configure = host.configure()
     limit = 4_000_000
-    configure.plan.links.add(codec=CODEC_INT8_ROWS, rate_limit_bps=limit)
+    configure.plan.links.add(codec=CODEC_INT8, rate_limit_bps=limit)
     session = host.open(configure)
     session.expect("configured")
     link = host.link(host.opening(configure))
     session.run_step(0)
-    link.send_frame(activation_frame(), CODEC_INT8_ROWS)
+    link.send_frame(activation_frame(), CODEC_INT8)
     session.expect("step_done")
     gradient = link.receive()
     assert gradient is not None
@@ -94,7 +94,7 @@ def test_link_carries_what_its_plan_says_in_both_directions(host: StageHost) -> 
     rows = gradient.tensors["activation"].reshape(-1, 16)
     steps = rows / (rows.abs().amax(dim=1, keepdim=True) / 127)
     assert torch.allclose(steps, steps.round(), atol=1e-3)
-    assert link.codecs == {"activation": CODEC_INT8_ROWS}
+    assert link.codecs == {"activation": CODEC_INT8}
     limits = {"link": "device-1>control-unit"}
     assert REGISTRY.get_sample_value("collapipe_link_rate_limit_bps", limits) == limit
 
@@ -192,7 +192,7 @@ def header(shape: list[int], byte_length: int) -> LinkPart:
     tensor = TensorHeader(
         name="activation",
         data_type=DATA_TYPE_FLOAT32,
-        codec=CODEC_RAW,
+        codec=CODEC_FP32,
         shape=shape,
         byte_length=byte_length,
     )

@@ -10,9 +10,9 @@ from collapipe.errors import CorruptDataError, InvalidInputError
 from collapipe.tensors import ACTIVATION, Frame, FrameAssembler, FrameKind, encode_frame
 from collapipe.v1.stage_pb2 import FRAME_KIND_FORWARD, FrameHeader
 from collapipe.v1.tensor_pb2 import (
-    CODEC_BFLOAT16,
-    CODEC_INT8_ROWS,
-    CODEC_RAW,
+    CODEC_BF16,
+    CODEC_FP32,
+    CODEC_INT8,
     DATA_TYPE_FLOAT32,
     DATA_TYPE_INT32,
     Codec,
@@ -20,7 +20,7 @@ from collapipe.v1.tensor_pb2 import (
     TensorHeader,
 )
 
-LOSSY = [CODEC_BFLOAT16, CODEC_INT8_ROWS]
+LOSSY = [CODEC_BF16, CODEC_INT8]
 SHAPES = [(), (0,), (3, 0), (0, 3), (1,), (7,), (4, 3, 16)]
 
 
@@ -49,7 +49,7 @@ def test_shape_and_type_survive_every_codec(codec: Codec, shape: tuple[int, ...]
 
 def test_bfloat16_is_torchs_rounding() -> None:
     sent = torch.randn(5, 40) * 1e3
-    assert torch.equal(activation(sent, CODEC_BFLOAT16), sent.to(torch.bfloat16).float())
+    assert torch.equal(activation(sent, CODEC_BF16), sent.to(torch.bfloat16).float())
 
 
 @given(st.integers(0, 2**31), st.floats(1e-30, 1e30))
@@ -57,7 +57,7 @@ def test_int8_is_within_half_a_step_of_each_rows_scale(seed: int, magnitude: flo
     sent = torch.randn(6, 33, generator=torch.Generator().manual_seed(seed)) * magnitude
     sent[2] = 0.0
     sent[3] *= 1e-6
-    arrived = activation(sent, CODEC_INT8_ROWS)
+    arrived = activation(sent, CODEC_INT8)
     step = sent.abs().amax(dim=1, keepdim=True) / 127
     assert ((arrived - sent).abs() <= 0.5001 * step).all()
     assert torch.equal(arrived[2], torch.zeros(33))
@@ -65,12 +65,12 @@ def test_int8_is_within_half_a_step_of_each_rows_scale(seed: int, magnitude: flo
 
 def test_int8_keeps_the_largest_value_of_a_row_and_its_sign() -> None:
     sent = torch.tensor([[1.0, -127.0], [0.5, 0.25]])
-    assert torch.equal(activation(sent, CODEC_INT8_ROWS)[0], sent[0])
+    assert torch.equal(activation(sent, CODEC_INT8)[0], sent[0])
 
 
 @pytest.mark.parametrize("tiny", [1e-45, 1e-42, 1e-38, 1e-36])
 def test_int8_of_values_without_digits_is_near_them(tiny: float) -> None:
-    arrived = activation(torch.tensor([[tiny, -tiny, tiny / 2]]), CODEC_INT8_ROWS)
+    arrived = activation(torch.tensor([[tiny, -tiny, tiny / 2]]), CODEC_INT8)
     assert arrived.isfinite().all()
     assert arrived.abs().max() <= 1.01 * tiny
 
@@ -96,7 +96,7 @@ def test_codec_always_makes_the_same_bytes(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "num_bytes"), [(CODEC_RAW, 4096), (CODEC_BFLOAT16, 2048), (CODEC_INT8_ROWS, 1040)]
+    ("codec", "num_bytes"), [(CODEC_FP32, 4096), (CODEC_BF16, 2048), (CODEC_INT8, 1040)]
 )
 def test_header_announces_the_encoded_bytes_and_both_ends_count_the_unencoded(
     codec: Codec, num_bytes: int
@@ -127,15 +127,13 @@ def test_only_activations_and_their_gradients_are_encoded(codec: Codec) -> None:
 
 def test_chunks_that_cut_through_rows_and_scales_arrive() -> None:
     frame = Frame(FrameKind.FORWARD, 0, 0, {ACTIVATION: torch.randn(7, 13)})
-    whole = across(frame, CODEC_INT8_ROWS).tensors[ACTIVATION]
-    assert torch.equal(across(frame, CODEC_INT8_ROWS, 3).tensors[ACTIVATION], whole)
+    whole = across(frame, CODEC_INT8).tensors[ACTIVATION]
+    assert torch.equal(across(frame, CODEC_INT8, 3).tensors[ACTIVATION], whole)
 
 
 def test_tensor_that_is_not_contiguous_is_encoded_in_its_own_order() -> None:
     sent = torch.randn(16, 5).T
-    assert torch.equal(
-        activation(sent, CODEC_INT8_ROWS), activation(sent.contiguous(), CODEC_INT8_ROWS)
-    )
+    assert torch.equal(activation(sent, CODEC_INT8), activation(sent.contiguous(), CODEC_INT8))
 
 
 # --- what garbles
@@ -160,13 +158,13 @@ def lossy_header(
 @pytest.mark.parametrize(
     ("codec", "shape", "byte_length"),
     [
-        (CODEC_BFLOAT16, [4], 16),
-        (CODEC_BFLOAT16, [4], 7),
-        (CODEC_INT8_ROWS, [2, 4], 8),
-        (CODEC_INT8_ROWS, [2, 4], 32),
-        (CODEC_INT8_ROWS, [2, -4], 0),
-        (CODEC_INT8_ROWS, [-2, -4], 0),
-        (CODEC_INT8_ROWS, [0, 4], 4),
+        (CODEC_BF16, [4], 16),
+        (CODEC_BF16, [4], 7),
+        (CODEC_INT8, [2, 4], 8),
+        (CODEC_INT8, [2, 4], 32),
+        (CODEC_INT8, [2, -4], 0),
+        (CODEC_INT8, [-2, -4], 0),
+        (CODEC_INT8, [0, 4], 4),
     ],
 )
 def test_length_that_the_codec_does_not_make_is_corrupt(
@@ -184,14 +182,14 @@ def test_codec_that_is_not_known_is_corrupt(codec: int) -> None:
 
 def test_lossy_codec_of_integers_is_corrupt() -> None:
     with pytest.raises(CorruptDataError, match="data type 5 and codec 2"):
-        FrameAssembler().begin(lossy_header(CODEC_BFLOAT16, [2], 4, DATA_TYPE_INT32))
+        FrameAssembler().begin(lossy_header(CODEC_BF16, [2], 4, DATA_TYPE_INT32))
 
 
 def test_frame_that_is_too_large_once_decoded_is_refused_before_anything_is_allocated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: pytest.fail("allocated"))
-    header = lossy_header(CODEC_INT8_ROWS, [1, 1 << 16], (1 << 16) + 4)
+    header = lossy_header(CODEC_INT8, [1, 1 << 16], (1 << 16) + 4)
     with pytest.raises(InvalidInputError, match=f"{1 << 18} bytes exceeds the limit of {1 << 17}"):
         FrameAssembler(max_frame_bytes=1 << 17).begin(header)
 

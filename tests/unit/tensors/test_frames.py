@@ -10,7 +10,7 @@ from torch import Tensor
 from collapipe.errors import CollapipeError, CorruptDataError, InvalidInputError
 from collapipe.tensors import CHUNK_BYTES, Frame, FrameAssembler, FrameKind, encode_frame
 from collapipe.v1.stage_pb2 import FRAME_KIND_FORWARD, FrameHeader
-from collapipe.v1.tensor_pb2 import CODEC_RAW, DATA_TYPE_FLOAT32, TensorHeader
+from collapipe.v1.tensor_pb2 import CODEC_FP32, DATA_TYPE_FLOAT32, TensorHeader
 
 DTYPES = [
     torch.float32,
@@ -174,7 +174,7 @@ def raw_header(shape: list[int], byte_length: int) -> FrameHeader:
     tensor = TensorHeader(
         name="x",
         data_type=DATA_TYPE_FLOAT32,
-        codec=CODEC_RAW,
+        codec=CODEC_FP32,
         shape=shape,
         byte_length=byte_length,
     )

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collapipe.allocation.round_model.problem import (
-    CODECS,
     ClusterPlan,
     ClusterProblem,
     Host,
@@ -18,6 +17,7 @@ from collapipe.allocation.round_model.problem import (
     RoundPlan,
     RoundProblem,
 )
+from collapipe.codecs import CODECS
 
 STATE_ON_THE_WIRE = 0.75
 """Share of a unit's state that is moved and gathered: weights and moments, but no gradients."""

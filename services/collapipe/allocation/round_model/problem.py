@@ -6,32 +6,8 @@ Units of design/dssra.md, 1: seconds, bytes, bit/s, Hz, W, J. A link is named by
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
-CodecName = Literal["fp32", "bf16", "int8"]
-
-
-@dataclass(frozen=True)
-class Codec:
-    """What an encoding of activations costs.
-
-    Args:
-        bytes_ratio: Encoded bytes over those of fp32.
-        relative_error: Error that it adds at a hop, relative to the values: eps of design (11).
-        seconds_per_byte: Encoding and decoding a byte of fp32.
-    """
-
-    bytes_ratio: float
-    relative_error: float
-    seconds_per_byte: float
-
-
-CODECS: Mapping[CodecName, Codec] = {
-    "fp32": Codec(1.0, 0.0, 0.0),
-    "bf16": Codec(0.5, 2.0**-9, 0.07e-9),
-    "int8": Codec(0.253, 2.0**-7, 0.18e-9),
-}
-"""Times measured on one core of a laptop-class processor."""
+from collapipe.codecs import CodecName
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import TypeAlias
 import numpy as np
 
 from collapipe.allocation.round_model.problem import (
-    CODECS,
     ClusterPlan,
     ClusterProblem,
     Host,
@@ -21,6 +20,7 @@ from collapipe.allocation.round_model.problem import (
 )
 from collapipe.allocation.search.bandwidth import Allocation, Prices
 from collapipe.allocation.search.power import best_watts, full_link
+from collapipe.codecs import CODECS
 
 LinkOffers: TypeAlias = tuple[Mapping[tuple[str, str], LinkPlan], ...]
 """One mapping a cluster, (sender, receiver) in the direction of activations to what that link is given."""

@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from collapipe.allocation.round_model.problem import (
-    CODECS,
     ClusterProblem,
     LinkPlan,
     RadioLink,
     RoundProblem,
 )
+from collapipe.codecs import CODECS
 
 Floats = npt.NDArray[np.float64]
 Offers = Mapping[tuple[str, str], LinkPlan]

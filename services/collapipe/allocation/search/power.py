@@ -11,7 +11,6 @@ from scipy.special import lambertw
 from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import (
     ClusterProblem,
-    CodecName,
     LinkPlan,
     RadioLink,
     RoundPlan,
@@ -19,6 +18,7 @@ from collapipe.allocation.round_model.problem import (
 )
 from collapipe.allocation.search.bandwidth import Allocation, Point, SolverFailedError, solve_shares
 from collapipe.allocation.search.shared_links import SharedLinks, Vector, shared_links
+from collapipe.codecs import CodecName
 
 _LEAST_SIGNAL = 1e-3
 """Signal to noise ratio below which power hardly changes energy: sending still slower saves less than 0.05 %."""

@@ -14,13 +14,13 @@ from collapipe.allocation.round_model.prediction import (
     predict,
 )
 from collapipe.allocation.round_model.problem import (
-    CODECS,
     Host,
     Link,
     RadioLink,
     RoundPlan,
     RoundProblem,
 )
+from collapipe.codecs import CODECS
 
 Vector: TypeAlias = NDArray[np.float64]
 _Key: TypeAlias = tuple[int, int]  # cluster and link

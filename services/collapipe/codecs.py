@@ -1,0 +1,32 @@
+"""The codecs: encodings that a link may use for activations and their gradients.
+
+A new codec touches three files: an entry here, a value in protos/collapipe/v1/tensor.proto (then `make protos`), and
+its encoding in `collapipe.tensors.codecs`. Jobs are validated against this table, and plans are decided with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+CodecName = Literal["fp32", "bf16", "int8"]
+"""On the wire, the codec "int8" is the enum value CODEC_INT8, and so on."""
+
+
+@dataclass(frozen=True)
+class CodecCost:
+    """What an encoding costs in bytes, precision and time."""
+
+    bytes_ratio: float
+    """Encoded bytes divided by the bytes of the same tensor in fp32."""
+    relative_error: float
+    """Error relative to the encoded values that one transfer adds: eps of docs/scheduling.md (11)."""
+    seconds_per_byte: float
+    """Time to encode and decode one byte of fp32."""
+
+
+CODECS: Mapping[CodecName, CodecCost] = {
+    "fp32": CodecCost(bytes_ratio=1.0, relative_error=0.0, seconds_per_byte=0.0),
+    "bf16": CodecCost(bytes_ratio=0.5, relative_error=2.0**-9, seconds_per_byte=0.07e-9),
+    "int8": CodecCost(bytes_ratio=0.253, relative_error=2.0**-7, seconds_per_byte=0.18e-9),
+}
+"""The times were measured on one core of a laptop-class processor with `python -m benchmarks.codecs`."""
