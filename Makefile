@@ -22,7 +22,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy_g
 WARM_UP := import transformers.models.bert.modeling_bert, collapipe_client.cli, collapipe.scheduler.app, \
 	collapipe.edge_server.app, collapipe.control_unit.app, collapipe.device_agent.app
 
-.PHONY: demo test check stubs protos bench clean setup setup-dev
+.PHONY: demo test check stubs protos docs recording bench clean setup setup-dev setup-docs
 
 demo: setup
 	$(BIN)/collapipe train --preset demo
@@ -49,6 +49,16 @@ protos: stubs
 	rm -f services/collapipe/v1/*_pb2*
 	cp build/stubs/collapipe/v1/* services/collapipe/v1
 
+# The site, in build/docs. A dead link fails it.
+docs: setup-docs
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The recording of the demo that the README shows.
+recording: setup-docs
+	$(BIN)/termtosvg docs/pictures/demo.svg --screen-geometry 112x34 --max-frame-duration 400 \
+		--command "$(BIN)/collapipe train --preset demo"
+
 bench: setup-dev
 	$(BIN)/python -m benchmarks
 
@@ -58,6 +68,7 @@ clean:
 
 setup: $(STAMP)-run
 setup-dev: $(STAMP)-dev
+setup-docs: $(STAMP)-docs
 
 # pip comes last: an environment without it is half made.
 $(BIN)/pip:
@@ -71,4 +82,8 @@ $(STAMP)-run: pyproject.toml requirements-pretrained.txt | $(BIN)/pip
 
 $(STAMP)-dev: $(STAMP)-run
 	$(PIP_INSTALL) $(TORCH) --editable ".[simulation,hub,dev]"
+	touch $@
+
+$(STAMP)-docs: $(STAMP)-dev
+	$(PIP_INSTALL) $(TORCH) --editable ".[docs]"
 	touch $@

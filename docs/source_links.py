@@ -17,7 +17,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     def replace(link: re.Match[str]) -> str:
         text, path = link.groups()
         if not (_REPOSITORY / path).exists():
-            raise FileNotFoundError(f"docs/{page.file.src_uri} links to {path}, which does not exist")
+            raise FileNotFoundError(
+                f"docs/{page.file.src_uri} links to {path}, which does not exist"
+            )
         return text if "`" in text else f"{text} (`{path}`)"
 
     return _LINK_TO_A_FILE.sub(replace, markdown)

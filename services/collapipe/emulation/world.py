@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class EmulatedDevice(_Section):

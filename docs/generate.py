@@ -1,0 +1,138 @@
+"""Writes the pages of docs/ that are made from the code: settings.md and alerts.md.
+
+    python docs/generate.py
+
+A test fails when a page is not what this program writes.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from collapipe.authority.app import AuthoritySettings
+from collapipe.control_unit.app import ControlUnitSettings
+from collapipe.device_agent.app import DeviceAgentSettings
+from collapipe.edge_server.app import EdgeServerSettings
+from collapipe.emulation.world import Emulation
+from collapipe.job import JobConfig
+from collapipe.scheduler.app import SchedulerSettings
+from collapipe.service_process import ServiceSettings
+from collapipe.simulation.scenario import Scenario
+from collapipe.stage_host import StageHostSettings
+
+_DOCS = Path(__file__).parent
+_ALERTS = _DOCS.parent / "deploy" / "prometheus" / "rules" / "alerts.yml"
+_VALUE = re.compile(r"\{\{ \$(?:labels\.)?(\w+)[^}]*\}\}")
+"""A value that Prometheus puts into the text of an alert."""
+_ORIGIN = "<!-- Written by docs/generate.py. Edit the code that it reads, and run it again. -->\n\n"
+
+
+def settings_page() -> str:
+    """Returns the page of all settings, from the schemas that validate them."""
+    parts = [
+        "# Settings\n",
+        "Every setting, from the schemas that validate them. An unknown key is refused, with the nearest known one.\n",
+        "## Jobs\n\nA job is a TOML file. `--set section.key=value` changes one setting on the command line.\n",
+        *_sections(JobConfig, "Job"),
+        "## Services\n\nA service takes flags (`--listen`), then variables of the environment (`COLLAPIPE_LISTEN`), then the "
+        "TOML file named by `--config`.\n",
+    ]
+    services: list[tuple[str, type[BaseModel], type[BaseModel] | None]] = [
+        ("Every service", ServiceSettings, None),
+        (
+            "Every stage host: device agent, control unit, edge server",
+            StageHostSettings,
+            ServiceSettings,
+        ),
+        ("Device agent", DeviceAgentSettings, StageHostSettings),
+        ("Control unit", ControlUnitSettings, StageHostSettings),
+        ("Edge server", EdgeServerSettings, StageHostSettings),
+        ("Scheduler", SchedulerSettings, ServiceSettings),
+        ("Authority", AuthoritySettings, ServiceSettings),
+    ]
+    for title, schema, inherited in services:
+        known = set(inherited.model_fields) if inherited else set()
+        parts.append(f"### {title}\n\n{_table(schema, known, flags=True)}\n")
+    parts += [
+        "## Emulation files\n\nA JSON file, given by `--emulation`.\n",
+        *_sections(Emulation, "Emulation"),
+        "## Scenarios of `collapipe simulate`\n\nA TOML file.\n",
+        *_sections(Scenario, "Scenario"),
+    ]
+    return _ORIGIN + "\n".join(parts)
+
+
+def alerts_page() -> str:
+    """Returns the page of all alerts, from Prometheus' rules."""
+    lines = ["# Alerts\n"]
+    for group in yaml.safe_load(_ALERTS.read_text("utf-8"))["groups"]:
+        for rule in group["rules"]:
+            notes = rule["annotations"]
+            lines.append(f"## {rule['alert']}\n")
+            lines.append(
+                f"Severity: {rule['labels']['severity']}. Fires after: {rule.get('for', '0s')}.\n"
+            )
+            for key in ("summary", "description", "action"):
+                text = _VALUE.sub(r"*\1*", notes[key])
+                lines.append(f"- **{key.capitalize()}:** {text}")
+            lines.append("")
+    return _ORIGIN + "\n".join(lines)
+
+
+def _sections(schema: type[BaseModel], document: str, prefix: str = "") -> Iterator[str]:
+    """Yields a table of a schema's own settings, then the tables of the schemas within it."""
+    name = f"`[{prefix.removesuffix('.')}]`" if prefix else "top level"
+    yield f"### {document}: {name}\n\n{inspect.getdoc(schema)}\n\n{_table(schema)}\n"
+    for key, field in schema.model_fields.items():
+        is_mapping = get_origin(field.annotation) is dict
+        for inner in _schemas_in(field.annotation):
+            yield from _sections(inner, document, f"{prefix}{key}.{'NAME.' if is_mapping else ''}")
+
+
+def _table(schema: type[BaseModel], without: set[str] | None = None, flags: bool = False) -> str:
+    rows = ["| setting | default | meaning |", "|---|---|---|"]
+    for key, field in schema.model_fields.items():
+        if key in (without or ()) or _schemas_in(field.annotation):
+            continue
+        name = f"--{key.replace('_', '-')}" if flags else key
+        default = "required" if field.is_required() else f"`{_default(field)}`"
+        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+        if values := _values(field.annotation):
+            meaning += f" One of {', '.join(f'`{value}`' for value in values)}."
+        rows.append(f"| `{name}` | {default} | {meaning.strip()} |")
+    return "\n".join(rows)
+
+
+def _default(field: Any) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is None or value is PydanticUndefined:
+        return "not set"
+    return json.dumps(value, default=str)
+
+
+def _values(annotation: Any) -> tuple[Any, ...]:
+    """Returns the values that a setting may have, if they are listed in its type."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(value for part in get_args(annotation) for value in _values(part))
+
+
+def _schemas_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [schema for part in get_args(annotation) for schema in _schemas_in(part)]
+
+
+PAGES = {"settings.md": settings_page, "alerts.md": alerts_page}
+"""The generated pages, by their names in docs/."""
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (_DOCS / name).write_text(page(), "utf-8")
