@@ -1,9 +1,10 @@
-"""How does the segment solver grow with devices, blocks and clusters? Medians on one core.
+"""How does the time of the search grow with devices, blocks and clusters? Medians on one core.
 
     python -m benchmarks allocation
 
-One segment programme is one order of devices and one M. A plan is that of all clusters with every M, and up to
-6 devices every order; warm means that the plan of a slightly different round is known.
+The first table has one cluster and one number of micro-batches. The second one has every number of micro-batches;
+"warm" means that the search starts from the plan of a slightly different round. Up to 6 devices, the search
+compares every order of the devices.
 """
 
 import math
@@ -25,15 +26,13 @@ from collapipe.allocation.round_model.problem import (
     WiredLink,
 )
 from collapipe.allocation.search.dssra import decide
-from collapipe.allocation.search.segment_costs import cluster_costs
-from collapipe.allocation.search.segment_programme import best_segments
 from collapipe.allocation.search.segments import LinkOffers, place_segments
 from collapipe.codecs import CodecName
 
 REPETITIONS = 5
 PLOT = Path("build/allocation-growth.svg")
 OPTIONS = (1, 2, 4, 8, 16, 32)
-PROGRAMMES = ((4, 12), (8, 24), (16, 48), (32, 64), (64, 96))
+SINGLE_CLUSTERS = ((4, 12), (6, 18), (8, 24), (16, 48))
 PLANS = (
     (1, 4, 12),
     (2, 4, 12),
@@ -49,32 +48,32 @@ PLANS = (
 
 
 def main() -> None:
-    """Measures programmes, then whole plans."""
-    growth: dict[str, list[tuple[str, float]]] = {"one segment programme": [], "a plan, warm": []}
-    print("one segment programme, ms          free   memory  window<=8")
-    for devices, blocks in PROGRAMMES:
+    """Measures `place_segments` for one cluster, then for several, then the whole decision."""
+    growth: dict[str, list[tuple[str, float]]] = {"one cluster": [], "several clusters, warm": []}
+    print("one cluster, ms                    free   memory  window<=8")
+    for devices, blocks in SINGLE_CLUSTERS:
         cells = []
         for tight, limit in ((False, None), (True, None), (False, 8)):
             problem, offers = _round(1, devices, blocks, tight=tight, options=(32,))
             problem = replace(problem, in_flight_limit=limit)
-            cells.append(_milliseconds(lambda p=problem, o=offers: _programme(p, o)))
+            cells.append(_milliseconds(lambda p=problem, o=offers: place_segments(p, o)))
         print(
             f"  {devices:2} devices {blocks:3} blocks     "
             + "".join(f"{cell:9.1f}" for cell in cells),
             flush=True,
         )
-        growth["one segment programme"].append((f"{devices} x {blocks}", max(cells)))
-    print("a plan, ms                         cold     warm  objective gained by more than starts")
+        growth["one cluster"].append((f"{devices} x {blocks}", max(cells)))
+    print("several clusters, ms               cold     warm  gain over the plan of the other round")
     for clusters, devices, blocks in PLANS:
         warm = _plan_row(clusters, devices, blocks, ("fp32",))
-        growth["a plan, warm"].append((f"{clusters} x {devices} x {blocks}", warm))
+        growth["several clusters, warm"].append((f"{clusters} x {devices} x {blocks}", warm))
     _plan_row(2, 4, 12, ("fp32", "bf16", "int8"))
     _decision_row(2, 4, 12)
     _plot(growth)
 
 
 def _decision_row(clusters: int, devices: int, blocks: int) -> None:
-    """The whole decision, shares of a channel included; the first also imports the solver."""
+    """Measures `decide`, which also allocates bandwidth; the first call also imports the solver."""
     problem, _ = _round(clusters, devices, blocks)
     later, _ = _round(clusters, devices, blocks, drift=0.1)
     problem, later = (
@@ -133,11 +132,6 @@ def _plan_row(clusters: int, devices: int, blocks: int, codecs: tuple[CodecName,
     return warm
 
 
-def _programme(problem: RoundProblem, offers: LinkOffers) -> None:
-    costs = cluster_costs(problem, problem.clusters[0], offers[0], one_cluster=True)
-    best_segments(costs, float(costs.head_seconds[0]))
-
-
 def _milliseconds(work: Callable[[], object]) -> float:
     seconds = []
     for _ in range(REPETITIONS):
@@ -159,9 +153,11 @@ def _round(
     options: tuple[int, ...] = OPTIONS,
     drift: float = 0.0,
 ) -> tuple[RoundProblem, LinkOffers]:
-    """A round with devices up to five times as fast as others, wired links, energy budgets and, if tight, memory limits.
+    """Builds a round of wired links and energy budgets; the fastest device is five times as fast as the slowest.
 
-    Rates change by up to `drift`, for a round that is nearly the same.
+    Args:
+        tight: Whether the memory of the devices is limited.
+        drift: The largest relative change of a rate, for a round that is nearly the same.
     """
     numbers, noise = random.Random(7), random.Random(8)
     state = 28e6

@@ -5,8 +5,7 @@ import pytest
 
 from collapipe.allocation.round_model.prediction import violations
 from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
-from collapipe.allocation.search.bandwidth import SolverFailedError
-from collapipe.allocation.search.power import allocate, best_watts, settle_powers
+from collapipe.allocation.search.power import allocate, best_watts
 
 from .grids import best_on_grid, some_plan, world
 from .shares import share_at_given_powers
@@ -33,26 +32,6 @@ def test_best_watts_are_the_best_of_a_fine_grid() -> None:
 def test_best_watts_at_the_limits(time_weight: float, joule_weight: float, expected: float) -> None:
     found = best_watts(*(np.array([x]) for x in (time_weight, joule_weight, 10.0, 0.5)))
     assert found[0] == pytest.approx(expected, abs=1e-6)
-
-
-# --- mutual interference
-
-
-def test_settle_powers_finds_the_common_answer_of_two_transmitters() -> None:
-    # p = 1 + 0.5 I with I = G p: (1 - 0.5 G) p = 1, written out
-    cross = np.array([[0.0, 0.8], [0.4, 0.0]])
-    found = settle_powers(lambda density: 1 + 0.5 * density, cross, np.zeros(2))
-    expected = np.array([(1 + 0.4) / (1 - 0.08), (1 + 0.2) / (1 - 0.08)])
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def test_settle_powers_settles_with_damping_where_answers_overshoot() -> None:
-    cross = np.array([[0.0, 1.0], [1.0, 0.0]])
-    respond = lambda density: np.maximum(3 - 1.5 * density, 0)  # noqa: E731
-    found = settle_powers(respond, cross, np.full(2, 0.1), damping=0.5)
-    np.testing.assert_allclose(found, [1.2, 1.2], rtol=1e-5)
-    with pytest.raises(SolverFailedError, match="damping below 1"):
-        settle_powers(respond, cross, np.full(2, 0.1), damping=1.0)
 
 
 # --- shares and powers together

@@ -17,8 +17,6 @@ from collapipe.allocation.round_model.problem import (
     WiredLink,
 )
 from collapipe.allocation.search import joint_search
-from collapipe.allocation.search.segment_costs import cluster_costs
-from collapipe.allocation.search.segment_programme import best_segments
 from collapipe.allocation.search.segments import LinkOffers, place_segments
 from collapipe.errors import InfeasibleError
 
@@ -79,26 +77,6 @@ def test_plan_is_the_best_of_all_where_the_first_search_finds_a_bad_one(drawn: R
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joint_search, "FIRST_WIDTH", 1)
         check(*drawn)
-
-
-@settings(max_examples=100, deadline=None)
-@given(rounds(clusters=(1, 1), devices=(2, 5), blocks=(3, 7), codecs=2, max_options=1))
-def test_segments_in_one_order_are_the_best_of_that_order(drawn: Round) -> None:
-    problem, offers = drawn
-    problem = replace(problem, convergence=replace(problem.convergence, limit=math.inf))
-    best = best_plan(problem, offers, in_order=True)
-    costs = cluster_costs(problem, problem.clusters[0], offers[0], one_cluster=True)
-    if not len(costs.options):
-        assert best is None
-        return
-    found = best_segments(costs, float(costs.head_seconds[0]))
-    if best is None:
-        assert found is None or not len(found.plans)
-        return
-    assert found is not None
-    fixed = problem.penalty_weight * problem.fixed_seconds / problem.reference_seconds
-    expected = predict(problem, best).objective - fixed
-    assert math.isclose(float(found.totals().min()), expected, rel_tol=1e-9, abs_tol=1e-12)
 
 
 @settings(max_examples=100, deadline=None)

@@ -95,12 +95,6 @@ class Front:
     layer: Ints
     complete: bool
 
-    def totals(self) -> Floats:
-        """Priced time and cost of each plan, with the least load of the edge server."""
-        return (
-            self.plans.price + self.costs.stall_price[self.plans.row] * self.plans.stall
-        ) + self.plans.cost
-
     def choice(self, index: int) -> PipelineChoice:
         """Spells out one plan."""
         plans = self.plans

@@ -1,7 +1,6 @@
 """Transmit powers: alone in closed form, together with the shares, and under mutual interference."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +15,7 @@ from collapipe.allocation.round_model.problem import (
     RoundPlan,
     RoundProblem,
 )
-from collapipe.allocation.search.bandwidth import Allocation, Point, SolverFailedError, solve_shares
+from collapipe.allocation.search.bandwidth import Allocation, Point, solve_shares
 from collapipe.allocation.search.shared_links import SharedLinks, Vector, shared_links
 from collapipe.codecs import CodecName
 
@@ -43,40 +42,6 @@ def best_watts(time_weight: Vector, joule_weight: Vector, gain: Vector, limit: V
         signal = np.expm1(1.0 + lambertw(branch).real)
         best = np.where(np.isfinite(ratio), signal / gain, math.inf)
     return np.asarray(np.clip(best, 0.0, limit))
-
-
-def settle_powers(
-    respond: Callable[[Vector], Vector],
-    cross_gains: Vector,
-    start: Vector,
-    *,
-    damping: float = 0.5,
-    tolerance: float = 1e-6,
-    max_steps: int = 200,
-) -> Vector:
-    """Finds powers that are each other's answer when transmitters disturb each other.
-
-    Args:
-        respond: The powers chosen under given interference densities I0, in W/Hz; (n) to (n).
-        cross_gains: Interference density at the receiver of i for a watt of j, in 1/Hz; (n, n), diagonal 0.
-        start: Powers to begin with, in W; (n).
-        damping: Share of a step that is taken: less settles where answers overshoot.
-        tolerance: Change relative to the largest power at which they have settled.
-
-    Raises:
-        SolverFailedError: They did not settle.
-    """
-    watts = start
-    for _ in range(max_steps):
-        answer = respond(cross_gains @ watts)
-        change = float(np.abs(answer - watts).max())
-        if change <= tolerance * float(np.abs(answer).max()):
-            return answer
-        watts = watts + damping * (answer - watts)
-    raise SolverFailedError(
-        f"transmit powers still change by {change:g} W after {max_steps} steps under each other's interference: use a "
-        f"damping below {damping:g}"
-    )
 
 
 def allocate(

@@ -154,13 +154,6 @@ def _starts(costs: ClusterCosts, times: Sequence[Floats], ends: Floats) -> Float
     return starts
 
 
-def grid_of(costs: ClusterCosts, least: float, points: Floats) -> Grid:
-    """Cells that end at given points, for tables of one row."""
-    times = bottlenecks(costs.compute, costs.link_load, least)
-    ends = np.unique(np.append(points, np.inf))[None, :]
-    return Grid(ends, _starts(costs, [times], ends))
-
-
 @dataclass(frozen=True)
 class Bound:
     """Of one weighing of time against cost.
