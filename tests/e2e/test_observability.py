@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from collapipe.emulation.world import EmulatedDevice, EmulatedRadio, Emulation
 from collapipe.job import JobConfig
-from collapipe.telemetry.estimates import ENERGY_PROBES, Estimates, HostPrior, estimate
+from collapipe.telemetry.estimates import ENERGY_SENSORS, Estimates, HostPrior, estimate
 from collapipe.telemetry.sources.prometheus import PrometheusSource
 from collapipe_client import Device, LocalTestbed
 from collapipe_client.cli import app
@@ -198,14 +198,14 @@ def estimated(observed: Observed, seconds: float, end: float) -> Estimates:
 def ratios(estimates: Estimates) -> dict[str, dict[str, float]]:
     """The rules that are marked (estimate), with what the scheduler has instead."""
     hosts, links = estimates.hosts.items(), estimates.links.items()
-    probes = "|".join(ENERGY_PROBES)
+    sensors = "|".join(ENERGY_SENSORS)
     each: dict[str, dict[str, float | None]] = {
         "link:goodput_bps:ratio_increase1m": {link: one.goodput_bps for link, one in links},
         "service:unit_sample_seconds:ratio_increase1m": {
             host: one.seconds_per_sample for host, one in hosts
         },
         "service:step_seconds:ratio_increase1m": {host: one.step_seconds for host, one in hosts},
-        f'service:busy_watts:ratio_increase1m{{probe=~"{probes}"}}': {
+        f'service:busy_watts:ratio_increase1m{{sensor=~"{sensors}"}}': {
             host: one.busy_watts for host, one in hosts
         },
         "cluster:activation_bytes_per_sample:ratio_increase1m": {

@@ -102,8 +102,8 @@ DEVICES = Definition(
             "Power",
             [
                 (
-                    "sum by (service, probe) (rate(collapipe_energy_joules_total[$__rate_interval]))",
-                    "{{service}}: {{probe}}",
+                    "sum by (service, sensor) (rate(collapipe_energy_joules_total[$__rate_interval]))",
+                    "{{service}}: {{sensor}}",
                 )
             ],
             WATTS,
@@ -113,7 +113,7 @@ DEVICES = Definition(
             "Energy of a sample",
             [
                 (
-                    "sum by (service) (max by (service, probe) (service:power_watts:rate1m)) "
+                    "sum by (service) (max by (service, sensor) (service:power_watts:rate1m)) "
                     "/ scalar(sum(cluster:trained_samples:rate1m) > 0)",
                     "{{service}}",
                 )
@@ -126,14 +126,14 @@ DEVICES = Definition(
             "Temperature",
             [("max by (service) (collapipe_temperature_celsius)", "{{service}}")],
             "celsius",
-            "Of the processor. No line: the box shows no sensor (see Probes).",
+            "Of the processor. No line: the box shows no sensor (see Sensors).",
             thresholds=[(80, "red")],
         ),
         timeline(
-            "Probes",
-            ("max by (service, probe) (collapipe_sensor_present)", "{{service}}: {{probe}}"),
+            "Sensors",
+            ("max by (service, sensor) (collapipe_sensor_present)", "{{service}}: {{sensor}}"),
             "bool_yes_no",
-            "Green: the probe works. Red: it is absent, forbidden or broken here; without any of energy, watts are taken from "
+            "Green: the sensor works. Red: it is absent, forbidden or broken here; without any of energy, watts are taken from "
             "the host's settings. rapl needs root, ina3221 is a Jetson's, battery a laptop's while it discharges.",
             [(-1, "red"), (1, "green")],
         ),

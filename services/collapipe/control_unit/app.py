@@ -23,7 +23,7 @@ class ControlUnitSettings(StageHostSettings):
 def start(settings: ControlUnitSettings, metrics_address: str) -> Running:
     """Starts serving."""
     stores = JobStores(settings.state_dir)
-    metrics.state_kept(settings.state_dir)
+    metrics.watch_free_space(settings.state_dir)
     host = scheduler_pb2.Host(
         role=scheduler_pb2.HOST_ROLE_CONTROL_UNIT, cluster_index=settings.cluster_index
     )

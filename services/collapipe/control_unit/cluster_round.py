@@ -120,7 +120,8 @@ class ClusterRound:
                 outcome = self._pipeline.run_mini_batch(len(self._outcomes), micro_batches)
                 self._outcomes.append(outcome)
             self._steps_done += 1
-            metrics.trained(cluster, self._job.training.mini_batch, self._outcomes[-1].loss)
+            metrics.TRAINED_SAMPLES.labels(cluster).inc(self._job.training.mini_batch)
+            metrics.TRAINING_LOSS.labels(cluster).set(self._outcomes[-1].loss)
             emit(self.progress())
         summary.training_seconds = time.perf_counter() - self._training_started
         return _to_wire(cursor)
@@ -148,7 +149,7 @@ class ClusterRound:
         size = max(1, self._job.training.mini_batch // plan.num_micro_batches)
         predictions = self._pipeline.evaluate(self._task.held_out_micro_batches(size))
         value = self._task.score(predictions)
-        metrics.evaluated(str(plan.cluster_index), self._task.metric, value)
+        metrics.EVALUATION_METRIC.labels(str(plan.cluster_index), self._task.metric).set(value)
         return job_pb2.Evaluation(
             num_rounds=self._request.attempt.round_index,
             metric=self._task.metric,

@@ -27,7 +27,7 @@ class EdgeServerSettings(StageHostSettings):
 def start(settings: EdgeServerSettings, metrics_address: str) -> Running:
     """Starts serving."""
     stores = JobStores(settings.state_dir)
-    metrics.state_kept(settings.state_dir)
+    metrics.watch_free_space(settings.state_dir)
     host = scheduler_pb2.Host(role=scheduler_pb2.HOST_ROLE_EDGE_SERVER)
 
     def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:

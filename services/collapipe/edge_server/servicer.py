@@ -2,6 +2,7 @@
 
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -83,10 +84,12 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
 
         def work(emit: Callable[[edge_server_pb2.CommitRoundResponse], None]) -> None:
             clusters = [cluster.state for cluster in request.clusters]
-            with self._changing, metrics.aggregation_timer():
+            with self._changing:
                 if not context.is_active():  # an old request that had to wait for its turn
                     raise CancelledError("the caller went away before the commit began")
+                started = time.perf_counter()
                 commit = self._model(job_id).commit_round(request.attempt, clusters, fetch_all)
+                metrics.AGGREGATION_SECONDS.observe(time.perf_counter() - started)
             emit(edge_server_pb2.CommitRoundResponse(commit=commit))
 
         yield from work_with_signs_of_life(

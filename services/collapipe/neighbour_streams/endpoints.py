@@ -74,12 +74,14 @@ class LinkMeter:
 
     def sent(self, frame: Frame, seconds: float) -> None:
         """Counts a frame that left, and how long that took."""
-        metrics.link_bytes(*self._labels, _direction(frame), "sent", frame.byte_length)
-        metrics.stage_sent(*self._labels, _direction(frame), seconds)
+        labels = (*self._labels, _direction(frame))
+        metrics.LINK_BYTES.labels(*labels, "sent").inc(frame.byte_length)
+        metrics.STAGE_SENDING_SECONDS.labels(*labels).inc(seconds)
 
     def received(self, frame: Frame) -> None:
         """Counts a frame that arrived."""
-        metrics.link_bytes(*self._labels, _direction(frame), "received", frame.byte_length)
+        labels = (*self._labels, _direction(frame), "received")
+        metrics.LINK_BYTES.labels(*labels).inc(frame.byte_length)
 
 
 class LinkSender:
@@ -128,9 +130,9 @@ class LinkSender:
         limits = [float(settings.rate_limit_bps), wire.rate_bps or 0.0]
         if state is not None:
             limits.append(state.rate_bps)
-            metrics.radio_state(
-                self.link, state.gain, state.noise_watts_per_hertz, state.power_watts
-            )
+            metrics.RADIO_CHANNEL_GAIN.labels(self.link).set(state.gain)
+            metrics.RADIO_NOISE_WATTS_PER_HERTZ.labels(self.link).set(state.noise_watts_per_hertz)
+            metrics.RADIO_TRANSMIT_POWER_WATTS.labels(self.link).set(state.power_watts)
         return min((limit for limit in limits if limit), default=0.0)
 
     def parts(
@@ -148,7 +150,7 @@ class LinkSender:
             for frame in frames:
                 began_at = time.perf_counter()
                 rate = self.rate_bps()
-                metrics.link_limited(self.link, rate)
+                metrics.LINK_RATE_LIMIT_BPS.labels(self.link).set(rate)
                 header, chunks = encode_frame(
                     frame, self._settings.codec, shaped.chunk_bytes(rate, CHUNK_BYTES)
                 )
@@ -238,7 +240,8 @@ class LinkReceiver:
         if self._wire_bytes >= _LEAST_MEASURED_BYTES:
             link = f"{self._sender}>{self._receiver}"
             seconds = arrived_at - self._began_at
-            metrics.link_transfer(link, self._codec, self._wire_bytes, seconds)
+            metrics.LINK_TRANSFER_BYTES.labels(link, self._codec).inc(self._wire_bytes)
+            metrics.LINK_TRANSFER_SECONDS.labels(link).inc(seconds)
         self._complete(frame)
 
     def close(self) -> None:

@@ -121,8 +121,8 @@ def measure_link(
     finally:
         requests.close()
         call.cancel()
-    metrics.link_round_trip(sender.link, min(round_trips))
-    metrics.link_probed(sender.link, goodput_bps)
+    metrics.LINK_ROUND_TRIP_SECONDS.labels(sender.link).set(min(round_trips))
+    metrics.LINK_PROBED_BPS.labels(sender.link).set(goodput_bps)
     return link_pb2.MeasureLinkResponse(
         goodput_bps=goodput_bps, round_trip_seconds=min(round_trips)
     )

@@ -90,7 +90,7 @@ class _Observed:
 
     def __enter__(self) -> None:
         self._started = time.perf_counter()
-        metrics.call_started(*self._labels)
+        metrics.CALLS_STARTED.labels(*self._labels).inc()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         code = grpc.StatusCode.OK
@@ -105,7 +105,8 @@ class _Observed:
             # the stubs do not know `code`
             code = self._context.code() or grpc.StatusCode.INTERNAL  # type: ignore[attr-defined]
         seconds = time.perf_counter() - self._started
-        metrics.call_handled(*self._labels, code.name, seconds)
+        metrics.CALLS_HANDLED.labels(*self._labels, code.name).inc()
+        metrics.CALL_SECONDS.labels(*self._labels).observe(seconds)
         if isinstance(error, CollapipeError):
             self._context.set_trailing_metadata(trailing_metadata(error))
             self._context.abort(code, details(str(error)))

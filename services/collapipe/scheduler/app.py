@@ -40,8 +40,8 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     channels = ChannelPool(settings.security)
     hosts = Hosts()
     telemetry = Telemetry(_source(settings, hosts), settings.telemetry_interval_seconds)
-    metrics.scheduler_opened(telemetry.source.name)
-    metrics.state_kept(settings.state_dir)
+    metrics.create_scheduler_series(telemetry.source.name)
+    metrics.watch_free_space(settings.state_dir)
     servicer = SchedulerServicer(JobStore(settings.state_dir), channels, hosts, telemetry)
 
     def add_services(server: grpc.Server, address: str) -> None:

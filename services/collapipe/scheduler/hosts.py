@@ -78,4 +78,4 @@ class Hosts:
             host_registry.EDGE_SERVER,
         ):
             name = scheduler_pb2.HostRole.Name(role).removeprefix("HOST_ROLE_").lower()
-            metrics.hosts_alive(name, sum(host.role == role for host in hosts))
+            metrics.HOSTS.labels(name).set(sum(host.role == role for host in hosts))

@@ -242,16 +242,18 @@ class JobRunner:
             )
         except CollapipeError as error:
             outcome = "cancelled" if isinstance(error, CancelledError) else "aborted"
-            metrics.round_ended(outcome, time.monotonic() - started)
+            metrics.ROUND_SECONDS.labels(outcome).observe(time.monotonic() - started)
             raise
         self._previous_plans = list(recorded.plans)
         if not local_steps:
             return
         self._commit = self._commit_round(recorded.attempt, [p.state for p in prepared])
         seconds = time.monotonic() - started
-        metrics.round_ended("committed", seconds)
+        metrics.ROUND_SECONDS.labels("committed").observe(seconds)
         for plan, prep in zip(recorded.plans, prepared, strict=True):
-            metrics.round_phases(str(plan.cluster_index), _phases(prep.summary))
+            for phase, phase_seconds in _phases(prep.summary).items():
+                labels = (str(plan.cluster_index), phase)
+                metrics.ROUND_PHASE_SECONDS.labels(*labels).set(phase_seconds)
         planner.observe([p.summary for p in prepared], seconds)
         self._jobs.save_planner(self._document.job_id, planner.to_json())
         self._document.num_rounds_committed = self._commit.num_rounds
@@ -406,7 +408,8 @@ class JobRunner:
 
     def _end(self, state: scheduler_pb2.JobState, message: str) -> None:
         """Sets the last state; that a full disk cannot keep it makes no difference to whoever watches."""
-        metrics.job_ended(scheduler_pb2.JobState.Name(state).removeprefix("JOB_STATE_").lower())
+        outcome = scheduler_pb2.JobState.Name(state).removeprefix("JOB_STATE_").lower()
+        metrics.JOBS_ENDED.labels(outcome).inc()
         try:
             self._set_state(state, message)
         except OSError:

@@ -205,7 +205,7 @@ class Planner:
         try:
             return decide(question, estimates)
         except InfeasibleError as error:
-            metrics.plan_infeasible()
+            metrics.PLANS_INFEASIBLE.inc()
             links = self._knowledge.links
             dead = [name for name, link in sorted(links.items()) if not link.capacity_bps]
             if not dead:
@@ -249,7 +249,10 @@ class Planner:
         measured = [t + s.evaluation_seconds for t, s in zip(trained, summaries, strict=True)]
         observed = seconds - max(measured) + max(trained)
         if self._is_measured(decision):
-            metrics.round_predicted(full_round_seconds(decision), observed)
+            predicted = full_round_seconds(decision)
+            metrics.ROUND_PREDICTED_SECONDS.set(predicted)
+            metrics.ROUND_OBSERVED_SECONDS.set(observed)
+            metrics.ROUND_PREDICTION_ERROR_RATIO.observe(abs(predicted - observed) / observed)
         slowest = max(range(len(summaries)), key=trained.__getitem__)
         summary = summaries[slowest]
         has_moved = any(cluster.migrate_seconds for cluster in decision.prediction.clusters)
@@ -317,7 +320,7 @@ class Planner:
         try:
             series = telemetry.source.window(start, end)
         except CollapipeError as error:
-            metrics.telemetry_failed(telemetry.source.name)
+            metrics.TELEMETRY_FAILURES.labels(telemetry.source.name).inc()
             logger.warning("no telemetry from %s: %s", telemetry.source.name, error)
             return None
         return estimate(
@@ -370,23 +373,27 @@ class Planner:
         }
         self._knowledge.charge(energy, budgets)
         for host_id in budgets:
-            metrics.backlog(host_id, self._knowledge.backlogs[host_id])
+            metrics.BACKLOG.labels(host_id).set(self._knowledge.backlogs[host_id])
 
     def _export(self, decision: RoundDecision) -> None:
-        metrics.plan_solved(decision.solve_seconds)
+        metrics.PLAN_SOLVE_SECONDS.observe(decision.solve_seconds)
         if decision.kept:
-            metrics.plan_kept(decision.kept)
+            metrics.PLANS_KEPT.labels(decision.kept).inc()
             level = logging.INFO if decision.kept == "hysteresis" else logging.WARNING
             logger.log(
                 level, "the plan in force is kept: %s", "; ".join([decision.kept, *decision.notes])
             )
         prediction = decision.prediction
-        metrics.objective({"penalty": prediction.penalty, "drift": prediction.drift})
+        metrics.OBJECTIVE.labels("penalty").set(prediction.penalty)
+        metrics.OBJECTIVE.labels("drift").set(prediction.drift)
         for index, plan in enumerate(decision.plans):
             blocks = {device.host_id: 0 for device in self._hosts.clusters[index].devices}
             blocks |= {host: segment.num_blocks for host, segment in plan.segments.items()}
             before = self._in_force[index] if self._in_force else None
-            metrics.blocks_placed(str(index), blocks, moved(before, plan), plan.num_micro_batches)
+            for host, num_blocks in blocks.items():
+                metrics.PLACED_BLOCKS.labels(host).set(num_blocks)
+            metrics.MOVED_BLOCKS.labels(str(index)).inc(moved(before, plan))
+            metrics.PLANNED_MICRO_BATCHES.labels(str(index)).set(plan.num_micro_batches)
 
 
 def _participants(hosts: JobHosts) -> list[scheduler_pb2.Host]:

@@ -16,7 +16,7 @@ from collapipe.rpc import ChannelPool, serve
 from collapipe.service_process import Running, ServiceSettings
 from collapipe.stage_host.registration import Registration
 from collapipe.stage_host.session import HostResources
-from collapipe.telemetry.sensors import start_probes
+from collapipe.telemetry.sensors import SensorReader
 from collapipe.traffic_shaping.pacing import PacedShaper, Shaper
 from collapipe.traffic_shaping.radio import EmulatedRadioDriver, NoRadioDriver, RadioDriver
 from collapipe.traffic_shaping.traffic_control import TrafficControlShaper
@@ -121,12 +121,12 @@ def start_stage_host(
 
     server = serve(settings.listen, settings.security, add_all)
     registration = Registration(host, settings.scheduler, channels)
-    # an emulated device does not draw what this machine's probes see
-    probes = None if host.host_id in emulation.current().devices else start_probes()
+    # an emulated device does not draw what this machine's sensors see
+    sensors = None if host.host_id in emulation.current().devices else SensorReader()
 
     def drain() -> None:
-        if probes is not None:
-            probes.close()
+        if sensors is not None:
+            sensors.close()
         registration.close()
         server.drain()
         channels.close()

@@ -71,7 +71,7 @@ class HostResources:
         self.radio = radio or EmulatedRadioDriver(self.emulation)
         self.processor = EmulatedProcessor(self.emulation, host_id)
         self.modelled_watts = 0.0
-        """Power beyond idle while this host computes, where no probe measures it; 0 counts no energy."""
+        """Power beyond idle while this host computes, where no sensor measures it; 0 counts no energy."""
         self._store = store
         self._lock = threading.Lock()
         self._job_id = ""

@@ -10,41 +10,40 @@ class StageMeter(StageObserver):
     Args:
         cluster_index: Of the stage.
         stage_index: Of the stage.
-        busy_watts: Power beyond idle while the host computes, where no probe measures it; 0 counts no energy.
+        busy_watts: Power beyond idle while the host computes, where no sensor measures it; 0 counts no energy.
     """
 
     def __init__(self, cluster_index: int, stage_index: int, busy_watts: float) -> None:
         self._labels = (str(cluster_index), str(stage_index))
         self._busy_watts = busy_watts
-        metrics.stage_opened(*self._labels)
+        metrics.create_stage_series(*self._labels)
 
     def acted(self, action: Action, seconds: float) -> None:
-        metrics.stage_action(*self._labels, action.kind.name.lower(), seconds)
+        direction = action.kind.name.lower()
+        metrics.STAGE_PASS_SECONDS[direction].labels(*self._labels).observe(seconds)
         self._use_energy(seconds)
 
     def evaluated(self, seconds: float) -> None:
         self._use_energy(seconds)
 
     def worked(self, num_units: int, num_samples: int, activation_bytes: int) -> None:
-        metrics.stage_worked(
-            *self._labels,
-            num_units=num_units,
-            num_samples=num_samples,
-            activation_bytes=activation_bytes,
-        )
+        metrics.STAGE_BLOCK_SAMPLES.labels(*self._labels).inc(num_units * num_samples)
+        metrics.STAGE_SAMPLES.labels(*self._labels).inc(num_samples)
+        metrics.STAGE_ACTIVATION_BYTES.labels(*self._labels).inc(activation_bytes)
 
     def updated(self, seconds: float) -> None:
-        metrics.stage_updated(*self._labels, seconds)
+        metrics.STAGE_UPDATE_SECONDS.labels(*self._labels).inc(seconds)
         self._use_energy(seconds)
 
     def waited(self, seconds: float) -> None:
-        metrics.stage_waited(*self._labels, seconds)
+        metrics.STAGE_WAITING_SECONDS.labels(*self._labels).inc(seconds)
 
     def stepped(self, in_flight: int, stash_bytes: int) -> None:
-        metrics.stage_step(*self._labels)
-        metrics.stage_held(*self._labels, in_flight, stash_bytes)
+        metrics.STAGE_STEPS.labels(*self._labels).inc()
+        metrics.STAGE_IN_FLIGHT.labels(*self._labels).set(in_flight)
+        metrics.STAGE_STASH_BYTES.labels(*self._labels).set(stash_bytes)
 
     def _use_energy(self, seconds: float) -> None:
-        """Without a probe, energy is watts times busy seconds: design (8)."""
+        """Without a sensor, energy is watts times busy seconds: design (8)."""
         if self._busy_watts:
-            metrics.energy_used("model", self._busy_watts * seconds)
+            metrics.ENERGY_JOULES.labels("model").inc(self._busy_watts * seconds)

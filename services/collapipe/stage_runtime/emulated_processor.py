@@ -62,4 +62,4 @@ class EmulatedProcessor:
         if left > 0:
             time.sleep(left)
         else:
-            metrics.emulation_overrun(-left)
+            metrics.EMULATION_OVERRUN_SECONDS.inc(-left)

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from collapipe.errors import InvalidInputError
 from collapipe.telemetry.sources.samples import Series, born_at_zero, increase, is_sound, latest
 
-ENERGY_PROBES = ("ina3221", "battery", "rapl")
+ENERGY_SENSORS = ("ina3221", "battery", "rapl")
 """From what sees the most of a device to what sees the least; each of them alone, for they see the same watts."""
 
 _STRICT = ConfigDict(extra="forbid")
@@ -337,8 +337,8 @@ def _busy_watts(table: _Table, host: str, busy_seconds: float) -> float | None:
 
     What a host counts where nothing measures follows from the watts that it was started with: no news.
     """
-    probes = {probe: group for owner, group, probe in table.groups("probe") if owner == host}
-    for probe in ENERGY_PROBES:
+    probes = {probe: group for owner, group, probe in table.groups("sensor") if owner == host}
+    for probe in ENERGY_SENSORS:
         joules = (
             table.increases(host, probes[probe], "energy_joules_total") if probe in probes else None
         )

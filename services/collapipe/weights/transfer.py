@@ -60,7 +60,7 @@ class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
         for piece in blob.read(request.offset):
             for start in range(0, len(piece), CHUNK_BYTES):
                 chunk = bytes(piece[start : start + CHUNK_BYTES])
-                metrics.blob_bytes("sent", len(chunk))
+                metrics.BLOB_BYTES.labels("sent").inc(len(chunk))
                 yield blob_pb2.FetchBlobResponse(chunk=chunk)
 
 
@@ -127,7 +127,7 @@ def _pieces(channels: ChannelPool, digest: str, address: str) -> Iterator[bytes]
                     raise CorruptDataError(
                         f"{address} sent {num_received} bytes of blob {digest}, which it announced with {total_bytes}"
                     )
-                metrics.blob_bytes("received", len(chunk))
+                metrics.BLOB_BYTES.labels("received").inc(len(chunk))
                 yield chunk
             return
         except PeerLostError:

@@ -12,7 +12,7 @@ def value(name: str, **labels: str) -> float:
 
 
 def energy() -> float:
-    return value("collapipe_energy_joules_total", probe="model")
+    return value("collapipe_energy_joules_total", sensor="model")
 
 
 def test_meter_counts_what_the_stage_tells() -> None:

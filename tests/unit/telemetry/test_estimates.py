@@ -194,16 +194,16 @@ def test_seconds_of_a_step_are_of_one_stage() -> None:
     assert (host.step_seconds, host.steps) == (1.0, 12)
 
 
-def joules(probe: str, used: float) -> Series:
-    return series("b:1", "energy_joules_total", 32, 32 + used, probe=probe)
+def joules(sensor: str, used: float) -> Series:
+    return series("b:1", "energy_joules_total", 32, 32 + used, sensor=sensor)
 
 
-def test_watts_are_energy_over_busy_time_of_the_probe_that_sees_most() -> None:
+def test_watts_are_energy_over_busy_time_of_the_sensor_that_covers_most() -> None:
     found = [*stage(), joules("rapl", 30), joules("ina3221", 60)]
     assert estimated(found).hosts["device"].busy_watts == pytest.approx(60 / 6)
 
 
-def test_probe_that_counts_nothing_gives_way_to_the_next() -> None:
+def test_sensor_that_counts_nothing_gives_way_to_the_next() -> None:
     found = [*stage(), joules("battery", 0), joules("rapl", 30)]
     assert estimated(found).hosts["device"].busy_watts == pytest.approx(30 / 6)
 
@@ -215,7 +215,7 @@ def test_watts_are_not_taken_from_energy_that_was_modelled() -> None:
     assert estimated(found).hosts["device"].busy_watts == pytest.approx(30 / 6)
 
 
-def test_watts_without_a_probe_or_without_work_are_no_data() -> None:
+def test_watts_without_a_sensor_or_without_work_are_no_data() -> None:
     assert estimated(stage()).hosts["device"].busy_watts is None
     assert estimated([joules("rapl", 30)]).hosts["device"].busy_watts is None
 

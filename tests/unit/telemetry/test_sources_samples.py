@@ -14,13 +14,19 @@ def series(*values: float, name: str = "x_total", start: float = 0.0) -> Series:
 
 
 def test_every_needed_metric_is_one_that_hosts_export() -> None:
-    metrics.stage_opened("90", "1")
-    metrics.link_transfer("a>b", "fp32", 1, 1.0)
-    metrics.link_limited("a>b", 1.0)
-    metrics.link_round_trip("a>b", 1.0)
-    metrics.link_probed("a>b", 1.0)
-    metrics.radio_state("a>b", 1.0, 1.0, 1.0)
-    metrics.energy_used("test", 0.0)
+    metrics.create_stage_series("90", "1")
+    metrics.LINK_TRANSFER_BYTES.labels("a>b", "fp32")
+    for by_link in (
+        metrics.LINK_TRANSFER_SECONDS,
+        metrics.LINK_RATE_LIMIT_BPS,
+        metrics.LINK_ROUND_TRIP_SECONDS,
+        metrics.LINK_PROBED_BPS,
+        metrics.RADIO_CHANNEL_GAIN,
+        metrics.RADIO_NOISE_WATTS_PER_HERTZ,
+        metrics.RADIO_TRANSMIT_POWER_WATTS,
+    ):
+        by_link.labels("a>b")
+    metrics.ENERGY_JOULES.labels("test")
     exported = {sample.name for family in REGISTRY.collect() for sample in family.samples}
     assert set(NEEDED) <= exported
 

@@ -31,7 +31,7 @@ NEEDED = (
 )
 """Every metric that a decision of the scheduler rests on."""
 
-_LABELS = frozenset({"cluster", "stage", "link", "codec", "probe"})
+_LABELS = frozenset({"cluster", "stage", "link", "codec", "sensor"})
 _COUNTER_ENDINGS = ("_total", "_sum", "_count")
 
 Labels = tuple[tuple[str, str], ...]
