@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from hypothesis import settings
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
 from collapipe.job import ModelConfig, TaskConfig
@@ -30,6 +30,7 @@ TINY = {
 }
 
 MakeBatch = Callable[[int], dict[str, Tensor]]
+MakeTokenizer = Callable[[str], Tokenizer]
 
 
 @pytest.fixture(autouse=True)
@@ -41,13 +42,31 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    """36 words and the usual special tokens."""
-    words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"w{number}" for number in range(36))]
-    vocabulary = {word: number for number, word in enumerate(words)}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return made
+def make_tokenizer() -> MakeTokenizer:
+    """Makes a vocabulary of 36 words and the special tokens of a family: (family) to the tokenizer."""
+
+    def make(family: str) -> Tokenizer:
+        is_bert = family in ("bert", "distilbert")
+        special = (
+            ["[PAD]", "[CLS]", "[SEP]", "[UNK]"] if is_bert else ["<pad>", "<s>", "</s>", "<unk>"]
+        )
+        words = special + [f"w{number}" for number in range(36)]
+        vocabulary = {word: number for number, word in enumerate(words)}
+        made = Tokenizer(models.WordLevel(vocabulary, unk_token=special[3]))
+        made.pre_tokenizer = pre_tokenizers.Whitespace()
+        made.post_processor = processors.TemplateProcessing(
+            single=f"{special[1]} $A {special[2]}",
+            special_tokens=[(special[1], 1), (special[2], 2)],
+        )
+        return made
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tokenizer(make_tokenizer: MakeTokenizer) -> Tokenizer:
+    """The vocabulary of a BERT."""
+    return make_tokenizer("bert")
 
 
 @pytest.fixture(scope="session")

@@ -1,27 +1,26 @@
-"""One adapter per model family: units out, `save_pretrained` back.
+"""Cuts models of `transformers` into units, with one adapter for each model family.
 
-Guided tour: `unit` says what a unit is, `adapter` how a model of `transformers` is cut into units,
-`encoder_only` and `encoder_decoder` what the families of each kind share, `bert` and its siblings
-the rest. `configuration` and `pretrained` make a job's first model, `state` takes models apart and
-puts them together.
+`unit` defines a unit, and `adapter` cuts a model into units. `encoder_only` and `encoder_decoder` contain what
+families share; `bert`, `marian` and so on contain the rest. `configuration` and `pretrained` make the first model
+of a job. `state` splits a model into the states of its units and joins them again.
 
-Importing this package imports no modelling code; `adapter_for` imports that of the one family that
-it is asked for.
+A new family needs a module here and a line in `families`. Importing this package imports no modelling code;
+`adapter_class` and `adapter_for` import that of one family.
 """
 
 from collapipe.models.adapter import ModelAdapter
 from collapipe.models.configuration import create_config_json
-from collapipe.models.families import FAMILIES, adapter_for
+from collapipe.models.families import adapter_class, adapter_for
 from collapipe.models.pretrained import initial_model, pretrained_directory
 from collapipe.models.state import join_model, split_state
 from collapipe.models.unit import Head, Side, Unit
 
 __all__ = [
-    "FAMILIES",
     "Head",
     "ModelAdapter",
     "Side",
     "Unit",
+    "adapter_class",
     "adapter_for",
     "create_config_json",
     "initial_model",

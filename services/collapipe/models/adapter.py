@@ -1,9 +1,9 @@
-"""How a model of `transformers` is cut into units, and what every family shares.
+"""Cuts a model of `transformers` into units; every family's adapter is a subclass of `ModelAdapter`.
 
-A unit is the family's own module at its own path: the whole model is constructed on the meta
-device, where it takes no memory, everything but the unit is dropped, and what is left is allocated.
-So the parameters of a unit have the names that they have in the whole model, and the head runs the
-model's own `forward`, with the embedding and the blocks taken out.
+A unit is a module of the model at the path that it has in the model. To build a unit, the adapter constructs the
+whole model on the meta device, where tensors take no memory, keeps only the unit and allocates its memory. So a unit's
+parameters have the names that they have in the whole model. The head is the whole model without the embedding and the
+blocks, and runs the model's own `forward`.
 """
 
 import copy
@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.errors import InvalidInputError
+from collapipe.models.special_tokens import SpecialTokens
 from collapipe.models.unit import Head, Side, Unit
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
@@ -28,7 +30,7 @@ class ModelAdapter(ABC):
 
     Args:
         task: A key of `model_classes`.
-        config_json: The complete configuration, as `create_config_json` wrote it.
+        config_json: The complete configuration, as `create_config_json` returned it.
 
     Raises:
         InvalidInputError: The configuration describes no model that can be cut.
@@ -40,13 +42,14 @@ class ModelAdapter(ABC):
     """The class of the whole model, by task."""
     embedding_path: ClassVar[str]
     blocks_path: ClassVar[str]
-    """Where the `ModuleList` of the blocks is."""
+    """Path of the `ModuleList` of the blocks."""
+    special_tokens: ClassVar[SpecialTokens]
     defaults: ClassVar[Mapping[str, Any]]
-    """Configuration of a model from scratch, where it differs from that of `transformers`."""
+    """Configuration values of a model with random weights, where they differ from those of `transformers`."""
     fixed: ClassVar[Mapping[str, Any]] = {}
-    """Configuration without which the model could not be cut; nobody may override it."""
+    """Configuration values that cutting needs. A job cannot override them."""
     side_names: ClassVar[tuple[str, ...]] = ("attention_mask", "labels")
-    """Side tensors that units beyond the embedding need."""
+    """Side tensors that the units after the embedding need."""
 
     def __init__(self, task: str, config_json: str) -> None:
         self.task = task
@@ -57,13 +60,15 @@ class ModelAdapter(ABC):
                 f"the configuration makes no {self.family} model: it is not valid JSON: {error}"
             ) from error
         self.config = self.read_config(self._document)
-        self.config._attn_implementation = "sdpa"  # on every host, whatever it would choose
+        # Every host must compute attention alike, so `transformers` must not choose by what is installed.
+        self.config._attn_implementation = "sdpa"
         try:
-            self.num_blocks = len(_module_list(self._construct_on_meta(), self.blocks_path))
+            blocks: Any = self._build_on_meta().get_submodule(self.blocks_path)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InvalidInputError(
                 f"the configuration makes no {self.family} model: {error}; check model.config"
             ) from error
+        self.num_blocks = len(blocks)
         for key, value in self.fixed.items():
             if getattr(self.config, key) != value:
                 raise InvalidInputError(
@@ -73,31 +78,32 @@ class ModelAdapter(ABC):
 
     @property
     def num_units(self) -> int:
-        """Embedding, blocks and head."""
+        """The embedding, the blocks and the head."""
         return self.num_blocks + 2
 
     def build_model(self) -> "PreTrainedModel":
-        """Builds the whole model, in training mode; weights come from torch's random state."""
-        return self._construct()
+        """Builds the whole model in training mode; its weights come from torch's random state."""
+        return self.model_classes[self.task](copy.deepcopy(self.config))
 
     def build_blank_model(self) -> "PreTrainedModel":
-        """Builds the whole model, in training mode; weights are zero."""
-        model = self._construct_on_meta()
-        self._materialise(model, model)
+        """Builds the whole model in training mode; its weights are zero."""
+        model = self._build_on_meta()
+        self._allocate(model, model)
         return model
 
     def build_unit(self, unit_index: int) -> Unit | Head:
-        """Builds one unit, in training mode, allocating its memory only; weights are zero.
+        """Builds one unit in training mode; its weights are zero.
 
-        Draws no random numbers: another unit may be training in the same process.
+        Allocates memory for this unit only. Draws no random numbers, because another unit may be training in the same
+        process.
         """
-        unit, model = self._unit_on_meta(unit_index)
-        self._materialise(model, model if isinstance(unit, Head) else unit)
+        unit, model = self._build_unit_on_meta(unit_index)
+        self._allocate(model, model if isinstance(unit, Head) else unit)
         return unit
 
     def state_names(self, unit_index: int) -> list[str]:
-        """Names of the tensors of a unit's state."""
-        return list(self._unit_on_meta(unit_index)[0].state_dict())
+        """Returns the names of the tensors of a unit's state."""
+        return list(self._build_unit_on_meta(unit_index)[0].state_dict())
 
     def for_export(self, model: "PreTrainedModel") -> "PreTrainedModel":
         """Makes a whole model ready for `save_pretrained`, in place."""
@@ -118,44 +124,93 @@ class ModelAdapter(ABC):
 
     @classmethod
     def max_length(cls, config: "PreTrainedConfig") -> int:
-        """Longest sequence that the positions allow, in tokens."""
+        """Returns the longest sequence, in tokens, that the model has positions for."""
         return int(config.max_position_embeddings)
 
+    @classmethod
+    def special_token_ids(cls, tokenizer: "Tokenizer") -> dict[str, int]:
+        """Looks up the special tokens of the family in a vocabulary; returns their ids by role.
+
+        Raises:
+            InvalidInputError: The vocabulary lacks one of them.
+        """
+        ids: dict[str, int] = {}
+        for role, token in cls.special_tokens.by_role.items():
+            token_id = tokenizer.token_to_id(token)
+            if token_id is None:
+                raise InvalidInputError(
+                    f"the vocabulary has no {token!r}, the {role} of family {cls.family!r}: set "
+                    "model.family to that of the pretrained directory"
+                )
+            ids[role] = token_id
+        return ids
+
+    @classmethod
+    def vocabulary_values(cls, tokenizer: "Tokenizer") -> dict[str, Any]:
+        """Returns the configuration values that follow from the vocabulary of a model with random weights."""
+        ids = cls.special_token_ids(tokenizer)
+        return {
+            "vocab_size": tokenizer.get_vocab_size(),
+            "pad_token_id": ids["pad_token"],
+            "bos_token_id": ids.get("bos_token", ids.get("cls_token")),
+            "eos_token_id": ids.get("eos_token", ids.get("sep_token")),
+        }
+
     def fill_constants(self, model: "PreTrainedModel", module: nn.Module) -> None:
-        """Fills what no state carries, position ids and the like, as the whole model does."""
+        """Fills the tensors that are part of no state, such as position ids, as the whole model does."""
         initialise: Any = model._init_weights
         initialise(module)
 
     @abstractmethod
     def read_pretrained(self, directory: Path) -> dict[str, Tensor]:
-        """Reads what the whole model can use of a pretrained directory, under the model's names."""
+        """Reads the weights of a pretrained directory that the model can use, by their names in the model."""
 
     @abstractmethod
     def run_embedding(self, module: nn.Module, side: Side) -> Tensor:
-        """Embeds a micro-batch with the module at `embedding_path`, whose blocks are gone."""
+        """Embeds a micro-batch with the module at `embedding_path`, which has no blocks any more."""
 
     @abstractmethod
     def make_head(self, model: "PreTrainedModel") -> Head:
-        """Makes the head of a model whose embedding and blocks are gone."""
+        """Makes the head from a model without embedding and blocks."""
 
-    def _construct(self) -> "PreTrainedModel":
-        return self.model_classes[self.task](copy.deepcopy(self.config))
-
-    def _construct_on_meta(self) -> "PreTrainedModel":
+    def _build_on_meta(self) -> "PreTrainedModel":
         with torch.device("meta"):
-            return self._construct()
+            return self.build_model()
+
+    def _build_unit_on_meta(self, unit_index: int) -> tuple[Unit | Head, "PreTrainedModel"]:
+        """Returns a unit on the meta device, and what is left of the model that it was cut from."""
+        if not 0 <= unit_index < self.num_units:
+            raise InvalidInputError(
+                f"unit {unit_index} does not exist: the {self.family} model has units 0 to "
+                f"{self.num_units - 1}"
+            )
+        model = self._build_on_meta()
+        unit: Unit | Head
+        if 0 < unit_index <= self.num_blocks:
+            path = f"{self.blocks_path}.{unit_index - 1}"
+            unit = _PathUnit(path, model.get_submodule(path), self._run_block)
+        else:
+            model.set_submodule(self.blocks_path, nn.ModuleList())
+            if unit_index == 0:
+                embedding = model.get_submodule(self.embedding_path)
+                unit = _PathUnit(self.embedding_path, embedding, self._run_embedding)
+            else:
+                model.set_submodule(self.embedding_path, _EmbeddingOfHead())
+                unit = self.make_head(model)
+        _turn_constants_into_buffers(unit, set(model._keys_to_ignore_on_save or ()))
+        _name_tied_parameters_once(unit)
+        return unit, model
 
     @torch.no_grad()
-    def _materialise(self, model: "PreTrainedModel", root: nn.Module) -> None:
-        """Gives memory to all of a model, or to a part of it."""
-        _allocate(root)
+    def _allocate(self, model: "PreTrainedModel", root: nn.Module) -> None:
+        """Gives memory to all tensors of `root`, which is a model or a unit that was cut from it."""
+        _allocate_zeros(root)
         for module in root.modules():
             self.fill_constants(model, module)
 
     def _run_block(self, block: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
-        from transformers.masking_utils import (
-            create_bidirectional_mask,
-        )  # slow; needed on no other path
+        # The import is slow, and only hosts that run blocks need it.
+        from transformers.masking_utils import create_bidirectional_mask
 
         assert activation is not None
         mask = create_bidirectional_mask(
@@ -167,36 +222,12 @@ class ModelAdapter(ABC):
     def _run_embedding(self, module: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
         return self.run_embedding(module, side)
 
-    def _unit_on_meta(self, unit_index: int) -> tuple[Unit | Head, "PreTrainedModel"]:
-        """A unit without memory, and what is left of the model that it was cut from."""
-        if not 0 <= unit_index < self.num_units:
-            raise InvalidInputError(
-                f"unit {unit_index} does not exist: the {self.family} model has units 0 to "
-                f"{self.num_units - 1}"
-            )
-        model = self._construct_on_meta()
-        unit: Unit | Head
-        if 0 < unit_index <= self.num_blocks:
-            path = f"{self.blocks_path}.{unit_index - 1}"
-            unit = _PathUnit(path, model.get_submodule(path), self._run_block)
-        else:
-            model.set_submodule(self.blocks_path, nn.ModuleList())
-            if unit_index == 0:
-                embedding = model.get_submodule(self.embedding_path)
-                unit = _PathUnit(self.embedding_path, embedding, self._run_embedding)
-            else:
-                model.set_submodule(self.embedding_path, _GivenActivation())
-                unit = self.make_head(model)
-        _leave_out(unit, set(model._keys_to_ignore_on_save or ()))
-        _carry_tied_once(unit)
-        return unit, model
-
 
 class ModelHead(Head):
     """A head that is a whole model without embedding and blocks.
 
-    It shares the model's registries instead of holding the model as a child, so that no name gets a
-    prefix.
+    The head shares the registries of the model instead of having the model as a child module. So the names of its
+    parameters are those of the model, without a prefix.
     """
 
     def __init__(self, model: "PreTrainedModel") -> None:
@@ -205,16 +236,16 @@ class ModelHead(Head):
         self._buffers = model._buffers
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
         self._modules = model._modules
-        self._whole = (model,)  # in a tuple, torch does not take it for a child
+        self._whole_model = (model,)  # torch does not register a tuple as a child module
 
     @property
-    def whole(self) -> Any:
-        """The model that runs."""
-        return self._whole[0]
+    def whole_model(self) -> Any:
+        """The model whose `forward` the head runs."""
+        return self._whole_model[0]
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Sums the cross entropy over all targets that are not -100."""
+    """Sums the cross entropy over all labels that are not -100."""
     return nn.functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
         labels.reshape(-1),
@@ -224,7 +255,7 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float = 0
 
 
 class _PathUnit(Unit):
-    """A unit that is one module, held at the path that it has in the whole model."""
+    """A unit that is one module, at the path that it has in the whole model."""
 
     def __init__(
         self,
@@ -246,8 +277,8 @@ class _PathUnit(Unit):
         return self._run(self.get_submodule(self._path), activation, side)
 
 
-class _GivenActivation(nn.Module):
-    """Takes the place of an embedding in a model that is given the output of the last block."""
+class _EmbeddingOfHead(nn.Module):
+    """Replaces the embedding in a head: returns the activation that the last block passed to the head."""
 
     def forward(
         self, input_ids: None = None, inputs_embeds: Tensor | None = None, *_: Any, **__: Any
@@ -255,14 +286,8 @@ class _GivenActivation(nn.Module):
         return inputs_embeds
 
 
-def _module_list(model: nn.Module, path: str) -> nn.ModuleList:
-    blocks = model.get_submodule(path)
-    assert isinstance(blocks, nn.ModuleList)
-    return blocks
-
-
-def _allocate(root: nn.Module) -> None:
-    """Gives every tensor memory; unlike `to_empty`, keeps tied parameters tied."""
+def _allocate_zeros(root: nn.Module) -> None:
+    """Gives memory to every tensor. Unlike `to_empty`, keeps tied parameters tied."""
     allocated: dict[int, nn.Parameter] = {}
     for module in root.modules():
         for name, parameter in module._parameters.items():
@@ -279,8 +304,8 @@ def _allocate(root: nn.Module) -> None:
                 module._buffers[name] = torch.empty_like(buffer, device="cpu")
 
 
-def _leave_out(unit: nn.Module, names: set[str]) -> None:
-    """Makes constant tables, which `save_pretrained` does not write, no parameters and no state."""
+def _turn_constants_into_buffers(unit: nn.Module, names: set[str]) -> None:
+    """Makes constant tables, which `save_pretrained` does not write, no part of the parameters and the state."""
     for name, parameter in list(unit.named_parameters()):
         if name in names:
             path, _, leaf = name.rpartition(".")
@@ -289,20 +314,20 @@ def _leave_out(unit: nn.Module, names: set[str]) -> None:
             module.register_buffer(leaf, parameter.detach(), persistent=False)
 
 
-def _carry_tied_once(unit: nn.Module) -> None:
-    """Makes `state_dict` and `load_state_dict` know a tied parameter by its first name only."""
-    every = {name for name, _ in unit.named_parameters(remove_duplicate=False)}
-    aliases = every - {name for name, _ in unit.named_parameters()}
+def _name_tied_parameters_once(unit: nn.Module) -> None:
+    """Makes `state_dict` and `load_state_dict` use only the first name of a tied parameter."""
+    all_names = {name for name, _ in unit.named_parameters(remove_duplicate=False)}
+    aliases = all_names - {name for name, _ in unit.named_parameters()}
 
-    def forget(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+    def drop_aliases(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
         for alias in aliases:
             del state[prefix + alias]
 
-    def excuse(_: nn.Module, incompatible: Any) -> None:
+    def accept_missing_aliases(_: nn.Module, incompatible: Any) -> None:
         for alias in aliases.intersection(incompatible.missing_keys):
             incompatible.missing_keys.remove(alias)
 
     if aliases:
         hooks: Any = unit
-        hooks.register_state_dict_post_hook(forget)
-        hooks.register_load_state_dict_post_hook(excuse)
+        hooks.register_state_dict_post_hook(drop_aliases)
+        hooks.register_load_state_dict_post_hook(accept_missing_aliases)

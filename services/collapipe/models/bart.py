@@ -7,6 +7,7 @@ from transformers.models.bart.configuration_bart import BartConfig
 from transformers.models.bart.modeling_bart import BartForConditionalGeneration
 
 from collapipe.models.encoder_decoder import EncoderDecoderAdapter
+from collapipe.models.special_tokens import ROBERTA_TOKENS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,25 +18,27 @@ _SHARED = "model.shared.weight"
 class BartAdapter(EncoderDecoderAdapter):
     """Cuts BART.
 
-    Its configuration ties all embeddings or none. It says none, because the encoder's is not tied:
-    so every version of `transformers` loads an export as it was trained. Decoder embedding and
-    output layer are tied here while they train, and exported as copies.
+    A configuration of BART ties either all embeddings or none. Here it ties none, because the encoder's embedding is
+    not tied, and so every version of `transformers` loads an export as it was trained. In training, this adapter ties
+    the decoder's embedding to the output layer; in an export, both have copies of the weights.
     """
 
     family = "bart"
     config_class = BartConfig
     model_classes = {"translation": BartForConditionalGeneration}
+    special_tokens = ROBERTA_TOKENS
+    decoder_start_role = "eos_token"
     fixed = {"tie_word_embeddings": False, "encoder_layerdrop": 0.0}
+
+    def build_model(self) -> "PreTrainedModel":
+        model = super().build_model()
+        for module in _modules_to_tie(model):
+            module.weight = model.get_parameter(_SHARED)
+        return model
 
     def for_export(self, model: "PreTrainedModel") -> "PreTrainedModel":
         for module in _modules_to_tie(model):
             module.weight = nn.Parameter(model.get_parameter(_SHARED).detach().clone())
-        return model
-
-    def _construct(self) -> "PreTrainedModel":
-        model = super()._construct()
-        for module in _modules_to_tie(model):
-            module.weight = model.get_parameter(_SHARED)
         return model
 
 

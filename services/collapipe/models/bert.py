@@ -7,6 +7,7 @@ from transformers.models.bert.modeling_bert import (
 )
 
 from collapipe.models.encoder_only import EncoderOnlyAdapter
+from collapipe.models.special_tokens import BERT_TOKENS
 
 
 class BertAdapter(EncoderOnlyAdapter):
@@ -20,6 +21,7 @@ class BertAdapter(EncoderOnlyAdapter):
     }
     embedding_path = "bert.embeddings"
     blocks_path = "bert.encoder.layer"
+    special_tokens = BERT_TOKENS
     defaults = {
         "hidden_size": 256,
         "num_hidden_layers": 4,

@@ -1,4 +1,4 @@
-"""The configuration of a job's model."""
+"""Makes the configuration of a job's model."""
 
 import difflib
 import json
@@ -9,21 +9,18 @@ from typing import TYPE_CHECKING, Any
 from collapipe.errors import InvalidInputError
 from collapipe.job import ModelConfig, TaskConfig
 from collapipe.models.adapter import ModelAdapter
-from collapipe.models.families import adapter_class, adapter_for
+from collapipe.models.families import adapter_class_for
 from collapipe.models.pretrained import pretrained_directory
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_SPECIAL_TOKENS = {
-    "pad_token_id": ("[PAD]", "<pad>"),
-    "bos_token_id": ("[CLS]", "<s>", "[BOS]", "<bos>"),
-    "eos_token_id": ("[SEP]", "</s>", "[EOS]", "<eos>"),
-}
 _DECIDED = {
-    *_SPECIAL_TOKENS,
     "vocab_size",
     "decoder_vocab_size",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
     "decoder_start_token_id",
     "forced_eos_token_id",
     "is_encoder_decoder",
@@ -31,7 +28,7 @@ _DECIDED = {
     "use_cache",
     "is_decoder",
 }
-"""Keys that follow from the tokenizer or from how models are cut."""
+"""Keys that a job cannot override: their values follow from the vocabulary or from how models are cut."""
 
 
 def create_config_json(
@@ -39,26 +36,22 @@ def create_config_json(
 ) -> str:
     """Makes the complete configuration of `transformers`, from which every host builds its units.
 
-    It is that of the pretrained directory, or else the family's default, with the job's overrides.
+    The configuration of the pretrained directory or the defaults of the family, with the job's overrides.
 
     Args:
-        model: Family, pretrained directory and overrides.
-        task: What the head does.
-        labels: Names of the labels in the order of their ids; not used for `translation`.
-        tokenizer: Decides the vocabulary's size and, without a pretrained directory, the special
-            tokens, which are found by their usual names ([PAD] or <pad>, [CLS] or <s>, [SEP] or
-            </s>).
+        labels: Names of the labels in the order of their ids. Not used for `translation`.
+        tokenizer: The vocabulary of the job.
 
     Returns:
         JSON; for `translation` with the additional key "max_new_tokens".
 
     Raises:
-        InvalidInputError: Something does not fit, with its value and the remedy.
+        InvalidInputError: A setting of the job is not possible; the message gives the value and the remedy.
     """
-    adapter = adapter_class(model.family, task.kind)
+    adapter = adapter_class_for(model.family, task.kind)
     overrides = _checked_overrides(adapter, model.config)
     if model.pretrained is None:
-        values = {**adapter.defaults, **_vocabulary_values(task, tokenizer, model.family)}
+        values = {**adapter.defaults, **adapter.vocabulary_values(tokenizer)}
     else:
         values = _pretrained_values(adapter, pretrained_directory(model.pretrained))
     values |= overrides | dict(adapter.fixed) | _label_values(task, labels)
@@ -69,14 +62,12 @@ def create_config_json(
     if task.kind == "translation":
         document["max_new_tokens"] = task.max_new_tokens
     config_json = json.dumps(document, sort_keys=True)
-    adapter_for(
-        model.family, task.kind, config_json
-    )  # builds the model without memory, to find mistakes now
+    adapter(task.kind, config_json)  # finds mistakes now: it builds the model without memory
     return config_json
 
 
 def _checked_overrides(adapter: type[ModelAdapter], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides under the names that the configuration stores them by."""
+    """Returns the overrides under the names by which the configuration stores them."""
     synonyms = adapter.config_class.attribute_map
     decided = _DECIDED | set(adapter.fixed)
     known = (set(vars(adapter.config_class)["__annotations__"]) | set(synonyms)) - decided
@@ -95,24 +86,6 @@ def _checked_overrides(adapter: type[ModelAdapter], overrides: Mapping[str, Any]
                 f"model.config: unknown key {key!r} of family {adapter.family!r}; {hint}"
             )
     return {synonyms.get(key, key): value for key, value in overrides.items()}
-
-
-def _vocabulary_values(task: TaskConfig, tokenizer: "Tokenizer", family: str) -> dict[str, Any]:
-    values: dict[str, Any] = {"vocab_size": tokenizer.get_vocab_size()}
-    for key, names in _SPECIAL_TOKENS.items():
-        ids = [tokenizer.token_to_id(name) for name in names]
-        values[key] = next((number for number in ids if number is not None), None)
-        needed = key == "pad_token_id" or (key == "eos_token_id" and task.kind == "translation")
-        if needed and values[key] is None:
-            raise InvalidInputError(
-                f"the tokenizer has no token for {key}: its vocabulary needs one of "
-                f"{', '.join(names)}"
-            )
-    if task.kind == "translation":
-        start = "pad_token_id" if family == "marian" else "eos_token_id"
-        values["decoder_start_token_id"] = values[start]
-        values["forced_eos_token_id"] = values["eos_token_id"]
-    return values
 
 
 def _pretrained_values(adapter: type[ModelAdapter], directory: Path) -> dict[str, Any]:

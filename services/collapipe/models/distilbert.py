@@ -1,9 +1,5 @@
 """DistilBERT."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
-from torch import Tensor, nn
 from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
 from transformers.models.distilbert.modeling_distilbert import (
     DistilBertForSequenceClassification,
@@ -11,11 +7,11 @@ from transformers.models.distilbert.modeling_distilbert import (
 )
 
 from collapipe.models.encoder_only import EncoderOnlyAdapter
-from collapipe.models.unit import Side
+from collapipe.models.special_tokens import BERT_TOKENS
 
 
 class DistilBertAdapter(EncoderOnlyAdapter):
-    """Cuts DistilBERT, which knows no token types."""
+    """Cuts DistilBERT."""
 
     family = "distilbert"
     config_class = DistilBertConfig
@@ -25,9 +21,6 @@ class DistilBertAdapter(EncoderOnlyAdapter):
     }
     embedding_path = "distilbert.embeddings"
     blocks_path = "distilbert.transformer.layer"
+    special_tokens = BERT_TOKENS
     defaults = {"dim": 256, "n_layers": 4, "n_heads": 4, "hidden_dim": 1024}
-    fixed: ClassVar[Mapping[str, Any]] = {}
-
-    def run_embedding(self, module: nn.Module, side: Side) -> Tensor:
-        embedded: Tensor = module(side["input_ids"])
-        return embedded
+    fixed = {}  # its configuration has no key that makes it a decoder

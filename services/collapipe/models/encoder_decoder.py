@@ -1,7 +1,7 @@
-"""Models with an encoder in the pipeline and a decoder that translates in the head.
+"""What families share that translate: the encoder is in the pipeline, and the whole decoder is in the head.
 
-The encoder's embedding is not tied to the decoder's: they are on different hosts. Decoder embedding
-and output layer stay tied, within the head.
+The encoder's embedding is not tied to the decoder's, because they are on different hosts. The decoder's embedding and
+the output layer are tied within the head.
 """
 
 import copy
@@ -18,11 +18,12 @@ from collapipe.models.loading import load_pretrained
 from collapipe.models.unit import Side
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedModel
 
 
 class EncoderDecoderAdapter(ModelAdapter):
-    """What marian and bart share."""
+    """Cuts models that translate."""
 
     embedding_path = "model.encoder"
     blocks_path = "model.encoder.layers"
@@ -37,28 +38,15 @@ class EncoderDecoderAdapter(ModelAdapter):
         "dropout": 0.1,
         "scale_embedding": True,
     }
+    decoder_start_role: ClassVar[str]
+    """The role of the special token that decoding starts from."""
     tie_keys: ClassVar[tuple[str, ...]] = ("tie_word_embeddings",)
     """Keys of the configuration that say which embeddings a pretrained model ties."""
 
-    def run_embedding(self, module: nn.Module, side: Side) -> Tensor:
-        embedded: Tensor = module(input_ids=side["input_ids"]).last_hidden_state
-        return embedded
-
-    def make_head(self, model: "PreTrainedModel") -> "DecoderHead":
-        return DecoderHead(model)
-
-    def read_pretrained(self, directory: Path) -> dict[str, Tensor]:
-        """Reads everything; what was tied comes as copies."""
-        config = copy.deepcopy(self.config)
-        theirs = self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
-        for key in self.tie_keys:
-            setattr(config, key, getattr(theirs, key))
-        return load_pretrained(self.model_classes[self.task], directory, config)
-
-    def _construct(self) -> "PreTrainedModel":
+    def build_model(self) -> "PreTrainedModel":
         from transformers import GenerationConfig
 
-        model = super()._construct()
+        model = super().build_model()
         generation_config: Any = GenerationConfig
         model.generation_config = generation_config(
             max_new_tokens=self._document["max_new_tokens"],
@@ -72,24 +60,48 @@ class EncoderDecoderAdapter(ModelAdapter):
         )
         return model
 
+    @classmethod
+    def vocabulary_values(cls, tokenizer: "Tokenizer") -> dict[str, Any]:
+        values = super().vocabulary_values(tokenizer)
+        start = cls.special_token_ids(tokenizer)[cls.decoder_start_role]
+        return values | {
+            "decoder_start_token_id": start,
+            "forced_eos_token_id": values["eos_token_id"],
+        }
+
+    def run_embedding(self, module: nn.Module, side: Side) -> Tensor:
+        embedded: Tensor = module(side["input_ids"]).last_hidden_state
+        return embedded
+
+    def make_head(self, model: "PreTrainedModel") -> "DecoderHead":
+        return DecoderHead(model)
+
+    def read_pretrained(self, directory: Path) -> dict[str, Tensor]:
+        """Reads all weights. Embeddings that the pretrained model ties become copies of each other."""
+        config = copy.deepcopy(self.config)
+        theirs = self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
+        for key in self.tie_keys:
+            setattr(config, key, getattr(theirs, key))
+        return load_pretrained(self.model_classes[self.task], directory, config)
+
 
 class DecoderHead(ModelHead):
-    """Decoder and output layer."""
+    """The decoder and the output layer."""
 
     def loss_sum(self, activation: Tensor, side: Side, label_smoothing: float) -> Tensor:
         labels = side["labels"]
-        logits = self.whole(
+        logits = self.whole_model(
             encoder_outputs=_encoder_outputs(activation),
             attention_mask=side["attention_mask"],
-            decoder_input_ids=self.whole.prepare_decoder_input_ids_from_labels(labels),
+            decoder_input_ids=self.whole_model.prepare_decoder_input_ids_from_labels(labels),
             use_cache=False,
         ).logits
         return cross_entropy_sum(logits, labels, label_smoothing)
 
     @torch.no_grad()
     def predict(self, activation: Tensor, side: Side) -> Tensor:
-        """Translates greedily; rows that end early are padded."""
-        tokens: Tensor = self.whole.generate(
+        """Translates greedily. Rows that end early are padded."""
+        tokens: Tensor = self.whole_model.generate(
             encoder_outputs=_encoder_outputs(activation), attention_mask=side["attention_mask"]
         )
         return tokens[:, 1:]  # without the start token

@@ -1,4 +1,4 @@
-"""Models of an encoder and a small head that labels texts (`classification`) or tokens (`ner`)."""
+"""What families share that have an encoder and a small head, which labels texts or tokens."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 
 
 class EncoderOnlyAdapter(ModelAdapter):
-    """What bert and its siblings share: the head labels, and is always made anew."""
+    """Cuts BERT and its relatives. A pretrained directory gives the encoder, never the labelling layer."""
 
     fixed: ClassVar[Mapping[str, Any]] = {"is_decoder": False, "add_cross_attention": False}
 
     def run_embedding(self, module: nn.Module, side: Side) -> Tensor:
-        embedded: Tensor = module(
-            input_ids=side["input_ids"], token_type_ids=side.get("token_type_ids")
-        )
+        embedded: Tensor = module(side["input_ids"])
         return embedded
 
     def make_head(self, model: "PreTrainedModel") -> "LabelHead":
@@ -32,13 +30,13 @@ class EncoderOnlyAdapter(ModelAdapter):
     def read_pretrained(self, directory: Path) -> dict[str, Tensor]:
         """Reads the encoder, and its pooler if there is one."""
         prefix = self.family
-        encoder_class: Any = type(self._construct_on_meta().get_submodule(prefix))
+        encoder_class: Any = type(self._build_on_meta().get_submodule(prefix))
         weights = load_pretrained(encoder_class, directory, self.config, may_lack="pooler.")
         return {f"{prefix}.{name}": tensor for name, tensor in weights.items()}
 
 
 class LabelHead(ModelHead):
-    """Pooler, dropout and classifier, as the family has them."""
+    """The layers behind the encoder: dropout, the classifier and, in some families, a pooler."""
 
     def loss_sum(self, activation: Tensor, side: Side, label_smoothing: float) -> Tensor:
         return cross_entropy_sum(self._logits(activation), side["labels"], label_smoothing)
@@ -48,5 +46,5 @@ class LabelHead(ModelHead):
         return self._logits(activation).argmax(dim=-1)
 
     def _logits(self, activation: Tensor) -> Tensor:
-        logits: Tensor = self.whole(inputs_embeds=activation).logits
+        logits: Tensor = self.whole_model(inputs_embeds=activation).logits
         return logits

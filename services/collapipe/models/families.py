@@ -1,4 +1,4 @@
-"""Which families there are."""
+"""The model families. A new family is a module with its adapter, and a line here."""
 
 import importlib
 
@@ -12,37 +12,40 @@ FAMILIES = {
     "marian": "MarianAdapter",
     "bart": "BartAdapter",
 }
-"""The adapter's class, by family; it is in the module of the family's name."""
+"""The name of the adapter's class, by family. The module of the class has the name of the family."""
 
 
 def adapter_for(family: str, task: str, config_json: str) -> ModelAdapter:
-    """Makes the adapter of a model.
-
-    Args:
-        family: A key of `FAMILIES`.
-        task: "classification", "ner" or "translation".
-        config_json: What `create_config_json` wrote.
+    """Makes the adapter of a model from what `create_config_json` returned.
 
     Raises:
-        InvalidInputError: The family is not known, cannot do the task, or the configuration is not
-            usable.
+        InvalidInputError: The family is not known, cannot do the task, or the configuration is not usable.
     """
-    return adapter_class(family, task)(task, config_json)
+    return adapter_class_for(family, task)(task, config_json)
 
 
-def adapter_class(family: str, task: str) -> type[ModelAdapter]:
+def adapter_class_for(family: str, task: str) -> type[ModelAdapter]:
     """Finds the adapter of a family that can do a task; raises `InvalidInputError`."""
-    if family not in FAMILIES:
-        raise InvalidInputError(
-            f"model.family is {family!r}, which is not known: use one of {', '.join(FAMILIES)}"
-        )
-    module = importlib.import_module(f"collapipe.models.{family}")
-    found: type[ModelAdapter] = getattr(module, FAMILIES[family])
+    found = adapter_class(family)
     if task not in found.model_classes:
         tasks = " or ".join(repr(name) for name in found.model_classes)
-        remedy = "marian or bart" if task == "translation" else "bert, distilbert or roberta"
+        able = [name for name in FAMILIES if task in adapter_class(name).model_classes]
         raise InvalidInputError(
             f"model.family is {family!r}, which does {tasks}, but task.kind is {task!r}: "
-            f"use {remedy}"
+            f"use one of {', '.join(able)}"
         )
     return found
+
+
+def adapter_class(family: str) -> type[ModelAdapter]:
+    """Finds the adapter of a family; raises `InvalidInputError`.
+
+    Imports the modelling code of that family only, because such imports are slow.
+    """
+    if family not in FAMILIES:
+        raise InvalidInputError(
+            f"model.family {family!r} is not known: use one of {', '.join(FAMILIES)}"
+        )
+    module = importlib.import_module(f"collapipe.models.{family}")
+    adapter: type[ModelAdapter] = getattr(module, FAMILIES[family])
+    return adapter

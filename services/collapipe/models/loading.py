@@ -1,4 +1,4 @@
-"""Weights of pretrained directories, read through `transformers`, quietly and without a network."""
+"""Reads the weights of a pretrained directory through `transformers`, without a network and without its output."""
 
 import copy
 from collections.abc import Iterator
@@ -21,19 +21,17 @@ def load_pretrained(
     config: "PreTrainedConfig",
     may_lack: str | None = None,
 ) -> dict[str, Tensor]:
-    """Loads a model and returns its tensors by name, tied ones under each of their names.
+    """Loads a model and returns its tensors by name, tied tensors under each of their names.
 
     Args:
-        model_class: What to load.
-        directory: A directory that `pretrained_directory` approved.
-        config: The configuration to load with.
-        may_lack: Tensors whose names start so may be missing; they are left out.
+        directory: A directory that `pretrained_directory` returned.
+        may_lack: Prefix of the names of tensors that the directory may lack. Such tensors are left out.
 
     Raises:
         InvalidInputError: The weights do not fit the configuration.
     """
     load: Any = model_class.from_pretrained
-    with _quiet(), torch.random.fork_rng(devices=[]):
+    with _no_output(), torch.random.fork_rng(devices=[]):
         try:
             model, report = load(
                 directory,
@@ -49,21 +47,19 @@ def load_pretrained(
                 "entries of model.config that change shapes"
             ) from error
     missing = set(report["missing_keys"])
-    unexcused = sorted(
-        name for name in missing if may_lack is None or not name.startswith(may_lack)
-    )
-    if unexcused:
+    needed = sorted(name for name in missing if may_lack is None or not name.startswith(may_lack))
+    if needed:
         raise InvalidInputError(
-            f"{directory}: {len(unexcused)} tensors are missing from the weights, for example "
-            f"{unexcused[0]!r}; remove the entries of model.config that add layers, or use a "
+            f"{directory}: {len(needed)} tensors are missing from the weights, for example "
+            f"{needed[0]!r}; remove the entries of model.config that add layers, or use a "
             "complete export"
         )
     return {name: tensor for name, tensor in model.state_dict().items() if name not in missing}
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences reports on tensors that are not used; those that are missing are checked above."""
+def _no_output() -> Iterator[None]:
+    """Silences the reports of `transformers` on missing and unused tensors; `load_pretrained` checks them itself."""
     from transformers.utils import logging as untyped
 
     logging: Any = untyped

@@ -1,4 +1,4 @@
-"""Marian: the vanilla Transformer, with sinusoidal positions."""
+"""Marian: the Transformer of Vaswani et al. 2017, with sinusoidal positions."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +10,22 @@ from transformers.models.marian.modeling_marian import (
 )
 
 from collapipe.models.encoder_decoder import EncoderDecoderAdapter
+from collapipe.models.special_tokens import SpecialTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 class MarianAdapter(EncoderDecoderAdapter):
-    """Cuts Marian, which has a switch of its own for the encoder's embedding."""
+    """Cuts Marian. Its configuration has a separate key that unties the encoder's embedding."""
 
     family = "marian"
     config_class = MarianConfig
     model_classes = {"translation": MarianMTModel}
+    special_tokens = SpecialTokens(
+        {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}, "$A </s>"
+    )
+    decoder_start_role = "pad_token"
     fixed = {
         "share_encoder_decoder_embeddings": False,
         "tie_word_embeddings": True,
@@ -30,7 +35,7 @@ class MarianAdapter(EncoderDecoderAdapter):
 
     def fill_constants(self, model: "PreTrainedModel", module: nn.Module) -> None:
         if isinstance(module, MarianSinusoidalPositionalEmbedding):
-            # the model's own way draws random numbers first, only to overwrite them
+            # `_init_weights` would draw random numbers first, and then overwrite them with this table.
             table: Any = module
             table.weight.copy_(table.create_weight())
         else:

@@ -1,4 +1,4 @@
-"""The first model of a job: random, or from a pretrained directory."""
+"""Makes the first model of a job: with random weights, or from a pretrained directory."""
 
 import importlib
 from pathlib import Path
@@ -16,13 +16,13 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def pretrained_directory(name: str) -> Path:
-    """Finds the directory with configuration, weights and tokenizer. Nothing is downloaded.
+    """Finds a local directory with a configuration, weights and a tokenizer. Nothing is downloaded.
 
     Args:
-        name: `minilm`, or a local directory.
+        name: `minilm`, or the path of the directory.
 
     Raises:
-        InvalidInputError: It is not there, or a file is missing.
+        InvalidInputError: The directory does not exist, or lacks a file.
     """
     if name == "minilm":
         try:
@@ -58,13 +58,12 @@ def pretrained_directory(name: str) -> Path:
 
 
 def initial_model(adapter: ModelAdapter, pretrained: str | None, seed: int) -> "PreTrainedModel":
-    """Makes the initial weights of a job, equal for equal seeds; leaves torch's random state alone.
+    """Makes the first model of a job, equal for equal seeds; does not change torch's random state.
 
     Args:
-        adapter: Made from what `create_config_json` wrote for the same `pretrained`.
-        pretrained: A name for `pretrained_directory`. A head that labels, and a pooler that is not
-            there, are random all the same.
-        seed: Of everything random.
+        adapter: Made from the configuration that `create_config_json` returned for the same `pretrained`.
+        pretrained: A name for `pretrained_directory`, or `None` for random weights. Weights that the directory lacks,
+            such as those of a labelling layer, are random.
 
     Raises:
         InvalidInputError: The pretrained weights cannot be used.

@@ -9,10 +9,11 @@ from transformers.models.roberta.modeling_roberta import (
 )
 
 from collapipe.models.encoder_only import EncoderOnlyAdapter
+from collapipe.models.special_tokens import ROBERTA_TOKENS
 
 
 class RobertaAdapter(EncoderOnlyAdapter):
-    """Cuts RoBERTa, whose positions count from behind the padding token's id."""
+    """Cuts RoBERTa, whose positions start behind the id of the padding token."""
 
     family = "roberta"
     config_class = RobertaConfig
@@ -22,6 +23,7 @@ class RobertaAdapter(EncoderOnlyAdapter):
     }
     embedding_path = "roberta.embeddings"
     blocks_path = "roberta.encoder.layer"
+    special_tokens = ROBERTA_TOKENS
     defaults = {
         "hidden_size": 256,
         "num_hidden_layers": 4,

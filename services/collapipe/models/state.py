@@ -1,4 +1,4 @@
-"""Whole models to states of units, and back."""
+"""Splits the state of a whole model into the states of its units, and joins them again."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def split_state(adapter: ModelAdapter, model: "PreTrainedModel") -> list[dict[str, Tensor]]:
-    """Copies each unit's state out of a whole model: what the unit's `load_state_dict` takes."""
+    """Returns a copy of the state of each unit, which the unit's `load_state_dict` accepts."""
     tensors = model.state_dict()
     return [
         {
@@ -26,14 +26,13 @@ def split_state(adapter: ModelAdapter, model: "PreTrainedModel") -> list[dict[st
 
 
 def join_model(adapter: ModelAdapter, states: Iterable[dict[str, Tensor]]) -> "PreTrainedModel":
-    """Puts the units' states together to a model that is ready for `save_pretrained` and for use.
+    """Builds a whole model from the states of its units, in evaluation mode and ready for `save_pretrained`.
 
     Args:
-        adapter: Of the model that was split.
-        states: One state a unit, in unit order.
+        states: The state of each unit, in unit order.
 
     Raises:
-        CorruptDataError: The states are not those of this model's units.
+        CorruptDataError: A state is not that of the model's unit, or the number of states is wrong.
     """
     model = adapter.build_blank_model()
     tensors: dict[str, Tensor] = {}
@@ -49,7 +48,7 @@ def join_model(adapter: ModelAdapter, states: Iterable[dict[str, Tensor]]) -> "P
     if num_states != adapter.num_units:
         raise CorruptDataError(
             f"{num_states} states were given for the {adapter.num_units} units of the "
-            f"{adapter.family} model: one a unit is needed"
+            f"{adapter.family} model: each unit needs one"
         )
     try:
         model.load_state_dict(tensors, strict=False)

@@ -1,11 +1,11 @@
-"""What a model is made of: units that hosts hold, in pipeline order.
+"""The units of a model, which hosts hold in pipeline order.
 
-Unit 0 is the embedding, units 1 to L are the blocks, unit L + 1 is the head. One floating-point
-tensor, the activation, flows from unit to unit and carries the gradient back. What else a unit
-needs (attention mask, labels) travels beside it unchanged, as *side* tensors.
+Unit 0 is the embedding, units 1 to L are the blocks, unit L + 1 is the head. Each unit passes one floating-point
+tensor, the activation, to the next unit. *Side* tensors, such as the attention mask and the labels, are passed along
+unchanged.
 
-`state_dict()` and `load_state_dict()` of a unit carry exactly its state: the trainable parameters
-and the persistent buffers, tied tensors once, under the names that they have in the whole model.
+The state of a unit consists of its trainable parameters and its persistent buffers. `state_dict` and
+`load_state_dict` use the names that they have in the whole model, and contain a tied tensor once.
 """
 
 from abc import ABC, abstractmethod
@@ -21,15 +21,10 @@ class Unit(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, activation: Tensor | None, side: Side) -> Tensor:
-        """Runs the unit.
+        """Returns the activation for the next unit, [batch, length, hidden].
 
         Args:
-            activation: Output of the unit before, [batch, length, hidden]; `None` for the
-                embedding.
-            side: Tensors beside the activation.
-
-        Returns:
-            The activation for the next unit, [batch, length, hidden].
+            activation: The output of the previous unit. `None` for the embedding.
         """
 
 
@@ -38,12 +33,11 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def loss_sum(self, activation: Tensor, side: Side, label_smoothing: float) -> Tensor:
-        """Sums the loss over the valid targets of a micro-batch: a scalar, not yet divided."""
+        """Returns the sum of the losses of all labels of a micro-batch that are not -100, as a scalar."""
 
     @abstractmethod
     def predict(self, activation: Tensor, side: Side) -> Tensor:
-        """Predicts for a micro-batch; the caller puts the head into evaluation mode first.
+        """Returns label ids [batch] or [batch, length], or token ids [batch, length], as int64.
 
-        Returns:
-            Label ids [batch] or [batch, length], or token ids [batch, length]; int64.
+        The head must be in evaluation mode.
         """

@@ -10,7 +10,6 @@ from collapipe.tasks.loading import check_num_rows, load_task
 from collapipe.tasks.sampler import Cursor, begin_round, draw
 from collapipe.tasks.task import MicroBatch, Task
 from collapipe.tasks.vocabulary import (
-    SpecialTokenIds,
     make_vocabulary,
     read_vocabulary,
     special_token_ids,
@@ -20,7 +19,6 @@ from collapipe.tasks.vocabulary import (
 __all__ = [
     "Cursor",
     "MicroBatch",
-    "SpecialTokenIds",
     "Task",
     "begin_round",
     "check_num_rows",

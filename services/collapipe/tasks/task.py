@@ -222,9 +222,7 @@ class Task(ABC, Generic[E]):
         )
 
     def _collate(self, examples: Sequence[E]) -> MicroBatch:
-        input_ids = padded(
-            [example.input_ids for example in examples], self._vocabulary.special.pad
-        )
+        input_ids = padded([example.input_ids for example in examples], self._vocabulary.pad_id)
         lengths = np.array([len(example.input_ids) for example in examples])
         mask = (np.arange(input_ids.shape[1]) < lengths[:, None]).astype(np.int64)
         labels = self._labels(examples, input_ids.shape[1])

@@ -6,70 +6,15 @@ It travels as bytes, and every cluster uses the same. Training uses bare `tokeni
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from collapipe.errors import InvalidInputError
+from collapipe.models import adapter_class
 
 _BATCH = 1024
 """Texts encoded at once: an `Encoding` is large, so not all are kept at a time."""
-
-
-@dataclass(frozen=True)
-class Convention:
-    """Which special tokens a family has, and where they go."""
-
-    tokens: dict[str, str]
-    """By their role in `transformers`, in the order of their ids."""
-    template: str
-    """How one sequence is framed."""
-    decoder_start: str | None = None
-    """The role of the token that decoding starts from."""
-
-
-_BERT = Convention(
-    {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"},
-    "[CLS] $A [SEP]",
-)
-_ROBERTA = Convention(
-    {
-        "bos_token": "<s>",
-        "pad_token": "<pad>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-        "cls_token": "<s>",
-        "sep_token": "</s>",
-    },
-    "<s> $A </s>",
-)
-_CONVENTIONS = {
-    "bert": _BERT,
-    "distilbert": _BERT,
-    "roberta": _ROBERTA,
-    "bart": Convention(_ROBERTA.tokens, _ROBERTA.template, decoder_start="eos_token"),
-    "marian": Convention(
-        {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"},
-        "$A </s>",
-        decoder_start="pad_token",
-    ),
-}
-_OPTIONAL = {"mask_token": ("[MASK]", "<mask>")}
-"""Named in an export when a pretrained vocabulary has them."""
-
-
-@dataclass(frozen=True)
-class SpecialTokenIds:
-    """What a model's configuration needs to know; `None` where the family has no such token."""
-
-    pad: int
-    unk: int
-    bos: int | None
-    eos: int | None
-    cls: int | None
-    sep: int | None
-    decoder_start: int | None
 
 
 class Vocabulary:
@@ -87,7 +32,9 @@ class Vocabulary:
     def __init__(self, data: bytes, family: str, max_length: int) -> None:
         self.data = data
         self.max_length = max_length
-        self.special = special_token_ids(data, family)
+        special = special_token_ids(data, family)
+        self.pad_id = special["pad_token"]
+        self._end_id = special.get("eos_token")
         self._tokenizer = _parse(data)
         self.size = self._tokenizer.get_vocab_size()
         self._tokenizer.enable_truncation(max_length)
@@ -99,7 +46,7 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes what a model generated, up to the first end token."""
-        length = ids.index(self.special.eos) if self.special.eos in ids else len(ids)
+        length = ids.index(self._end_id) if self._end_id in ids else len(ids)
         return self._tokenizer.decode(ids[:length], skip_special_tokens=True).strip()
 
 
@@ -114,8 +61,8 @@ def make_vocabulary(texts: Iterable[str], size: int, family: str) -> bytes:
     Returns:
         Bytes of a tokenizer.json.
     """
-    convention = _convention(family)
-    special = list(dict.fromkeys(convention.tokens.values()))
+    convention = adapter_class(family).special_tokens
+    special = list(dict.fromkeys(convention.by_role.values()))
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     smallest = len(alphabet) + len(special)
     if size < smallest:
@@ -152,27 +99,9 @@ def read_vocabulary(directory: Path) -> bytes:
     return tokenizer.to_str().encode()
 
 
-def special_token_ids(vocabulary: bytes, family: str) -> SpecialTokenIds:
-    """Looks the special tokens of a family up."""
-    convention, tokenizer = _convention(family), _parse(vocabulary)
-    ids: dict[str, int] = {}
-    for role, token in convention.tokens.items():
-        token_id = tokenizer.token_to_id(token)
-        if token_id is None:
-            raise InvalidInputError(
-                f"the vocabulary has no {token!r}, the {role} of family {family!r}: set "
-                "model.family to that of the pretrained directory"
-            )
-        ids[role] = token_id
-    return SpecialTokenIds(
-        pad=ids["pad_token"],
-        unk=ids["unk_token"],
-        bos=ids.get("bos_token"),
-        eos=ids.get("eos_token"),
-        cls=ids.get("cls_token"),
-        sep=ids.get("sep_token"),
-        decoder_start=ids[convention.decoder_start] if convention.decoder_start else None,
-    )
+def special_token_ids(vocabulary: bytes, family: str) -> dict[str, int]:
+    """Looks up the special tokens of a family; returns their ids by role, for example "pad_token"."""
+    return adapter_class(family).special_token_ids(_parse(vocabulary))
 
 
 def write_tokenizer_files(directory: Path, vocabulary: bytes, family: str, max_length: int) -> None:
@@ -184,33 +113,21 @@ def write_tokenizer_files(directory: Path, vocabulary: bytes, family: str, max_l
         family: An adapter of `collapipe.models`.
         max_length: `TaskConfig.max_length`.
     """
-    tokenizer = _parse(vocabulary)
-    optional = {
-        role: token
-        for role, tokens in _OPTIONAL.items()
-        for token in tokens
-        if tokenizer.token_to_id(token) is not None
-    }
+    special = adapter_class(family).special_tokens
+    roles = dict(special.by_role)
+    if special.mask_token and _parse(vocabulary).token_to_id(special.mask_token) is not None:
+        roles["mask_token"] = special.mask_token
     document = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
-        **_convention(family).tokens,
-        **optional,
+        **roles,
     }
     (directory / "tokenizer.json").write_bytes(vocabulary)
     (directory / "tokenizer_config.json").write_text(
         json.dumps(document, indent=2) + "\n", encoding="utf-8"
     )
-
-
-def _convention(family: str) -> Convention:
-    if family not in _CONVENTIONS:
-        raise InvalidInputError(
-            f"model.family {family!r} is not known: use one of {', '.join(_CONVENTIONS)}"
-        )
-    return _CONVENTIONS[family]
 
 
 def _parse(vocabulary: bytes) -> Tokenizer:

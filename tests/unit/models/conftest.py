@@ -1,10 +1,10 @@
 """Tiny models of every family, and micro-batches for them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from collapipe.job import ModelConfig, TaskConfig
@@ -49,37 +49,15 @@ MakeAdapter = Callable[..., ModelAdapter]
 MakeBatch = Callable[..., dict[str, Tensor]]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    """36 words and the usual special tokens."""
-    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
-    words = special + [f"w{number}" for number in range(36)]
-    vocabulary = {word: number for number, word in enumerate(words)}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    return made
-
-
-@pytest.fixture(scope="session")
-def make_config_json(tokenizer: Tokenizer) -> Callable[..., str]:
+def make_config_json(make_tokenizer: Callable[[str], Tokenizer]) -> Callable[..., str]:
     """Makes the configuration of a tiny model: (family, kind, pretrained directory, overrides)."""
 
     def make(family: str, kind: str, pretrained: str | None = None, **overrides: object) -> str:
         sizes = {} if pretrained else _SIZES[family]
         model = ModelConfig(family=family, pretrained=pretrained, config=sizes | overrides)
         task = TaskConfig.model_validate({"kind": kind, "max_length": 12, "max_new_tokens": 6})
-        return create_config_json(model, task, LABELS, tokenizer)
+        return create_config_json(model, task, LABELS, make_tokenizer(family))
 
     return make
 

@@ -165,22 +165,6 @@ def test_translation_stops_at_max_new_tokens(
     assert head.predict(torch.zeros(3, 9, 16), batch).shape == (3, 6)
 
 
-def test_token_types_reach_the_embedding(
-    make_adapter: Callable[..., ModelAdapter], make_batch: MakeBatch
-) -> None:
-    adapter = make_adapter("bert", "ner")
-    model: Any = initial_model(adapter, None, seed=3)
-    model.eval()
-    embedding = build_units(adapter, model)[0][0]
-    batch = make_batch("ner", padded=False)
-    token_types = torch.ones_like(batch["input_ids"])
-    expected = model.get_submodule("bert.embeddings")(
-        input_ids=batch["input_ids"], token_type_ids=token_types
-    )
-    assert torch.equal(embedding(None, batch | {"token_type_ids": token_types}), expected)
-    assert not torch.equal(embedding(None, batch), expected)
-
-
 def test_head_keeps_tied_weights_tied_when_it_moves(
     make_adapter: Callable[..., ModelAdapter], make_batch: MakeBatch
 ) -> None:

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -69,7 +71,7 @@ def test_head_works_on_as_many_tokens_as_there_are_labels(bert: ModelAdapter) ->
 
 
 def test_tied_output_layer_of_a_decoder_is_counted_once_as_weight_and_once_as_table(
-    tokenizer: Tokenizer,
+    make_tokenizer: Callable[[str], Tokenizer],
 ) -> None:
     config = {
         "d_model": HIDDEN,
@@ -83,7 +85,7 @@ def test_tied_output_layer_of_a_decoder_is_counted_once_as_weight_and_once_as_ta
     }
     model = ModelConfig(family="marian", config=config)
     task = TaskConfig(kind="translation", max_length=12, max_new_tokens=8)
-    json = create_config_json(model, task, [], tokenizer)
+    json = create_config_json(model, task, [], make_tokenizer("marian"))
     adapter = adapter_for("marian", "translation", json)
     table = adapter.config.vocab_size * HIDDEN
     weights = 8 * HIDDEN * HIDDEN + 2 * HIDDEN * INNER + table

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -120,7 +119,7 @@ def test_tag_of_unknown_type_is_refused_with_its_place(make_ner: Callable[..., T
 def test_translation_targets_end_with_the_end_token(translation: Task) -> None:
     [batch] = translation.micro_batches([0, 1], 1)
     targets = batch.tensors["labels"]
-    eos = special_token_ids(translation.vocabulary, "marian").eos
+    eos = special_token_ids(translation.vocabulary, "marian")["eos_token"]
     assert targets[0, -1] == eos
     kept = targets[1][targets[1] != -100]
     assert kept[-1] == eos
@@ -130,10 +129,12 @@ def test_translation_targets_end_with_the_end_token(translation: Task) -> None:
 
 def test_bleu_of_the_truth_is_100_and_padding_does_not_count(translation: Task) -> None:
     assert translation.metric == "bleu"
-    special: Any = special_token_ids(translation.vocabulary, "marian")
-    truth = [torch.where(label < 0, special.pad, label) for label in labels(translation)]
+    special = special_token_ids(translation.vocabulary, "marian")
+    truth = [torch.where(label < 0, special["pad_token"], label) for label in labels(translation)]
     assert translation.score(truth) == pytest.approx(100.0)
     tail = [torch.cat([label, label], dim=1) for label in truth]  # after the end token
     assert translation.score(tail) == pytest.approx(100.0)
-    assert translation.score([torch.full_like(label, special.eos) for label in truth]) == 0.0
+    assert (
+        translation.score([torch.full_like(label, special["eos_token"]) for label in truth]) == 0.0
+    )
     assert translation.score(truth[::-1]) < 50.0  # the translations of other sentences

@@ -53,5 +53,5 @@ def test_multi30k_decodes_to_its_references(make_job: JobMaker) -> None:
     model = {"family": "marian", "vocabulary_size": 1000}
     task = load(make_job, "translation", files, model=model)
     assert (task.num_rows, task.num_held_out_rows, task.labels) == (1014, 1000, [])
-    pad = special_token_ids(task.vocabulary, "marian").pad
+    pad = special_token_ids(task.vocabulary, "marian")["pad_token"]
     assert task.score(truth(task, pad)) > 99.0

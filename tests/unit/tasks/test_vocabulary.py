@@ -57,7 +57,7 @@ def test_made_vocabulary_knows_every_text_and_loses_nothing(family: str) -> None
     special = special_token_ids(data, family)
     text = "never seen: ☃ Ωmega  two spaces"
     ids = tokenizer.encode(text).ids
-    assert special.unk not in ids
+    assert special["unk_token"] not in ids
     assert tokenizer.decode(ids) == text
 
 
@@ -66,11 +66,12 @@ def test_special_token_ids_follow_the_family() -> None:
         family: special_token_ids(make_vocabulary(TEXTS, 300, family), family)
         for family in FAMILIES
     }
-    bert, roberta, marian, bart = ids["bert"], ids["roberta"], ids["marian"], ids["bart"]
-    assert (bert.pad, bert.unk, bert.cls, bert.sep, bert.eos) == (0, 1, 2, 3, None)
-    assert (roberta.bos, roberta.pad, roberta.eos, roberta.unk) == (0, 1, 2, 3)
-    assert (marian.pad, marian.eos, marian.decoder_start) == (0, 1, 0)
-    assert (bart.cls, bart.decoder_start) == (0, bart.eos)
+    bert = {"pad_token": 0, "unk_token": 1, "cls_token": 2, "sep_token": 3}
+    roberta = {"bos_token": 0, "pad_token": 1, "eos_token": 2, "unk_token": 3}
+    roberta |= {"cls_token": roberta["bos_token"], "sep_token": roberta["eos_token"]}
+    assert ids["bert"] == ids["distilbert"] == bert
+    assert ids["roberta"] == ids["bart"] == roberta
+    assert ids["marian"] == {"pad_token": 0, "eos_token": 1, "unk_token": 2}
 
 
 def test_vocabulary_too_small_for_all_bytes_is_refused() -> None:
@@ -180,8 +181,10 @@ def test_exported_translator_sees_the_token_ids_of_training(
         assert encoded["input_ids"].tolist() == batch.tensors["input_ids"].tolist()
         assert encoded["labels"].tolist() == batch.tensors["labels"].tolist()
     special = special_token_ids(task.vocabulary, family)
-    assert model.config.decoder_start_token_id == special.decoder_start
-    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (special.pad, special.eos)
+    start = special["pad_token" if family == "marian" else "eos_token"]
+    assert model.config.decoder_start_token_id == start
+    assert tokenizer.pad_token_id == special["pad_token"]
+    assert tokenizer.eos_token_id == special["eos_token"]
     generated = model.generate(**tokenizer(TEXTS[0], return_tensors="pt"), max_new_tokens=4)
-    assert generated[0, 0] == special.decoder_start
+    assert generated[0, 0] == start
     assert tokenizer.decode(encoded["labels"][0], skip_special_tokens=True) == TEXTS[2][::-1]

@@ -1,0 +1,36 @@
+"""The special tokens of a model family. Families that share a convention share an object of this module."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Which special tokens a vocabulary has, and where they go."""
+
+    by_role: Mapping[str, str]
+    """Every token by its role in `transformers`, for example "pad_token". A vocabulary that is made for a job numbers
+    them in this order, from 0."""
+    template: str
+    """The special tokens around one sequence, which is `$A`, in the notation of `tokenizers`."""
+    mask_token: str | None = None
+    """Only pretrained vocabularies may have it, so it is no part of `by_role`."""
+
+
+BERT_TOKENS = SpecialTokens(
+    {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"},
+    "[CLS] $A [SEP]",
+    mask_token="[MASK]",
+)
+ROBERTA_TOKENS = SpecialTokens(
+    {
+        "bos_token": "<s>",
+        "pad_token": "<pad>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "cls_token": "<s>",
+        "sep_token": "</s>",
+    },
+    "<s> $A </s>",
+    mask_token="<mask>",
+)
