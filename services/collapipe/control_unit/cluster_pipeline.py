@@ -156,10 +156,15 @@ class ClusterPipeline:
             states += remote.expect("finished").finished.units
         return states
 
-    def gather(self, states: Sequence[plan_pb2.UnitState]) -> list[job_pb2.GatheredState]:
-        """Stores what the devices hold; the edge server keeps its own.
+    def gather_weights_and_moments(
+        self, states: Sequence[plan_pb2.UnitState]
+    ) -> list[job_pb2.GatheredState]:
+        """Copies the weights and the optimizer state of each unit from the devices to this host's disk.
 
-        Returns what each device had to send: one whose state is here already, in a retry or unchanged, says nothing.
+        This happens once, at the end of every round. The edge server stores the state of the head itself.
+
+        Returns:
+            The bytes that each device sent. A device is left out if its states were already on the disk.
         """
         self._phase = "gathering segments"
         started = time.perf_counter()

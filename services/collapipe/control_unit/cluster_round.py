@@ -89,7 +89,7 @@ class ClusterRound:
         cursor = self._train(emit, summary) if request.local_steps else request.base.cursor
         states = pipeline.finish()
         started = time.perf_counter()
-        summary.gathered.extend(pipeline.gather(states))
+        summary.gathered.extend(pipeline.gather_weights_and_moments(states))
         summary.gather_seconds = time.perf_counter() - started
         summary.losses.extend(outcome.loss for outcome in self._outcomes)
         summary.gradient_norms.extend(outcome.gradient_norm for outcome in self._outcomes)

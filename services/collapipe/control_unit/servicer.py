@@ -109,7 +109,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         store = self._stores.store(job_id)
         units = request.base.units
         kept = {digest for unit in units for digest in (unit.weights_digest, unit.optimizer_digest)}
-        store.collect(kept | {request.vocabulary.digest})
+        store.keep_only(kept | {request.vocabulary.digest})
         pipeline = ClusterPipeline(request, job, self._resources, store, self._address)
         directory = self._stores.directory(job_id)
         return pipeline, ClusterRound(request, job, task, pipeline, directory)

@@ -193,4 +193,4 @@ class GlobalModel:
         """Deletes what the commit does not name."""
         units = [*commit.global_units, *(unit for c in commit.clusters for unit in c.units)]
         keep = {digest for unit in units for digest in (unit.weights_digest, unit.optimizer_digest)}
-        self._store.collect(keep | {self._job_document()["vocabulary_digest"]})
+        self._store.keep_only(keep | {self._job_document()["vocabulary_digest"]})

@@ -1,7 +1,7 @@
-"""A directory of blobs named by their SHA-256.
+"""Keeps blobs on disk, as files that are named by their SHA-256.
 
-A blob appears under its name only when it is complete and its digest was checked, so the store is
-consistent at every moment; what is not referenced by a commit is collected later.
+A file gets its name only when the blob is complete and its digest is checked. So the store is consistent even after a
+crash. Blobs that no commit refers to are deleted later, by `BlobStore.keep_only`.
 """
 
 import hashlib
@@ -20,11 +20,7 @@ Buffer = bytes | memoryview
 
 
 class BlobStore:
-    """Blobs on disk.
-
-    Args:
-        directory: Made when absent.
-    """
+    """A directory of blobs. The constructor makes the directory if it does not exist."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -36,16 +32,16 @@ class BlobStore:
         return self.path(digest).is_file()
 
     def path(self, digest: str) -> Path:
-        """Where a blob is, or would be."""
+        """Returns the path of a blob, which may not be stored yet; raises `NotFoundError` for a malformed digest."""
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
             raise NotFoundError(f"{digest!r} is not a SHA-256 digest in hexadecimal")
         return self._directory / digest
 
     def put(self, digest: str, pieces: Iterable[Buffer]) -> None:
-        """Stores a blob and checks it; storing it twice is harmless.
+        """Stores a blob and checks its digest. A blob that is already stored is replaced by the same bytes.
 
         Raises:
-            CorruptDataError: The pieces do not have that digest; nothing is stored.
+            CorruptDataError: The pieces do not have that digest. Nothing is stored.
         """
         target = self.path(digest)
         checksum = hashlib.sha256()
@@ -63,64 +59,61 @@ class BlobStore:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)
-            sync_directory(self._directory)  # before a document names it
+            sync_directory(self._directory)  # a document may refer to the blob from now on
         finally:
             temporary.unlink(missing_ok=True)
 
     def put_bytes(self, data: bytes) -> str:
-        """Stores bytes and returns their digest."""
+        """Stores bytes as a blob and returns the digest."""
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self:
             self.put(digest, [data])
         return digest
 
     def total_bytes(self, digest: str) -> int:
-        """Size of a blob; raises `NotFoundError`."""
+        """Returns the size of a blob; raises `NotFoundError`."""
         try:
             return self.path(digest).stat().st_size
         except FileNotFoundError:
             raise NotFoundError(f"blob {digest} is not stored here") from None
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
-        """The bytes of a blob from an offset on, in pieces of 1 MiB; raises `NotFoundError`."""
+        """Yields the bytes of a blob from an offset on, in pieces of at most 1 MiB; raises `NotFoundError`."""
         self.total_bytes(digest)
         with open(self.path(digest), "rb") as file:
             file.seek(offset)
             while piece := file.read(1 << 20):
                 yield piece
 
-    def collect(self, keep: set[str]) -> int:
-        """Deletes every blob that is not to be kept; returns how many bytes that freed."""
-        freed = 0
+    def keep_only(self, digests: set[str]) -> None:
+        """Deletes every other blob."""
         for path in self._directory.iterdir():
-            if path.suffix != ".partial" and path.name not in keep:
-                freed += path.stat().st_size
+            if path.suffix != ".partial" and path.name not in digests:
                 path.unlink(missing_ok=True)
-        return freed
 
 
 @dataclass(frozen=True)
 class StoredBlob:
-    """A blob of a store."""
+    """A blob in a store."""
 
     store: BlobStore
     digest: str
 
     @property
     def total_bytes(self) -> int:
-        """Its size."""
+        """Size of the blob; raises `NotFoundError`."""
         return self.store.total_bytes(self.digest)
 
     def read(self, offset: int = 0) -> Iterator[bytes]:
-        """Its bytes from an offset on."""
+        """Yields the bytes from an offset on; raises `NotFoundError`."""
         return self.store.read(self.digest, offset)
 
 
 class JobStores:
-    """The directory of each job, and the blobs in it.
+    """The directories of all jobs of a service, and the blobs in them.
 
     Args:
-        directory: Of the service.
+        directory: The state directory of the service.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -129,22 +122,23 @@ class JobStores:
         self._lock = threading.Lock()
 
     def directory(self, job_id: str) -> Path:
-        """Where a job's documents are; raises `InvalidInputError` for an identity that is no plain name."""
+        """Returns the directory of a job's documents; raises `InvalidInputError` for a name that is not safe in a path."""
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", job_id) or job_id.startswith("."):
             raise InvalidInputError(
-                f"{job_id!r} is not a job identity: it has letters, digits, '_', '-' and '.' only"
+                f"{job_id!r} is no name of a job: use at most 128 letters, digits, '_', '-' and '.', "
+                "and do not start with '.'"
             )
         return self._directory / job_id
 
     def store(self, job_id: str) -> BlobStore:
-        """The blobs of a job."""
+        """Returns the store of a job's blobs, and makes it on the first call."""
         with self._lock:
             if job_id not in self._stores:
                 self._stores[job_id] = BlobStore(self.directory(job_id) / "blobs")
             return self._stores[job_id]
 
     def find(self, digest: str) -> StoredBlob:
-        """Finds a blob in any open job; raises `NotFoundError`."""
+        """Finds a blob in any store that `store` has returned; raises `NotFoundError`."""
         with self._lock:
             stores = list(self._stores.values())
         for store in stores:

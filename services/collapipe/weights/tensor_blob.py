@@ -1,8 +1,8 @@
-"""Tensors as safetensors bytes that are produced piece by piece.
+"""Serialises tensors in the safetensors format, piece by piece.
 
-`safetensors` itself serialises into one `bytes` object, which would double the memory of a device for the
-time of a transfer. The format is a length, a JSON header and the tensors' bytes, so it is written here
-straight from the tensors' memory; reading is left to the library.
+The library `safetensors` serialises into one `bytes` object, which would double the memory that a device needs during
+a transfer. The format is a length, a JSON header and the bytes of the tensors, so this module writes it from the
+memory of the tensors. The library reads it.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ _TYPE_NAMES = {
 
 
 class TensorBlob:
-    """Named tensors, seen as the immutable safetensors bytes that they make.
+    """Named tensors as a blob in the safetensors format.
 
-    The tensors are not copied (those on an accelerator are, one at a time): they must not change while the
-    blob is in use.
+    The blob refers to the tensors, so they must not change while the blob is in use. Only one tensor at a time is
+    copied from an accelerator.
 
     Raises:
-        InvalidInputError: A tensor has an element type that is not stored.
+        InvalidInputError: A tensor has an element type that cannot be stored.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -53,20 +53,20 @@ class TensorBlob:
             }
             position += tensor.nbytes
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # tensors start aligned
+        text += b" " * (-len(text) % 8)  # aligns the tensors
         self._prefix = len(text).to_bytes(8, "little") + text
         self.total_bytes = len(self._prefix) + position
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the bytes, in hexadecimal."""
+        """SHA-256 of the blob, in hexadecimal."""
         checksum = hashlib.sha256()
         for piece in self._pieces():
             checksum.update(piece)
         return checksum.hexdigest()
 
     def read(self, offset: int = 0) -> Iterator[memoryview]:
-        """The bytes from an offset on, in pieces as large as the tensors are."""
+        """Yields the bytes from an offset on, in one piece for each tensor."""
         for piece in self._pieces():
             if offset < len(piece):
                 yield piece[offset:]
@@ -81,10 +81,10 @@ class TensorBlob:
 
 
 def load_tensors(data: bytes) -> dict[str, Tensor]:
-    """Reads safetensors bytes.
+    """Reads tensors from bytes in the safetensors format.
 
     Raises:
-        CorruptDataError: The bytes are not safetensors.
+        CorruptDataError: The bytes are not in that format.
     """
     try:
         return load(data)

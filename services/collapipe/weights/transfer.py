@@ -1,4 +1,4 @@
-"""The weights plane: unit states and vocabularies, by digest, in chunks, resumable."""
+"""Sends blobs to other hosts and fetches blobs from them. A transfer that broke off resumes where it stopped."""
 
 import hashlib
 import logging
@@ -20,21 +20,21 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_BLOB_BYTES = 8 << 30
-"""Largest blob that a receiver accepts."""
+"""Largest blob that a host fetches."""
 
-_ATTEMPTS = 3
+_TRIES = 3
 _SILENCE_SECONDS = 10.0
 
 
 class Readable(Protocol):
-    """Something that can be served."""
+    """A blob, on disk or in memory."""
 
     @property
     def total_bytes(self) -> int:
-        """Its size."""
+        """Size of the blob."""
 
     def read(self, offset: int = 0) -> Iterator[bytes | memoryview]:
-        """The bytes from an offset on, in pieces of any size."""
+        """Yields the bytes from an offset on, in pieces of any size."""
 
 
 class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
@@ -50,7 +50,7 @@ class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
     def FetchBlob(
         self, request: blob_pb2.FetchBlobRequest, context: grpc.ServicerContext
     ) -> Iterator[blob_pb2.FetchBlobResponse]:
-        """Sends a blob from an offset on."""
+        """Sends a blob from an offset on, in chunks."""
         blob = self._find(request.digest)
         if request.offset > blob.total_bytes:
             raise InvalidInputError(
@@ -65,50 +65,52 @@ class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
 
 
 def fetch_blob(channels: ChannelPool, digest: str, addresses: Sequence[str]) -> bytes:
-    """Fetches a blob into memory from the first host that has it, going on where a broken transfer stopped.
+    """Fetches a blob into memory from the first address that has it.
 
     Raises:
-        PeerLostError: No host could be reached.
-        NotFoundError: The hosts that answered do not have it.
+        PeerLostError: The last host could not be reached, or became silent.
+        NotFoundError: The last host does not have the blob, or there is no address.
         CorruptDataError: The bytes do not have that digest.
     """
 
     def fetch_from(address: str) -> bytes:
-        data = b"".join(_pieces(channels, digest, address))
+        data = b"".join(_receive(channels, digest, address))
         if hashlib.sha256(data).hexdigest() != digest:
             raise CorruptDataError(
                 f"blob {digest} arrived garbled from {address}: run the round again"
             )
         return data
 
-    return _from_first(digest, addresses, fetch_from)
+    return _try_each(digest, addresses, fetch_from)
 
 
 def store_blob(
     store: BlobStore, channels: ChannelPool, digest: str, addresses: Sequence[str]
 ) -> None:
-    """Fetches a blob into a store, unless it is there: chunk by chunk, whatever its size. Raises as `fetch_blob`."""
+    """Fetches a blob into a store unless it is stored already. Raises the errors of `fetch_blob`."""
     if digest not in store:
-        _from_first(
-            digest, addresses, lambda address: store.put(digest, _pieces(channels, digest, address))
+        _try_each(
+            digest,
+            addresses,
+            lambda address: store.put(digest, _receive(channels, digest, address)),
         )
 
 
-def _from_first(digest: str, addresses: Sequence[str], fetch_from: Callable[[str], T]) -> T:
-    failure: Exception = NotFoundError(f"nobody is known to have blob {digest}")
+def _try_each(digest: str, addresses: Sequence[str], fetch_from: Callable[[str], T]) -> T:
+    failure: Exception = NotFoundError(f"no address of a host with blob {digest} is known")
     for address in addresses:
         try:
             return fetch_from(address)
         except (NotFoundError, PeerLostError) as error:
-            logger.info("blob %s not from %s: %s", digest[:12], address, error)
+            logger.info("blob %s was not fetched from %s: %s", digest[:12], address, error)
             failure = error
     raise failure
 
 
-def _pieces(channels: ChannelPool, digest: str, address: str) -> Iterator[bytes]:
+def _receive(channels: ChannelPool, digest: str, address: str) -> Iterator[bytes]:
     stub = blob_pb2_grpc.BlobServiceStub(channels.channel(address))
     num_received = total_bytes = 0
-    for attempts_left in reversed(range(_ATTEMPTS)):
+    for tries_left in reversed(range(_TRIES)):
         request = blob_pb2.FetchBlobRequest(digest=digest, offset=num_received)
         try:
             answers = within_silence(
@@ -125,12 +127,12 @@ def _pieces(channels: ChannelPool, digest: str, address: str) -> Iterator[bytes]
                 num_received += len(chunk)
                 if num_received > total_bytes:
                     raise CorruptDataError(
-                        f"{address} sent {num_received} bytes of blob {digest}, which it announced with {total_bytes}"
+                        f"{address} sent {num_received} bytes of blob {digest}, but announced {total_bytes}"
                     )
                 metrics.BLOB_BYTES.labels("received").inc(len(chunk))
                 yield chunk
             return
         except PeerLostError:
-            if not attempts_left:
+            if not tries_left:
                 raise
             time.sleep(0.2)

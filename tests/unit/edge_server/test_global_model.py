@@ -310,11 +310,11 @@ def test_death_after_the_commit_leaves_the_new_commit(
 ) -> None:
     states = edge.train_all()
 
-    def die(store: BlobStore, keep: set[str]) -> int:
+    def die(store: BlobStore, digests: set[str]) -> None:
         raise Death
 
     with monkeypatch.context() as patch:
-        patch.setattr(BlobStore, "collect", die)
+        patch.setattr(BlobStore, "keep_only", die)
         with pytest.raises(Death):
             edge.commit(states)
     edge.restart()

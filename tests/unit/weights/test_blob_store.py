@@ -34,7 +34,7 @@ def test_bytes_are_stored_under_their_digest(store: BlobStore) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 1, 1 << 20, len(DATA) - 1, len(DATA)])
-def test_reading_goes_on_at_an_offset(store: BlobStore, offset: int) -> None:
+def test_reading_starts_at_an_offset(store: BlobStore, offset: int) -> None:
     store.put_bytes(DATA)
     assert b"".join(store.read(DIGEST, offset)) == DATA[offset:]
 
@@ -46,7 +46,7 @@ def test_blob_with_another_digest_is_not_stored(store: BlobStore) -> None:
     assert files(store) == []
 
 
-def test_transfer_that_breaks_stores_nothing(store: BlobStore) -> None:
+def test_transfer_that_breaks_off_stores_nothing(store: BlobStore) -> None:
     def pieces() -> Iterator[bytes]:
         yield DATA[:100]
         assert DIGEST not in store, "the blob is visible before it is complete"
@@ -72,18 +72,18 @@ def test_partial_files_of_a_killed_process_are_removed_at_start(store: BlobStore
     assert files(store) == [DIGEST]
 
 
-def test_collect_deletes_what_is_not_kept_and_tells_the_bytes(store: BlobStore) -> None:
+def test_keep_only_deletes_every_other_blob(store: BlobStore) -> None:
     kept = store.put_bytes(DATA)
     lost = store.put_bytes(b"twelve bytes")
-    assert store.collect({kept, "0" * 64}) == 12
+    store.keep_only({kept, "0" * 64})
     assert kept in store
     assert lost not in store
 
 
-def test_collect_leaves_a_transfer_in_progress_alone(store: BlobStore) -> None:
+def test_keep_only_does_not_disturb_a_transfer(store: BlobStore) -> None:
     def pieces() -> Iterator[bytes]:
         yield DATA[:100]
-        store.collect(set())
+        store.keep_only(set())
         yield DATA[100:]
 
     store.put(DIGEST, pieces())
@@ -105,17 +105,17 @@ def test_name_that_is_no_digest_is_not_found(store: BlobStore, name: str) -> Non
         store.path(name)
 
 
-# --- one store a job
+# --- one store for each job
 
 
 @pytest.mark.parametrize(
     "job_id", ["", "..", ".", ".hidden", "a/b", "/etc", "a\\b", "a\n", "a b", "x" * 129, "ü"]
 )
-def test_job_identity_like_a_path_is_refused(tmp_path: Path, job_id: str) -> None:
+def test_job_name_that_is_not_safe_in_a_path_is_refused(tmp_path: Path, job_id: str) -> None:
     stores = JobStores(tmp_path)
-    with pytest.raises(InvalidInputError, match="not a job identity"):
+    with pytest.raises(InvalidInputError, match="is no name of a job"):
         stores.directory(job_id)
-    with pytest.raises(InvalidInputError, match="not a job identity"):
+    with pytest.raises(InvalidInputError, match="is no name of a job"):
         stores.store(job_id)
     assert list(tmp_path.rglob("*")) == []
 

@@ -87,7 +87,7 @@ def test_type_that_is_not_stored_is_refused_by_name() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_garbage_raises_nothing_but_our_own_errors(data: bytes) -> None:
+def test_random_bytes_raise_only_errors_of_collapipe(data: bytes) -> None:
     with contextlib.suppress(CollapipeError):
         load_tensors(data)
 

@@ -36,7 +36,7 @@ Start = Callable[[BlobServiceServicer], str]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Serves blobs: (servicer) to its address."""
+    """Serves a servicer on a free port and returns the address."""
     with ExitStack() as servers:
 
         def start(servicer: BlobServiceServicer) -> str:
@@ -69,7 +69,7 @@ def store(tmp_path: Path) -> BlobStore:
 
 @pytest.fixture
 def keeper(tmp_path: Path, store: BlobStore, start: Start) -> str:
-    """A host that has the blob on its disk."""
+    """The address of a host that has the blob on its disk."""
     stores = JobStores(tmp_path)
     stores.store("job")
     return start(BlobServicer(stores.find))
@@ -82,7 +82,7 @@ def answer(data: bytes, total_bytes: int | None = None) -> Iterator[FetchBlobRes
 
 
 class Host(BlobServiceServicer):
-    """Answers as a test says; remembers the offsets that it was asked for."""
+    """Gives one answer after the other, then repeats the last one; records the offsets of the requests."""
 
     def __init__(self, *answers: Callable[[int], Iterator[FetchBlobResponse]]) -> None:
         self._answers = list(answers)
@@ -108,7 +108,7 @@ def whole(offset: int) -> Iterator[FetchBlobResponse]:
     yield from answer(DATA[offset:])
 
 
-def test_blob_of_a_disk_arrives(channels: ChannelPool, keeper: str) -> None:
+def test_blob_on_disk_arrives(channels: ChannelPool, keeper: str) -> None:
     assert fetch_blob(channels, DIGEST, [keeper]) == DATA
 
 
@@ -126,13 +126,15 @@ def test_chunks_are_small_and_the_size_comes_first(channels: ChannelPool, keeper
     assert b"".join(other.chunk for other in others) == DATA[5:]
 
 
-def test_transfer_that_broke_goes_on_where_it_stopped(channels: ChannelPool, start: Start) -> None:
+def test_transfer_that_broke_off_resumes_where_it_stopped(
+    channels: ChannelPool, start: Start
+) -> None:
     host = Host(breaking_after(CHUNK_BYTES + 10), breaking_after(100), whole)
     assert fetch_blob(channels, DIGEST, [start(host)]) == DATA
     assert host.offsets == [0, CHUNK_BYTES + 10, CHUNK_BYTES + 110]
 
 
-def test_host_that_breaks_every_time_is_given_up_for_the_next(
+def test_next_host_is_tried_when_transfers_from_the_first_keep_breaking_off(
     channels: ChannelPool, start: Start, keeper: str
 ) -> None:
     host = Host(breaking_after(10))
@@ -155,7 +157,7 @@ def test_silent_host_is_lost(
     over.set()
 
 
-def test_host_without_the_blob_is_passed_over(
+def test_next_host_is_tried_when_the_first_lacks_the_blob(
     channels: ChannelPool, start: Start, keeper: str, tmp_path: Path
 ) -> None:
     empty = start(BlobServicer(JobStores(tmp_path / "other").find))
@@ -164,8 +166,8 @@ def test_host_without_the_blob_is_passed_over(
         fetch_blob(channels, DIGEST, [empty])
 
 
-def test_blob_that_nobody_may_have_is_not_found(channels: ChannelPool) -> None:
-    with pytest.raises(NotFoundError, match=f"nobody is known to have blob {DIGEST}"):
+def test_blob_without_an_address_is_not_found(channels: ChannelPool) -> None:
+    with pytest.raises(NotFoundError, match=f"no address of a host with blob {DIGEST} is known"):
         fetch_blob(channels, DIGEST, [])
 
 
@@ -176,7 +178,9 @@ def test_garbled_blob_is_corrupt(channels: ChannelPool, start: Start, sent: byte
         fetch_blob(channels, DIGEST, [address])
 
 
-def test_more_than_announced_is_refused_when_it_comes(channels: ChannelPool, start: Start) -> None:
+def test_more_bytes_than_announced_are_refused_as_they_arrive(
+    channels: ChannelPool, start: Start
+) -> None:
     ended = threading.Event()
 
     def endless(offset: int) -> Iterator[FetchBlobResponse]:
@@ -187,12 +191,14 @@ def test_more_than_announced_is_refused_when_it_comes(channels: ChannelPool, sta
         finally:
             ended.set()
 
-    with pytest.raises(CorruptDataError, match=r"sent 120 bytes .* announced with 100"):
+    with pytest.raises(CorruptDataError, match=r"sent 120 bytes .* announced 100"):
         fetch_blob(channels, DIGEST, [start(Host(endless))])
     assert ended.wait(20)
 
 
-def test_absurd_size_is_refused_before_a_byte_is_taken(channels: ChannelPool, start: Start) -> None:
+def test_size_over_the_limit_is_refused_before_the_bytes_arrive(
+    channels: ChannelPool, start: Start
+) -> None:
     address = start(Host(lambda offset: answer(DATA, total_bytes=1 << 50)))
     with pytest.raises(CorruptDataError, match=f"announced {1 << 50} bytes"):
         fetch_blob(channels, DIGEST, [address])
