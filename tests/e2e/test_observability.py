@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from collapipe.emulation.world import EmulatedDevice, EmulatedRadio, Emulation
 from collapipe.job import JobConfig
-from collapipe.telemetry.estimates import ENERGY_SENSORS, Estimates, HostPrior, estimate
+from collapipe.telemetry.estimates import Estimates, HostPrior, estimate
+from collapipe.telemetry.host_estimates import ENERGY_SENSORS
 from collapipe.telemetry.sources.prometheus import PrometheusSource
 from collapipe_client import Device, LocalTestbed
 from collapipe_client.cli import app

@@ -1,1 +1,1 @@
-"""What every service tells about itself: metrics for Prometheus, and logs."""
+"""Metrics, logs, sensors and the estimates that the scheduler computes from metrics."""

@@ -1,4 +1,4 @@
-"""Serves /metrics."""
+"""The HTTP server of /metrics."""
 
 from prometheus_client import start_http_server
 
@@ -9,13 +9,13 @@ def serve_metrics(listen: str) -> str:
     """Serves /metrics until the process ends.
 
     Args:
-        listen: "host:port"; port 0 takes a free one. Empty: nothing is served.
+        listen: "host:port"; port 0 takes a free one. With an empty text, nothing is served.
 
     Returns:
-        Where it is served, with the port that it got; empty when it is not.
+        The address with the real port, or an empty text if nothing is served.
 
     Raises:
-        InvalidInputError: The address is in use, or is none.
+        InvalidInputError: The address is invalid or in use.
     """
     if not listen:
         return ""
@@ -24,7 +24,7 @@ def serve_metrics(listen: str) -> str:
         server, _ = start_http_server(int(port), host)
     except (OSError, ValueError, OverflowError) as error:
         raise InvalidInputError(
-            f"cannot serve metrics on {listen} ({error}): choose another with --metrics-listen, port 0 for any "
-            "free one, or an empty text for none"
+            f"cannot serve metrics on {listen} ({error}): choose another address with --metrics-listen, port 0 for "
+            "any free port, or an empty text to serve none"
         ) from None
     return f"{host}:{server.server_port}"

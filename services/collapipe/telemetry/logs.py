@@ -1,4 +1,4 @@
-"""One line a record, as text for people or JSON for collectors."""
+"""Logs of a service, one line per record: text for people or JSON for log collectors."""
 
 import json
 import logging

@@ -1,1 +1,1 @@
-"""Tests of metrics and logs."""
+"""Tests of metrics, logs, sensors, estimates and telemetry sources."""

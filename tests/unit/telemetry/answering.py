@@ -1,4 +1,4 @@
-"""An HTTP server that answers what a test tells it to."""
+"""An HTTP server whose answers a test chooses."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,12 +8,12 @@ from urllib.parse import parse_qs, urlsplit
 
 Form = dict[str, list[str]]
 Answer = Callable[[Form], tuple[int, bytes]]
-"""Makes status and body of the parameters of a request."""
+"""Returns status and body of the response to a request with these parameters."""
 
 
 @contextmanager
 def answering(answer: Answer) -> Iterator[str]:
-    """Serves on a free port; gives "host:port"."""
+    """Serves on a free port and yields "host:port"."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -29,10 +29,10 @@ def answering(answer: Answer) -> Iterator[str]:
                 self.end_headers()
                 self.wfile.write(body)
             except OSError:
-                self.close_connection = True  # who asked no longer waits
+                self.close_connection = True  # the client has gone
 
         def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

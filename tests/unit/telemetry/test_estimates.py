@@ -21,7 +21,7 @@ HOSTS = {"a:1": "control-unit", "b:1": "device", "c:1": "edge-server"}
 
 
 def series(instance: str, name: str, *values: float, end: float = END, **labels: str) -> Series:
-    """One sample a second, the last at `end`; before the values given, 4 samples in all, nothing changed."""
+    """Makes one sample per second, the last at `end`; the first value fills up to four samples."""
     values = (values[0],) * (4 - len(values)) + values
     start = end - len(values) + 1
     points = tuple((start + second, value) for second, value in enumerate(values))
@@ -39,7 +39,7 @@ def stage(
     block_samples: float = 120.0,
     end: float = END,
 ) -> list[Series]:
-    """What a stage did within a window of 4 scrapes, and much before it."""
+    """Makes the counters of a stage, which grow by the given amounts within a window of four scrapes."""
     grown = {
         "stage_forward_seconds_sum": forward,
         "stage_backward_seconds_sum": backward,
@@ -54,7 +54,7 @@ def stage(
 
 
 def link(seconds: float = 2.0, rate_limit: float | None = None, **codecs: float) -> list[Series]:
-    """What arrived over control-unit>device, in bytes by codec."""
+    """Makes the counters of the link control-unit>device; `codecs` gives the bytes that arrived by codec."""
     name = "control-unit>device"
     found = [series("b:1", "link_transfer_seconds_total", 64, 64 + seconds, link=name)]
     for codec, count in codecs.items():
@@ -68,7 +68,7 @@ def estimated(found: list[Series], **priors: HostPrior) -> Estimates:
     return estimate(found, HOSTS, priors, end=END, max_age_seconds=5.0)
 
 
-def test_seconds_of_a_sample_are_what_is_left_without_the_cost_of_micro_batches() -> None:
+def test_seconds_per_sample_exclude_the_fixed_cost_of_micro_batches() -> None:
     got = estimated(stage(), device=HostPrior(0.05, seconds_per_micro_batch=0.12))
     host = got.hosts["device"]
     assert host.seconds_per_sample == pytest.approx((2 + 4 - 10 * 0.12) / 120)
@@ -86,26 +86,26 @@ def test_host_of_several_clusters_sums_over_its_stages() -> None:
     assert host.micro_batches == 15
 
 
-def test_cost_of_micro_batches_beyond_all_time_leaves_a_small_share_of_the_profile() -> None:
+def test_fixed_cost_above_the_measured_time_leaves_a_small_share_of_the_profile() -> None:
     got = estimated(stage(), device=HostPrior(0.05, seconds_per_micro_batch=1.0))
     assert got.hosts["device"].seconds_per_sample == pytest.approx(0.05 * 0.05)
 
 
 @pytest.mark.parametrize("factor", [1 / 1001, 1001])
-def test_host_a_thousand_times_off_its_profile_is_not_believed(factor: float) -> None:
+def test_host_a_thousand_times_off_its_profile_is_rejected(factor: float) -> None:
     got = estimated(stage(), device=HostPrior(6 / 120 * factor))
     assert got.hosts["device"].seconds_per_sample is None
     assert got.hosts["device"].micro_batches == 0
     (reason,) = got.rejected
-    assert reason.startswith("device: seconds of a sample: 0.05 is not from")
-    assert "where the profile says" in reason
+    assert reason.startswith("device: seconds per unit and sample: 0.05 is outside of")
+    assert "; the profile says" in reason
 
 
-def test_host_without_a_profile_is_believed() -> None:
+def test_host_without_a_profile_is_estimated() -> None:
     assert estimated(stage()).hosts["device"].seconds_per_sample == pytest.approx(0.05)
 
 
-def test_counters_at_rest_are_no_data() -> None:
+def test_counters_that_do_not_grow_are_no_data() -> None:
     resting = stage(forward=0, backward=0, micro_batches=0, block_samples=0)
     updates = [
         series("b:1", "stage_update_seconds_total", 3, 3, cluster="0", stage="1"),
@@ -117,12 +117,12 @@ def test_counters_at_rest_are_no_data() -> None:
     assert got.rejected == ()
 
 
-def test_stage_whose_page_lacks_a_counter_is_no_data() -> None:
+def test_stage_without_one_of_its_counters_is_no_data() -> None:
     got = estimated(stage()[:3])
     assert got.hosts["device"].seconds_per_sample is None
 
 
-def test_process_that_restarted_counts_from_zero() -> None:
+def test_counters_of_a_restarted_process_count_from_zero() -> None:
     labels = {"cluster": "0", "stage": "1"}
     values = {
         "stage_forward_seconds_sum": (90.0, 91.0, 0.0, 1.0),
@@ -136,27 +136,27 @@ def test_process_that_restarted_counts_from_zero() -> None:
     assert host.micro_batches == 10
 
 
-@pytest.mark.parametrize("lie", [math.nan, math.inf, -math.inf, -1.0])
-def test_page_with_a_lie_is_left_out_for_all_that_it_is_put_in_relation_to(lie: float) -> None:
-    honest = stage()
-    lying = replace(honest[0], points=(*honest[0].points[:-1], (END, lie)))
-    # the others have grown on the last page only: taken with the shortened one, they would be off
-    late = [replace(one, points=(*one.points[:-1], (END, 1e6))) for one in honest[1:]]
-    got = estimated([lying, *late])
+@pytest.mark.parametrize("invalid", [math.nan, math.inf, -math.inf, -1.0])
+def test_page_with_an_invalid_value_is_left_out_for_its_whole_group(invalid: float) -> None:
+    valid = stage()
+    damaged = replace(valid[0], points=(*valid[0].points[:-1], (END, invalid)))
+    # The others grow on the last page only. With that page, their growth would cover more time than that of the first.
+    late = [replace(one, points=(*one.points[:-1], (END, 1e6))) for one in valid[1:]]
+    got = estimated([damaged, *late])
     assert got.hosts["device"].seconds_per_sample == pytest.approx((2 + 4) / 120)
     (reason,) = got.rejected
     assert "device: collapipe_stage_forward_seconds_sum (cluster 0, stage 1) was" in reason
     assert "left out 1 of 4 samples" in reason
 
 
-def test_first_page_with_a_lie_is_no_birth() -> None:
-    honest = stage()
-    lying = replace(honest[0], points=((END - 3, math.nan), *honest[0].points[1:]))
-    got = estimated([lying, *honest[1:], series("b:1", "stage_steps_total", 1)])
+def test_counter_without_a_valid_first_page_did_not_begin_at_zero() -> None:
+    valid = stage()
+    damaged = replace(valid[0], points=((END - 3, math.nan), *valid[0].points[1:]))
+    got = estimated([damaged, *valid[1:], series("b:1", "stage_steps_total", 1)])
     assert got.hosts["device"].seconds_per_sample == pytest.approx((1 + 2) / 60)
 
 
-def test_lies_about_one_thing_leave_the_rest() -> None:
+def test_invalid_value_of_one_group_leaves_the_others() -> None:
     resident = series("b:1", "process_peak_resident_memory_bytes", math.nan, math.nan)
     got = estimated([*stage(), resident])
     assert got.hosts["device"].seconds_per_sample is not None
@@ -164,25 +164,25 @@ def test_lies_about_one_thing_leave_the_rest() -> None:
     assert len(got.rejected) == 1
 
 
-def test_host_that_went_silent_is_missing_and_what_it_said_is_not_used() -> None:
+def test_host_without_fresh_samples_is_missing_and_not_estimated() -> None:
     got = estimated(stage(end=END - 5.5))
     assert got.hosts == {}
     assert got.missing == ("control-unit", "device", "edge-server")
     assert "device" in estimated(stage(end=END - 4.5)).hosts
 
 
-def test_host_that_reports_nothing_of_use_is_heard() -> None:
+def test_host_with_only_its_memory_is_not_missing() -> None:
     resident = series("a:1", "process_peak_resident_memory_bytes", 4096.0)
     got = estimated([resident])
     assert got.hosts == {"control-unit": HostEstimate(peak_resident_bytes=4096.0)}
     assert got.missing == ("device", "edge-server")
 
 
-def test_instances_of_nobody_are_passed_over() -> None:
+def test_unknown_instances_are_ignored() -> None:
     assert estimated(stage("other:1")).hosts == {}
 
 
-def test_seconds_of_a_step_are_of_one_stage() -> None:
+def test_seconds_per_step_are_those_of_one_stage() -> None:
     found = []
     for number, seconds in (("3", 4.0), ("4", 8.0)):
         labels = {"cluster": "0", "stage": number}
@@ -198,35 +198,35 @@ def joules(sensor: str, used: float) -> Series:
     return series("b:1", "energy_joules_total", 32, 32 + used, sensor=sensor)
 
 
-def test_watts_are_energy_over_busy_time_of_the_sensor_that_covers_most() -> None:
+def test_busy_watts_use_the_sensor_that_covers_most_of_the_device() -> None:
     found = [*stage(), joules("rapl", 30), joules("ina3221", 60)]
     assert estimated(found).hosts["device"].busy_watts == pytest.approx(60 / 6)
 
 
-def test_sensor_that_counts_nothing_gives_way_to_the_next() -> None:
+def test_sensor_without_energy_is_replaced_by_the_next() -> None:
     found = [*stage(), joules("battery", 0), joules("rapl", 30)]
     assert estimated(found).hosts["device"].busy_watts == pytest.approx(30 / 6)
 
 
-def test_watts_are_not_taken_from_energy_that_was_modelled() -> None:
+def test_busy_watts_do_not_use_modelled_energy() -> None:
     found = [*stage(), joules("model", 90)]
     assert estimated(found).hosts["device"].busy_watts is None
     found = [*found, joules("rapl", 30)]
     assert estimated(found).hosts["device"].busy_watts == pytest.approx(30 / 6)
 
 
-def test_watts_without_a_sensor_or_without_work_are_no_data() -> None:
+def test_busy_watts_without_a_sensor_or_without_work_are_no_data() -> None:
     assert estimated(stage()).hosts["device"].busy_watts is None
     assert estimated([joules("rapl", 30)]).hosts["device"].busy_watts is None
 
 
-def test_watts_of_a_power_station_are_not_believed() -> None:
+def test_implausible_busy_watts_are_rejected() -> None:
     got = estimated([*stage(), joules("rapl", 1e9)])
     assert got.hosts["device"].busy_watts is None
-    assert got.rejected[0].startswith("device: busy watts by rapl: 1.667e+08 is not from")
+    assert got.rejected[0].startswith("device: busy watts by rapl: 1.667e+08 is outside of")
 
 
-def test_bytes_of_a_sample_are_of_the_stages_that_pass_something_on() -> None:
+def test_activation_bytes_count_only_stages_that_send_activations() -> None:
     found = []
     for instance, number, passed in (("a:1", "0", 6400), ("b:1", "1", 3200), ("c:1", "2", 0)):
         labels = {"cluster": "1", "stage": number}
@@ -237,7 +237,7 @@ def test_bytes_of_a_sample_are_of_the_stages_that_pass_something_on() -> None:
     assert estimated(found).clusters == {"1": ClusterEstimate(64.0, samples=150)}
 
 
-def test_goodput_is_what_the_receiver_saw_over_all_codecs() -> None:
+def test_goodput_is_measured_by_the_receiver_over_all_codecs() -> None:
     got = estimated(link(seconds=2.0, fp32=1e6, int8=5e5))
     assert got.links == {
         "control-unit>device": LinkEstimate(goodput_bps=8 * 1.5e6 / 2, transfer_bytes=1.5e6)
@@ -246,7 +246,7 @@ def test_goodput_is_what_the_receiver_saw_over_all_codecs() -> None:
 
 def test_codec_that_a_link_begins_to_use_counts_from_its_first_byte() -> None:
     both = link(seconds=2.0, fp32=1e6, int8=5e5)
-    assert both[-1].label("codec") == "int8"
+    assert dict(both[-1].labels)["codec"] == "int8"
     got = estimated([*both[:-1], replace(both[-1], points=both[-1].points[-1:])])
     assert got.links["control-unit>device"].transfer_bytes == 1.5e6
 
@@ -254,28 +254,26 @@ def test_codec_that_a_link_begins_to_use_counts_from_its_first_byte() -> None:
 @pytest.mark.parametrize(
     ("seconds", "limit", "reason"),
     [
-        (2.0, 2e6, "4e+06 is not from 1 to 3e+06, for its sender paces at 2e+06"),
-        (1e-7, None, "8e+13 is not from 1 to 1e+12"),
-        (0.0, None, "inf is not from 1 to 1e+12"),
-        (1e8, None, "0.08 is not from 1 to 1e+12"),
+        (2.0, 2e6, "4e+06 is outside of 1 to 3e+06; its sender limits itself to 2e+06"),
+        (1e-7, None, "8e+13 is outside of 1 to 1e+12"),
+        (0.0, None, "inf is outside of 1 to 1e+12"),
+        (1e8, None, "0.08 is outside of 1 to 1e+12"),
     ],
 )
-def test_goodput_that_cannot_be_is_not_believed(
-    seconds: float, limit: float | None, reason: str
-) -> None:
+def test_implausible_goodput_is_rejected(seconds: float, limit: float | None, reason: str) -> None:
     got = estimated(link(seconds, limit, fp32=1e6))
     assert got.rejected == (f"device: bit/s from control-unit: {reason}",)
-    believed = got.links.get("control-unit>device", LinkEstimate())
-    assert (believed.goodput_bps, believed.transfer_bytes) == (None, 0)
+    found = got.links.get("control-unit>device", LinkEstimate())
+    assert (found.goodput_bps, found.transfer_bytes) == (None, 0)
 
 
 @pytest.mark.parametrize("limit", [3e6, 0.0])
-def test_goodput_within_the_senders_limit_or_without_one_is_believed(limit: float) -> None:
+def test_goodput_within_the_senders_limit_or_without_one_is_used(limit: float) -> None:
     got = estimated(link(2.0, limit, fp32=1e6)).links["control-unit>device"]
     assert (got.goodput_bps, got.rate_limit_bps) == (4e6, limit)
 
 
-def test_state_of_a_link_is_what_its_sender_said_last() -> None:
+def test_gauges_of_a_link_are_the_last_values_of_its_sender() -> None:
     both = {"link": "device>edge-server"}
     gauges = {
         "link_round_trip_seconds": (0.5, 0.25),
@@ -285,7 +283,7 @@ def test_state_of_a_link_is_what_its_sender_said_last() -> None:
         "radio_transmit_power_watts": (0.5, 0.0),
     }
     found = [series("b:1", name, *values, **both) for name, values in gauges.items()]
-    # not one of a bystander, nor of the receiver
+    # Values of another host and of the receiver are ignored.
     found.append(series("a:1", "link_round_trip_seconds", 9.0, **both))
     found.append(series("c:1", "link_round_trip_seconds", 9.0, **both))
     assert estimated(found).links == {
@@ -302,7 +300,7 @@ def test_state_of_a_link_is_what_its_sender_said_last() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("link_round_trip_seconds", 1e5), ("link_probed_bps", 1e13)]
 )
-def test_state_of_a_link_that_cannot_be_is_not_believed(name: str, value: float) -> None:
+def test_implausible_gauge_of_a_link_is_rejected(name: str, value: float) -> None:
     got = estimated([series("b:1", name, value, link="device>edge-server")])
     assert got.links == {}
     (reason,) = got.rejected
@@ -310,7 +308,7 @@ def test_state_of_a_link_that_cannot_be_is_not_believed(name: str, value: float)
 
 
 def everything() -> list[Series]:
-    """Something of each kind, with sums whose rounding depends on their order."""
+    """Makes series of every kind, with sums whose rounding depends on their order."""
     found = [joules("rapl", 10 / 3), series("b:1", "process_peak_resident_memory_bytes", 5e8)]
     for number in range(7):
         found += stage("c:1", str(number), "3", forward=1 / (3 + number), backward=0.1 * number)
@@ -319,7 +317,7 @@ def everything() -> list[Series]:
     return found
 
 
-def test_order_of_the_series_changes_nothing() -> None:
+def test_order_of_the_series_changes_no_estimate() -> None:
     found = everything()
     expected = estimated(found)
     assert expected.rejected and expected.missing == () and expected.links
@@ -336,6 +334,6 @@ def test_estimates_survive_a_file_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"end": "soon"}, {"end": 1, "other": 2}])
-def test_document_that_is_no_estimates_is_refused(document: object) -> None:
+def test_document_of_another_form_is_refused(document: object) -> None:
     with pytest.raises(InvalidInputError, match="the stored telemetry cannot be used"):
         Estimates.from_json(document)

@@ -43,7 +43,9 @@ def test_json_is_one_object_a_line_even_with_a_traceback(
     assert second["message"] == "next"
 
 
-def test_details_are_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_records_and_requests_of_httpx_are_not_logged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     configure_logging("text", "device-agent", "device-1")
     logging.getLogger("collapipe.x").debug("detail")
     logging.getLogger("httpx").info("GET")

@@ -2,7 +2,7 @@ import subprocess
 import sys
 
 
-def test_peak_memory_is_that_of_the_process_and_not_of_its_starter() -> None:
+def test_peak_memory_does_not_include_that_of_the_parent_process() -> None:
     child = "from collapipe.telemetry.metrics import peak_resident_bytes as p; print(p())"
     starter = (
         "import os, sys\n"

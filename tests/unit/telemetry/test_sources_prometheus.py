@@ -24,7 +24,7 @@ def success(*rows: dict[str, Any]) -> Callable[[Form], tuple[int, bytes]]:
     return lambda form: (200, json.dumps({"status": "success", "data": data}).encode())
 
 
-def test_samples_come_with_their_times_and_our_labels() -> None:
+def test_samples_have_the_times_of_their_scrapes_and_the_labels_of_services() -> None:
     answer = success(
         row("b:2", [(10.5, "3"), (11.5, "4")], stage="1", cluster="0"), row("a:1", [(10.25, "1")])
     )
@@ -36,7 +36,7 @@ def test_samples_come_with_their_times_and_our_labels() -> None:
     assert found[1].points == ((10.5, 3.0), (11.5, 4.0))
 
 
-def test_question_is_one_range_at_an_explicit_time() -> None:
+def test_query_is_one_range_at_an_explicit_time() -> None:
     asked: list[Form] = []
 
     def answer(form: Form) -> tuple[int, bytes]:
@@ -70,7 +70,7 @@ def test_host_that_two_jobs_scrape_counts_once() -> None:
         again["metric"]["job"] = "again"
     with answering(success(*reversed(rows))) as address:
         found = PrometheusSource(f"http://{address}").window(10.0, 12.0)
-    times = [(one.label("stage"), [at for at, _ in one.points]) for one in found]
+    times = [(dict(one.labels)["stage"], [at for at, _ in one.points]) for one in found]
     assert times == [("1", [10.1, 11.1]), ("2", [10.1, 11.1])]
 
 
@@ -82,15 +82,17 @@ def test_values_that_are_no_numbers_are_passed_on_as_they_are() -> None:
     assert [value for _, value in found.points[1:]] == [math.inf, -math.inf, -3.0]
 
 
-def test_server_that_is_down_is_said_to_be() -> None:
+def test_server_that_does_not_run_is_reported() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # so the port is taken, but nothing listens
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(PeerLostError, match=rf"{address}.*cannot be asked.*does it run"):
+        with pytest.raises(
+            PeerLostError, match=rf"{address}.*cannot be reached.*check that it runs"
+        ):
             PrometheusSource(f"http://{address}").window(0.0, 1.0)
 
 
-def test_server_that_is_too_slow_is_not_waited_for() -> None:
+def test_server_that_is_too_slow_times_out() -> None:
     done = threading.Event()
 
     def answer(form: Form) -> tuple[int, bytes]:
@@ -105,12 +107,12 @@ def test_server_that_is_too_slow_is_not_waited_for() -> None:
             done.set()
 
 
-def test_server_that_trickles_is_not_waited_for() -> None:
-    """Each read succeeds within the limit; all together do not."""
+def test_server_that_sends_byte_by_byte_times_out() -> None:
+    """Each read takes less than the limit, but all reads together take more."""
     done = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def trickle() -> None:
+        def send_slowly() -> None:
             connection, _ = server.accept()
             with connection:
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
@@ -120,7 +122,7 @@ def test_server_that_trickles_is_not_waited_for() -> None:
                     except OSError:
                         return
 
-        thread = threading.Thread(target=trickle)
+        thread = threading.Thread(target=send_slowly)
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         try:
@@ -134,7 +136,7 @@ def test_server_that_trickles_is_not_waited_for() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
-        (200, b"<html>hello</html>", "no answer of Prometheus.*right address"),
+        (200, b"<html>hello</html>", "not as Prometheus answers.*address is right"),
         (200, b'{"status": "success"}', "gave no reason"),
         (200, b'{"status": "success", "data": {"resultType": "vector", "result": []}}', "matrix"),
         (200, json.dumps({"data": []}).encode(), "status: Field required"),
@@ -147,7 +149,7 @@ def test_server_that_trickles_is_not_waited_for() -> None:
         (500, success()({})[1], "HTTP 500"),
     ],
 )
-def test_answer_that_is_none_is_refused_and_quoted(status: int, body: bytes, message: str) -> None:
+def test_invalid_answer_is_refused_and_quoted(status: int, body: bytes, message: str) -> None:
     with (
         answering(lambda form: (status, body)) as address,
         pytest.raises(PeerLostError, match=message),
@@ -155,15 +157,15 @@ def test_answer_that_is_none_is_refused_and_quoted(status: int, body: bytes, mes
         PrometheusSource(f"http://{address}").window(0.0, 1.0)
 
 
-def test_value_that_is_a_word_is_refused() -> None:
+def test_value_that_is_no_number_is_refused() -> None:
     with (
         answering(success(row("a:1", [(0.5, "many")]))) as address,
-        pytest.raises(PeerLostError, match="no answer of Prometheus"),
+        pytest.raises(PeerLostError, match="not as Prometheus answers"),
     ):
         PrometheusSource(f"http://{address}").window(0.0, 1.0)
 
 
 @pytest.mark.parametrize("url", ["", "prometheus:9090", "ftp://a:1", "http://", "http://a:b"])
-def test_url_that_is_none_is_refused(url: str) -> None:
+def test_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidInputError, match="no URL of a Prometheus server"):
         PrometheusSource(url)

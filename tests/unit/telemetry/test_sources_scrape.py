@@ -14,9 +14,9 @@ from collapipe.telemetry.sources.scrape import ScrapeSource, parse_page
 
 STEPS = "collapipe_stage_steps_total"
 LIMIT_SECONDS = 30.0
-"""For what takes milliseconds on an idle machine."""
+"""Time limit for something that takes milliseconds on an idle machine."""
 PATIENT_SECONDS = 0.4
-"""An interval, and so a limit, within which a page arrives even on a loaded machine: none may be lost."""
+"""A scrape interval, which is also the time limit of a page, that is long enough for a loaded machine."""
 
 
 def page(steps: float) -> bytes:
@@ -51,7 +51,7 @@ def points_of(source: ScrapeSource, instance: str) -> int:
     return sum(len(one.points) for one in everything(source) if one.instance == instance)
 
 
-def test_samples_are_kept_in_time_order_with_our_labels_only() -> None:
+def test_samples_are_kept_in_order_of_time_with_the_labels_of_services() -> None:
     steps = itertools.count(1)
     with (
         answering(lambda form: (200, page(next(steps)))) as address,
@@ -65,7 +65,7 @@ def test_samples_are_kept_in_time_order_with_our_labels_only() -> None:
     assert [value for _, value in found.points] == [n + 1.0 for n in range(len(found.points))]
 
 
-def test_window_has_both_of_its_ends() -> None:
+def test_window_includes_both_of_its_ends() -> None:
     with answering(lambda form: (200, page(1))) as address, scraping(address) as source:
         eventually(lambda: points_of(source, address) >= 4)
         points = everything(source)[0].points
@@ -74,7 +74,7 @@ def test_window_has_both_of_its_ends() -> None:
         assert source.window(points[0][0] - 2, points[0][0] - 1) == []
 
 
-def test_hosts_are_asked_for_what_is_needed_only() -> None:
+def test_hosts_are_asked_for_the_needed_metrics_only() -> None:
     asked: list[Form] = []
 
     def answer(form: Form) -> tuple[int, bytes]:
@@ -86,9 +86,9 @@ def test_hosts_are_asked_for_what_is_needed_only() -> None:
     assert asked[0]["name[]"] == list(NEEDED)
 
 
-def test_host_that_is_down_has_no_series_and_harms_no_other() -> None:
+def test_host_that_does_not_run_has_no_series_and_affects_no_other() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # so the port is taken, but nothing listens
         dead = f"127.0.0.1:{taken.getsockname()[1]}"
         with (
             answering(lambda form: (200, page(1))) as address,
@@ -124,12 +124,12 @@ def test_pages_that_failed_leave_a_gap_and_no_zero(caplog: pytest.LogCaptureFixt
         eventually(lambda: points_of(source, address) >= 3)
         (found,) = everything(source)
     assert [value for _, value in found.points[:3]] == [5, 6, 6]
-    said = [record.message for record in caplog.records if address in record.message]
-    assert "HTTP 500" in said[0] and "until further notice" in said[0]
-    assert said[1:] == [f"metrics of {address} again"]  # one word for both failures
+    messages = [record.message for record in caplog.records if address in record.message]
+    assert "HTTP 500" in messages[0] and f"scraping {address} fails" in messages[0]
+    assert messages[1:] == [f"scraping {address} works again"]  # the second failure is not logged
 
 
-def test_page_that_nobody_thought_of_harms_no_other_and_is_logged_once(
+def test_unexpected_error_affects_no_other_host_and_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = []
@@ -148,9 +148,9 @@ def test_page_that_nobody_thought_of_harms_no_other_and_is_logged_once(
     ):
         eventually(lambda: points_of(source, address) >= 3 and len(read) >= 3)
         assert points_of(source, odd) == 0
-    (said,) = [record for record in caplog.records if odd in record.message]
-    assert "until further notice: AttributeError: no such thing" in said.message
-    assert said.exc_info is not None
+    (logged,) = [record for record in caplog.records if odd in record.message]
+    assert "fails: AttributeError: no such thing" in logged.message
+    assert logged.exc_info is not None
 
 
 def test_samples_are_forgotten_after_a_while() -> None:
@@ -179,16 +179,16 @@ def test_hosts_that_come_later_are_scraped_too() -> None:
             source.close()
 
 
-def test_closed_source_does_not_pass_for_fresh() -> None:
+def test_closed_source_raises_an_error() -> None:
     with answering(lambda form: (200, page(1))) as address:
         with scraping(address) as source:
             eventually(lambda: points_of(source, address) >= 1)
         with pytest.raises(PeerLostError, match="no longer scraped"):
             everything(source)
-        source.close()  # twice does no harm
+        source.close()  # closing twice is allowed
 
 
-def test_interval_that_leaves_nothing_to_compare_is_refused() -> None:
+def test_interval_with_fewer_than_two_kept_scrapes_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"every 5 s and keeping 9 s"):
         ScrapeSource(lambda: (), interval_seconds=5, keep_seconds=9)
 
@@ -203,16 +203,16 @@ def test_interval_that_leaves_nothing_to_compare_is_refused() -> None:
         f"{STEPS}{{".encode(),
     ],
 )
-def test_page_that_is_none_is_refused(body: bytes) -> None:
+def test_page_in_another_format_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidInputError, match="text format"):
         parse_page(body)
 
 
-def test_page_of_endless_series_is_refused() -> None:
+def test_page_with_too_many_series_is_refused() -> None:
     body = "\n".join(f'{STEPS}{{stage="{stage}"}} 1' for stage in range(5001))
     with pytest.raises(InvalidInputError, match="5001 series"):
         parse_page(body.encode())
 
 
-def test_page_without_our_metrics_has_no_samples() -> None:
+def test_page_without_needed_metrics_has_no_samples() -> None:
     assert parse_page(b"<html>hello</html>") == {}

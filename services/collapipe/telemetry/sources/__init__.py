@@ -1,5 +1,5 @@
-"""Where the scheduler's telemetry comes from: sources that return the same raw samples, and the arithmetic on them."""
+"""The sources of the scheduler's telemetry. All of them return the same raw samples."""
 
-from collapipe.telemetry.sources.samples import NEEDED, Series, TelemetrySource, increase, latest
+from collapipe.telemetry.sources.samples import NEEDED, Series, TelemetrySource
 
-__all__ = ["NEEDED", "Series", "TelemetrySource", "increase", "latest"]
+__all__ = ["NEEDED", "Series", "TelemetrySource"]

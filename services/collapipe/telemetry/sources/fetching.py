@@ -1,4 +1,4 @@
-"""One HTTP exchange with a limit on its time and on its size."""
+"""One HTTP request with limits on its time and its size."""
 
 import asyncio
 
@@ -8,9 +8,10 @@ from collapipe.errors import PeerLostError
 
 
 def open_client() -> httpx.AsyncClient:
-    """Returns a client that goes straight to hosts of this network.
+    """Returns a client for hosts of this network; it ignores proxies.
 
-    Limits of time are `fetch`'s: httpx has them for each read, which a peer that trickles never reaches.
+    It has no time limit: httpx limits each read, which a server that sends slowly never exceeds. `fetch` limits the
+    whole request instead.
     """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
@@ -19,19 +20,19 @@ def open_client() -> httpx.AsyncClient:
 async def fetch(
     client: httpx.AsyncClient, request: httpx.Request, timeout_seconds: float, max_bytes: int
 ) -> tuple[int, bytes]:
-    """Sends a request and reads the whole answer.
+    """Sends a request and reads the whole response.
 
     Args:
-        client: What `open_client` returned.
+        client: From `open_client`.
         request: What to send.
-        timeout_seconds: Bounds everything from looking up the name to the last byte.
-        max_bytes: Bounds the body.
+        timeout_seconds: Limit of everything, from the look-up of the name to the last byte.
+        max_bytes: Limit of the body.
 
     Returns:
         The HTTP status and the body.
 
     Raises:
-        PeerLostError: It cannot be reached, is too slow, breaks off or says too much.
+        PeerLostError: The server cannot be reached, is too slow, closes the connection or sends too much.
     """
 
     async def exchange() -> tuple[int, bytes]:
@@ -43,21 +44,22 @@ async def fetch(
                 if len(body) > max_bytes:
                     raise PeerLostError(
                         "",
-                        f"{request.url} answered with more than {max_bytes} bytes: is it the right address?",
+                        f"{url} sent more than {max_bytes} bytes: check that the address is right",
                     )
         finally:
             await response.aclose()
         return response.status_code, bytes(body)
 
+    url = request.url.copy_with(query=None)
     try:
         return await asyncio.wait_for(exchange(), timeout_seconds)
     except asyncio.TimeoutError:
         raise PeerLostError(
             "",
-            f"{request.url.copy_with(query=None)} did not answer within {timeout_seconds:g} s: see whether it is overloaded, or allow more",
+            f"{url} did not answer within {timeout_seconds:g} s: check its load, or raise the limit",
         ) from None
     except httpx.HTTPError as error:
         raise PeerLostError(
             "",
-            f"{request.url.copy_with(query=None)} cannot be asked ({str(error) or type(error).__name__}): does it run there?",
+            f"{url} cannot be reached ({str(error) or type(error).__name__}): check that it runs there",
         ) from None

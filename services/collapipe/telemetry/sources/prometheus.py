@@ -1,7 +1,8 @@
-"""Telemetry that a Prometheus server has scraped."""
+"""Telemetry from a Prometheus server."""
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
 
@@ -33,17 +34,17 @@ class _Answer(BaseModel):
 
 
 class PrometheusSource:
-    """Asks a Prometheus server for raw samples, in PromQL over HTTP.
+    """Asks a Prometheus server for raw samples.
 
-    The one query is a range selector at an explicit time: it returns samples with the times of their scrapes, where a
-    function such as `rate` would extrapolate.
+    Each query is a range selector at an explicit time. It returns the samples with the times of their scrapes, while
+    functions such as `rate` would extrapolate.
 
     Args:
-        url: Of the server, for example `http://127.0.0.1:9090`.
-        timeout_seconds: Bounds one question, from looking up the server's name to the last byte.
+        url: Address of the server, for example `http://127.0.0.1:9090`.
+        timeout_seconds: Limit of one query, from the look-up of the server's name to the last byte.
 
     Raises:
-        InvalidInputError: The URL is none.
+        InvalidInputError: The URL is invalid.
     """
 
     name = "prometheus"
@@ -51,26 +52,27 @@ class PrometheusSource:
     def __init__(self, url: str, timeout_seconds: float = 5.0) -> None:
         try:
             self._url = httpx.URL(url.rstrip("/") + "/api/v1/query")
-        except (httpx.InvalidURL, ValueError) as error:  # of a name that is none, too
-            raise InvalidInputError(f"{url!r} is no URL of a Prometheus server: {error}") from None
-        port = self._url.port
-        fits = port is None or 0 < port < 1 << 16
-        if self._url.scheme not in ("http", "https") or not self._url.host or not fits:
+            port = self._url.port
+            if self._url.scheme not in ("http", "https") or not self._url.host:
+                raise ValueError("it needs a scheme and a host")
+            if port is not None and not 0 < port < 1 << 16:
+                raise ValueError(f"port {port} is not between 1 and 65535")
+        except (httpx.InvalidURL, ValueError) as error:
             raise InvalidInputError(
-                f"{url!r} is no URL of a Prometheus server: write, for example, http://127.0.0.1:9090"
-            )
+                f"{url!r} is no URL of a Prometheus server ({error}): write, for example, http://127.0.0.1:9090"
+            ) from None
         self._timeout_seconds = timeout_seconds
 
     def window(self, start: float, end: float) -> Sequence[Series]:
         """Returns the samples from `start` to `end`; see `TelemetrySource`."""
-        # whole milliseconds are what Prometheus keeps; a second more, for it may leave out the first end of a range
-        reach = math.ceil(end - start) + 1
+        # Prometheus keeps times in whole milliseconds. The range is a second longer than needed, because some versions
+        # of Prometheus exclude its begin.
         form = {
-            "query": f"{_SELECTOR}[{reach}s]",
+            "query": f"{_SELECTOR}[{math.ceil(end - start) + 1}s]",
             "time": f"{math.ceil(end * 1000) / 1000:.3f}",
             "timeout": f"{self._timeout_seconds:g}s",
         }
-        # no asyncio.run: at its end it would wait for a name server that does not answer, past every limit
+        # Not asyncio.run: at its end it waits for a name server that does not answer, without any limit.
         loop = asyncio.new_event_loop()
         try:
             status, body = loop.run_until_complete(self._ask(form))
@@ -79,7 +81,7 @@ class PrometheusSource:
         return _series(self._read(status, body), start, end)
 
     def close(self) -> None:
-        """Does nothing: no connection outlives a question."""
+        """Does nothing, because every query has its own connection."""
 
     async def _ask(self, form: dict[str, str]) -> tuple[int, bytes]:
         async with open_client() as client:
@@ -94,8 +96,8 @@ class PrometheusSource:
             place = ".".join(str(part) for part in first["loc"])
             raise PeerLostError(
                 "",
-                f"{self._url} answered HTTP {status} with what is no answer of Prometheus "
-                f"({place or 'body'}: {first['msg']}): is it the right address?",
+                f"{self._url} answered HTTP {status}, but not as Prometheus answers "
+                f"({place or 'body'}: {first['msg']}): check that the address is right",
             ) from None
         if status != httpx.codes.OK or answer.status != "success" or answer.data is None:
             raise PeerLostError(
@@ -105,27 +107,23 @@ class PrometheusSource:
 
 
 def _series(rows: list[_Row], start: float, end: float) -> list[Series]:
-    """Sorts out what was asked for.
+    """Returns the series of one scrape job for each host.
 
-    Two jobs of Prometheus that scrape the same host give each series twice, apart only by labels of the deployment:
-    the job with more samples is taken, for together they would count everything twice.
+    If two jobs of Prometheus scrape the same host, every series comes twice and would count twice. Only the labels that
+    the server added tell the jobs apart. The job with more samples is used.
     """
-    jobs: dict[str, dict[tuple[tuple[str, str], ...], list[Series]]] = {}
+    jobs: dict[str, dict[tuple[tuple[str, str], ...], list[Series]]] = defaultdict(dict)
     for row in rows:
         points = tuple((at, value) for at, value in row.values if start <= at <= end)
-        name, instance, labels = (
-            row.metric.get("__name__", ""),
-            row.metric.get("instance", ""),
-            kept_labels(row.metric),
-        )
+        name, instance = row.metric.get("__name__", ""), row.metric.get("instance", "")
+        labels = kept_labels(row.metric)
         if points and name in NEEDED:
-            added = set(row.metric.items()) - set(labels) - {("__name__", name)}
-            job = jobs.setdefault(instance, {}).setdefault(tuple(sorted(added)), [])
-            job.append(Series(instance, name, labels, points))
-    found = []
-    for of_instance in jobs.values():
-        fullest = max(
-            sorted(of_instance), key=lambda job: sum(len(one.points) for one in of_instance[job])
+            job = tuple(sorted(row.metric.items() - set(labels) - {("__name__", name)}))
+            jobs[instance].setdefault(job, []).append(Series(instance, name, labels, points))
+    kept: list[Series] = []
+    for by_job in jobs.values():
+        kept += max(
+            (by_job[job] for job in sorted(by_job)),
+            key=lambda found: sum(len(one.points) for one in found),
         )
-        found += of_instance[fullest]
-    return sorted(found, key=lambda one: one.key)
+    return sorted(kept, key=lambda one: one.key)

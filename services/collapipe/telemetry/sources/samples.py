@@ -1,6 +1,6 @@
-"""Raw samples as every source returns them, and the only arithmetic that is done on them.
+"""Raw samples, as every telemetry source returns them, and the arithmetic on them.
 
-A source never computes a rate: two that saw the same pages give the same numbers, whoever asks.
+A source never computes rates, so that two sources that read the same pages return the same numbers.
 """
 
 import itertools
@@ -29,7 +29,7 @@ NEEDED = (
     "collapipe_energy_joules_total",
     "collapipe_process_peak_resident_memory_bytes",
 )
-"""Every metric that a decision of the scheduler rests on."""
+"""Every metric that the estimates of the scheduler use."""
 
 _LABELS = frozenset({"cluster", "stage", "link", "codec", "sensor"})
 _COUNTER_ENDINGS = ("_total", "_sum", "_count")
@@ -40,77 +40,70 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Series:
-    """One metric of one host under one set of labels, over a window."""
+    """The samples of one metric of one host, with one set of labels, over a window."""
 
     instance: str
-    """Where the host serves /metrics, host:port: what Prometheus writes into the label `instance`."""
+    """Address of the /metrics page, "host:port", as in the label `instance` of Prometheus."""
     name: str
     labels: Labels
     points: tuple[tuple[float, float], ...]
-    """Unix seconds and value of every scrape, in time order, as scraped: values may be lies."""
+    """Time in Unix seconds and value of every scrape, in order of time. The values are not checked."""
 
     @property
     def key(self) -> tuple[str, str, Labels]:
-        """What tells it from every other series."""
+        """What distinguishes it from every other series."""
         return self.instance, self.name, self.labels
 
     @property
     def is_counter(self) -> bool:
-        """Whether it only grows, from 0 when its process starts."""
+        """Whether its value begins at 0 with its process, and only grows."""
         return self.name.endswith(_COUNTER_ENDINGS)
-
-    def label(self, name: str) -> str:
-        """The value of a label; empty when it has none."""
-        return dict(self.labels).get(name, "")
 
 
 class TelemetrySource(Protocol):
-    """Something that keeps what the hosts' /metrics pages said."""
+    """Something that keeps samples of the /metrics pages of hosts."""
 
     @property
     def name(self) -> str:
-        """As settings, logs and metrics call it."""
+        """The name of the source in settings, logs and metrics."""
 
     def window(self, start: float, end: float) -> Sequence[Series]:
-        """Returns every sample of the metrics in `NEEDED` that was scraped from `start` to `end`.
+        """Returns every sample of the metrics in `NEEDED` that was scraped in a window.
 
         Args:
-            start: Unix seconds, included.
-            end: Unix seconds, included.
+            start: Begin of the window in Unix seconds, included.
+            end: End of the window in Unix seconds, included.
 
         Returns:
-            Series with at least one point each. A host that did not answer has a gap or no series at all.
+            Series with at least one point each. A host that did not answer has a gap or no series.
 
         Raises:
             PeerLostError: The source cannot answer, or not in time.
         """
 
     def close(self) -> None:
-        """Lets go of threads and connections."""
+        """Ends threads and connections."""
 
 
 def kept_labels(labels: Mapping[str, str]) -> Labels:
-    """Returns the labels that our metrics have themselves; a deployment's Prometheus adds some of its own."""
+    """Returns the labels that the services set, without those that a Prometheus server adds."""
     return tuple(sorted((name, value) for name, value in labels.items() if name in _LABELS))
 
 
 def is_sound(value: float) -> bool:
-    """Whether a metric in `NEEDED` can have this value: none of them can be negative, infinite or NaN."""
+    """Returns whether a metric in `NEEDED` can have this value: it must be finite and at least 0."""
     return math.isfinite(value) and value >= 0
 
 
-def increase(series: Series, min_samples: int = 2) -> float | None:
-    """Returns by how much a counter grew between its first and its last sample.
+def increase(series: Series) -> float | None:
+    """Returns by how much a counter grew from its first to its last sample; `None` with fewer than two samples.
 
-    It is the sum over the stretches between resets of the process, so that without one it is last minus first, to
-    the last bit, however many samples lie between. A value after a reset has grown from 0. Nothing is extrapolated:
-    ratios of counters from the same pages are exact. Values that no counter can have are left out.
-
-    Returns:
-        `None` when there are fewer than `min_samples` samples: no data is not 0.
+    Without a restart of the process, this is exactly the last value minus the first, for any number of samples between.
+    After a restart, a counter grows from 0. Nothing is extrapolated, so ratios of counters of the same pages are exact.
+    Invalid values are ignored.
     """
     values = [value for _, value in series.points if is_sound(value)]
-    if len(values) < max(min_samples, 1):
+    if len(values) < 2:
         return None
     grown, base = 0.0, values[0]
     for before, after in itertools.pairwise(values):
@@ -121,34 +114,32 @@ def increase(series: Series, min_samples: int = 2) -> float | None:
 
 
 def latest(series: Series, now: float, max_age: float) -> float | None:
-    """Returns the last value of a gauge; `None` when it is older than `max_age` seconds: stale is not fresh."""
-    for moment, value in reversed(series.points):
-        if moment < now - max_age:
+    """Returns the last valid value of a gauge; `None` if it is older than `max_age` seconds."""
+    for at, value in reversed(series.points):
+        if at < now - max_age:
             return None
-        if moment <= now and is_sound(value):
+        if at <= now and is_sound(value):
             return value
     return None
 
 
 def born_at_zero(series: Sequence[Series]) -> list[Series]:
-    """Gives counters that appear within the window the 0 that they began at.
+    """Gives every counter that appears within the window a first sample of 0, at the scrape before it appeared.
 
-    A page shows every series that exists: one that was not on the page before has grown from 0 since. Without that,
-    the first values of a codec that a link begins to use would be lost while their seconds count.
+    A page shows every counter that exists, so a counter that was not on the previous page has grown from 0 since then.
+    Without this sample, the first bytes of a codec that a link begins to use would be lost, but not their seconds.
 
     Args:
         series: All series of the hosts, over one window.
     """
-    pages: dict[str, set[float]] = {}
+    scrapes: dict[str, set[float]] = {}
     for one in series:
-        pages.setdefault(one.instance, set()).update(moment for moment, _ in one.points)
-    scrapes = {instance: sorted(moments) for instance, moments in pages.items()}
-    begun = []
+        scrapes.setdefault(one.instance, set()).update(at for at, _ in one.points)
+    completed = []
     for one in series:
         if one.is_counter and one.points:
-            born = one.points[0][0]
-            earlier = [moment for moment in scrapes[one.instance] if moment < born]
+            earlier = [at for at in scrapes[one.instance] if at < one.points[0][0]]
             if earlier:
-                one = replace(one, points=((earlier[-1], 0.0), *one.points))
-        begun.append(one)
-    return begun
+                one = replace(one, points=((max(earlier), 0.0), *one.points))
+        completed.append(one)
+    return completed

@@ -1,4 +1,4 @@
-"""Telemetry that the scheduler scrapes itself: the embedded default, for which nothing need be installed."""
+"""Telemetry that the scheduler scrapes itself, which is the default because it needs no other server."""
 
 import asyncio
 import contextlib
@@ -19,23 +19,24 @@ logger = logging.getLogger(__name__)
 
 _MAX_PAGE_BYTES = 4 << 20
 _MAX_PAGE_SERIES = 5000
-"""Far above what an honest host has; together with `keep_seconds` it bounds the memory."""
+"""Far more than a host exports. Together with `keep_seconds` it limits the memory of the scheduler."""
 
 Page = dict[tuple[str, Labels], float]
+"""Values by name and labels."""
 
 
 class ScrapeSource:
-    """Scrapes the hosts' /metrics pages, all at once, and keeps the samples of the last while.
+    """Scrapes the /metrics pages of all hosts at regular times, in a thread, and keeps the samples for a while.
 
-    A host that does not answer within an interval leaves a gap.
+    A host that does not answer within an interval has a gap in its samples.
 
     Args:
-        addresses: Tells where hosts serve /metrics, host:port; asked anew before every scrape, in another thread.
-        interval_seconds: Between two scrapes; bounds each of them too.
-        keep_seconds: How long samples are kept: at least the longest window that will be asked for.
+        addresses: Returns where hosts serve /metrics, "host:port". It is called before every scrape, in the thread.
+        interval_seconds: Time between two scrapes, and the time limit of each.
+        keep_seconds: How long samples are kept. No longer window can be asked for.
 
     Raises:
-        InvalidInputError: Less than two scrapes would be kept.
+        InvalidInputError: Fewer than two scrapes would be kept.
     """
 
     name = "scrape"
@@ -56,7 +57,8 @@ class ScrapeSource:
         self._keep_seconds = keep_seconds
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str, Labels], deque[tuple[float, float]]] = {}
-        self._silent: set[str] = set()
+        self._failing: set[str] = set()
+        """Addresses whose last scrape failed; each failure is logged once."""
         self._loop = asyncio.new_event_loop()
         self._task = self._loop.create_task(self._scrape_until_cancelled())
         self._thread = threading.Thread(target=self._run, name="scrape", daemon=True)
@@ -77,7 +79,7 @@ class ScrapeSource:
 
     def close(self) -> None:
         """Ends the scraping."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended already
+        with contextlib.suppress(RuntimeError):  # raised if the loop has ended already
             self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(self._interval_seconds + 1.0)
 
@@ -93,9 +95,9 @@ class ScrapeSource:
             due = self._loop.time()
             while True:
                 addresses = {address for address in self._addresses() if address}
-                self._silent &= addresses
+                self._failing &= addresses
                 await asyncio.gather(*(self._scrape(client, address) for address in addresses))
-                self._forget(time.time())
+                self._forget_old(time.time())
                 due = max(due + self._interval_seconds, self._loop.time())
                 await asyncio.sleep(due - self._loop.time())
 
@@ -103,26 +105,28 @@ class ScrapeSource:
         try:
             await self._scrape_page(client, address)
         except (PeerLostError, InvalidInputError, httpx.InvalidURL) as error:
-            self._fall_silent(address, f"{error}")
-        except Exception as error:  # of a page that nobody thought of: the others are scraped still
-            self._fall_silent(address, f"{type(error).__name__}: {error}", exc_info=True)
+            self._log_failure(address, f"{error}")
+        except Exception as error:  # a defect in reading one page must not end the other scrapes
+            self._log_failure(address, f"{type(error).__name__}: {error}", exc_info=True)
         else:
-            if address in self._silent:
-                logger.info("metrics of %s again", address)
-                self._silent.discard(address)
+            if address in self._failing:
+                logger.info("scraping %s works again", address)
+                self._failing.discard(address)
 
-    def _fall_silent(self, address: str, why: str, *, exc_info: bool = False) -> None:
-        if address not in self._silent:
+    def _log_failure(self, address: str, reason: str, *, exc_info: bool = False) -> None:
+        if address not in self._failing:
             logger.warning(
-                "no metrics of %s until further notice: %s", address, why, exc_info=exc_info
+                "scraping %s fails: %s; the next message says when it works again",
+                address,
+                reason,
+                exc_info=exc_info,
             )
-        self._silent.add(address)
+        self._failing.add(address)
 
     async def _scrape_page(self, client: httpx.AsyncClient, address: str) -> None:
-        moment = round(
-            time.time(), 3
-        )  # of the scrape's start in milliseconds, as Prometheus has it
-        # an exporter of prometheus_client leaves out everything else: a device need not render its histograms
+        # As Prometheus does: the time of a sample is the start of its scrape, in whole milliseconds.
+        started = round(time.time(), 3)
+        # With these parameters, prometheus_client leaves out other metrics, so a device need not render its histograms.
         request = client.build_request(
             "GET",
             f"http://{address}/metrics",
@@ -132,16 +136,14 @@ class ScrapeSource:
         status, body = await fetch(client, request, self._interval_seconds, _MAX_PAGE_BYTES)
         if status != httpx.codes.OK:
             raise PeerLostError("", f"{request.url} answered HTTP {status}")
-        self._keep(address, moment, parse_page(body))
-
-    def _keep(self, address: str, moment: float, page: Page) -> None:
+        page = parse_page(body)
         with self._lock:
             for (name, labels), value in page.items():
                 points = self._kept.setdefault((address, name, labels), deque())
-                if not points or points[-1][0] < moment:  # or the clock was set back
-                    points.append((moment, value))
+                if not points or points[-1][0] < started:  # else the clock was set back
+                    points.append((started, value))
 
-    def _forget(self, now: float) -> None:
+    def _forget_old(self, now: float) -> None:
         with self._lock:
             for key, points in list(self._kept.items()):
                 while points and points[0][0] < now - self._keep_seconds:
@@ -156,10 +158,10 @@ def parse_page(body: bytes) -> Page:
     """Returns the samples of the metrics in `NEEDED` on a /metrics page.
 
     Raises:
-        InvalidInputError: It is no such page, or no honest one.
+        InvalidInputError: The page is no page of metrics, or too large for a host.
     """
     try:
-        # the parser takes a hundred times longer than the search for the few lines that matter
+        # Searching for the few needed lines first is a hundred times faster than parsing the whole page.
         lines = [line for line in body.decode("utf-8").split("\n") if line.startswith(NEEDED)]
         page = {
             (sample.name, kept_labels(sample.labels)): float(sample.value)
@@ -171,7 +173,7 @@ def parse_page(body: bytes) -> Page:
         raise InvalidInputError(f"its page is not in Prometheus's text format: {error}") from None
     if len(page) > _MAX_PAGE_SERIES:
         raise InvalidInputError(
-            f"its page has {len(page)} series of the scheduler's metrics, and {_MAX_PAGE_SERIES} are the limit: it "
-            "is no host of this system, or lies"
+            f"its page has {len(page)} series of the scheduler's metrics, and the limit is {_MAX_PAGE_SERIES}: check "
+            "that the address is that of a host"
         )
     return page

@@ -1,0 +1,137 @@
+"""Estimates of a host: its compute time, its power, its optimizer time and its memory."""
+
+from dataclasses import dataclass
+
+from collapipe.telemetry.sample_window import ABOVE_ZERO, Group, SampleWindow
+
+ENERGY_SENSORS = ("ina3221", "battery", "rapl")
+"""Sensors by how much of the device they cover, the most first. Their energies overlap, so only one is used."""
+
+_MAX_RATIO_TO_PRIOR = 1000.0
+_LEAST_SHARE_OF_PRIOR = 0.05
+_MAX_SECONDS = 1e4
+
+
+@dataclass(frozen=True)
+class HostPrior:
+    """The profile of a host, measured before it trained."""
+
+    seconds_per_sample: float = 0.0
+    """a_k of docs/scheduling.md (2): forward and backward pass of one unit for one sample; 0 without a profile."""
+    seconds_per_micro_batch: float = 0.0
+    """o_k of docs/scheduling.md (2): the fixed cost of a micro-batch."""
+
+
+@dataclass(frozen=True)
+class HostEstimate:
+    """Measured values of a host; `None` means that the window has no usable samples."""
+
+    seconds_per_sample: float | None = None
+    """a_k of docs/scheduling.md (2), averaged over all stages of the host."""
+    micro_batches: float = 0.0
+    """Number of micro-batches behind `seconds_per_sample`."""
+    busy_watts: float | None = None
+    """Energy divided by busy time, docs/scheduling.md (8). The power of an idle device is part of it."""
+    busy_seconds: float = 0.0
+    """Time of computing behind `busy_watts`."""
+    step_seconds: float | None = None
+    """Time that one stage spends in the optimizer for one step, a part of T_step in docs/scheduling.md (5)."""
+    steps: float = 0.0
+    """Number of optimizer steps behind `step_seconds`."""
+    peak_resident_bytes: float | None = None
+    """Largest memory that the process has held, for docs/scheduling.md (10)."""
+
+
+@dataclass
+class _Work:
+    """What the stages of a host did within the window, added up."""
+
+    computing_seconds: float = 0.0
+    micro_batches: float = 0.0
+    unit_samples: float = 0.0
+    update_seconds: float = 0.0
+    steps: float = 0.0
+
+
+def estimate_host(window: SampleWindow, host: str, prior: HostPrior) -> HostEstimate:
+    """Computes the estimate of one host."""
+    work = _work(window, host)
+    seconds_per_sample = _seconds_per_sample(window, host, prior, work)
+    busy_seconds = work.computing_seconds + work.update_seconds
+    step_seconds = None
+    if work.steps:
+        what = f"{host}: seconds per optimizer step"
+        step_seconds = window.plausible(what, work.update_seconds / work.steps, 0.0, _MAX_SECONDS)
+    return HostEstimate(
+        seconds_per_sample=seconds_per_sample,
+        micro_batches=work.micro_batches if seconds_per_sample is not None else 0.0,
+        busy_watts=_busy_watts(window, host, busy_seconds),
+        busy_seconds=busy_seconds,
+        step_seconds=step_seconds,
+        steps=work.steps if step_seconds is not None else 0.0,
+        peak_resident_bytes=window.latest(
+            Group(host, ()), "process_peak_resident_memory_bytes", 1e15
+        ),
+    )
+
+
+def _work(window: SampleWindow, host: str) -> _Work:
+    work = _Work()
+    for group, _ in window.groups("stage"):
+        if group.host != host:
+            continue
+        passes = window.increases(
+            group,
+            "stage_forward_seconds_sum",
+            "stage_backward_seconds_sum",
+            "stage_backward_seconds_count",
+            "stage_block_samples_total",
+        )
+        if passes:
+            forward_seconds, backward_seconds, micro_batches, unit_samples = passes
+            work.computing_seconds += forward_seconds + backward_seconds
+            work.micro_batches += micro_batches
+            work.unit_samples += unit_samples
+        updates = window.increases(group, "stage_update_seconds_total", "stage_steps_total")
+        if updates:
+            update_seconds, steps = updates
+            work.update_seconds += update_seconds
+            work.steps += steps
+    return work
+
+
+def _seconds_per_sample(
+    window: SampleWindow, host: str, prior: HostPrior, work: _Work
+) -> float | None:
+    """Computes a_k of docs/scheduling.md (2) from the measured time, with o_k of the profile."""
+    if not work.unit_samples:
+        return None
+    expected = prior.seconds_per_sample
+    least, most, reason = ABOVE_ZERO, _MAX_SECONDS, ""
+    if expected:
+        least, most = expected / _MAX_RATIO_TO_PRIOR, expected * _MAX_RATIO_TO_PRIOR
+        reason = f"; the profile says {expected:.4g}"
+    # The check comes before o_k is subtracted: an o_k that is too large is no error of this host's samples.
+    gross = work.computing_seconds / work.unit_samples
+    what = f"{host}: seconds per unit and sample"
+    if window.plausible(what, gross, least, most, reason) is None:
+        return None
+    fixed_seconds = prior.seconds_per_micro_batch * work.micro_batches
+    net = (work.computing_seconds - fixed_seconds) / work.unit_samples
+    return max(net, _LEAST_SHARE_OF_PRIOR * (expected or gross))
+
+
+def _busy_watts(window: SampleWindow, host: str, busy_seconds: float) -> float | None:
+    """Divides the energy of one sensor by the busy time.
+
+    The pretended sensor "model" is not used: it only multiplies configured watts by the busy time.
+    """
+    groups = {sensor: group for group, sensor in window.groups("sensor") if group.host == host}
+    for sensor in ENERGY_SENSORS:
+        if sensor not in groups:
+            continue
+        joules = window.increases(groups[sensor], "energy_joules_total")
+        if joules and joules[0] and busy_seconds:
+            what = f"{host}: busy watts by {sensor}"
+            return window.plausible(what, joules[0] / busy_seconds, 1e-3, 1e5)
+    return None

@@ -1,0 +1,149 @@
+"""The samples of one window of time, without invalid ones, for looking up by host, metric and group."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from collapipe.telemetry.sources.samples import (
+    Labels,
+    Series,
+    born_at_zero,
+    increase,
+    is_sound,
+    latest,
+)
+
+ABOVE_ZERO = 5e-324
+"""The smallest float above 0."""
+
+
+class Group(NamedTuple):
+    """One stage, link or sensor, as one host reports it."""
+
+    host: str
+    labels: Labels
+    """The labels that its metrics share, so all except `codec`."""
+
+
+class SampleWindow:
+    """Looks up increases of counters and last values of gauges.
+
+    Args:
+        series: From a `TelemetrySource`. Series of other instances than those in `hosts` are ignored.
+        hosts: Host ids by instance, the address of their metrics.
+        end: End of the window, in Unix seconds.
+        max_age_seconds: Nothing of a host is used if its last page is older. Older gauges are not used, either.
+    """
+
+    def __init__(
+        self,
+        series: Sequence[Series],
+        hosts: Mapping[str, str],
+        *,
+        end: float,
+        max_age_seconds: float,
+    ) -> None:
+        self._end = end
+        self._max_age_seconds = max_age_seconds
+        self.rejected: list[str] = []
+        """What was not used because it cannot be true, one sentence each."""
+        known = [one for one in series if one.instance in hosts]
+        fresh = {
+            one.instance
+            for one in known
+            if any(end - max_age_seconds <= at <= end for at, _ in one.points)
+        }
+        self.hosts = sorted({hosts[instance] for instance in fresh})
+        """Ids of the hosts of which something fresh was heard."""
+        # Sorting makes all sums independent of the order in which the source returns the series.
+        heard = sorted((one for one in known if one.instance in fresh), key=lambda one: one.key)
+        self._series: dict[tuple[Group, str], list[Series]] = {}
+        # In this order: a counter that lost its first page as invalid did not begin at 0 on the second.
+        for one in self._without_invalid_pages(born_at_zero(heard), hosts):
+            group = _group(one, hosts)
+            self._series.setdefault((group, one.name), []).append(one)
+        self._groups = sorted({group for group, _ in self._series})
+
+    def groups(self, label: str) -> list[tuple[Group, str]]:
+        """Returns every group that has the label, with the value of the label."""
+        return [
+            (group, value)
+            for group in self._groups
+            for name, value in group.labels
+            if name == label
+        ]
+
+    def series(self, group: Group, name: str) -> list[Series]:
+        """Returns the series of a metric: one for each codec, a single one, or none.
+
+        Args:
+            group: What the metric is about.
+            name: Name of the metric without the prefix `collapipe_`.
+        """
+        return self._series.get((group, f"collapipe_{name}"), [])
+
+    def increases(self, group: Group, *names: str) -> list[float] | None:
+        """Returns by how much counters grew, each summed over its codecs.
+
+        Returns `None` if any of them is missing: callers divide them by each other.
+        """
+        grown = []
+        for name in names:
+            each = [increase(one) for one in self.series(group, name)]
+            known = [value for value in each if value is not None]
+            if not known:
+                return None
+            grown.append(sum(known))
+        return grown
+
+    def latest(
+        self, group: Group, name: str, most: float, least: float = ABOVE_ZERO
+    ) -> float | None:
+        """Returns the last value of a gauge, or `None` if there is no fresh and plausible one."""
+        for one in self.series(group, name):
+            value = latest(one, self._end, self._max_age_seconds)
+            if value is not None:
+                return self.plausible(f"{group.host}: {_described(one)}", value, least, most)
+        return None
+
+    def plausible(
+        self, what: str, value: float, least: float, most: float, reason: str = ""
+    ) -> float | None:
+        """Returns the value if it is within its limits; else adds a sentence to `rejected` and returns `None`."""
+        if least <= value <= most:
+            return value
+        self.rejected.append(f"{what}: {value:.4g} is outside of {least:.4g} to {most:.4g}{reason}")
+        return None
+
+    def _without_invalid_pages(
+        self, series: Sequence[Series], hosts: Mapping[str, str]
+    ) -> list[Series]:
+        """Drops pages with an impossible value, for the whole group: its sums must cover the same time."""
+        invalid: dict[Group, set[float]] = {}
+        for one in series:
+            bad = [(at, value) for at, value in one.points if not is_sound(value)]
+            if bad:
+                group = _group(one, hosts)
+                invalid.setdefault(group, set()).update(at for at, _ in bad)
+                at, value = bad[0]
+                self.rejected.append(
+                    f"{group.host}: {_described(one)} was {value:g} at {at:.3f}, but must be finite and at least 0; "
+                    f"left out {len(bad)} of {len(one.points)} samples"
+                )
+        kept = []
+        for one in series:
+            bad_times = invalid.get(_group(one, hosts), set())
+            points = tuple(point for point in one.points if point[0] not in bad_times)
+            if points:
+                kept.append(replace(one, points=points))
+        return kept
+
+
+def _group(series: Series, hosts: Mapping[str, str]) -> Group:
+    labels = tuple(pair for pair in series.labels if pair[0] != "codec")
+    return Group(hosts[series.instance], labels)
+
+
+def _described(series: Series) -> str:
+    labels = ", ".join(f"{name} {value}" for name, value in series.labels)
+    return f"{series.name} ({labels})" if labels else series.name
