@@ -1,5 +1,6 @@
-"""The `collapipe doctor` command: what the examination found, and what to do."""
+"""The `collapipe doctor` command: examines this machine and says what to do."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -9,71 +10,63 @@ from rich.table import Table
 from rich.text import Text
 
 from collapipe.errors import CollapipeError, InvalidInputError
-from collapipe_client.cli_options import (
-    AsJson,
-    Insecure,
-    SchedulerOption,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    WorkspaceOption,
-    find_endpoint,
-)
-from collapipe_client.doctor import (
-    BoxSettings,
-    Check,
-    Role,
-    SchedulerToReach,
-    examine,
-    read_box_settings,
-)
+from collapipe_client.cli_options import AsJson, takes_option_groups
+from collapipe_client.doctor import Check, Role, examine, read_box_settings
+from collapipe_client.endpoint import Endpoint, EndpointOptions, find_endpoint
 from collapipe_client.reporting import FAILED, exit_codes, print_json, say
-from collapipe_client.workspace import DEFAULT_ROOT
 
 _ROLES: tuple[Role, ...] = get_args(Role)
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
+@takes_option_groups
 def doctor(
     role: Annotated[
         str | None,
         typer.Option(
             metavar="ROLE",
-            help=f"What this machine is to be: {', '.join(_ROLES)}. Without: it runs testbeds and clients.",
+            help=f"The service that this machine is to run: {', '.join(_ROLES)}. Default: a testbed or a client.",
         ),
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Settings of its service, as `collapipe join` writes them; a file named after a role says the role.",
+            help="Settings of the service, as `collapipe join` writes them. A file that is named after a role "
+            "makes --role unnecessary.",
         ),
     ] = None,
-    scheduler: SchedulerOption = None,
-    insecure: Insecure = False,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    workspace: WorkspaceOption = DEFAULT_ROOT,
+    *,
+    endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Examine this machine, and say what to do.
+    """Examine this machine and say what to do.
 
-    On a box: `collapipe doctor --config /etc/collapipe/device-agent.toml`, as the user of its service or as root.
+    On a machine that runs a service, run `collapipe doctor --config /etc/collapipe/device-agent.toml` as the user of
+    the service or as root.
     """
     with exit_codes(as_json):
         known_role = _read_role(role, config)
-        given = {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
-        settings = read_box_settings(config).model_copy(
-            update={name: path for name, path in given.items() if path is not None}
+        settings = read_box_settings(config)
+        # Options of the command line come before the service's settings.
+        options = replace(
+            endpoint_options,
+            scheduler=endpoint_options.scheduler or settings.scheduler or None,
+            insecure=endpoint_options.insecure or settings.insecure,
+            tls_ca=endpoint_options.tls_ca or settings.tls_ca,
+            tls_cert=endpoint_options.tls_cert or settings.tls_cert,
+            tls_key=endpoint_options.tls_key or settings.tls_key,
         )
+        tls_files = {name: getattr(options, name) for name in ("tls_ca", "tls_cert", "tls_key")}
+        settings = settings.model_copy(update=tls_files)
         unusable = []
+        endpoint = None
         try:
-            to_reach = _find_scheduler(scheduler, insecure, settings, known_role, workspace)
+            endpoint = _find_scheduler(options, known_role)
         except CollapipeError as error:
-            unusable = [Check("scheduler", "fail", str(error), "mend that, and run this again")]
-            to_reach = None
-        checks = examine(workspace, to_reach, settings, known_role) + unusable
+            remedy = "correct this, and run `collapipe doctor` again"
+            unusable.append(Check.fail("scheduler", str(error), remedy))
+        checks = examine(options.workspace, endpoint, settings, known_role) + unusable
         failed = any(check.result == "fail" for check in checks)
         if as_json:
             print_json({"ok": not failed, "checks": [vars(check) for check in checks]})
@@ -89,7 +82,7 @@ def _read_role(role: str | None, config: Path | None) -> Role | None:
         if named == known:
             return known
     if role is not None:
-        raise InvalidInputError(f"--role {role}: there are {', '.join(_ROLES)}")
+        raise InvalidInputError(f"--role {role} is unknown: use one of {', '.join(_ROLES)}")
     if config is not None:
         raise InvalidInputError(
             f"--config {config} is not named after a role: add --role with one of {', '.join(_ROLES)}"
@@ -97,32 +90,17 @@ def _read_role(role: str | None, config: Path | None) -> Role | None:
     return None
 
 
-def _find_scheduler(
-    scheduler: str | None,
-    insecure: bool,
-    settings: BoxSettings,
-    role: Role | None,
-    workspace: Path,
-) -> SchedulerToReach | None:
-    address = scheduler or settings.scheduler or None
-    if address is None and role is not None:
-        return None  # a box has no local testbed
-    endpoint = find_endpoint(
-        address,
-        insecure or settings.insecure,
-        settings.tls_ca,
-        settings.tls_cert,
-        settings.tls_key,
-        workspace,
-    )
-    return SchedulerToReach(endpoint.address, endpoint.security) if endpoint else None
+def _find_scheduler(options: EndpointOptions, role: Role | None) -> Endpoint | None:
+    if options.scheduler is None and role is not None:
+        return None  # A machine that runs one service has no local testbed.
+    return find_endpoint(options)
 
 
 def _show(checks: list[Check]) -> None:
-    """What to do comes below the table, unbroken: it is to be copied."""
+    """Prints a table of the checks, and below it the remedies without line breaks, so that they can be copied."""
     table = Table("check", "", "found", box=None, pad_edge=False, header_style="bold")
     for check in checks:
-        # what peers say is no markup
+        # As `Text`, because messages of peers may look like rich's markup.
         table.add_row(
             Text(check.name), Text(check.result, _STYLES[check.result]), Text(check.found)
         )

@@ -1,8 +1,7 @@
-"""Jobs as users give them: a file or a preset, and `--set` on top."""
+"""Loads jobs from TOML files and presets, and applies the changes of `--set`."""
 
 import difflib
 import sys
-import types
 import typing
 from collections.abc import Sequence
 from importlib import resources
@@ -19,6 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_PRESETS = resources.files("collapipe_client") / "presets"
 _EXAMPLES = {
     "classification": (
         "rows.jsonl, one row a line",
@@ -26,26 +26,23 @@ _EXAMPLES = {
         "jsonl",
     ),
     "ner": (
-        "rows.conll, a word, a tab and its tag a line, an empty line after each sentence",
+        "rows.conll, one word, a tab and its tag a line, and an empty line after each sentence",
         "Anna\tB-person\n    lives\tO\n    in\tO\n    Bonn\tB-location",
         "conll",
     ),
     "translation": (
-        "rows.jsonl, one pair a line (or two text files, line by line, as SOURCE.txt,TARGET.txt)",
+        "rows.jsonl, one pair a line (or two parallel text files, as SOURCE.txt,TARGET.txt)",
         '{"en": "A man rides a horse.", "de": "Ein Mann reitet ein Pferd."}',
         "jsonl",
     ),
 }
+"""By kind of task: the form of a data file, an example, and the suffix of the file's name."""
 
 
 def preset_names() -> list[str]:
-    """Names of the presets."""
-    folder = resources.files("collapipe_client") / "presets"
-    return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".toml")
-    )
+    """Lists the names of the presets."""
+    files = [entry.name for entry in _PRESETS.iterdir()]
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
 
 def load_preset(name: str, settings: Sequence[str] = ()) -> JobConfig:
@@ -53,7 +50,7 @@ def load_preset(name: str, settings: Sequence[str] = ()) -> JobConfig:
 
     Args:
         name: For example "demo".
-        settings: Changes as on the command line, for example "training.rounds=5".
+        settings: Changes in the form of --set, for example "training.rounds=5".
 
     Raises:
         InvalidInputError: There is no such preset, or a setting is wrong.
@@ -64,59 +61,60 @@ def load_preset(name: str, settings: Sequence[str] = ()) -> JobConfig:
         raise InvalidInputError(
             f"unknown preset {name!r}: {hint}Presets: {', '.join(preset_names())}"
         )
-    text = (resources.files("collapipe_client") / "presets" / f"{name}.toml").read_text("utf-8")
-    return _apply_settings(tomllib.loads(text), settings, f"preset {name!r}")
+    document = tomllib.loads((_PRESETS / f"{name}.toml").read_text("utf-8"))
+    return _apply_settings(document, settings, f"preset {name!r}")
 
 
 def load_job(path: Path, settings: Sequence[str] = (), *, local: bool = True) -> JobConfig:
     """Reads a job file.
 
     Args:
-        path: The file.
-        settings: Changes as on the command line, for example "training.rounds=5".
-        local: Whether paths in the file are of this machine, relative to the file's folder.
-            Otherwise they are left as they are, for the machines that the services run on.
+        settings: Changes in the form of --set, for example "training.rounds=5".
+        local: Whether the services run on this machine. Then paths in the file, which are relative to the file's
+            folder, become absolute. Otherwise they are paths on the machines of the services, and stay as they are.
 
     Raises:
         InvalidInputError: The file or a setting is wrong.
     """
-    document = read_toml(
-        path, f"give a job file, or a preset with --preset {'|'.join(preset_names())}"
-    )
+    remedy = f"give a job file, or a preset with --preset {'|'.join(preset_names())}"
+    document = read_toml(path, remedy)
     if local:
         document = _absolute_paths(document, path.absolute().parent)
     return _apply_settings(document, settings, str(path))
 
 
 def read_toml(path: Path, remedy: str) -> dict[str, Any]:
-    """Reads a TOML file; `remedy` says what to do when it is not there.
+    """Reads a TOML file.
+
+    Args:
+        remedy: What the user can do if the file cannot be read.
 
     Raises:
-        InvalidInputError: It is not there, or cannot be read.
+        InvalidInputError: The file cannot be read, or is not TOML.
     """
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InvalidInputError(f"{path} does not exist: {remedy}") from error
     except OSError as error:
-        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from error
+        raise InvalidInputError(f"{path} cannot be read ({error.strerror}): {remedy}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path}: is not valid TOML: {error}") from error
     return document
 
 
 def parse_setting(setting: str) -> tuple[list[str], Any]:
-    """Reads `key=value`.
+    """Reads a setting of the form `key=value`.
 
-    The value is read as TOML where the key's type takes that, as plain text otherwise:
-    `training.rounds=5` is a number, `name=5` a text. An empty value takes the key out, so that its
-    default holds.
+    The value is read as TOML if the result has the type of the key, and otherwise as plain text. So
+    `training.rounds=5` gives a number, and `name=5` a text. An empty value removes the key, so that its default
+    applies.
 
     Returns:
-        The key's parts, and the value (`None` to take the key out).
+        The parts of the key, and the value (`None` to remove the key).
 
     Raises:
-        InvalidInputError: It is not of this form, or there is no such key.
+        InvalidInputError: The setting has another form, or there is no such key.
     """
     key, separator, text = setting.partition("=")
     key = key.strip()
@@ -124,29 +122,30 @@ def parse_setting(setting: str) -> tuple[list[str], Any]:
         raise InvalidInputError(
             f"--set {setting}: not of the form KEY=VALUE, for example --set training.rounds=5"
         )
-    expected = _type_of(key)
+    expected_type = _type_of(key)
     if not text.strip():
         return key.split("."), None
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-        TypeAdapter(expected).validate_python(value)
+        TypeAdapter(expected_type).validate_python(value)
     except (tomllib.TOMLDecodeError, ValidationError):
         return key.split("."), text.strip()
     return key.split("."), value
 
 
 def with_local_paths(job: JobConfig) -> JobConfig:
-    """Makes the paths of a job absolute, for services of this machine that run in other folders.
+    """Makes the paths of a job absolute, because the services of this machine run in other folders.
 
     Raises:
-        InvalidInputError: A file is not there.
+        InvalidInputError: A file does not exist.
     """
     document = _absolute_paths(job.model_dump(exclude_unset=True), Path.cwd())
     absolute = JobConfig.from_dict(document, f"job {job.name!r}")
     data = absolute.data
     if data.source == "files":
         for key, paths in (("train", data.train), ("held_out", data.held_out)):
-            for path in _each_path(paths):
+            listed = [paths] if isinstance(paths, str) else paths or []
+            for path in (path for text in listed for path in text.split(",")):
                 if not Path(path).is_file():
                     raise InvalidInputError(
                         f"data.{key}: {path} is not a file: give another with --set data.{key}=PATH"
@@ -155,10 +154,10 @@ def with_local_paths(job: JobConfig) -> JobConfig:
 
 
 def check_has_data(job: JobConfig) -> None:
-    """Refuses a job that names no data, and shows what to give.
+    """Refuses a job that names no data.
 
     Raises:
-        InvalidInputError: With the format of the file and the command line.
+        InvalidInputError: The message shows the form of a data file and the options that name it.
     """
     if job.data.source == "stdlib_docstrings" or job.data.train is not None:
         return
@@ -194,52 +193,39 @@ def _apply_settings(document: dict[str, Any], settings: Sequence[str], origin: s
 
 
 def _type_of(key: str) -> Any:
-    """Finds the type of a dotted key in the job's schema."""
-    section: Any = JobConfig
+    """Returns the type of a dotted key; raises `InvalidInputError` if no job has it."""
+    types = _types_of_keys(JobConfig)
+    if key in types:
+        return types[key]
     parts = key.split(".")
-    for index, part in enumerate(parts):
-        if typing.get_origin(section) is dict:
-            return Any
-        fields = section.model_fields if _is_section(section) else {}
-        if part not in fields:
-            known = _dotted_keys(JobConfig)
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-            raise InvalidInputError(
-                f"--set {key}: unknown key {'.'.join(parts[: index + 1])!r}; {hint}"
-            )
-        section = fields[part].annotation
-    if _is_section(section):
+    sections = [".".join(parts[:length]) for length in range(1, len(parts))]
+    if any(typing.get_origin(types.get(section)) is dict for section in sections):
+        return Any  # A key of model.config, which may have any keys.
+    keys_below = [known for known in types if known.startswith(f"{key}.")]
+    if keys_below:
         raise InvalidInputError(
-            f"--set {key}: is a section; give one of its keys: "
-            + ", ".join(f"{key}.{name}" for name in section.model_fields)
+            f"--set {key}: is a section; give one of its keys: {', '.join(keys_below)}"
         )
-    return section
+    near = difflib.get_close_matches(key, types, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(types)}"
+    raise InvalidInputError(f"--set {key}: unknown key {key!r}; {hint}")
 
 
-def _dotted_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
-    keys = []
+def _types_of_keys(section: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """Returns the type of every key of a section and of the sections in it, by its dotted name."""
+    types: dict[str, Any] = {}
     for name, field in section.model_fields.items():
-        if _is_section(field.annotation):
-            keys += _dotted_keys(typing.cast(type[BaseModel], field.annotation), f"{prefix}{name}.")
+        annotation = field.annotation
+        is_class = isinstance(annotation, type) and typing.get_origin(annotation) is None
+        if is_class and issubclass(typing.cast(type, annotation), BaseModel):
+            types |= _types_of_keys(typing.cast(type[BaseModel], annotation), f"{prefix}{name}.")
         else:
-            keys.append(prefix + name)
-    return keys
-
-
-def _is_section(annotation: Any) -> bool:
-    return (
-        isinstance(annotation, type)
-        and not isinstance(annotation, types.GenericAlias)
-        and issubclass(annotation, BaseModel)
-    )
+            types[prefix + name] = annotation
+    return types
 
 
 def _absolute_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Makes the paths in a job document absolute.
-
-    What is not of the right type is left for validation.
-    """
+    """Makes the paths in a job document absolute. A value of a wrong type stays, for the validation to report."""
 
     def absolute(value: Any) -> Any:
         if isinstance(value, list):
@@ -256,8 +242,3 @@ def _absolute_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     if isinstance(model, dict) and model.get("pretrained") not in (None, "minilm"):
         document["model"] = {**model, "pretrained": absolute(model["pretrained"])}
     return document
-
-
-def _each_path(paths: str | list[str] | None) -> list[str]:
-    listed = [paths] if isinstance(paths, str) else paths or []
-    return [part for path in listed for part in path.split(",")]

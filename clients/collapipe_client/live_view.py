@@ -1,11 +1,7 @@
-"""Shows a job while it runs.
-
-A live picture in a terminal, plain lines elsewhere, JSON lines for programs.
-"""
+"""Shows a running job: as a live picture in a terminal, as plain lines elsewhere, or as JSON lines for programs."""
 
 import json
 import sys
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,13 +11,13 @@ from rich.text import Text
 from typing_extensions import Self
 
 from collapipe.v1.scheduler_pb2 import WatchJobResponse
-from collapipe_client.documents import to_document
+from collapipe_client.message_json import to_document
 from collapipe_client.view_state import (
     ClusterView,
     JobView,
-    apply,
+    apply_event,
     progress_lines,
-    say_measurement,
+    say_evaluation,
 )
 
 _STEP_BAR_WIDTH = 24
@@ -29,33 +25,11 @@ _BUSY_BAR_WIDTH = 12
 _STATE_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow"}
 
 
-class Display(Protocol):
-    """Shows what happens in a job. `view` is what is known so far."""
+class Display:
+    """Shows the events of a job. Use it in `with`.
 
-    view: JobView
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exception: object) -> None: ...
-
-    def show(self, event: WatchJobResponse) -> None:
-        """Takes an event."""
-        ...
-
-    def note(self, message: str) -> None:
-        """Says something that is no event of the job."""
-        ...
-
-
-def make_display(console: Console, as_json: bool) -> Display:
-    """Chooses the display for where the output goes."""
-    if as_json:
-        return JsonDisplay()
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
-
-
-class JsonDisplay:
-    """One JSON document a line: {"event": ..., "elapsed_seconds": ..., ...}. Notes go to stderr."""
+    `view` is the state of the job after the events so far.
+    """
 
     def __init__(self) -> None:
         self.view = JobView()
@@ -67,50 +41,60 @@ class JsonDisplay:
         pass
 
     def show(self, event: WatchJobResponse) -> None:
-        """Takes an event; signs of life print nothing."""
-        self.view = apply(self.view, event)
-        if (kind := event.WhichOneof("event")) is not None:
+        """Updates the view, and shows the event."""
+        self.view = apply_event(self.view, event)
+
+    def note(self, message: str) -> None:
+        """Shows a message that is no event of the job."""
+        raise NotImplementedError
+
+
+def make_display(console: Console, as_json: bool) -> Display:
+    """Chooses the display that suits the place where the output goes."""
+    if as_json:
+        return JsonDisplay()
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+
+
+class JsonDisplay(Display):
+    """Prints one JSON document a line: {"event": ..., "elapsed_seconds": ..., ...}. Notes go to stderr."""
+
+    def show(self, event: WatchJobResponse) -> None:
+        super().show(event)
+        kind = event.WhichOneof("event")
+        if kind is not None:
             print(json.dumps(event_document(kind, event)), flush=True)
 
     def note(self, message: str) -> None:
-        """Says something that is no event of the job."""
         print(message, file=sys.stderr, flush=True)
 
 
-class PlainDisplay:
-    """Lines for a log file or a pipe."""
+class PlainDisplay(Display):
+    """Prints lines for a log file or a pipe."""
 
     def __init__(self, console: Console) -> None:
-        self.view = JobView()
+        super().__init__()
         self._console = console
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
 
     def show(self, event: WatchJobResponse) -> None:
-        """Takes an event."""
-        before, self.view = self.view, apply(self.view, event)
+        before = self.view
+        super().show(event)
         for line in progress_lines(before, self.view):
-            self._print(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
+            self.note(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
 
     def note(self, message: str) -> None:
-        """Says something that is no event of the job."""
-        self._print(message)
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
-class LiveDisplay:
-    """A picture that is drawn again as things change."""
+class LiveDisplay(Display):
+    """Draws a picture of the job again and again. Notes appear above it."""
 
     def __init__(self, console: Console) -> None:
-        self.view = JobView()
+        super().__init__()
         self._console = console
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render)
+        self._live = Live(
+            console=console, refresh_per_second=4, get_renderable=lambda: render(self.view)
+        )
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -119,20 +103,12 @@ class LiveDisplay:
     def __exit__(self, *exception: object) -> None:
         self._live.stop()
 
-    def show(self, event: WatchJobResponse) -> None:
-        """Takes an event."""
-        self.view = apply(self.view, event)
-
     def note(self, message: str) -> None:
-        """Says something above the picture, where it stays."""
         self._console.print(message, markup=False, highlight=False)
-
-    def _render(self) -> RenderableType:
-        return render(self.view)
 
 
 def event_document(kind: str, event: WatchJobResponse) -> dict[str, object]:
-    """Flattens an event: its kind, the time, and its fields."""
+    """Turns an event into one flat document with its kind, its time and its fields."""
     return {
         "event": kind,
         "elapsed_seconds": event.elapsed_seconds,
@@ -147,8 +123,8 @@ def render(view: JobView) -> RenderableType:
         parts.append(Text(f"  {view.message}", style=_STATE_STYLES.get(view.state, "yellow")))
     for cluster in view.clusters:
         parts += [_cluster_line(cluster, view.ended), _stage_table(cluster)]
-    if view.measurement is not None:
-        parts.append(Text(f"  {say_measurement(view.measurement)}", style="bold"))
+    if view.evaluation is not None:
+        parts.append(Text(f"  {say_evaluation(view.evaluation)}", style="bold"))
     return Group(*parts)
 
 
@@ -174,14 +150,11 @@ def _cluster_line(cluster: ClusterView, job_ended: bool) -> RenderableType:
         facts.append(f"  {cluster.samples_per_second:.1f} samples/s")
     if cluster.waiting_for and not job_ended:
         facts.append(f"  {cluster.waiting_for}", style="yellow")
-    line = Table.grid(padding=(0, 1))
-    line.add_row(
-        f"  cluster {cluster.cluster_index}",
-        ProgressBar(
-            total=cluster.local_steps or 1, completed=cluster.steps_done, width=_STEP_BAR_WIDTH
-        ),
-        facts,
+    steps = ProgressBar(
+        total=cluster.local_steps or 1, completed=cluster.steps_done, width=_STEP_BAR_WIDTH
     )
+    line = Table.grid(padding=(0, 1))
+    line.add_row(f"  cluster {cluster.cluster_index}", steps, facts)
     return line
 
 

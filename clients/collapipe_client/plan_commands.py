@@ -1,27 +1,20 @@
-"""What one can ask about plans: who ran what, why, and whether the scheduler would decide the same again."""
+"""The `collapipe plan` commands: which host ran what in a round, and why the scheduler decided so."""
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from collapipe.codec_names import CODEC_NAMES
 from collapipe.errors import NotFoundError
-from collapipe.v1.plan_pb2 import Plan
+from collapipe.v1.plan_pb2 import LinkPlan, Plan
 from collapipe.v1.tensor_pb2 import CODEC_FP32
-from collapipe_client.cli_options import (
-    AsJson,
-    Insecure,
-    SchedulerOption,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    WorkspaceOption,
-    client_for_records,
-    find_endpoint,
-)
+from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.client import CollaPipeClient
-from collapipe_client.documents import to_document
+from collapipe_client.endpoint import EndpointOptions, client_for_past_jobs
+from collapipe_client.message_json import to_document
 from collapipe_client.reporting import (
     FAILED,
     exit_codes,
@@ -30,13 +23,12 @@ from collapipe_client.reporting import (
     termination_as_interrupt,
 )
 from collapipe_client.view_state import plan_stages
-from collapipe_client.workspace import DEFAULT_ROOT
 
-plan_app = typer.Typer(no_args_is_help=True, help="Plans: who ran what, and why.")
+plan_app = typer.Typer(no_args_is_help=True, help="Show, explain and replay the plans of a job.")
 
 RoundNumber = Annotated[
     int | None,
-    typer.Argument(metavar="[ROUND]", min=1, help="From 1. Default: the last one committed."),
+    typer.Argument(metavar="[ROUND]", min=1, help="From 1. Default: the last committed round."),
 ]
 JobOption = Annotated[
     str | None, typer.Option("--job", metavar="JOB", help="Id or name. Default: the newest job.")
@@ -44,52 +36,39 @@ JobOption = Annotated[
 
 
 @plan_app.command("show")
+@takes_option_groups
 def show(
     round_number: RoundNumber = None,
     job: JobOption = None,
-    scheduler: SchedulerOption = None,
-    insecure: Insecure = False,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    workspace: WorkspaceOption = DEFAULT_ROOT,
+    *,
+    endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Show who ran what in a round, and what every link was given."""
-    with exit_codes(as_json), termination_as_interrupt():
-        endpoint = find_endpoint(scheduler, insecure, tls_ca, tls_cert, tls_key, workspace)
-        with client_for_records(endpoint, workspace, as_json) as client:
-            job_id, number = _which(client, job, round_number)
-            plans = client.plans(job_id, number - 1)
+    """Show which host ran which units in a round, and what each link was allowed to use."""
+    with _chosen_round(job, round_number, endpoint_options, as_json) as (client, job_id, number):
+        plans = client.plans(job_id, number - 1)
         if as_json:
             print_json({"round": number, "plans": [to_document(plan) for plan in plans]})
             return
         say(f"job {job_id}, round {number}")
-        for plan in plans:
-            _say_plan(plan)
+        _say_plans(plans)
 
 
 @plan_app.command("explain")
+@takes_option_groups
 def explain(
     round_number: RoundNumber = None,
     job: JobOption = None,
-    scheduler: SchedulerOption = None,
-    insecure: Insecure = False,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    workspace: WorkspaceOption = DEFAULT_ROOT,
+    *,
+    endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Say why the scheduler chose what it chose: the bottleneck, the limits that bind, what would help most."""
-    with exit_codes(as_json), termination_as_interrupt():
-        endpoint = find_endpoint(scheduler, insecure, tls_ca, tls_cert, tls_key, workspace)
-        with client_for_records(endpoint, workspace, as_json) as client:
-            job_id, number = _which(client, job, round_number)
-            answer = client.explain(job_id, number - 1)
+    """Explain a decision: the bottleneck, the limits that were reached, and what would help most."""
+    with _chosen_round(job, round_number, endpoint_options, as_json) as (client, job_id, number):
+        answer = client.explain(job_id, number - 1)
         lines = answer.explanation.splitlines()
         if as_json:
-            decision = json.loads(answer.decision_json, parse_constant=_no_number)
+            decision = json.loads(answer.decision_json, parse_constant=_null)
             print_json({"round": number, "explanation": lines, "decision": decision})
             return
         say(f"job {job_id}, round {number}")
@@ -98,23 +77,17 @@ def explain(
 
 
 @plan_app.command("replay")
+@takes_option_groups
 def replay(
     round_number: RoundNumber = None,
     job: JobOption = None,
-    scheduler: SchedulerOption = None,
-    insecure: Insecure = False,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    workspace: WorkspaceOption = DEFAULT_ROOT,
+    *,
+    endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Decide a round again from the telemetry that was recorded with it; fails when the plan is another."""
-    with exit_codes(as_json), termination_as_interrupt():
-        endpoint = find_endpoint(scheduler, insecure, tls_ca, tls_cert, tls_key, workspace)
-        with client_for_records(endpoint, workspace, as_json) as client:
-            job_id, number = _which(client, job, round_number)
-            answer = client.replay(job_id, number - 1)
+    """Decide a round again from the telemetry that was recorded with it; fail if the plan differs."""
+    with _chosen_round(job, round_number, endpoint_options, as_json) as (client, job_id, number):
+        answer = client.replay(job_id, number - 1)
         recorded = [plan.plan_id for plan in answer.recorded]
         replayed = [plan.plan_id for plan in answer.replayed]
         same = recorded == replayed
@@ -123,48 +96,60 @@ def replay(
         elif same:
             say(f"job {job_id}, round {number}: the same plan again ({', '.join(recorded)})")
         else:
-            say(f"job {job_id}, round {number}: another plan; recorded was")
-            for plan in answer.recorded:
-                _say_plan(plan)
-            say("and now it would be")
-            for plan in answer.replayed:
-                _say_plan(plan)
+            say(f"job {job_id}, round {number}: the plans differ; recorded was")
+            _say_plans(answer.recorded)
+            say("and now the scheduler decides")
+            _say_plans(answer.replayed)
         if not same:
             raise typer.Exit(FAILED)
 
 
-def _which(client: CollaPipeClient, job: str | None, number: int | None) -> tuple[str, int]:
-    """The job and the round that are meant; the newest job and its last committed round by default."""
-    if job is not None:
-        status = client.find_job(job)
-    else:
-        jobs = client.jobs()
-        if not jobs:
-            raise NotFoundError("there is no job yet: train one with `collapipe train`")
-        status = jobs[-1]
-    return status.job_id, number or max(1, status.num_rounds_committed)
+@contextmanager
+def _chosen_round(
+    job: str | None, round_number: int | None, options: EndpointOptions, as_json: bool
+) -> Iterator[tuple[CollaPipeClient, str, int]]:
+    """Opens a client, and yields it with the id of the job and the number of the round to look at."""
+    with (
+        exit_codes(as_json),
+        termination_as_interrupt(),
+        client_for_past_jobs(options, as_json) as client,
+    ):
+        if job is not None:
+            status = client.find_job(job)
+        else:
+            jobs = client.jobs()
+            if not jobs:
+                raise NotFoundError("there is no job yet: train one with `collapipe train`")
+            status = jobs[-1]
+        yield client, status.job_id, round_number or max(1, status.num_rounds_committed)
 
 
-def _no_number(constant: str) -> None:
-    """Infinity and NaN as null: JSON has neither, and other programs than Python's refuse them."""
+def _null(constant: str) -> None:
+    """Replaces Infinity and NaN by null, because JSON has neither and other readers refuse them."""
 
 
-def _say_plan(plan: Plan) -> None:
-    say(
-        f"cluster {plan.cluster_index}: plan {plan.plan_id}, {plan.num_micro_batches} micro-batches"
-    )
-    for position, (stage, view) in enumerate(zip(plan.stages, plan_stages(plan), strict=True)):
-        say(f"  {view.host_id:20} {view.units:20} in flight {stage.in_flight}")
-        if position < len(plan.links):
-            link = plan.links[position]
-            given = [
-                f"{link.rate_limit_bps / 1e6:.3g} Mbit/s" if link.rate_limit_bps else "",
-                f"{link.bandwidth_hz / 1e6:.3g} MHz" if link.bandwidth_hz else "",
-                f"{link.transmit_power_watts:.3g} W there" if link.transmit_power_watts else "",
-                f"{link.return_transmit_power_watts:.3g} W back"
-                if link.return_transmit_power_watts
-                else "",
-                CODEC_NAMES.get(link.codec, "") if link.codec != CODEC_FP32 else "",
-            ]
-            if any(given):
-                say(f"    link to the next: {', '.join(word for word in given if word)}")
+def _say_plans(plans: Iterable[Plan]) -> None:
+    for plan in plans:
+        say(
+            f"cluster {plan.cluster_index}: plan {plan.plan_id}, {plan.num_micro_batches} micro-batches"
+        )
+        for position, (stage, view) in enumerate(zip(plan.stages, plan_stages(plan), strict=True)):
+            say(f"  {view.host_id:20} {view.units:20} in-flight window {stage.in_flight}")
+            limits = _link_limits(plan.links[position]) if position < len(plan.links) else []
+            if limits:
+                say(f"    link to the next: {', '.join(limits)}")
+
+
+def _link_limits(link: LinkPlan) -> list[str]:
+    limits = []
+    if link.rate_limit_bps:
+        limits.append(f"{link.rate_limit_bps / 1e6:.3g} Mbit/s")
+    if link.bandwidth_hz:
+        limits.append(f"{link.bandwidth_hz / 1e6:.3g} MHz")
+    if link.transmit_power_watts:
+        limits.append(f"{link.transmit_power_watts:.3g} W forward")
+    if link.return_transmit_power_watts:
+        limits.append(f"{link.return_transmit_power_watts:.3g} W back")
+    if link.codec != CODEC_FP32 and link.codec in CODEC_NAMES:
+        limits.append(CODEC_NAMES[link.codec])
+    return limits

@@ -1,33 +1,44 @@
-"""Rates, times and ratios as people write them."""
+"""Reads and writes sizes, rates, times and ratios as people write them.
+
+Every function that reads raises `InvalidInputError` for a text that is not such a quantity.
+"""
 
 import re
+from collections.abc import Mapping
 
 from collapipe.errors import InvalidInputError
 
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_RATIOS = {"%": 0.01, "": 1.0}
+
+
+def read_bytes(text: str) -> int:
+    """Reads a size in bytes: "200MB", "1.5 GiB", "0"."""
+    return int(_read(text, {**_BYTES, "": 1}, "a size", "200MB"))
 
 
 def read_rate(text: str) -> float:
-    """Reads a rate into bit/s: "10mbit", "500 kbit", "1.5gbit"; raises `InvalidInputError`."""
+    """Reads a rate in bit/s: "10mbit", "500 kbit", "1.5gbit"."""
     return _read(text, _RATES, "a rate", "10mbit")
 
 
 def read_seconds(text: str) -> float:
-    """Reads a time: "20ms", "1.5s", "300us"; raises `InvalidInputError`."""
+    """Reads a time in seconds: "20ms", "1.5s", "300us"."""
     return _read(text, _SECONDS, "a time", "20ms")
 
 
 def read_ratio(text: str) -> float:
-    """Reads a ratio: "1%" or "0.01"; raises `InvalidInputError`."""
-    return _read(text, {"%": 0.01, "": 1.0}, "a ratio", "1%")
+    """Reads a ratio: "1%" or "0.01"."""
+    return _read(text, _RATIOS, "a ratio", "1%")
 
 
 def say_rate(rate_bps: float | None) -> str:
-    """Writes a rate; "" where there is none."""
+    """Writes a rate; "" for `None`."""
     if rate_bps is None:
         return ""
-    unit = next((u for u in ("gbit", "mbit", "kbit") if rate_bps >= _RATES[u]), "bit")
+    unit = next((unit for unit in ("gbit", "mbit", "kbit") if rate_bps >= _RATES[unit]), "bit")
     return f"{rate_bps / _RATES[unit]:g}{unit}"
 
 
@@ -41,11 +52,12 @@ def say_ratio(ratio: float) -> str:
     return f"{100 * ratio:g}%" if ratio else ""
 
 
-def _read(text: str, units: dict[str, float], what: str, example: str) -> float:
+def _read(text: str, units: Mapping[str, float], kind: str, example: str) -> float:
+    factors = {unit.lower(): factor for unit, factor in units.items()}
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z%]*)", text.strip().lower())
-    if match is None or match[2] not in units:
+    if match is None or match[2] not in factors:
         known = ", ".join(unit for unit in units if unit)
         raise InvalidInputError(
-            f"{text!r} is not {what}: give a number with {known}, for example {example}"
+            f"{text!r} is not {kind}: give a number with {known}, for example {example}"
         )
-    return float(match[1]) * units[match[2]]
+    return float(match[1]) * factors[match[2]]

@@ -23,7 +23,8 @@ from collapipe.traffic_shaping.netem.profiles import (
 from collapipe.traffic_shaping.netem.shaping import LinkShape
 from collapipe.traffic_shaping.netem.status import AppliedLink
 from collapipe.traffic_shaping.netem.traces import named_trace, read_trace, trace_names
-from collapipe_client.cli_options import AsJson, WorkspaceOption, testbed_up
+from collapipe_client.cli_options import AsJson, WorkspaceOption
+from collapipe_client.endpoint import running_testbed
 from collapipe_client.quantities import (
     read_rate,
     read_ratio,
@@ -170,7 +171,7 @@ def _network(state: Path | None, workspace: Path) -> Network:
     if state is not None:
         return ShapedNetwork(state)
     emulation = Workspace(workspace).emulation_file
-    record = testbed_up(workspace)
+    record = running_testbed(workspace)
     if record is not None:
         if emulation.exists():
             names = [process.name for process in record.processes if process.name != SCHEDULER]

@@ -10,18 +10,9 @@ import typer
 
 from collapipe.errors import CollapipeError, InvalidInputError
 from collapipe.v1.scheduler_pb2 import HostRole, HostStatus
-from collapipe_client.cli_options import (
-    AsJson,
-    Endpoint,
-    Insecure,
-    SchedulerOption,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    WorkspaceOption,
-    find_endpoint,
-)
-from collapipe_client.documents import enum_word
+from collapipe_client.cli_options import AsJson, takes_option_groups
+from collapipe_client.endpoint import Endpoint, EndpointOptions, need_endpoint
+from collapipe_client.message_json import enum_word
 from collapipe_client.reporting import (
     complain,
     exit_codes,
@@ -29,11 +20,12 @@ from collapipe_client.reporting import (
     say,
     termination_as_interrupt,
 )
-from collapipe_client.workspace import DEFAULT_ROOT, replace_text
+from collapipe_client.workspace import replace_text
 
 DEFAULT_FORGET_SECONDS = 3600.0
 
 
+@takes_option_groups
 def targets(
     file: Annotated[
         Path,
@@ -56,12 +48,8 @@ def targets(
             help="A host that has been silent for longer is left out. Until then Prometheus sees it down, and tells.",
         ),
     ] = DEFAULT_FORGET_SECONDS,
-    scheduler: SchedulerOption = None,
-    insecure: Insecure = False,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    workspace: WorkspaceOption = DEFAULT_ROOT,
+    *,
+    endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
     """Write the hosts that the scheduler knows to a file of Prometheus targets.
@@ -69,12 +57,7 @@ def targets(
     The file is replaced atomically, and only when something has changed.
     """
     with exit_codes(as_json), termination_as_interrupt():
-        endpoint = find_endpoint(scheduler, insecure, tls_ca, tls_cert, tls_key, workspace)
-        if endpoint is None:
-            raise InvalidInputError(
-                "no scheduler: no testbed is up here; give --scheduler HOST:PORT, or start one with "
-                "`collapipe up`"
-            )
+        endpoint = need_endpoint(endpoint_options)
         writer = _Writer(file, timedelta(seconds=forget_after), as_json)
         if not follow:
             writer.write(endpoint)

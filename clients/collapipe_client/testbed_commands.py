@@ -1,5 +1,6 @@
-"""The `collapipe` commands about the local testbed and this machine."""
+"""The `collapipe` commands about the local testbed: up, down, status, logs."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -7,28 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from collapipe.errors import NotFoundError
-from collapipe.v1.scheduler_pb2 import HostRole, HostStatus, JobState
-from collapipe_client.cli_options import (
-    AsJson,
-    DeviceMemory,
-    DevicesOption,
-    DeviceSpeed,
-    EmulateOption,
-    EmulationOption,
-    Insecure,
-    SchedulerOption,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    WorkspaceOption,
-    find_endpoint,
-    read_clusters,
-    read_counts,
-    read_emulation,
-)
-from collapipe_client.doctor_command import doctor
-from collapipe_client.documents import enum_word, to_document
+from collapipe.v1.scheduler_pb2 import HostRole, HostStatus, JobState, JobStatus
+from collapipe_client.cli_options import AsJson, WorkspaceOption, takes_option_groups
+from collapipe_client.endpoint import EndpointOptions, find_endpoint
 from collapipe_client.local_testbed import LocalTestbed
+from collapipe_client.message_json import enum_word, to_document
 from collapipe_client.processes import last_lines
 from collapipe_client.reporting import (
     complain,
@@ -37,37 +21,35 @@ from collapipe_client.reporting import (
     say,
     termination_as_interrupt,
 )
+from collapipe_client.testbed_options import LocalTestbedOptions
 from collapipe_client.testbed_processes import DEFAULT_DEVICES, LOOPBACK
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    for command in (up, down, status, logs, doctor):
-        app.command()(command)
-
-
+@takes_option_groups
 def up(
     clusters: Annotated[int, typer.Option(min=1, help="Number of clusters.")] = 1,
-    devices: DevicesOption = None,
-    device_memory: DeviceMemory = None,
-    device_speed: DeviceSpeed = None,
-    emulate: EmulateOption = None,
-    emulation: EmulationOption = None,
+    *,
+    testbed_options: LocalTestbedOptions,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the scheduler listens; port 0 is any.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Address of the scheduler. Port 0 takes any free port."
+        ),
     ] = LOOPBACK,
     workspace: WorkspaceOption = DEFAULT_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Start a testbed on this machine that stays up. Of one that is up, start what has ended."""
+    """Start a testbed on this machine that keeps running after this command.
+
+    If the testbed is running already, this command starts only the processes that have ended.
+    """
     with exit_codes(as_json), termination_as_interrupt():
-        counts = read_counts(devices or str(DEFAULT_DEVICES), clusters)
-        shape = read_clusters(counts, device_memory, device_speed)
+        counts = testbed_options.read_counts(clusters) or [DEFAULT_DEVICES] * clusters
         testbed = LocalTestbed(
-            shape,
+            testbed_options.read_clusters(counts),
             workspace,
-            emulation=read_emulation(counts, emulate, emulation),
+            emulation=testbed_options.read_emulation(counts),
             detached=True,
             listen=listen,
             progress=complain if as_json else say,
@@ -75,17 +57,17 @@ def up(
         testbed.start()
         if as_json:
             record = Workspace(workspace).read_record()
-            print_json({"scheduler": testbed.scheduler_address, "testbed": _testbed(record)})
-            return
-        say(
-            f"up: {len(testbed.processes)} processes, scheduler at {testbed.scheduler_address}\n"
-            "train with `collapipe train --preset demo`, look with `collapipe status`, end with "
-            "`collapipe down`"
-        )
+            print_json({"scheduler": testbed.scheduler_address, "testbed": _describe(record)})
+        else:
+            say(
+                f"up: {len(testbed.processes)} processes, scheduler at {testbed.scheduler_address}\n"
+                "`collapipe train --preset demo` trains a model, `collapipe status` shows the testbed, `collapipe "
+                "down` ends it"
+            )
 
 
 def down(workspace: WorkspaceOption = DEFAULT_ROOT, as_json: AsJson = False) -> None:
-    """End the testbed. Its state stays, so that jobs can be resumed."""
+    """End the testbed. Its state is kept, so that jobs can be resumed."""
     with exit_codes(as_json):
         record = LocalTestbed.end(workspace)
         ended = [process.name for process in record.processes] if record else []
@@ -95,71 +77,66 @@ def down(workspace: WorkspaceOption = DEFAULT_ROOT, as_json: AsJson = False) -> 
             say(f"down: {len(ended)} processes ended" if ended else "nothing is up here")
 
 
-def status(
-    scheduler: SchedulerOption = None,
-    insecure: Insecure = False,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    workspace: WorkspaceOption = DEFAULT_ROOT,
-    as_json: AsJson = False,
-) -> None:
+@takes_option_groups
+def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
     """Show the testbed's processes, the hosts and the jobs."""
     with exit_codes(as_json):
-        record = Workspace(workspace).read_record() if scheduler is None else None
-        endpoint = find_endpoint(scheduler, insecure, tls_ca, tls_cert, tls_key, workspace)
-        document: dict[str, Any] = {"scheduler": None, "testbed": _testbed(record)}
-        document |= {"hosts": [], "jobs": []}
+        record = None
+        if endpoint_options.scheduler is None:
+            record = Workspace(endpoint_options.workspace).read_record()
+        endpoint = find_endpoint(endpoint_options)
+        hosts: list[HostStatus] = []
+        jobs: list[JobStatus] = []
         if endpoint is not None:
             with endpoint.client() as client:
                 hosts, jobs = client.hosts(), client.jobs()
-            document["scheduler"] = endpoint.address
-            document["hosts"] = [to_document(host) for host in hosts]
-            document["jobs"] = [to_document(job) for job in jobs]
         if as_json:
-            print_json(document)
-            return
-        if endpoint is None:
+            print_json(
+                {
+                    "scheduler": endpoint.address if endpoint else None,
+                    "testbed": _describe(record),
+                    "hosts": [to_document(host) for host in hosts],
+                    "jobs": [to_document(job) for job in jobs],
+                }
+            )
+        elif endpoint is None:
             say(
-                "nothing is up here: `collapipe up` starts a testbed, --scheduler HOST:PORT looks "
-                "elsewhere"
+                "nothing is up here: start a testbed with `collapipe up`, or give --scheduler HOST:PORT"
             )
-            return
-        say(f"scheduler {endpoint.address}")
-        for name in [p.name for p in record.processes if not p.alive] if record else []:
-            say(f"  {name} has ended: `collapipe logs {name}`; `collapipe up` starts it again")
-        console = Console()
-        if not hosts:
-            say("no host has registered yet: they take up to a minute after they start")
-        console.print(
-            _table(["host", "role", "cluster", "address", "alive"], map(_host_row, hosts))
-        )
-        rows = (
-            (
-                job.job_id,
-                job.name,
-                enum_word(JobState.Name(job.state), "JobState"),
-                f"{job.num_rounds_committed}/{job.num_rounds}",
-                job.message,
+        else:
+            say(f"scheduler {endpoint.address}")
+            for process in record.processes if record else ():
+                if not process.alive:
+                    say(
+                        f"  {process.name} has ended: `collapipe logs {process.name}` shows why, `collapipe up` "
+                        "starts it again"
+                    )
+            if not hosts:
+                say("no host has registered yet: this takes up to a minute after the start")
+            console = Console()
+            console.print(
+                _table(["host", "role", "cluster", "address", "alive"], map(_host_row, hosts))
             )
-            for job in jobs
-        )
-        console.print(_table(["job", "name", "state", "rounds", "message"], rows))
+            console.print(
+                _table(["job", "name", "state", "rounds", "message"], map(_job_row, jobs))
+            )
 
 
 def logs(
     name: Annotated[str | None, typer.Argument(help="A process, for example device-0-1.")] = None,
-    lines: Annotated[int, typer.Option(min=1, help="How many lines.")] = 40,
+    lines: Annotated[int, typer.Option(min=1, help="Number of lines.")] = 40,
     workspace: WorkspaceOption = DEFAULT_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Show the last lines of a process's log; without a name, where the logs are."""
+    """Show the last lines of a process's log. Without a name, list the log files."""
     with exit_codes(as_json):
         folder = Workspace(workspace)
         files = {path.stem: path for path in sorted(folder.logs.glob("*.log"))}
         if name is not None and name not in files:
             known = ", ".join(files) or "none"
-            raise NotFoundError(f"there is no log of {name!r} in {folder.logs}: there are {known}")
+            raise NotFoundError(
+                f"there is no log of {name!r} in {folder.logs}: choose one of {known}"
+            )
         if as_json:
             shown = files if name is None else {name: files[name]}
             print_json({log: {"file": str(path)} for log, path in shown.items()})
@@ -169,7 +146,7 @@ def logs(
             say(last_lines(files[name], lines))
 
 
-def _testbed(record: WorkspaceRecord | None) -> dict[str, Any] | None:
+def _describe(record: WorkspaceRecord | None) -> dict[str, Any] | None:
     if record is None:
         return None
     return {
@@ -182,14 +159,20 @@ def _testbed(record: WorkspaceRecord | None) -> dict[str, Any] | None:
     }
 
 
-def _host_row(status: HostStatus) -> tuple[str, ...]:
+def _host_row(status: HostStatus) -> list[str]:
     host = status.host
     role = enum_word(HostRole.Name(host.role), "HostRole")
     cluster = "" if role == "edge_server" else str(host.cluster_index)
-    return (host.host_id, role, cluster, host.address, "yes" if status.alive else "no")
+    return [host.host_id, role, cluster, host.address, "yes" if status.alive else "no"]
 
 
-def _table(columns: list[str], rows: Any) -> Table:
+def _job_row(job: JobStatus) -> list[str]:
+    state = enum_word(JobState.Name(job.state), "JobState")
+    rounds = f"{job.num_rounds_committed}/{job.num_rounds}"
+    return [job.job_id, job.name, state, rounds, job.message]
+
+
+def _table(columns: Iterable[str], rows: Iterable[list[str]]) -> Table:
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*row)

@@ -5,12 +5,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
 
 from collapipe.errors import InvalidInputError
 from collapipe_client.workspace import Workspace
-
-T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1:0"
 SCHEDULER = "scheduler"
@@ -143,29 +140,3 @@ def command(
     if exit_with_parent:
         line += ["--exit-with-parent", str(os.getpid())]
     return [*line, *service.options]
-
-
-def share_out(values: Sequence[T], counts: Sequence[int], option: str) -> list[list[T]]:
-    """Gives each device its value.
-
-    Args:
-        values: One for all, one for each device of a cluster, or one for every device.
-        counts: Devices of each cluster.
-        option: Name of the option, for the error.
-
-    Raises:
-        InvalidInputError: The number of values fits none of the three.
-    """
-    if len(values) == 1:
-        return [[values[0]] * count for count in counts]
-    if len(values) == sum(counts):
-        rest = iter(values)
-        return [[next(rest) for _ in range(count)] for count in counts]
-    if all(count == len(values) for count in counts):
-        return [list(values) for _ in counts]
-    raise InvalidInputError(
-        f"{option} gives {len(values)} values for clusters of {', '.join(map(str, counts))} "
-        "devices: give 1 for all"
-        + (f", {counts[0]} for each cluster" if len(set(counts)) == 1 else "")
-        + f", or {sum(counts)} for every device"
-    )

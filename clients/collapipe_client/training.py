@@ -1,4 +1,4 @@
-"""Takes one job from its submission to its end."""
+"""Submits a job and follows it to its end."""
 
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -21,18 +21,14 @@ def run_job(
     resume: bool = False,
     testbed: LocalTestbed | None = None,
 ) -> str:
-    """Submits a job and follows it to its end. Ctrl-C cancels it.
+    """Submits a job and shows it until it ends. Ctrl-C cancels the job.
 
     Args:
-        client: Of the scheduler.
-        job: The job.
-        display: Shows what happens; its view is the outcome.
         resume: Continue the last job of this name.
-        testbed: The testbed under the job, when it is this command's own: it knows why its
-            scheduler ended.
+        testbed: The testbed that this process has started for the job, if any. It can say why the scheduler ended.
 
     Returns:
-        The job's id.
+        The job's id. `display.view` has the outcome.
     """
     emulates = testbed is not None and testbed.emulation is not None and testbed.emulation.devices
     check = EmulationCheck(testbed) if testbed is not None and emulates else None
@@ -41,7 +37,7 @@ def run_job(
         with check or nullcontext():
             follow_job(client, job_id, display, testbed)
     except KeyboardInterrupt:
-        # The interrupt is the news, not that the scheduler went first.
+        # An error here would hide the interrupt. The scheduler may have ended already.
         with suppress(CollapipeError):
             client.cancel(job_id)
         raise
@@ -70,37 +66,37 @@ def follow_job(
     if not display.view.ended:
         raise PeerLostError(
             SCHEDULER,
-            f"the scheduler at {client.address} ended its report about job {job_id} before the "
-            f"job ended: watch again with `collapipe watch {job_id}`",
+            f"the scheduler at {client.address} stopped sending events of job {job_id} before the "
+            f"job ended: watch it again with `collapipe watch {job_id}`",
         )
+
+
+_HOW_TO_LOAD = {
+    "classification": """\
+from transformers import pipeline
+classify = pipeline("text-classification", model={model!r})
+print(classify("Return the names of the files in a directory."))""",
+    "ner": """\
+from transformers import pipeline
+tag = pipeline("token-classification", model={model!r}, aggregation_strategy="simple")
+print(tag("Ada Lovelace lived in London."))""",
+    "translation": """\
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained({model!r})
+model = AutoModelForSeq2SeqLM.from_pretrained({model!r})
+tokens = model.generate(**tokenizer("A dog runs.", return_tensors="pt"))
+print(tokenizer.batch_decode(tokens, skip_special_tokens=True))""",
+}
+"""Lines of Python that use an exported model, by the kind of its task."""
 
 
 def how_to_load(task: str, directory: Path) -> str:
-    """A few lines of Python that use an exported model."""
-    model = str(directory)
-    if task == "translation":
-        return (
-            "from transformers import AutoModelForSeq2SeqLM as Model, AutoTokenizer as Tokenizer\n"
-            f"tokenizer, model = (c.from_pretrained({model!r}) for c in (Tokenizer, Model))\n"
-            'tokens = model.generate(**tokenizer("A dog runs.", return_tensors="pt"))\n'
-            "print(tokenizer.batch_decode(tokens, skip_special_tokens=True))"
-        )
-    if task == "ner":
-        return (
-            "from transformers import pipeline\n"
-            "tag = pipeline(\n"
-            f'    "token-classification", model={model!r}, aggregation_strategy="simple"\n)\n'
-            'print(tag("Ada Lovelace lived in London."))'
-        )
-    return (
-        "from transformers import pipeline\n"
-        f'classify = pipeline("text-classification", model={model!r})\n'
-        'print(classify("Return the names of the files in a directory."))'
-    )
+    """Returns a few lines of Python that use an exported model."""
+    return _HOW_TO_LOAD[task].format(model=str(directory))
 
 
-def say_resumable(view: JobView, command: str) -> str:
-    """Says what is safe, and how to go on."""
+def how_to_resume(view: JobView, command: str) -> str:
+    """Says how many rounds are committed, and which command continues from there."""
     if not view.num_rounds_committed:
         return "no round was committed: start again with the same command"
     return (

@@ -1,30 +1,29 @@
-"""What a watcher of a job knows: events in, state out. Pure."""
+"""The state of a job as its events tell it, and the lines of text that report its changes.
+
+Every function here is pure: it computes a new view from a view and an event.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from collapipe.v1.job_pb2 import Evaluation, RoundProgress
-from collapipe.v1.plan_pb2 import Plan
+from collapipe.v1.job_pb2 import Evaluation, RoundProgress, StageReport
+from collapipe.v1.plan_pb2 import Plan, Stage
 from collapipe.v1.scheduler_pb2 import JobState, JobStatus, RoundStarted, WatchJobResponse
-from collapipe_client.documents import enum_word
+from collapipe_client.message_json import enum_word
 
 _STALLED_REPORTS = 3
-ENDED = ("succeeded", "failed", "cancelled")
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """The metric on the held-out data."""
-
-    metric: str
-    value: float
-    num_rounds: int
-    num_rows: int
+"""A wait is reported when this many reports in a row repeat it."""
+_FINAL_STATES = ("succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
 class StageView:
-    """A host and what it runs."""
+    """A stage of a pipeline.
+
+    Args:
+        units: The units that it runs, in words.
+        busy_ratio: Share of the round so far in which the host computed, 0 to 1.
+    """
 
     host_id: str
     units: str
@@ -33,17 +32,15 @@ class StageView:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """A cluster in its round.
+    """A cluster in the current round.
 
     Args:
-        cluster_index: The cluster.
-        stages: Its pipeline, in order.
-        steps_done: Steps done in this round.
-        local_steps: Steps of this round; 0 until the cluster reports.
+        stages: In the order of the pipeline.
+        local_steps: Steps of the round; 0 until the cluster reports.
         loss: Loss of the last step; `None` before the first.
-        samples_per_second: Rows trained a second in this round.
-        waiting_for: What it waits for, in words; empty when it computes.
-        stalled_reports: How many reports in a row said that it still waits for the same.
+        samples_per_second: Training throughput in this round.
+        waiting_for: The event that the cluster waits for, in words; empty while it computes.
+        stalled_reports: How many reports in a row have repeated the same wait.
     """
 
     cluster_index: int
@@ -58,20 +55,16 @@ class ClusterView:
 
 @dataclass(frozen=True)
 class JobView:
-    """A job as seen by its events so far.
+    """The state of a job after its events so far.
 
     Args:
-        name: Of the job file.
         state: "queued" to "succeeded", "failed" or "cancelled"; empty before the first event.
-        message: What is being waited for, or why it stopped.
-        elapsed_seconds: Since it was submitted.
-        num_rounds_committed: Rounds committed.
-        num_rounds: Rounds of the job.
-        round_index: The round in progress; `None` between rounds.
-        attempt: The try at this round.
-        clusters: The clusters, in order.
-        measurement: The last measurement; `None` before the first.
-        round_seconds: How long the last committed round took; `None` before.
+        message: The reason for a wait or a failure.
+        elapsed_seconds: Time since the job was submitted.
+        round_index: The current round; `None` between rounds.
+        attempt: The current attempt at the round, from 0.
+        evaluation: The last evaluation; `None` before the first.
+        round_seconds: Duration of the last committed round; `None` before the first.
     """
 
     name: str = ""
@@ -83,17 +76,17 @@ class JobView:
     round_index: int | None = None
     attempt: int = 0
     clusters: tuple[ClusterView, ...] = ()
-    measurement: Measurement | None = None
+    evaluation: Evaluation | None = None
     round_seconds: float | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen."""
-        return self.state in ENDED
+        """Whether the job has reached a final state."""
+        return self.state in _FINAL_STATES
 
 
-def apply(view: JobView, event: WatchJobResponse) -> JobView:
-    """Takes an event into the view; an event without content moves only the time."""
+def apply_event(view: JobView, event: WatchJobResponse) -> JobView:
+    """Returns the view after an event. An event without content changes only the time."""
     view = replace(view, elapsed_seconds=max(view.elapsed_seconds, event.elapsed_seconds))
     match event.WhichOneof("event"):
         case "status":
@@ -103,7 +96,7 @@ def apply(view: JobView, event: WatchJobResponse) -> JobView:
         case "progress":
             return _apply_progress(view, event.progress)
         case "evaluation":
-            return replace(view, measurement=_measurement(event.evaluation))
+            return replace(view, evaluation=event.evaluation)
         case "round_committed":
             return replace(
                 view,
@@ -112,26 +105,6 @@ def apply(view: JobView, event: WatchJobResponse) -> JobView:
                 round_index=None,
             )
     return view
-
-
-def unit_words(start_unit: int, stop_unit: int, num_units: int) -> str:
-    """Names a range of units: "embedding", "blocks 0-1", "head", or several of them."""
-    words = []
-    if start_unit == 0 < stop_unit:
-        words.append("embedding")
-    first, last = max(start_unit, 1) - 1, min(stop_unit, num_units - 1) - 2
-    if first == last:
-        words.append(f"block {first}")
-    elif first < last:
-        words.append(f"blocks {first}-{last}")
-    if start_unit < stop_unit == num_units:
-        words.append("head")
-    return ", ".join(words) or "nothing"
-
-
-def plan_stages(plan: Plan) -> tuple[StageView, ...]:
-    """Names the stages of a plan."""
-    return _stages([(s.host_id, s.start_unit, s.stop_unit, 0.0) for s in plan.stages])
 
 
 def _apply_status(view: JobView, status: JobStatus) -> JobView:
@@ -143,9 +116,7 @@ def _apply_status(view: JobView, status: JobStatus) -> JobView:
         message=status.message,
         num_rounds_committed=max(status.num_rounds_committed, view.num_rounds_committed),
         num_rounds=status.num_rounds or view.num_rounds,
-        measurement=_measurement(status.evaluation)
-        if status.HasField("evaluation")
-        else view.measurement,
+        evaluation=status.evaluation if status.HasField("evaluation") else view.evaluation,
         clusters=() if state == "queued" else view.clusters,
     )
 
@@ -161,106 +132,118 @@ def _apply_round_started(view: JobView, started: RoundStarted) -> JobView:
 
 
 def _apply_progress(view: JobView, progress: RoundProgress) -> JobView:
-    known = {cluster.cluster_index: cluster for cluster in view.clusters}
-    before = known.get(progress.cluster_index, ClusterView(progress.cluster_index))
-    stalled = (
+    clusters = {cluster.cluster_index: cluster for cluster in view.clusters}
+    before = clusters.get(progress.cluster_index, ClusterView(progress.cluster_index))
+    same_wait = (
         progress.waiting_for != ""
         and progress.waiting_for == before.waiting_for
         and progress.steps_done == before.steps_done
     )
-    stages = _stages(
-        [(s.host_id, s.start_unit, s.stop_unit, s.busy_ratio) for s in progress.stages]
-    )
-    known[progress.cluster_index] = ClusterView(
+    clusters[progress.cluster_index] = ClusterView(
         progress.cluster_index,
-        stages or before.stages,
+        _stages(progress.stages) or before.stages,
         progress.steps_done,
         progress.local_steps,
         progress.loss if progress.HasField("loss") else before.loss,
         progress.samples_per_second,
         progress.waiting_for,
-        before.stalled_reports + 1 if stalled else 0,
+        before.stalled_reports + 1 if same_wait else 0,
     )
-    return replace(view, clusters=tuple(known[index] for index in sorted(known)))
+    return replace(view, clusters=tuple(clusters[index] for index in sorted(clusters)))
 
 
-def _measurement(evaluation: Evaluation) -> Measurement:
-    return Measurement(
-        evaluation.metric, evaluation.value, evaluation.num_rounds, evaluation.num_rows
-    )
+def plan_stages(plan: Plan) -> tuple[StageView, ...]:
+    """Returns the stages of a plan with their units in words."""
+    return _stages(plan.stages)
 
 
-def _stages(ranges: Sequence[tuple[str, int, int, float]]) -> tuple[StageView, ...]:
-    num_units = max((stop for _, _, stop, _ in ranges), default=0)
+def _stages(stages: Sequence[Stage] | Sequence[StageReport]) -> tuple[StageView, ...]:
+    num_units = max((stage.stop_unit for stage in stages), default=0)
     return tuple(
-        StageView(host_id, unit_words(start, stop, num_units), busy)
-        for host_id, start, stop, busy in ranges
+        StageView(
+            stage.host_id,
+            unit_words(stage.start_unit, stage.stop_unit, num_units),
+            stage.busy_ratio if isinstance(stage, StageReport) else 0.0,
+        )
+        for stage in stages
     )
+
+
+def unit_words(start_unit: int, stop_unit: int, num_units: int) -> str:
+    """Names a half-open range of units, for example "embedding, blocks 0-1"."""
+    words = []
+    if start_unit == 0 < stop_unit:
+        words.append("embedding")
+    # Unit 0 is the embedding and the last unit is the head, so unit i is block i - 1.
+    first_block, last_block = max(start_unit, 1) - 1, min(stop_unit, num_units - 1) - 2
+    if first_block == last_block:
+        words.append(f"block {first_block}")
+    elif first_block < last_block:
+        words.append(f"blocks {first_block}-{last_block}")
+    if start_unit < stop_unit == num_units:
+        words.append("head")
+    return ", ".join(words) or "nothing"
 
 
 def progress_lines(before: JobView, after: JobView) -> list[str]:
-    """Says in plain lines what changed and matters to somebody who reads a log.
+    """Returns the lines that report a change in a log file.
 
-    Steps are told each quarter of a round, a wait when it lasts, a placement when it is new.
+    The steps of a round are reported every quarter of the round, a wait only if it lasts, and a placement only if
+    it is new.
     """
     lines = []
     if (after.state, after.message) != (before.state, before.message):
         lines.append(f"{after.state}: {after.message}" if after.message else after.state)
-    if after.round_index is not None and (after.round_index, after.attempt) != (
-        before.round_index,
-        before.attempt,
-    ):
-        again = f" (attempt {after.attempt + 1})" if after.attempt else ""
-        lines.append(f"{_round(after)} starts{again}")
+    attempt_before = (before.round_index, before.attempt)
+    if after.round_index is not None and (after.round_index, after.attempt) != attempt_before:
+        attempt = f" (attempt {after.attempt + 1})" if after.attempt else ""
+        lines.append(f"{_round_words(after)} starts{attempt}")
         lines += _placement_lines(before, after)
-    known = {cluster.cluster_index: cluster for cluster in before.clusters}
+    clusters_before = {cluster.cluster_index: cluster for cluster in before.clusters}
     for cluster in after.clusters:
-        lines += _cluster_lines(
-            known.get(cluster.cluster_index), cluster, f"{_round(after)}, cluster"
+        cluster_before = clusters_before.get(
+            cluster.cluster_index, ClusterView(cluster.cluster_index)
         )
-    if after.measurement is not None and after.measurement != before.measurement:
-        lines.append(say_measurement(after.measurement))
+        prefix = f"{_round_words(after)}, cluster {cluster.cluster_index}"
+        lines += [f"{prefix}{line}" for line in _cluster_changes(cluster_before, cluster)]
+    if after.evaluation is not None and after.evaluation != before.evaluation:
+        lines.append(say_evaluation(after.evaluation))
     if after.round_index is None and before.round_index is not None:
-        lines.append(f"{_round(before)} committed in {after.round_seconds or 0:.1f} s")
+        lines.append(f"{_round_words(before)} committed in {after.round_seconds or 0:.1f} s")
     return lines
 
 
-def say_measurement(measurement: Measurement) -> str:
-    """Says the metric in a line."""
-    rounds = f"{measurement.num_rounds} round{'' if measurement.num_rounds == 1 else 's'}"
-    return (
-        f"{measurement.metric} {measurement.value:.4f} after {rounds} ({measurement.num_rows} rows)"
-    )
+def say_evaluation(evaluation: Evaluation) -> str:
+    """Writes the metric in a line."""
+    rounds = f"{evaluation.num_rounds} round{'' if evaluation.num_rounds == 1 else 's'}"
+    return f"{evaluation.metric} {evaluation.value:.4f} after {rounds} ({evaluation.num_rows} rows)"
 
 
-def _round(view: JobView) -> str:
+def _round_words(view: JobView) -> str:
     return f"round {(view.round_index or 0) + 1}/{view.num_rounds}"
 
 
 def _placement_lines(before: JobView, after: JobView) -> Iterable[str]:
-    def placement(clusters: Iterable[ClusterView]) -> dict[int, list[tuple[str, str]]]:
-        return {c.cluster_index: [(s.host_id, s.units) for s in c.stages] for c in clusters}
+    def placements(view: JobView) -> dict[int, str]:
+        return {
+            cluster.cluster_index: " | ".join(f"{s.host_id} {s.units}" for s in cluster.stages)
+            for cluster in view.clusters
+        }
 
-    known = placement(before.clusters)
-    for index, stages in placement(after.clusters).items():
-        if stages != known.get(index):
-            yield f"  cluster {index}: " + " | ".join(f"{host} {units}" for host, units in stages)
+    known = placements(before)
+    for cluster_index, placement in placements(after).items():
+        if placement != known.get(cluster_index):
+            yield f"  cluster {cluster_index}: {placement}"
 
 
-def _cluster_lines(before: ClusterView | None, after: ClusterView, prefix: str) -> Iterable[str]:
-    steps_before = before.steps_done if before else 0
-    if after.local_steps and after.steps_done > steps_before:
-        quarters = [4 * steps // after.local_steps for steps in (steps_before, after.steps_done)]
-        if quarters[0] != quarters[1]:
+def _cluster_changes(before: ClusterView, after: ClusterView) -> Iterable[str]:
+    if after.local_steps and after.steps_done > before.steps_done:
+        quarter_before = 4 * before.steps_done // after.local_steps
+        if 4 * after.steps_done // after.local_steps != quarter_before:
             loss = "" if after.loss is None else f", loss {after.loss:.4f}"
             yield (
-                f"{prefix} {after.cluster_index}: step "
-                f"{after.steps_done}/{after.local_steps}{loss}, {after.samples_per_second:.1f} "
-                "samples/s"
+                f": step {after.steps_done}/{after.local_steps}{loss}, "
+                f"{after.samples_per_second:.1f} samples/s"
             )
-    if (
-        after.stalled_reports == _STALLED_REPORTS
-        and before
-        and before.stalled_reports < _STALLED_REPORTS
-    ):
-        yield f"{prefix} {after.cluster_index} stands still: {after.waiting_for}"
+    if before.stalled_reports < _STALLED_REPORTS == after.stalled_reports:
+        yield f" stands still: {after.waiting_for}"

@@ -1,17 +1,11 @@
-"""`collapipe doctor`: looks at this machine before a job has to.
+"""The examination that `collapipe doctor` runs.
 
-Each module finds facts and judges them apart: what a fact means is tested without the machine that has it.
+The modules separate two steps: some functions read facts from the machine, others (`check_...`) judge them. So the
+judgements can be tested on any machine. A "box" is a machine that runs one service.
 """
 
 from collapipe_client.doctor.box_settings import BoxSettings, Role, read_box_settings
 from collapipe_client.doctor.check import Check
-from collapipe_client.doctor.examination import SchedulerToReach, examine
+from collapipe_client.doctor.examination import examine
 
-__all__ = [
-    "BoxSettings",
-    "Check",
-    "Role",
-    "SchedulerToReach",
-    "examine",
-    "read_box_settings",
-]
+__all__ = ["BoxSettings", "Check", "Role", "examine", "read_box_settings"]

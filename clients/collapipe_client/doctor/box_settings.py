@@ -1,32 +1,27 @@
-"""The settings of the service that a box runs, read as the service reads them.
+"""Reads the settings of the service of a box, with the same precedence as the service.
 
-The services' own classes stay with the services: a client imports none of them.
+A client must not import a service, so this module has its own class for the few settings that it needs.
 """
 
-import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict
 
 from collapipe.errors import InvalidInputError
+from collapipe.job import explain_mistakes
 from collapipe.service_process import ServiceSettings
+from collapipe_client.job_files import read_toml
 
 Role = Literal["scheduler", "edge-server", "control-unit", "device-agent"]
 
-DEPLOYED_LISTEN = "0.0.0.0:7100"
-"""Where the services of every deployment listen."""
-DEPLOYED_METRICS_LISTEN = "0.0.0.0:9100"
+_DEPLOYED = {"listen": "0.0.0.0:7100", "metrics_listen": "0.0.0.0:9100"}
+"""The addresses that every deployment in deploy/ gives to its services."""
 
 
 class BoxSettings(ServiceSettings):
-    """What an examination needs of a service's settings; what else there is, the service judges."""
+    """The settings that the examination needs. All other settings are ignored."""
 
     model_config = SettingsConfigDict(extra="ignore", cli_parse_args=False)
 
@@ -36,54 +31,39 @@ class BoxSettings(ServiceSettings):
     state_dir: Path | None = None
     shaper: str = "pacing"
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: Any,
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment comes before the constructor's arguments, which are the settings of the file."""
+        return env_settings, init_settings
+
     @property
     def advertised_host(self) -> str:
-        """The name or address by which peers call it; empty when the settings do not say."""
+        """The name or address that peers use for this box; empty if the settings do not give it."""
         return (self.advertise or "").rpartition(":")[0].strip("[]")
 
 
 def read_box_settings(config: Path | None) -> BoxSettings:
-    """Reads COLLAPIPE_* of the environment, then a settings file.
-
-    Without a file, addresses that the environment leaves open are those of a deployment.
+    """Reads the variables COLLAPIPE_* of the environment, and then a settings file.
 
     Args:
-        config: What the service is given as --config.
+        config: The file of the service's option --config. For `None`, the service is assumed to listen where every
+            deployment does.
 
     Raises:
-        InvalidInputError: The file cannot be read, or a value is of the wrong kind.
+        InvalidInputError: The file cannot be read, or a value has the wrong type.
     """
-    if config is not None and not os.path.isfile(config):
-        raise InvalidInputError(
-            f"--config {config}: there is no such file, which `collapipe join` writes, or this user may not look for "
-            "it: run this with sudo"
-        )
-
-    class FromFile(BoxSettings):
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return env_settings, TomlConfigSettingsSource(settings_cls, config)
-
+    document: dict[str, Any] = dict(_DEPLOYED)
+    if config is not None:
+        document = read_toml(config, "`collapipe join` writes this file; only root may read it")
     try:
-        settings = FromFile()
+        return BoxSettings(**document)
     except ValidationError as error:
-        mistakes = (
-            f"{'.'.join(map(str, mistake['loc']))}: {mistake['msg']}" for mistake in error.errors()
-        )
-        raise InvalidInputError(f"{config or 'COLLAPIPE_*'}: {'; '.join(mistakes)}") from None
-    except (OSError, ValueError) as error:  # no permission, or no TOML
-        raise InvalidInputError(f"--config {config}: {error}") from None
-    if config is None:
-        left_open = {"listen": DEPLOYED_LISTEN, "metrics_listen": DEPLOYED_METRICS_LISTEN}
-        given = settings.model_fields_set
-        return settings.model_copy(
-            update={name: value for name, value in left_open.items() if name not in given}
-        )
-    return settings
+        origin = str(config or "COLLAPIPE_* in the environment")
+        raise InvalidInputError(explain_mistakes(error, origin, BoxSettings)) from None

@@ -1,4 +1,4 @@
-"""The scheduler and the other hosts: do they answer, how far are they, and do the clocks agree."""
+"""Checks the scheduler and the other hosts: whether they answer, how far away they are, and whether clocks agree."""
 
 import socket
 import time
@@ -10,10 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from collapipe.errors import CollapipeError
 from collapipe.rpc import Security, call, open_channel
-from collapipe.v1.scheduler_pb2 import (
-    HOST_ROLE_EDGE_SERVER,
-    HostStatus,
-)
+from collapipe.v1.scheduler_pb2 import HOST_ROLE_EDGE_SERVER, HostStatus
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.doctor.box_settings import Role
 from collapipe_client.doctor.check import Check
@@ -22,32 +19,39 @@ _CONNECT_SECONDS = 3.0
 _CALL_SECONDS = 5.0
 _ROUND_TRIPS = 3
 _HEARTBEAT_SECONDS = 4.0
-"""Twice the interval in which hosts send heartbeats."""
+"""Twice the interval between the heartbeats of a host."""
 _POLL_SECONDS = 0.05
+_NEW_HEARTBEAT_SECONDS = 0.5
+"""The scheduler computes the time of a heartbeat from two clocks, so the same heartbeat varies by milliseconds."""
+
+
+def ask_hosts(client: CollaPipeClient) -> list[HostStatus] | CollapipeError:
+    """Returns the hosts that the scheduler knows, or the error if it does not answer."""
+    try:
+        return client.hosts()
+    except CollapipeError as error:
+        return error
 
 
 def check_scheduler(address: str, hosts: list[HostStatus] | CollapipeError) -> Check:
-    """Does the scheduler answer, and who is there."""
+    """Checks that the scheduler answers and that all its hosts are alive."""
     if isinstance(hosts, CollapipeError):
-        return Check("scheduler", "fail", f"{address}: {hosts}", "start it, or correct --scheduler")
+        return Check.fail("scheduler", f"{address}: {hosts}", "start it, or correct --scheduler")
     silent = [status.host.host_id for status in hosts if not status.alive]
     found = f"{address}: {len(hosts) - len(silent)} hosts alive"
     if silent:
-        return Check(
-            "scheduler", "warn", f"{found}, silent: {', '.join(silent)}", "look into their logs"
-        )
-    return Check("scheduler", "ok", found)
+        found = f"{found}, silent: {', '.join(silent)}"
+        return Check.warn("scheduler", found, "read the logs of the silent hosts")
+    return Check.ok("scheduler", found)
 
 
 def peers_of(
     role: Role | None, cluster_index: int, hosts: Iterable[HostStatus]
 ) -> list[HostStatus]:
-    """The living hosts that a box of this role calls or is called by.
+    """Returns the live hosts that a box calls or is called by.
 
-    Args:
-        role: Of this box; `None` for all hosts.
-        cluster_index: Of this box: devices and control units know those of their cluster, and the edge server.
-        hosts: As the scheduler lists them.
+    Devices and control units talk to their own cluster and to the edge server. For every other role, and for
+    `None`, these are all live hosts.
     """
     alive = [status for status in hosts if status.alive]
     if role not in ("device-agent", "control-unit"):
@@ -61,13 +65,13 @@ def peers_of(
 
 @dataclass(frozen=True)
 class PeerFacts:
-    """What reaching a host led to; later fields are empty when an earlier step failed.
+    """The result of three steps: resolve a host's name, connect to it, ask its health service.
 
     Args:
-        unresolved: Why its name is not known here; empty when it is.
-        unreachable: Why no connection came about; empty when one did.
+        unresolved: Why the name is unknown; empty if it is known.
+        unreachable: Why the connection failed; empty if it succeeded.
         round_trip_seconds: Shortest time to connect.
-        health: What its service says of itself, "SERVING" when all is well; else what went wrong.
+        health: "SERVING" if the service is healthy, otherwise its state or the error.
     """
 
     unresolved: str = ""
@@ -77,7 +81,7 @@ class PeerFacts:
 
 
 def reach(address: str, security: Security) -> PeerFacts:
-    """Resolves a host, connects to it, and asks its service."""
+    """Resolves a host, connects to it, and asks its health service."""
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -86,10 +90,10 @@ def reach(address: str, security: Security) -> PeerFacts:
     resolved = (str(found[0][4][0]), int(port))
     seconds = []
     for _ in range(_ROUND_TRIPS):
-        before = time.monotonic()
+        start = time.monotonic()
         try:
             with socket.create_connection(resolved, timeout=_CONNECT_SECONDS):
-                seconds.append(time.monotonic() - before)
+                seconds.append(time.monotonic() - start)
         except TimeoutError:
             return PeerFacts(unreachable="no answer")
         except OSError as error:
@@ -105,45 +109,36 @@ def reach(address: str, security: Security) -> PeerFacts:
 
 
 def check_peer(host_id: str, address: str, peer: PeerFacts) -> Check:
-    """Can this box call a host as its peers do."""
+    """Checks that this box can call a host."""
     name = f"peer: {host_id}"
     host, _, port = address.rpartition(":")
     if peer.unresolved:
-        return Check(
+        return Check.fail(
             name,
-            "fail",
             f"{address}: the name {host!r} is not known here ({peer.unresolved})",
-            f"give it to the network's DNS, or: echo 'ADDRESS {host}' | sudo tee -a /etc/hosts",
-        )
-    if peer.unreachable == "no answer":
-        return Check(
-            name,
-            "fail",
-            f"{address}: no answer",
-            f"on {host}, let TCP port {port} through the firewall (sudo ufw allow {port}/tcp), and see that it is "
-            "switched on",
+            f"add the name to the network's DNS, or: echo 'ADDRESS {host}' | sudo tee -a /etc/hosts",
         )
     if peer.unreachable:
-        return Check(
-            name,
-            "fail",
-            f"{address}: {peer.unreachable}",
-            f"on {host}, look into the service's log; its `advertise` must lead to it from here",
-        )
+        remedy = f"on {host}, read the service's log; this machine must be able to reach the address in `advertise`"
+        if peer.unreachable == "no answer":
+            remedy = (
+                f"on {host}, let TCP port {port} through the firewall (sudo ufw allow {port}/tcp), and see that the "
+                "machine is switched on"
+            )
+        return Check.fail(name, f"{address}: {peer.unreachable}", remedy)
     round_trip = f"{peer.round_trip_seconds * 1000:.1f} ms"
     if peer.health != "SERVING":
-        return Check(
+        return Check.fail(
             name,
-            "fail",
             f"{address}: connected in {round_trip}, but: {peer.health}",
-            f"look into its log on {host}; see that both use certificates of one authority (--tls-ca) and that its "
-            f"certificate names {host}",
+            f"read the service's log on {host}; both machines need certificates of one authority (--tls-ca), and the "
+            f"other machine's certificate must name {host}",
         )
-    return Check(name, "ok", f"{address}: serves, round trip {round_trip}")
+    return Check.ok(name, f"{address}: serves, round trip {round_trip}")
 
 
 def check_peers(hosts: list[HostStatus], security: Security) -> list[Check]:
-    """Reaches all of them, side by side."""
+    """Checks all hosts in parallel."""
     if not hosts:
         return []
     addresses = [status.host.address for status in hosts]
@@ -160,13 +155,13 @@ def clock_offset(
     clock: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
 ) -> tuple[float, float] | None:
-    """How far this clock is ahead of the scheduler's, in seconds, and how uncertain that is.
+    """Measures how far this clock is ahead of the scheduler's.
 
-    The scheduler says when it last heard of each host, on its own clock. Asked until a host is heard of anew, it so
-    names a moment between the last two questions.
+    The scheduler reports the time of each host's last heartbeat on its own clock. This function asks until it sees a
+    new heartbeat. That heartbeat arrived between the last two questions.
 
     Returns:
-        `None` when no host sends heartbeats.
+        The offset and its uncertainty in seconds; `None` if no host sends heartbeats.
 
     Raises:
         CollapipeError: The scheduler does not answer.
@@ -180,8 +175,7 @@ def clock_offset(
         now = _last_seen(client)
         answered = clock()
         for host_id, seen in now.items():
-            # the scheduler makes it of two clocks: it wavers by milliseconds
-            if seen - before.get(host_id, seen) > 0.5:
+            if seen - before.get(host_id, seen) > _NEW_HEARTBEAT_SECONDS:
                 return (asked + answered) / 2 - seen, (answered - asked) / 2
         asked = asking
     return None
@@ -193,11 +187,3 @@ def _last_seen(client: CollaPipeClient) -> dict[str, float]:
         for status in client.hosts()
         if status.alive
     }
-
-
-def ask_hosts(client: CollaPipeClient) -> list[HostStatus] | CollapipeError:
-    """The hosts that the scheduler knows, or why it does not say."""
-    try:
-        return client.hosts()
-    except CollapipeError as error:
-        return error

@@ -1,27 +1,25 @@
-"""The ports of a service: free, or taken by whom."""
+"""Checks the ports of a service: each must be free, or be used by the service itself."""
 
-import contextlib
 import errno
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
+
+import psutil
 
 from collapipe_client.doctor.check import Check
 
-_LISTENING = "0A"
-"""State of a socket in /proc/net/tcp."""
 _LOOPBACK = ("127.", "localhost", "::1")
 
 
 @dataclass(frozen=True)
 class PortFacts:
-    """What binding a port led to.
+    """What happened when a port was opened.
 
     Args:
-        outcome: free; taken: somebody listens there; forbidden: only root may; elsewhere: the address is not of
-            this machine.
-        holder: Who listens: the command line and the process id, where this user may know.
+        outcome: "free"; "taken" by a process that listens there; "forbidden" for users other than root; or
+            "elsewhere", if the address does not belong to this machine.
+        holder: Command line and pid of the process that listens; empty if this user may not see them.
     """
 
     outcome: Literal["free", "taken", "forbidden", "elsewhere"]
@@ -29,100 +27,80 @@ class PortFacts:
 
 
 def try_port(address: str) -> PortFacts:
-    """Binds "host:port" for a moment."""
+    """Opens "host:port" for a moment."""
     host, separator, port = address.rpartition(":")
-    bare = host.strip("[]")
+    bare_host = host.strip("[]")
     if not separator:
         return PortFacts("elsewhere")
     try:
-        family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+        family = socket.AF_INET6 if ":" in bare_host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as trial:
-            # connections of a service that has ended do not hold the port, as they do not for gRPC
+            # As for gRPC, the closed connections of an earlier service must not count as taken.
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind((bare, int(port)))
+            trial.bind((bare_host, int(port)))
             trial.listen()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return PortFacts("taken", find_listener(int(port)))
-        if error.errno == errno.EACCES:
-            return PortFacts("forbidden")
-        return PortFacts("elsewhere")
+        return PortFacts("forbidden" if error.errno == errno.EACCES else "elsewhere")
     except (ValueError, OverflowError):
         return PortFacts("elsewhere")
     return PortFacts("free")
 
 
-def find_listener(port: int, proc: Path = Path("/proc")) -> str:
-    """Who listens on a port; empty when that is hidden from this user."""
-    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port, proc)}
-    for folder in proc.glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if any(str(link.readlink()) in sockets for link in (folder / "fd").iterdir()):
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                return f"{command} (pid {folder.name})"
+def find_listener(port: int) -> str:
+    """Returns the command line and pid of the process that listens on a port.
+
+    Returns an empty text if there is none, or if this user may not see it.
+    """
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.pid is not None
+            if listens and connection.laddr and connection.laddr.port == port:
+                command_line = " ".join(psutil.Process(connection.pid).cmdline())
+                return f"{command_line} (pid {connection.pid})"
+    except psutil.Error:
+        pass
     return ""
 
 
-def _listening_inodes(port: int, proc: Path) -> set[str]:
-    inodes = set()
-    for table in ("net/tcp", "net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in (proc / table).read_text(encoding="ascii").splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                    inodes.add(fields[9])
-    return inodes
-
-
 def check_port(purpose: str, setting: str, address: str, port: PortFacts, module: str) -> Check:
-    """Can the service have its port, or does it have it already.
+    """Checks that the service can open its port, or has opened it already.
 
     Args:
-        purpose: What is served there.
-        setting: The setting that says where.
-        address: Its value, "host:port".
-        port: What binding it led to.
-        module: The service's module, to know it among those who listen.
+        purpose: What is served at the port.
+        setting: Name of the setting with the address.
+        address: "host:port".
+        module: The service's Python module, by which its process is recognised.
     """
     name = f"port: {purpose}"
     host, _, number = address.rpartition(":")
     if host.strip("[]").startswith(_LOOPBACK):
-        return Check(
-            name,
-            "fail",
-            f"{address} is reached from this machine only",
-            f'set {setting} = "0.0.0.0:{number if number not in ("", "0") else 7100}"',
-        )
+        remedy = f'set {setting} = "0.0.0.0:{number if number not in ("", "0") else 7100}"'
+        return Check.fail(name, f"{address} can be reached from this machine only", remedy)
     if port.outcome == "free":
-        return Check(name, "ok", f"{address} is free")
+        return Check.ok(name, f"{address} is free")
     if port.outcome == "forbidden":
-        return Check(
-            name,
-            "fail",
-            f"{address}: only root may have it",
-            f"set {setting} to a port from 1024 on",
-        )
+        remedy = f"set {setting} to a port from 1024 to 65535"
+        return Check.fail(name, f"{address}: only root may open this port", remedy)
     if port.outcome == "elsewhere":
-        return Check(
-            name,
-            "fail",
-            f"{address}: not an address of this machine, or no host:port",
-            f'set {setting} = "0.0.0.0:7100", or one that `ip address` lists',
-        )
+        found = f"{address} is not an address of this machine, or not host:port"
+        remedy = f'set {setting} = "0.0.0.0:7100", or to an address that `ip address` lists'
+        return Check.fail(name, found, remedy)
     if module in port.holder:
-        return Check(
-            name, "ok", f"{address} is served by it (pid{port.holder.rpartition('(pid')[2]}"
-        )
-    return Check(
-        name,
-        "fail" if port.holder else "warn",
-        f"{address} is taken by {port.holder or 'a process of another user'}",
-        f"if it is not the service itself (sudo ss -ltnp 'sport = :{number}'), end it or set another {setting}",
+        pid = port.holder.rpartition("(pid")[2]
+        return Check.ok(name, f"the service is running and uses {address} (pid{pid}")
+    remedy = (
+        f"see which process has the port (sudo ss -ltnp 'sport = :{number}'); if it is not the service itself, end "
+        f"the process or change {setting}"
     )
+    if not port.holder:
+        return Check.warn(name, f"{address} is taken by a process of another user", remedy)
+    return Check.fail(name, f"{address} is taken by {port.holder}", remedy)
 
 
 def check_loopback() -> Check:
-    """Can a port be opened and reached here."""
+    """Checks that a port can be opened and reached on this machine."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -130,7 +108,6 @@ def check_loopback() -> Check:
         ):
             pass
     except OSError as error:
-        return Check(
-            "ports", "fail", f"127.0.0.1: {error.strerror}", "allow connections on loopback"
-        )
-    return Check("ports", "ok", "loopback ports can be opened and reached")
+        found = f"127.0.0.1: {error.strerror}"
+        return Check.fail("ports", found, "allow connections on loopback")
+    return Check.ok("ports", "loopback ports can be opened and reached")

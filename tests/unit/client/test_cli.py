@@ -10,9 +10,9 @@ from collapipe.job import JobConfig
 from collapipe.rpc import Security
 from collapipe.v1.scheduler_pb2 import JOB_STATE_FAILED, JOB_STATE_RUNNING, JobStatus
 from collapipe_client.cli import app
-from collapipe_client.cli_options import read_emulation
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.local_testbed import LocalTestbed
+from collapipe_client.testbed_options import LocalTestbedOptions
 
 from .conftest import Event, FakeServices
 
@@ -181,13 +181,13 @@ def test_status_as_json_lists_hosts_and_jobs(fake: FakeServices) -> None:
 
 
 def test_profiles_are_given_to_devices_like_their_memory() -> None:
-    world = read_emulation([2, 2], "raspberry-pi-4,none", None)
+    world = LocalTestbedOptions(emulate="raspberry-pi-4,none").read_emulation([2, 2])
     assert world is not None
     assert {name: device.profile for name, device in world.devices.items()} == {
         "device-0-0": "raspberry-pi-4",
         "device-1-0": "raspberry-pi-4",
     }
-    assert read_emulation([2], None, None) is None
+    assert LocalTestbedOptions().read_emulation([2]) is None
 
 
 def test_emulated_world_is_read_from_a_file(tmp_path: Path) -> None:
@@ -196,4 +196,5 @@ def test_emulated_world_is_read_from_a_file(tmp_path: Path) -> None:
         links={"*": EmulatedLink(rate_bps=1e7)},
     )
     (tmp_path / "world.json").write_text(world.model_dump_json())
-    assert read_emulation([1], None, tmp_path / "world.json") == world
+    options = LocalTestbedOptions(emulation=tmp_path / "world.json")
+    assert options.read_emulation([1]) == world

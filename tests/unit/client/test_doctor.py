@@ -2,13 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from collapipe_client.cli_options import read_bytes
 from collapipe_client.doctor.machine import (
     TorchFacts,
     ask_torch,
     check_memory,
     check_packages,
-    check_python,
     check_swap,
     check_torch,
     check_userland,
@@ -34,11 +32,6 @@ def test_memory_of_a_box_is_judged_by_what_one_service_needs(available: int, res
     assert check_memory(available, of_box=True).result == result
 
 
-def test_python_older_than_the_package_needs_fails() -> None:
-    assert check_python((3, 9, 18)).result == "fail"
-    assert check_python((3, 10, 0)).result == "ok"
-
-
 def test_programs_of_32_bits_fail_also_under_a_kernel_of_64() -> None:
     check = check_userland(4, "aarch64")
     assert (check.result, "32-bit" in check.found) == ("fail", True)
@@ -57,13 +50,6 @@ def test_workspace_below_a_file_fails(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert check_workspace(tmp_path / "file" / "w").result == "fail"
     assert check_workspace(tmp_path / "new" / "w").result == "ok"
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("200MB", 200_000_000), ("1.5 GiB", 3 * 2**29), ("0", 0), ("7", 7)]
-)
-def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
-    assert read_bytes(text) == size
 
 
 def test_torch_of_pypi_over_that_of_a_jetson_is_named() -> None:

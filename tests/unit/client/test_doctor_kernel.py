@@ -14,13 +14,13 @@ from collapipe_client.doctor.kernel import (
     check_memory_cgroup,
     check_shaping,
     check_temperature,
-    clock_is_kept,
+    clock_is_synchronised,
     find_cgroups,
     find_qdiscs,
     kernel_configuration,
     kernel_modules,
     qdisc_installed,
-    throttled_word,
+    throttled_flags,
 )
 
 
@@ -139,7 +139,7 @@ def test_clock_that_nobody_keeps_is_told_from_one_that_nobody_knows() -> None:
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="adjtimex(2) is Linux's")
 def test_kernel_says_whether_it_is_synchronised() -> None:
-    assert clock_is_kept() in (True, False)
+    assert clock_is_synchronised() in (True, False)
 
 
 @pytest.mark.parametrize(
@@ -175,4 +175,4 @@ def test_heat_and_weak_supplies_are_warned_of(
 
 def test_word_of_the_firmware_is_read_as_hexadecimal(tmp_path: Path) -> None:
     _write(tmp_path, "sys/devices/platform/soc/soc:firmware/get_throttled", "50005\n")
-    assert throttled_word(tmp_path) == 0x50005
+    assert throttled_flags(tmp_path) == 0x50005

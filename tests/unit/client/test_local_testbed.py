@@ -13,7 +13,8 @@ from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
 from collapipe.rpc import Security
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.local_testbed import LocalTestbed
-from collapipe_client.testbed_processes import Device, command, services, share_out, spell_out
+from collapipe_client.testbed_options import share_out
+from collapipe_client.testbed_processes import Device, command, services, spell_out
 from collapipe_client.workspace import Workspace
 
 from .conftest import FakeServices

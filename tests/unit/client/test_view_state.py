@@ -16,7 +16,7 @@ from collapipe.v1.scheduler_pb2 import (
     WatchJobResponse,
 )
 from collapipe_client.live_view import render
-from collapipe_client.view_state import JobView, Measurement, apply, progress_lines, unit_words
+from collapipe_client.view_state import JobView, apply_event, progress_lines, unit_words
 
 _RANGES = [("control-unit-0", 0, 1), ("device-0-0", 1, 4), ("device-0-1", 4, 7), ("edge", 7, 8)]
 _PLAN = Plan(
@@ -68,13 +68,13 @@ _COMMITTED = WatchJobResponse(
 
 
 def _view(*events: WatchJobResponse) -> JobView:
-    return reduce(apply, events, JobView())
+    return reduce(apply_event, events, JobView())
 
 
 def _lines(*events: WatchJobResponse) -> list[str]:
     view, lines = JobView(), []
     for event in events:
-        before, view = view, apply(view, event)
+        before, view = view, apply_event(view, event)
         lines += progress_lines(before, view)
     return lines
 
@@ -112,20 +112,20 @@ def test_view_keeps_the_loss_that_a_report_leaves_out_and_drops_it_with_a_new_at
     view = _view(_RUNNING, _STARTED, _progress(3, loss=1.25), _progress(3))
     assert view.clusters[0].loss == 1.25
     again = WatchJobResponse(round_started=RoundStarted(round_index=0, attempt=1, plans=[_PLAN]))
-    view = apply(view, again)
+    view = apply_event(view, again)
     assert (view.attempt, view.clusters[0].loss, view.clusters[0].steps_done) == (1, None, 0)
 
 
 def test_view_after_a_commit_is_between_rounds() -> None:
     view = _view(_RUNNING, _STARTED, _progress(8), _EVALUATED, _COMMITTED)
     assert (view.round_index, view.num_rounds_committed) == (None, 1)
-    assert view.measurement == Measurement("accuracy", 0.5, 1, 10)
+    assert view.evaluation == _EVALUATED.evaluation
     assert not view.ended
 
 
 def test_view_of_a_sign_of_life_keeps_everything() -> None:
     view = _view(_RUNNING, _STARTED, _progress(3))
-    assert apply(view, WatchJobResponse()) == view
+    assert apply_event(view, WatchJobResponse()) == view
 
 
 def test_view_takes_the_metric_from_the_last_status() -> None:
@@ -133,7 +133,7 @@ def test_view_takes_the_metric_from_the_last_status() -> None:
     status.evaluation.CopyFrom(_EVALUATED.evaluation)
     view = _view(_RUNNING, WatchJobResponse(status=status))
     assert view.ended
-    assert view.measurement is not None and view.measurement.value == 0.5
+    assert view.evaluation is not None and view.evaluation.value == 0.5
 
 
 def test_progress_lines_tell_what_matters_once() -> None:

@@ -1,4 +1,7 @@
-"""Protobuf messages as JSON documents: numbers stay numbers, enum values lose their prefix."""
+"""Turns protobuf messages into JSON documents.
+
+Protobuf's own JSON form writes 64-bit numbers as strings. These documents keep them as numbers.
+"""
 
 from typing import Any
 
@@ -7,10 +10,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 
 def to_document(message: Message) -> dict[str, Any]:
-    """Turns a message into what `json.dumps` takes.
+    """Turns a message into a document for `json.dumps`.
 
-    Fields that can be absent are absent; all others are there, also at their zero. (Protobuf's own
-    JSON writes 64-bit numbers as strings.)
+    An optional field that is not set is left out. Every other field is written, even if it is 0. Enum values are
+    written as `enum_word` writes them, and bytes in hexadecimal.
     """
     document: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:

@@ -1,0 +1,150 @@
+"""Finds the scheduler that a command talks to."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from collapipe.errors import InvalidInputError
+from collapipe.rpc import Security
+from collapipe_client.cli_options import WorkspaceOption
+from collapipe_client.client import CollaPipeClient
+from collapipe_client.local_testbed import LocalTestbed
+from collapipe_client.processes import last_lines
+from collapipe_client.reporting import complain, say
+from collapipe_client.testbed_processes import SCHEDULER
+from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """The options that choose a scheduler."""
+
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            envvar="COLLAPIPE_SCHEDULER",
+            help="Address of the scheduler. Default: the scheduler that `collapipe up` started.",
+        ),
+    ] = None
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            envvar="COLLAPIPE_INSECURE",
+            help="Talk to --scheduler without encryption.",
+        ),
+    ] = False
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", envvar="COLLAPIPE_TLS_CA", help="Certificate of the authority."
+        ),
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", envvar="COLLAPIPE_TLS_CERT", help="Certificate of this client."
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", envvar="COLLAPIPE_TLS_KEY", help="Private key of this client."
+        ),
+    ] = None
+    workspace: WorkspaceOption = DEFAULT_ROOT
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The address of a scheduler, and how to talk to it.
+
+    Args:
+        address: "host:port".
+        security: Plain text or TLS.
+        testbed: The local testbed that the scheduler belongs to; `None` for every other scheduler.
+    """
+
+    address: str
+    security: Security
+    testbed: WorkspaceRecord | None = None
+
+    def client(self) -> CollaPipeClient:
+        """Opens a client."""
+        return CollaPipeClient(self.address, self.security)
+
+
+def find_endpoint(options: EndpointOptions) -> Endpoint | None:
+    """Returns the scheduler of --scheduler, or else the one that `collapipe up` started, or else `None`.
+
+    Raises:
+        InvalidInputError: The options contradict each other, or the started scheduler has ended.
+    """
+    if options.scheduler is not None:
+        if not re.fullmatch(r"\S+:\d{1,5}", options.scheduler):
+            raise InvalidInputError(
+                f"--scheduler {options.scheduler} is not HOST:PORT: give for example 192.168.1.10:7070"
+            )
+        security = Security.of(options.insecure, options.tls_ca, options.tls_cert, options.tls_key)
+        return Endpoint(options.scheduler, security)
+    record = running_testbed(options.workspace)
+    if record is None:
+        return None
+    process = record.process(SCHEDULER)
+    if process is None or not process.alive:
+        log = Workspace(options.workspace).log_file(SCHEDULER)
+        raise InvalidInputError(
+            f"the scheduler of the testbed in {options.workspace} has ended; last lines of {log}:\n"
+            f"{last_lines(log)}\n"
+            "Start it again with `collapipe up`, or end the other processes with `collapipe down`"
+        )
+    return Endpoint(process.address, Security.insecure(), record)
+
+
+def need_endpoint(options: EndpointOptions) -> Endpoint:
+    """Returns the scheduler that `find_endpoint` finds; raises `InvalidInputError` if there is none."""
+    endpoint = find_endpoint(options)
+    if endpoint is None:
+        raise InvalidInputError(
+            f"there is no scheduler: no testbed runs in {options.workspace}; give --scheduler HOST:PORT, "
+            "or start a testbed with `collapipe up`"
+        )
+    return endpoint
+
+
+def running_testbed(workspace: Path) -> WorkspaceRecord | None:
+    """Returns the record of the testbed that `collapipe up` started, if any of its processes runs."""
+    record = Workspace(workspace).read_record()
+    return record if record is not None and record.detached and record.alive else None
+
+
+@contextmanager
+def client_for_past_jobs(options: EndpointOptions, as_json: bool) -> Iterator[CollaPipeClient]:
+    """Opens a client to read what past jobs have left.
+
+    If no testbed runs, the scheduler and the edge server of the workspace are started for as long as the client
+    is open. They keep the records and the models.
+    """
+    endpoint = find_endpoint(options)
+    if endpoint is not None:
+        with endpoint.client() as client:
+            yield client
+        return
+    if not options.workspace.exists():
+        raise InvalidInputError(
+            f"there is no testbed in {options.workspace.absolute()}: run this command in the folder where you "
+            "trained, or give --workspace DIR or --scheduler HOST:PORT"
+        )
+    report = complain if as_json else say
+    with (
+        LocalTestbed([], options.workspace, progress=report) as testbed,
+        testbed.client() as client,
+    ):
+        testbed.wait_until_registered()
+        yield client

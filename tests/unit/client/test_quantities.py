@@ -1,0 +1,25 @@
+import pytest
+
+from collapipe.errors import InvalidInputError
+from collapipe_client.quantities import read_bytes, read_rate, read_ratio, read_seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("200MB", 200_000_000), ("1.5 GiB", 3 * 2**29), ("2kib", 2048), ("0", 0), ("7", 7)],
+)
+def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
+    assert read_bytes(text) == size
+
+
+def test_rates_times_and_ratios_are_read_with_their_units() -> None:
+    assert read_rate("1.5gbit") == 1.5e9
+    assert read_seconds("20 ms") == pytest.approx(0.02)
+    assert (read_ratio("1%"), read_ratio("0.5")) == (0.01, 0.5)
+
+
+def test_quantity_with_an_unknown_unit_names_the_units() -> None:
+    with pytest.raises(InvalidInputError, match="B, KB, MB, GB, KiB, MiB, GiB, for example 200MB"):
+        read_bytes("5 apples")
+    with pytest.raises(InvalidInputError, match="bit, kbit, mbit, gbit, for example 10mbit"):
+        read_rate("5")
