@@ -1,1 +1,1 @@
-"""Knows the hosts, decides every round, and takes jobs through their rounds."""
+"""The scheduler service: registers hosts, decides the plans of every round, and runs jobs."""

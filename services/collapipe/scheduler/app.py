@@ -1,4 +1,4 @@
-"""Wires the scheduler and serves it."""
+"""Starts the scheduler process."""
 
 from pathlib import Path
 from typing import Literal
@@ -7,10 +7,10 @@ import grpc
 from pydantic import Field
 
 from collapipe.rpc import ChannelPool, serve
-from collapipe.scheduler.hosts import Hosts
+from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobStore
-from collapipe.scheduler.planner import Telemetry
 from collapipe.scheduler.servicer import SchedulerServicer
+from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.service_process import Running, ServiceSettings, run_service
 from collapipe.telemetry import metrics
 from collapipe.telemetry.sources import TelemetrySource
@@ -22,27 +22,32 @@ from collapipe.v1 import scheduler_pb2_grpc
 class SchedulerSettings(ServiceSettings):
     """Settings of the scheduler."""
 
-    state_dir: Path = Field(description="Directory of its state; survives restarts.")
+    state_dir: Path = Field(
+        description="Directory for jobs and their progress; it must survive restarts."
+    )
     telemetry: Literal["scrape", "prometheus"] = Field(
         default="scrape",
-        description="Where measurements come from: scraped by the scheduler itself, or asked from Prometheus.",
+        description="Source of measurements: the scheduler scrapes the hosts itself, or queries Prometheus.",
     )
     prometheus_url: str = Field(
-        default="http://127.0.0.1:9090", description="Of the Prometheus that scrapes the hosts."
+        default="http://127.0.0.1:9090",
+        description="URL of the Prometheus server that scrapes the hosts.",
     )
     telemetry_interval_seconds: float = Field(
-        default=1.0, gt=0, description="Between two scrapes, also of the Prometheus."
+        default=1.0,
+        gt=0,
+        description="Seconds between two scrapes; with Prometheus, its scrape interval.",
     )
 
 
 def start(settings: SchedulerSettings, metrics_address: str) -> Running:
-    """Starts serving."""
+    """Starts the server and the thread that runs jobs."""
     channels = ChannelPool(settings.security)
-    hosts = Hosts()
-    telemetry = Telemetry(_source(settings, hosts), settings.telemetry_interval_seconds)
+    registry = HostRegistry()
+    telemetry = Telemetry(_source(settings, registry), settings.telemetry_interval_seconds)
     metrics.create_scheduler_series(telemetry.source.name)
     metrics.watch_free_space(settings.state_dir)
-    servicer = SchedulerServicer(JobStore(settings.state_dir), channels, hosts, telemetry)
+    servicer = SchedulerServicer(JobStore(settings.state_dir), channels, registry, telemetry)
 
     def add_services(server: grpc.Server, address: str) -> None:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
@@ -58,10 +63,10 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     return Running(server.address, drain)
 
 
-def _source(settings: SchedulerSettings, hosts: Hosts) -> TelemetrySource:
+def _source(settings: SchedulerSettings, registry: HostRegistry) -> TelemetrySource:
     if settings.telemetry == "prometheus":
         return PrometheusSource(settings.prometheus_url)
-    return ScrapeSource(hosts.metrics_addresses, settings.telemetry_interval_seconds)
+    return ScrapeSource(registry.metrics_addresses, settings.telemetry_interval_seconds)
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""A decision and everything that it rests on, so that it can be explained, and made again."""
+"""The decision about a round, with everything that it rests on, so that it can be explained and repeated."""
 
+import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,19 +19,22 @@ from collapipe.allocation import (
 from collapipe.errors import InvalidInputError
 from collapipe.telemetry.estimates import Estimates
 
+FORMAT_VERSION = 2
+"""Version of the JSON of a `RoundDecision`. Raise it whenever an older document can no longer be read."""
+
 TIME_LIMIT_SECONDS = 5.0
-"""A decision that takes longer keeps the plan in force: rounds do not wait for the scheduler."""
+"""Time limit for a decision. A decision that takes longer keeps the current plans: rounds do not wait for it."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a strategy.
+    """The input of a strategy.
 
     Args:
-        strategy: As in the job file.
-        segments: Of the strategy `manual`.
-        hysteresis: Of the strategy `dssra`.
-        problem: The round.
+        strategy: Name of the strategy, as in the job file.
+        segments: Setting of the strategy `manual`.
+        hysteresis: Setting of the strategy `dssra`.
+        problem: The round to decide.
     """
 
     strategy: str
@@ -39,66 +43,67 @@ class Question:
     problem: RoundProblem
 
     @property
-    def in_force(self) -> RoundPlan | None:
-        """The plan of the round before, if there is one for every cluster."""
+    def current_plans(self) -> RoundPlan | None:
+        """The plans of the previous round, if every cluster has one."""
         plans = tuple(c.previous for c in self.problem.clusters if c.previous is not None)
         return plans if len(plans) == len(self.problem.clusters) else None
 
 
 @dataclass(frozen=True)
 class RoundDecision:
-    """The answer.
+    """The plans of a round.
 
     Args:
-        question: What was asked.
-        estimates: What telemetry had said by then; the problem is built on it and on what was known before.
-        plans: What was decided.
-        prediction: What the plans lead to.
-        kept: Why the plan in force was kept; empty when it was not.
-        notes: What else is worth telling, in words.
-        solve_seconds: Time to decide.
+        question: The input of the strategy.
+        estimates: The telemetry that led to the problem, together with what was known before.
+        plans: One plan for each cluster.
+        prediction: What the plans are expected to lead to.
+        kept_because: Why the current plans were kept; empty if they were not.
+        notes: Remarks of the strategy, for the explanation.
+        solve_seconds: Time that the strategy took.
+        version: Format version of the JSON document.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     question: Question
     estimates: Estimates | None
     plans: RoundPlan
     prediction: RoundPrediction
-    kept: str = ""
+    kept_because: str = ""
     notes: tuple[str, ...] = ()
     solve_seconds: float = 0.0
+    version: int = FORMAT_VERSION
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON document; `from_json` gives back an equal object."""
-        document: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
-        for stored, cluster in zip(
-            document["question"]["problem"]["clusters"],
-            self.question.problem.clusters,
-            strict=True,
-        ):
-            # JSON has no pairs as keys
-            stored["links"] = {
-                f"{sender}>{receiver}": link
-                for (sender, receiver), link in zip(
-                    cluster.links, stored["links"].values(), strict=True
-                )
-            }
+        """Returns a JSON document that `from_json` reads."""
+        document = dataclasses.asdict(self)
+        for cluster in document["question"]["problem"]["clusters"]:
+            # The keys of a JSON object are strings, so a pair of hosts becomes "sender>receiver".
+            cluster["links"] = {">".join(pair): link for pair, link in cluster["links"].items()}
         return document
 
     @classmethod
-    def from_json(cls, document: Any) -> "RoundDecision":
-        """Reads what `to_json` returned; raises `InvalidInputError`."""
+    def from_json(cls, document: Mapping[str, Any]) -> "RoundDecision":
+        """Reads a document of `to_json`.
+
+        Raises:
+            InvalidInputError: The document is damaged, or another version of the scheduler recorded it.
+        """
+        version = document.get("version", 1)
+        if version != FORMAT_VERSION:
+            raise InvalidInputError(
+                f"the decision was recorded in format version {version}, but this scheduler reads version "
+                f"{FORMAT_VERSION}: use the CollaPipe version that ran the job"
+            )
         try:
+            problem = document["question"]["problem"]
             clusters = [
-                {
-                    **stored,
-                    "links": {tuple(k.split(">", 1)): v for k, v in stored["links"].items()},
-                }
-                for stored in document["question"]["problem"]["clusters"]
+                cluster
+                | {"links": {tuple(key.split(">")): v for key, v in cluster["links"].items()}}
+                for cluster in problem["clusters"]
             ]
-            problem = {**document["question"]["problem"], "clusters": clusters}
-            question = {**document["question"], "problem": problem}
+            question = document["question"] | {"problem": problem | {"clusters": clusters}}
             return _ADAPTER.validate_python({**document, "question": question})
         except (ValidationError, TypeError, KeyError, AttributeError) as error:
             raise InvalidInputError(f"the stored decision cannot be used: {error}") from None
@@ -112,55 +117,59 @@ def decide(
     estimates: Estimates | None = None,
     time_limit_seconds: float | None = TIME_LIMIT_SECONDS,
 ) -> RoundDecision:
-    """Asks the strategy.
+    """Lets the strategy decide.
 
     Args:
-        question: What is to be decided.
-        estimates: What the problem rests on, to be kept with the answer.
-        time_limit_seconds: Of the strategy `dssra`; `None` lets it take its time.
+        estimates: The telemetry behind the problem, stored with the decision.
+        time_limit_seconds: Limit for the strategy `dssra`; `None` is no limit.
 
     Raises:
-        InfeasibleError: No plan satisfies the limits; says which, and what would be needed.
+        InfeasibleError: No plan satisfies the limits; the message names the limit and what would be needed.
     """
     started = time.perf_counter()
-    kept = ""
+    kept_because = ""
     notes: tuple[str, ...] = ()
     if question.strategy == "dssra":
-        # cvxpy takes a second to import: only who needs it waits
+        # Importing cvxpy takes a second, and only this strategy needs it.
         from collapipe.allocation.search.dssra import decide as decide_jointly
 
         decision = decide_jointly(
             question.problem,
-            question.in_force,
+            question.current_plans,
             hysteresis=question.hysteresis,
             time_limit_seconds=time_limit_seconds,
         )
         plans, prediction = decision.plans, decision.prediction
-        kept, notes = decision.kept, decision.notes
+        kept_because, notes = decision.kept, decision.notes
     else:
         plans = strategy_for(question.strategy, question.segments)(question.problem)
         prediction = predict(question.problem, plans)
     seconds = time.perf_counter() - started
-    return RoundDecision(question, estimates, plans, prediction, kept, notes, seconds)
+    return RoundDecision(question, estimates, plans, prediction, kept_because, notes, seconds)
 
 
-def keep(question: Question, reason: str, estimates: Estimates | None) -> RoundDecision | None:
-    """Keeps the plan in force without asking; `None` when there is none."""
-    plans = question.in_force
+def keep_current(
+    question: Question, reason: str, estimates: Estimates | None
+) -> RoundDecision | None:
+    """Keeps the current plans without asking the strategy; returns `None` if there are none."""
+    plans = question.current_plans
     if plans is None:
         return None
     return RoundDecision(question, estimates, plans, predict(question.problem, plans), reason)
 
 
 def decide_again(decision: RoundDecision) -> RoundDecision:
-    """Makes a decision again from what it rested on; one that nobody was asked for, or that failed, stands."""
-    if decision.kept in ("telemetry_missing", "evaluation", "solver_failed", "solver_slow"):
+    """Repeats a decision from its input. A decision in which the strategy had no say, or failed, stays as it is."""
+    if decision.kept_because in ("telemetry_missing", "evaluation", "solver_failed", "solver_slow"):
         return decision
-    return decide(decision.question, decision.estimates, None)
+    return decide(decision.question, decision.estimates, time_limit_seconds=None)
 
 
 def full_round_seconds(decision: RoundDecision) -> float:
-    """The round as it will be observed: with all of the migration, of which the objective counts a horizon's part."""
+    """Returns the predicted duration of the round, migration included.
+
+    The prediction itself counts only the part of the migration that one round of the migration horizon has to bear.
+    """
     problem = decision.question.problem
     horizon = problem.migration_horizon_rounds
     return problem.fixed_seconds + max(
@@ -169,16 +178,17 @@ def full_round_seconds(decision: RoundDecision) -> float:
     )
 
 
-def moved(before: ClusterPlan | None, after: ClusterPlan) -> int:
-    """Blocks that change hands."""
+def num_moved_blocks(before: ClusterPlan | None, after: ClusterPlan) -> int:
+    """Returns how many blocks run on another host than before."""
     if before is None:
         return 0
-    owners = [
-        {
-            block: host
-            for host, segment in plan.segments.items()
-            for block in range(segment.start_block, segment.stop_block)
-        }
-        for plan in (before, after)
-    ]
-    return sum(owners[0].get(block) != host for block, host in owners[1].items())
+    host_before, host_after = _host_by_block(before), _host_by_block(after)
+    return sum(host_before.get(block) != host for block, host in host_after.items())
+
+
+def _host_by_block(plan: ClusterPlan) -> dict[int, str]:
+    return {
+        block: host
+        for host, segment in plan.segments.items()
+        for block in range(segment.start_block, segment.stop_block)
+    }

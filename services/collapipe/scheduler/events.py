@@ -1,4 +1,4 @@
-"""What happened in a job, for everybody who watches it."""
+"""The event log of a job, which any number of clients can watch."""
 
 import threading
 import time
@@ -10,11 +10,11 @@ from collapipe.v1 import scheduler_pb2
 Event = scheduler_pb2.WatchJobResponse
 
 _KEPT_EVENTS = 2000
-"""Events that a late watcher still gets; a long job forgets its oldest."""
+"""Number of events kept for late watchers. A long job drops its oldest events."""
 
 
 class EventLog:
-    """The events of one job, in order. Of each cluster's progress only the last is kept."""
+    """The events of one job, in order. Of the progress events, only the last of each cluster is kept."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -25,7 +25,7 @@ class EventLog:
         self._closed = False
 
     def publish(self, event: Event) -> None:
-        """Appends an event."""
+        """Appends an event, and sets its elapsed time."""
         event.elapsed_seconds = time.monotonic() - self._started
         with self._changed:
             self._num_events += 1
@@ -36,23 +36,26 @@ class EventLog:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """No event follows."""
+        """Ends the log. Watchers stop after its last event."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def watch(self, silence_seconds: float) -> Iterator[Event | None]:
-        """Yields every event kept and to come, and `None` after each silence, until the log is closed."""
+        """Yields all kept and future events until the log is closed.
+
+        It also yields `None` whenever no event has arrived for `silence_seconds`.
+        """
         seen = 0
         while True:
             with self._changed:
                 if seen == self._num_events and not self._closed:
                     self._changed.wait(silence_seconds)
                 kept = [*self._events, *self._progress.values()]
-                news = sorted((item for item in kept if item[0] > seen), key=lambda item: item[0])
+                new_events = sorted((e for e in kept if e[0] > seen), key=lambda e: e[0])
                 seen, closed = self._num_events, self._closed
-            yield from (event for _, event in news)
+            yield from (event for _, event in new_events)
             if closed:
                 return
-            if not news:
+            if not new_events:
                 yield None

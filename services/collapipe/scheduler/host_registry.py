@@ -1,32 +1,30 @@
-"""The scheduler's decisions about hosts, as pure functions of a registry and a clock reading."""
+"""The hosts that have registered with the scheduler, and which of them take part in a job."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from collapipe.errors import NotFoundError, WrongStateError
 from collapipe.job import JobConfig
+from collapipe.telemetry import metrics
 from collapipe.v1 import scheduler_pb2
+
+logger = logging.getLogger(__name__)
 
 DEVICE_AGENT = scheduler_pb2.HOST_ROLE_DEVICE_AGENT
 CONTROL_UNIT = scheduler_pb2.HOST_ROLE_CONTROL_UNIT
 EDGE_SERVER = scheduler_pb2.HOST_ROLE_EDGE_SERVER
 
-
-@dataclass(frozen=True)
-class KnownHost:
-    """A host that has registered; `last_seen` is a reading of the scheduler's clock, in seconds."""
-
-    host: scheduler_pb2.Host
-    last_seen: float
-
-
-Registry = Mapping[str, KnownHost]
-"""Hosts by identity, in the order in which they first registered."""
+HEARTBEAT_SECONDS = 2.0
+SILENCE_SECONDS = 5 * HEARTBEAT_SECONDS
+"""A host counts as dead after this time without a heartbeat. One lost heartbeat must not be enough."""
 
 
 @dataclass(frozen=True)
 class ClusterHosts:
-    """Who takes part in one cluster; devices in registration order."""
+    """The hosts of one cluster that take part in a job; devices are in registration order."""
 
     control_unit: scheduler_pb2.Host
     devices: tuple[scheduler_pb2.Host, ...]
@@ -34,67 +32,126 @@ class ClusterHosts:
 
 @dataclass(frozen=True)
 class JobHosts:
-    """Who takes part in a job."""
+    """The hosts that take part in a job."""
 
     edge_server: scheduler_pb2.Host
     clusters: tuple[ClusterHosts, ...]
 
+    @property
+    def devices(self) -> list[scheduler_pb2.Host]:
+        """The devices of all clusters."""
+        return [device for cluster in self.clusters for device in cluster.devices]
 
-def register(registry: Registry, host: scheduler_pb2.Host, now: float) -> Registry:
-    """Makes a host known; one that comes back after a restart keeps its place."""
-    return {**registry, host.host_id: KnownHost(host, now)}
+    @property
+    def by_id(self) -> dict[str, scheduler_pb2.Host]:
+        """All hosts of the job, by host id."""
+        hosts = [self.edge_server, *(c.control_unit for c in self.clusters), *self.devices]
+        return {host.host_id: host for host in hosts}
 
 
-def heartbeat(registry: Registry, host_id: str, incarnation: str, now: float) -> Registry:
-    """Notes a sign of life.
+class HostRegistry:
+    """All hosts that have registered, in the order of their first registration. Safe to use from many threads.
 
-    Raises:
-        NotFoundError: The host is not registered.
-        WrongStateError: Another incarnation of it is.
+    Args:
+        clock: Returns seconds; only differences are used.
     """
-    known = registry.get(host_id)
-    if known is None:
-        raise NotFoundError(f"host {host_id!r} is not registered: register it again")
-    if known.host.incarnation != incarnation:
-        raise WrongStateError(
-            f"host {host_id!r} was registered by another process since: give each host its own --host-id, or "
-            "end one of the two"
-        )
-    return {**registry, host_id: replace(known, last_seen=now)}
 
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._hosts: dict[str, scheduler_pb2.Host] = {}
+        self._last_seen: dict[str, float] = {}
 
-def alive(registry: Registry, now: float, silence_seconds: float) -> list[scheduler_pb2.Host]:
-    """Hosts that were heard of lately, in registration order."""
-    return [known.host for known in registry.values() if now - known.last_seen <= silence_seconds]
+    def register(self, host: scheduler_pb2.Host) -> None:
+        """Adds a host. A host that registers again after a restart keeps its place in the order."""
+        with self._lock:
+            before = self._hosts.get(host.host_id)
+            if before is not None and before.incarnation != host.incarnation:
+                logger.info(
+                    "%s registered again from %s (previously from %s): it was restarted, or two processes use the "
+                    "same host id",
+                    host.host_id,
+                    host.address,
+                    before.address,
+                )
+            self._hosts[host.host_id] = host
+            self._last_seen[host.host_id] = self._clock()
+            self._export_counts()
+
+    def heartbeat(self, host_id: str, incarnation: str) -> None:
+        """Records that a host is alive.
+
+        Raises:
+            NotFoundError: The host is not registered.
+            WrongStateError: Another process has registered under the same host id since.
+        """
+        with self._lock:
+            host = self._hosts.get(host_id)
+            if host is None:
+                raise NotFoundError(f"host {host_id!r} is not registered: register it again")
+            if host.incarnation != incarnation:
+                raise WrongStateError(
+                    f"another process has registered as host {host_id!r}: give each host its own --host-id, or stop "
+                    "one of the two processes"
+                )
+            self._last_seen[host_id] = self._clock()
+            self._export_counts()
+
+    def alive(self) -> list[scheduler_pb2.Host]:
+        """Returns the hosts whose last heartbeat is recent, in registration order."""
+        with self._lock:
+            return self._alive()
+
+    def statuses(self) -> list[scheduler_pb2.HostStatus]:
+        """Returns the state of every host that ever registered."""
+        with self._lock:
+            known = [(host, self._silence(host)) for host in self._hosts.values()]
+        statuses = []
+        for host, silence in known:
+            status = scheduler_pb2.HostStatus(host=host, alive=silence <= SILENCE_SECONDS)
+            status.last_seen.FromMilliseconds(int((time.time() - silence) * 1000))
+            statuses.append(status)
+        return statuses
+
+    def metrics_addresses(self) -> list[str]:
+        """Returns the addresses at which the living hosts serve /metrics."""
+        return [host.metrics_address for host in self.alive() if host.metrics_address]
+
+    def _silence(self, host: scheduler_pb2.Host) -> float:
+        return self._clock() - self._last_seen[host.host_id]
+
+    def _alive(self) -> list[scheduler_pb2.Host]:
+        return [host for host in self._hosts.values() if self._silence(host) <= SILENCE_SECONDS]
+
+    def _export_counts(self) -> None:
+        roles = [host.role for host in self._alive()]
+        for role in (DEVICE_AGENT, CONTROL_UNIT, EDGE_SERVER):
+            name = scheduler_pb2.HostRole.Name(role).removeprefix("HOST_ROLE_").lower()
+            metrics.HOSTS.labels(name).set(roles.count(role))
 
 
 def choose_hosts(
-    hosts: list[scheduler_pb2.Host], job: JobConfig
+    alive: list[scheduler_pb2.Host], job: JobConfig
 ) -> tuple[JobHosts | None, list[str]]:
-    """Chooses who takes part in a job.
-
-    Args:
-        hosts: Hosts that are alive.
-        job: The job.
+    """Chooses the hosts that take part in a job.
 
     Returns:
-        The hosts and an empty list; or `None`, and what is missing, in words.
+        The hosts and an empty list; or `None` and a description of each missing host.
     """
     missing = []
-    edge_server = next((host for host in hosts if host.role == EDGE_SERVER), None)
+    edge_server = next((host for host in alive if host.role == EDGE_SERVER), None)
     if edge_server is None:
         missing.append("an edge server")
     clusters = []
     for index in range(job.clusters):
-        members = [host for host in hosts if host.cluster_index == index]
+        members = [host for host in alive if host.cluster_index == index]
         control_unit = next((host for host in members if host.role == CONTROL_UNIT), None)
         if control_unit is None:
             missing.append(f"a control unit for cluster {index}")
         devices = [host for host in members if host.role == DEVICE_AGENT]
         wanted = job.num_devices(index)
-        needed = max(1, wanted or 1)
-        if len(devices) < needed:
-            lacking = needed - len(devices)
+        lacking = max(1, wanted or 1) - len(devices)
+        if lacking > 0:
             noun = "device" if lacking == 1 else "devices"
             missing.append(f"{lacking} more {noun} in cluster {index} (have {len(devices)})")
         if control_unit is not None:

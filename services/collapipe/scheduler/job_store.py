@@ -1,15 +1,25 @@
-"""What the scheduler keeps of jobs: one document a job, one a round. Survives restarts."""
+"""Stores jobs, so that they survive a restart of the scheduler.
+
+The directory of a job holds `job.json`, one document for each round in `rounds/`, and `planner.json`.
+"""
 
 import logging
-import re
 import threading
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, TypeVar
 
 from google.protobuf import json_format
+from google.protobuf.message import Message
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+)
 
 from collapipe.documents import read_document, write_document
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
@@ -25,32 +35,67 @@ _UNFINISHED = (
 )
 
 
-@dataclass
-class JobDocument:
-    """A job so far."""
+def _parse_as(kind: type[Message]) -> PlainValidator:
+    """Accepts a message of this kind, or its JSON form."""
+
+    def parse(value: Any) -> Message:
+        if isinstance(value, kind):
+            return value
+        try:
+            return json_format.ParseDict(value, kind())
+        except json_format.ParseError as error:
+            raise ValueError(str(error)) from error
+
+    return PlainValidator(parse)
+
+
+def _state_from_name(value: int | str) -> int:
+    return scheduler_pb2.JobState.Value(value) if isinstance(value, str) else value
+
+
+_MESSAGE_TO_JSON = PlainSerializer(
+    lambda message: json_format.MessageToDict(message, preserving_proto_field_name=True)
+)
+_State = Annotated[
+    int, BeforeValidator(_state_from_name), PlainSerializer(scheduler_pb2.JobState.Name)
+]
+_Evaluation = Annotated[job_pb2.Evaluation, _parse_as(job_pb2.Evaluation), _MESSAGE_TO_JSON]
+_Plan = Annotated[plan_pb2.Plan, _parse_as(plan_pb2.Plan), _MESSAGE_TO_JSON]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+
+_D = TypeVar("_D", bound=_Document)
+
+
+class JobDocument(_Document):
+    """A job and its progress."""
 
     job_id: str
     number: int
-    """Jobs of this scheduler before this one."""
+    """How many jobs this scheduler got before this one."""
     config_json: str
-    state: scheduler_pb2.JobState = scheduler_pb2.JOB_STATE_QUEUED
+    state: _State = scheduler_pb2.JOB_STATE_QUEUED
+    """A `scheduler_pb2.JobState`."""
     message: str = ""
     num_rounds_committed: int = 0
-    labels: list[str] = field(default_factory=list)
+    labels: list[str] = Field(default_factory=list)
     vocabulary_digest: str = ""
-    evaluation: job_pb2.Evaluation | None = None
+    evaluation: _Evaluation | None = None
 
     @property
     def job(self) -> JobConfig:
-        """The parsed job."""
+        """The parsed job file."""
         return JobConfig.from_json(self.config_json)
 
     def status(self) -> scheduler_pb2.JobStatus:
-        """The job as others see it."""
+        """Returns the message that describes the job to clients."""
         job = self.job
         return scheduler_pb2.JobStatus(
             job_id=self.job_id,
-            state=self.state,
+            state=scheduler_pb2.JobState.Name(self.state),
             message=self.message,
             num_rounds_committed=self.num_rounds_committed,
             num_rounds=job.training.rounds,
@@ -59,19 +104,21 @@ class JobDocument:
         )
 
 
-@dataclass(frozen=True)
-class RecordedAttempt:
-    """One attempt at a round, as it was recorded before it began."""
+class RoundDocument(_Document):
+    """The last attempt at a round, stored before the attempt begins."""
 
     attempt: int
-    plans: Sequence[plan_pb2.Plan]
+    plans: list[_Plan]
+    """One for each cluster."""
+    decision: dict[str, Any] = Field(default_factory=dict)
+    """The document of `RoundDecision.to_json`; empty in old documents."""
 
 
 class JobStore:
-    """The jobs of a scheduler.
+    """The jobs of a scheduler. Safe to use from many threads.
 
     Args:
-        directory: Survives restarts.
+        directory: The state directory of the scheduler.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -79,29 +126,31 @@ class JobStore:
         self._lock = threading.Lock()
         self._jobs: dict[str, JobDocument] = {}
         for path in self._directory.glob("*/job.json"):
-            document = read_document(path)
-            if document is not None:
-                job = _from_document(document)
-                if job.state in _UNFINISHED:  # it ended with the scheduler that ran it
-                    job.state = scheduler_pb2.JOB_STATE_FAILED
-                    job.message = "the scheduler ended while the job ran: resume it"
-                self._jobs[job.job_id] = job
+            document = _read(path, JobDocument)
+            if document is None:
+                continue
+            if document.state in _UNFINISHED:
+                document.state = scheduler_pb2.JOB_STATE_FAILED
+                document.message = "the scheduler ended while the job ran: resume it"
+            self._jobs[document.job_id] = document
 
     def create(self, config: JobConfig) -> JobDocument:
-        """Makes a new job."""
+        """Creates and stores a new job."""
         with self._lock:
             job_id = f"{config.name}-{uuid.uuid4().hex[:8]}"
-            document = JobDocument(job_id, len(self._jobs), config.to_json())
+            document = JobDocument(
+                job_id=job_id, number=len(self._jobs), config_json=config.to_json()
+            )
             self._jobs[job_id] = document
         self.save(document)
         return document
 
     def reopen(self, config: JobConfig) -> JobDocument:
-        """Finds the last job of a name, to be continued.
+        """Queues the last job of this name again, so that it continues from its last commit.
 
         Raises:
-            NotFoundError: There is none.
-            InvalidInputError: The job is another one by now: what was trained cannot be continued as it says.
+            NotFoundError: There is no job of this name.
+            InvalidInputError: The job still runs, or a setting has changed that would change what was trained.
         """
         jobs = [document for document in self.all() if document.job.name == config.name]
         if not jobs:
@@ -113,11 +162,11 @@ class JobStore:
             raise InvalidInputError(
                 f"job {document.job_id} is still running: wait for it or cancel it"
             )
-        changed = _changes(document.job, config)
+        changed = _changed_settings(document.job, config)
         if changed:
             raise InvalidInputError(
-                f"job {document.job_id} cannot be resumed with other values of {', '.join(changed)}: give it the "
-                "old ones, or start a new job (rounds, evaluation and the schedule may change)"
+                f"job {document.job_id} cannot be resumed with other values of {', '.join(changed)}: use the old "
+                "values, or start a new job (only the schedule, the rounds and the evaluation may change)"
             )
         document.config_json = config.to_json()
         document.state, document.message = scheduler_pb2.JOB_STATE_QUEUED, ""
@@ -125,118 +174,84 @@ class JobStore:
         return document
 
     def all(self) -> list[JobDocument]:
-        """Every job, oldest first."""
+        """Returns every job, oldest first."""
         with self._lock:
             return sorted(self._jobs.values(), key=lambda document: document.number)
 
     def get(self, job_id: str) -> JobDocument:
-        """One job; raises `NotFoundError`."""
+        """Returns one job; raises `NotFoundError` if there is no such job."""
         with self._lock:
             if job_id not in self._jobs:
                 raise NotFoundError(
-                    f"there is no job {job_id!r}: see `collapipe status` for those there are"
+                    f"there is no job {job_id!r}: `collapipe status` lists the jobs"
                 )
             return self._jobs[job_id]
 
     def save(self, document: JobDocument) -> None:
-        """Makes the present content of a document durable."""
-        content = {
-            "job_id": document.job_id,
-            "number": document.number,
-            "config_json": document.config_json,
-            "state": scheduler_pb2.JobState.Name(document.state),
-            "message": document.message,
-            "num_rounds_committed": document.num_rounds_committed,
-            "labels": document.labels,
-            "vocabulary_digest": document.vocabulary_digest,
-            "evaluation": _to_dict(document.evaluation) if document.evaluation else None,
-        }
-        write_document(self._directory / document.job_id / "job.json", content)
+        """Stores the current content of a job document."""
+        path = self._directory / document.job_id / "job.json"
+        write_document(path, document.model_dump(mode="json"))
 
-    def begin_attempt(
-        self,
-        job_id: str,
-        round_index: int,
-        make_plans: Callable[[list[int] | None], tuple[Sequence[plan_pb2.Plan], dict[str, Any]]],
-    ) -> RecordedAttempt:
-        """Records the plans of a new attempt at a round before it begins.
+    def find_round(self, job_id: str, round_index: int) -> RoundDocument | None:
+        """Returns the last attempt at a round, or `None` if the round was never planned."""
+        return _read(self._round_path(job_id, round_index), RoundDocument)
 
-        Args:
-            job_id: The job.
-            round_index: The round.
-            make_plans: Makes the plans, and the document of the decision; is given the micro-batches of each
-                cluster in the first attempt, which a retry keeps.
-        """
-        path = self._round_path(job_id, round_index)
-        before = read_document(path)
-        replayed = [plan["num_micro_batches"] for plan in before["plans"]] if before else None
-        plans, decision = make_plans(replayed)
-        recorded = RecordedAttempt(before["attempt"] + 1 if before else 0, plans)
-        document = {
-            "attempt": recorded.attempt,
-            "plans": [_to_dict(plan) for plan in plans],
-            "decision": decision,
-        }
-        write_document(path, document)
-        return recorded
-
-    def plans(self, job_id: str, round_index: int) -> list[plan_pb2.Plan]:
-        """The plans of a round's last attempt; raises `NotFoundError`."""
-        plans = self._round(job_id, round_index)["plans"]
-        return [json_format.ParseDict(plan, plan_pb2.Plan()) for plan in plans]
-
-    def decision(self, job_id: str, round_index: int) -> dict[str, Any]:
-        """What a round's last attempt was decided on, and how; raises `NotFoundError`."""
-        document: dict[str, Any] | None = self._round(job_id, round_index).get("decision")
-        if document is None:
-            raise NotFoundError(
-                f"round {round_index + 1} of job {job_id} was planned by an older version, which kept no reasons"
-            )
-        return document
-
-    def save_planner(self, job_id: str, document: dict[str, Any]) -> None:
-        """Makes what the planner has learnt durable."""
-        write_document(self._directory / job_id / "planner.json", document)
-
-    def planner(self, job_id: str) -> dict[str, Any] | None:
-        """What the planner had learnt; `None` before the first commit, or when it cannot be read any more."""
-        try:
-            return read_document(self._directory / job_id / "planner.json")
-        except CorruptDataError as error:
-            logger.warning("the hosts are profiled anew: %s", error)
-            return None
-
-    def _round(self, job_id: str, round_index: int) -> dict[str, Any]:
+    def round(self, job_id: str, round_index: int) -> RoundDocument:
+        """Returns the last attempt at a round; raises `NotFoundError` if the job or the attempt does not exist."""
         self.get(job_id)
-        document = read_document(self._round_path(job_id, round_index))
+        document = self.find_round(job_id, round_index)
         if document is None:
             raise NotFoundError(
                 f"round {round_index + 1} of job {job_id} was not planned yet: rounds are counted from 1"
             )
-        if not isinstance(document.get("plans"), list):
-            raise CorruptDataError(
-                f"{self._round_path(job_id, round_index)} holds no plans: restore it"
-            )
         return document
+
+    def save_round(self, job_id: str, round_index: int, document: RoundDocument) -> None:
+        """Stores an attempt at a round. It replaces the previous attempt."""
+        write_document(self._round_path(job_id, round_index), document.model_dump(mode="json"))
+
+    def planner_state(self, job_id: str) -> dict[str, Any] | None:
+        """Returns what `save_planner_state` stored; `None` if there is nothing, or it cannot be read."""
+        try:
+            return read_document(self._directory / job_id / "planner.json")
+        except CorruptDataError as error:
+            logger.warning("the hosts are profiled again: %s", error)
+            return None
+
+    def save_planner_state(self, job_id: str, document: dict[str, Any]) -> None:
+        """Stores the state of a job's planner."""
+        write_document(self._directory / job_id / "planner.json", document)
 
     def _round_path(self, job_id: str, round_index: int) -> Path:
         return self._directory / job_id / "rounds" / f"{round_index:06d}.json"
 
 
-def _changes(before: JobConfig, after: JobConfig) -> list[str]:
-    """Which settings differ that decide what the model is and what it learns from."""
-    free = re.compile(r"schedule\..*|training\.(rounds|evaluate_every)|data\.max_held_out_rows")
-    if after.training.update_per == "micro_batch":  # then it decides how many steps the job has
-        free = re.compile(
-            free.pattern.replace(r"schedule\..*", r"schedule\.(?!num_micro_batches).*")
-        )
-    flat_before, flat_after = _flatten(before.model_dump()), _flatten(after.model_dump())
-    keys = sorted(flat_before.keys() | flat_after.keys())
-    return [
-        key
-        for key in keys
-        if flat_before.get(key) != flat_after.get(key) and not free.fullmatch(key)
-    ]
+def _read(path: Path, kind: type[_D]) -> _D | None:
+    document = read_document(path)
+    if document is None:
+        return None
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise CorruptDataError(f"{path} is damaged ({error}): restore it or delete it") from error
+
+
+def _changed_settings(before: JobConfig, after: JobConfig) -> list[str]:
+    """Returns the settings that differ, apart from those that may change when a job is resumed."""
+    old, new = _flatten(before.model_dump()), _flatten(after.model_dump())
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    return [key for key in changed if not _may_change(key, after)]
+
+
+def _may_change(setting: str, job: JobConfig) -> bool:
+    if setting == "schedule.num_micro_batches":
+        # With an update for each micro-batch, their number decides the number of optimizer steps.
+        return job.training.update_per != "micro_batch"
+    return setting.startswith("schedule.") or setting in (
+        "training.rounds",
+        "training.evaluate_every",
+        "data.max_held_out_rows",
+    )
 
 
 def _flatten(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -247,23 +262,3 @@ def _flatten(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-
-def _to_dict(message: Any) -> dict[str, Any]:
-    result: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
-    return result
-
-
-def _from_document(document: dict[str, Any]) -> JobDocument:
-    evaluation = document["evaluation"]
-    return JobDocument(
-        job_id=document["job_id"],
-        number=document["number"],
-        config_json=document["config_json"],
-        state=cast("scheduler_pb2.JobState", scheduler_pb2.JobState.Value(document["state"])),
-        message=document["message"],
-        num_rounds_committed=document["num_rounds_committed"],
-        labels=document["labels"],
-        vocabulary_digest=document["vocabulary_digest"],
-        evaluation=json_format.ParseDict(evaluation, job_pb2.Evaluation()) if evaluation else None,
-    )

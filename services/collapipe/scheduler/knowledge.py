@@ -1,36 +1,41 @@
-"""What the scheduler knows of a job's hosts, links and model: from the profile at first, then from what rounds measured.
+"""What the scheduler knows about the hosts, links and model of a job.
 
-It is kept with the job, so that a restarted scheduler goes on where it was.
+The first values come from profiles and probes; every round replaces or averages them with measured values. They are
+stored with the job, so that a restarted scheduler continues with them.
 """
 
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from collapipe.allocation import ClusterPlan, RadioLink, VirtualQueue
-from collapipe.errors import InvalidInputError
-from collapipe.telemetry.estimates import Estimates, HostPrior, LinkEstimate
+from collapipe.telemetry import metrics
+from collapipe.telemetry.estimates import Estimates, HostEstimate, HostPrior, LinkEstimate
 
-_MEMORY = 0.5
-"""What an old value weighs against a new one that says about the same."""
+_OLD_WEIGHT = 0.5
+"""Weight of the old value in a running average."""
 
-_NEWS = 0.25
-"""A change by more than this share is one of the world, not of the measurement: the old value is dropped."""
+_CHANGE = 0.25
+"""A value that differs from the average by more than this share replaces it: the host or link itself has changed."""
 
 _PROFILE_NOISE = 0.2
-"""Two profiles of a device that nothing happened to differ by less."""
+"""Two profiles of an unchanged device differ by less than this share."""
 
 _PROBE_NOISE = 1.5
-"""Two probes of a link that nothing happened to differ by a smaller factor."""
+"""Two probes of an unchanged link differ by less than this factor."""
 
-_LEAST_MICRO_BATCHES = 2
-_LEAST_BYTES = 4096
+_MIN_MICRO_BATCHES = 2
+_MIN_BYTES = 4096
+"""Measurements of fewer micro-batches or bytes are ignored."""
+
 _UNLIMITED_BPS = 1e12
-_NEARLY = 0.85
-"""A link that delivered so much of its share was held by the share."""
+"""Capacity of a link that has not been measured."""
+
+_LIMITED_BY_SHARE = 0.85
+"""If a link delivers at least this part of its share, then the share limits it, not the link itself."""
 
 
 class _Known(BaseModel):
@@ -38,62 +43,69 @@ class _Known(BaseModel):
 
 
 class HostKnowledge(_Known):
-    """One host; seconds as in design (2)."""
+    """What is known about one host; the times are those of docs/scheduling.md (2)."""
 
     seconds_per_sample: float = Field(ge=0, allow_inf_nan=False)
     seconds_per_micro_batch: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     busy_watts: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    origin: Literal["guess", "profile", "rounds"] = "guess"
-    """Where the seconds come from."""
+    source: Literal["guess", "profile", "rounds"] = "guess"
+    """How `seconds_per_sample` was obtained."""
     profiled_seconds_per_sample: float = 0.0
-    """What the last profile said; 0 without one. Rounds run other lengths of text than a profile, so it is compared only
-    with other profiles."""
+    """Result of the last profile; 0 without one. A profile uses other text lengths than rounds do, so this value is
+    compared with other profiles only."""
 
 
 class LinkKnowledge(_Known):
-    """One direction between two hosts."""
+    """What is known about one direction between two hosts."""
 
     capacity_bps: float = _UNLIMITED_BPS
     round_trip_seconds: float = 0.0
     gain: float | None = None
     noise_watts_per_hertz: float | None = None
     efficiency: float = 1.0
+    """Measured rate of a radio link divided by the rate of docs/scheduling.md (1)."""
     probed_bps: float = 0.0
-    """What the last probe said while its sender had no blocks, 0 without one: compared only with other probes."""
-    weights_bps: float | None = None
-    """Rate at which unit states were last gathered over it; only from a device to its control unit."""
-    weights_probed_bps: float = 0.0
-    """What a probe said when that was so, 0 if none did."""
+    """Result of the last probe that ran while the sender had no blocks; 0 without one. It is compared with other
+    probes only."""
+    gather_bps: float | None = None
+    """Rate at which unit states were last gathered over this link; only from a device to its control unit."""
+    probed_bps_at_gathering: float = 0.0
+    """The value of `probed_bps` that belongs to `gather_bps`; 0 without one."""
 
-    def learn_gathering(self, rate_bps: float) -> None:
-        """Takes in at which rate unit states came."""
-        before = self.weights_bps
-        self.weights_bps = _follow(before, rate_bps)
-        if before and self.weights_bps == rate_bps and self.probed_bps == self.weights_probed_bps:
-            # the last probe is from before the change: what one would say by now, if the link is its cause
+    def update_gather_rate(self, rate_bps: float) -> None:
+        """Adds the rate of one gathering."""
+        before = self.gather_bps
+        self.gather_bps = _average(before, rate_bps)
+        has_changed = self.gather_bps == rate_bps
+        if before and has_changed and self.probed_bps == self.probed_bps_at_gathering:
+            # The last probe is older than the change. If the link caused the change, then a new probe would
+            # differ by the same factor.
             self.probed_bps *= rate_bps / before
-        self.weights_probed_bps = self.probed_bps
+        self.probed_bps_at_gathering = self.probed_bps
 
-    def learn_probe(self, goodput_bps: float) -> None:
-        """Takes in what a probe says while nothing is gathered over the link."""
+    def update_probed_rate(self, goodput_bps: float) -> None:
+        """Adds the result of a probe that ran while nothing was gathered over this link."""
         self.probed_bps = goodput_bps
-        # narrower than when it was gathered over last: it was by then, and the probe late
-        late = goodput_bps * _PROBE_NOISE < self.weights_probed_bps
-        if late or not self.weights_probed_bps:
-            self.weights_probed_bps = goodput_bps
+        # A slower probe means that the link had become slow before the last gathering, and no probe had run since.
+        is_slower = goodput_bps * _PROBE_NOISE < self.probed_bps_at_gathering
+        if is_slower or not self.probed_bps_at_gathering:
+            self.probed_bps_at_gathering = goodput_bps
 
-    def gather_bps(self, elsewhere_bps: float) -> float:
-        """Rate at which unit states would come now: a link that has widened since is tried again.
+    def expected_gather_bps(self, default_bps: float) -> float:
+        """Returns the rate at which unit states would be gathered over this link now.
 
-        At most `elsewhere_bps` is believed of it, which is also the answer where nothing was ever gathered: what is
-        believed of other devices.
+        If probes show that the link has become faster since the last gathering, then the rate grows by the same
+        factor, up to `default_bps`. The device then gets blocks again, and the next gathering measures it.
+
+        Args:
+            default_bps: Rate of the other devices; returned if nothing was gathered over this link yet.
         """
-        if self.weights_bps is None:
-            return elsewhere_bps
-        if self.probed_bps <= _PROBE_NOISE * self.weights_probed_bps:
-            return self.weights_bps
-        widened = self.weights_bps * self.probed_bps / self.weights_probed_bps
-        return min(widened, max(self.weights_bps, elsewhere_bps))
+        if self.gather_bps is None:
+            return default_bps
+        if self.probed_bps <= _PROBE_NOISE * self.probed_bps_at_gathering:
+            return self.gather_bps
+        scaled = self.gather_bps * self.probed_bps / self.probed_bps_at_gathering
+        return min(scaled, max(self.gather_bps, default_bps))
 
 
 class BlockKnowledge(_Known):
@@ -104,77 +116,53 @@ class BlockKnowledge(_Known):
 
 
 class Knowledge(_Known):
-    """Everything that is known of a job and not in its file."""
+    """Everything about a job that its job file does not say."""
 
     hosts: dict[str, HostKnowledge] = Field(default_factory=dict)
     links: dict[str, LinkKnowledge] = Field(default_factory=dict)
     """By "sender>receiver"."""
     block: BlockKnowledge = Field(default_factory=BlockKnowledge)
     activation_bytes: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Of a sample, in fp32."""
+    """Size of one sample's activation in fp32."""
     step_seconds: dict[int, float] = Field(default_factory=dict)
-    """By cluster: T_step of design (5)."""
-    weights_bps: float = math.inf
-    """Rate at which unit states come from a device that none were gathered from: the best of late."""
+    """T_step of docs/scheduling.md (5), by cluster."""
+    default_gather_bps: float = math.inf
+    """Rate for a device from which nothing was gathered yet: the best recent rate of the others."""
     fixed_seconds: float = 0.0
-    """Of a round besides training, gathering and evaluating."""
+    """Time of a round outside training, gathering and evaluation."""
     reference_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """tau_ref of design (13)."""
+    """tau_ref of docs/scheduling.md (13)."""
     backlogs: dict[str, float] = Field(default_factory=dict)
-    """Of the virtual queues, by device: design (12)."""
+    """Backlog of the virtual queue of each device: docs/scheduling.md (12)."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON document."""
-        document: dict[str, Any] = self.model_dump(mode="json")
-        return document
-
-    @classmethod
-    def from_json(cls, document: Any) -> "Knowledge":
-        """Reads what `to_json` returned; raises `InvalidInputError`."""
-        try:
-            return cls.model_validate(document)
-        except ValidationError as error:
-            raise InvalidInputError(f"what was kept of the hosts cannot be used: {error}") from None
-
-    def priors(self) -> dict[str, HostPrior]:
-        """What estimates are compared with, by host."""
+    def host_priors(self) -> dict[str, HostPrior]:
+        """Returns the expected times of each host, against which telemetry is checked."""
         return {
             host_id: HostPrior(
-                known.seconds_per_sample if known.origin != "guess" else 0.0,
+                known.seconds_per_sample if known.source != "guess" else 0.0,
                 known.seconds_per_micro_batch,
             )
             for host_id, known in self.hosts.items()
         }
 
-    def learn(
+    def update(
         self, estimates: Estimates, plans: Iterable[ClusterPlan], shares: Mapping[str, float]
     ) -> None:
-        """Takes in what a window of telemetry measured.
+        """Adds the estimates of one telemetry window.
 
         Args:
-            estimates: Of the window.
-            plans: In force during it.
-            shares: What they gave each link, by "sender>receiver": bit/s, on a radio Hz.
+            plans: The plans that ran during the window.
+            shares: What these plans gave each link, by "sender>receiver": bit/s, or Hz on a radio link.
         """
         for host_id, host in estimates.hosts.items():
-            if host.seconds_per_sample and host.micro_batches >= _LEAST_MICRO_BATCHES:
-                known = self.hosts.setdefault(host_id, HostKnowledge(seconds_per_sample=0.0))
-                before = known.seconds_per_sample if known.origin == "rounds" else None
-                known.seconds_per_sample = _follow(before, host.seconds_per_sample)
-                if before:  # what a profile would say by now
-                    known.profiled_seconds_per_sample *= known.seconds_per_sample / before
-                known.origin = "rounds"
-        self._correct_profiles()
-        for host_id, host in estimates.hosts.items():
-            if host.busy_watts and host_id in self.hosts:
-                known = self.hosts[host_id]
-                known.busy_watts = _follow(known.busy_watts or None, host.busy_watts)
+            self._update_host(host_id, host)
+        self._scale_profiles()
         for name, link in estimates.links.items():
-            self._learn_link(name, link, shares.get(name, math.inf))
+            self._update_link(name, link, shares.get(name, math.inf))
         for cluster in estimates.clusters.values():
             if cluster.activation_bytes_per_sample:
                 before = self.activation_bytes or None
-                self.activation_bytes = _follow(before, cluster.activation_bytes_per_sample)
+                self.activation_bytes = _average(before, cluster.activation_bytes_per_sample)
         for index, plan in enumerate(plans):
             steps = [
                 measured.step_seconds
@@ -183,116 +171,136 @@ class Knowledge(_Known):
                 and measured.step_seconds is not None
             ]
             if steps:
-                self.step_seconds[index] = _follow(self.step_seconds.get(index), max(steps))
+                self.step_seconds[index] = _average(self.step_seconds.get(index), max(steps))
 
-    def learn_idle(
+    def update_unused(
         self,
         seconds_per_sample: Mapping[str, float],
         links: Mapping[str, LinkKnowledge],
-        working: Collection[str] = (),
+        used_hosts: Collection[str] = (),
     ) -> None:
-        """Takes in what was found of devices and links that the round did not use.
+        """Adds new profiles and probes of the devices and links that the last round did not use.
 
         Args:
-            seconds_per_sample: By device: what a new profile says of a block.
-            links: By "sender>receiver": what a new probe says.
-            working: Hosts that the round used: probes share their links with its streams, and what was gathered from
-                them is fresh.
+            seconds_per_sample: Profiled time of a block, by device.
+            links: Probe results, by "sender>receiver".
+            used_hosts: Hosts of the last round. Their gather rates are newer than a probe, and their streams slowed
+                the probe down, so their probes do not change gather rates.
         """
         for host_id, profiled in seconds_per_sample.items():
-            known = self.hosts[host_id]
-            before = known.profiled_seconds_per_sample
+            host = self.hosts[host_id]
+            before = host.profiled_seconds_per_sample
             if before and abs(profiled - before) > _PROFILE_NOISE * before:
-                known.seconds_per_sample *= profiled / before
-                known.profiled_seconds_per_sample = profiled
+                host.seconds_per_sample *= profiled / before
+                host.profiled_seconds_per_sample = profiled
         for name, probed in links.items():
             link = self.links.setdefault(name, LinkKnowledge())
             link.capacity_bps = probed.capacity_bps
             link.round_trip_seconds = probed.round_trip_seconds
-            if probed.capacity_bps and name.partition(">")[0] not in working:
-                link.learn_probe(probed.capacity_bps)
+            if probed.capacity_bps and name.partition(">")[0] not in used_hosts:
+                link.update_probed_rate(probed.capacity_bps)
 
-    def _correct_profiles(self) -> None:
-        """Lets devices that only a profile knows be as much faster in rounds as the others turned out to be."""
-        ratios = [
-            known.seconds_per_sample / known.profiled_seconds_per_sample
-            for known in self.hosts.values()
-            if known.origin == "rounds" and known.profiled_seconds_per_sample
-        ]
-        if not ratios:
-            return
-        for known in self.hosts.values():
-            if known.origin == "profile" and known.profiled_seconds_per_sample:
-                ratio = statistics.median(ratios)
-                known.seconds_per_sample = ratio * known.profiled_seconds_per_sample
+    def update_radio_links(self, estimates: Estimates) -> None:
+        """Adds round trips, channel gains and noise, but no rates."""
+        for name, measured in estimates.links.items():
+            self._update_channel(self.links.setdefault(name, LinkKnowledge()), measured)
 
-    def learn_radios(self, estimates: Estimates) -> None:
-        """Takes in what the hosts' radios know of their links, and nothing else."""
-        for name, seen in estimates.links.items():
-            self._learn_state(self.links.setdefault(name, LinkKnowledge()), seen)
+    def update_fixed_seconds(self, seconds: float) -> None:
+        """Adds the time that one round spent outside training, gathering and evaluation."""
+        self.fixed_seconds = _average(self.fixed_seconds or None, max(seconds, 0.0))
 
-    def learn_round(self, overhead_seconds: float) -> None:
-        """Takes in what a round took besides training, gathering and evaluating."""
-        self.fixed_seconds = _follow(self.fixed_seconds or None, max(overhead_seconds, 0.0))
-
-    def learn_gathering(self, clusters: Iterable[Mapping[str, tuple[float, float]]]) -> None:
-        """Takes in how the unit states of each cluster were gathered.
+    def update_gather_rates(self, clusters: Iterable[Mapping[str, tuple[float, float]]]) -> None:
+        """Adds how the unit states of each cluster were gathered.
 
         Args:
-            clusters: Of each, by "device>control unit": bytes, and seconds since all devices began to send.
+            clusters: One mapping for each cluster. It maps "device>control unit" to the gathered bytes and to the
+                seconds from the common start of all devices to the end of this device.
         """
         rates: list[float] = []
         for gathered in clusters:
-            seconds = _split({name: end for name, (_, end) in gathered.items()})
+            seconds = _split_shared_time({name: end for name, (_, end) in gathered.items()})
             for name, (num_bytes, _) in gathered.items():
-                if num_bytes >= _LEAST_BYTES and seconds[name] > 0:
+                if num_bytes >= _MIN_BYTES and seconds[name] > 0:
                     rates.append(8 * num_bytes / seconds[name])
-                    self.links.setdefault(name, LinkKnowledge()).learn_gathering(rates[-1])
+                    self.links.setdefault(name, LinkKnowledge()).update_gather_rate(rates[-1])
         if rates:
-            before = self.weights_bps if math.isfinite(self.weights_bps) else max(rates)
-            # falls by halves: where all blocks are on one device, its narrow link is not that of the others
-            self.weights_bps = max(max(rates), _MEMORY * before + (1 - _MEMORY) * max(rates))
+            best = max(rates)
+            before = self.default_gather_bps if math.isfinite(self.default_gather_bps) else best
+            # The default falls slowly. When one device holds all blocks, its slow link says nothing about the
+            # links of the other devices.
+            self.default_gather_bps = max(best, _OLD_WEIGHT * before + (1 - _OLD_WEIGHT) * best)
 
     def gather_bps(self, device: str, control_unit: str) -> float:
-        """Rate at which unit states come from a device to its control unit."""
-        known = self.links.get(f"{device}>{control_unit}") or LinkKnowledge()
-        return known.gather_bps(self.weights_bps)
+        """Returns the rate at which the unit states of a device would be gathered."""
+        link = self.links.get(f"{device}>{control_unit}") or LinkKnowledge()
+        return link.expected_gather_bps(self.default_gather_bps)
 
-    def charge(self, energy_joules: Mapping[str, float], budgets: Mapping[str, float]) -> None:
-        """Lets a round's energy enter the queues of the devices that have a budget: design (12)."""
+    def update_backlogs(
+        self, energy_joules: Mapping[str, float], budgets: Mapping[str, float]
+    ) -> None:
+        """Adds the energy of a round to the queues of the devices with a budget: docs/scheduling.md (12)."""
         for host_id, budget in budgets.items():
             queue = VirtualQueue(budget, self.backlogs.get(host_id, 0.0))
             self.backlogs[host_id] = queue.after(energy_joules.get(host_id, 0.0)).backlog
+            metrics.BACKLOG.labels(host_id).set(self.backlogs[host_id])
 
-    def _learn_link(self, name: str, seen: LinkEstimate, share: float) -> None:
-        known = self.links.setdefault(name, LinkKnowledge())
-        self._learn_state(known, seen)
-        if seen.goodput_bps is None or seen.transfer_bytes < _LEAST_BYTES:
+    def _update_host(self, host_id: str, measured: HostEstimate) -> None:
+        if measured.seconds_per_sample and measured.micro_batches >= _MIN_MICRO_BATCHES:
+            host = self.hosts.setdefault(host_id, HostKnowledge(seconds_per_sample=0.0))
+            before = host.seconds_per_sample if host.source == "rounds" else None
+            host.seconds_per_sample = _average(before, measured.seconds_per_sample)
+            if before:
+                # A new profile would differ by the same factor.
+                host.profiled_seconds_per_sample *= host.seconds_per_sample / before
+            host.source = "rounds"
+        if measured.busy_watts and host_id in self.hosts:
+            host = self.hosts[host_id]
+            host.busy_watts = _average(host.busy_watts or None, measured.busy_watts)
+
+    def _scale_profiles(self) -> None:
+        """Scales the profiles of unused devices by the median ratio of round time to profile time of the others."""
+        ratios = [
+            host.seconds_per_sample / host.profiled_seconds_per_sample
+            for host in self.hosts.values()
+            if host.source == "rounds" and host.profiled_seconds_per_sample
+        ]
+        ratio = statistics.median(ratios) if ratios else 0.0
+        for host in self.hosts.values():
+            if ratio and host.source == "profile" and host.profiled_seconds_per_sample:
+                host.seconds_per_sample = ratio * host.profiled_seconds_per_sample
+
+    def _update_link(self, name: str, measured: LinkEstimate, share: float) -> None:
+        link = self.links.setdefault(name, LinkKnowledge())
+        self._update_channel(link, measured)
+        goodput = measured.goodput_bps
+        if goodput is None or measured.transfer_bytes < _MIN_BYTES:
             return
-        if known.gain is not None and known.noise_watts_per_hertz is not None:
-            watts = seen.transmit_power_watts
+        if link.gain is not None and link.noise_watts_per_hertz is not None:
+            watts = measured.transmit_power_watts
             if watts and math.isfinite(share):
-                formula = RadioLink(known.gain, known.noise_watts_per_hertz).rate_bps(share, watts)
-                # above 1 only a measurement can be
-                known.efficiency = min(1.0, _follow(known.efficiency, seen.goodput_bps / formula))
-        elif seen.goodput_bps < _NEARLY * share:
-            before = known.capacity_bps if known.capacity_bps < _UNLIMITED_BPS else None
-            known.capacity_bps = _follow(before, seen.goodput_bps)
-        else:  # held by its share: it may carry more, and is given more to find out
-            known.capacity_bps = max(known.capacity_bps, (1 + _NEWS) * seen.goodput_bps)
+                formula = RadioLink(link.gain, link.noise_watts_per_hertz).rate_bps(share, watts)
+                # An efficiency above 1 can only be a measurement error.
+                link.efficiency = min(1.0, _average(link.efficiency, goodput / formula))
+        elif goodput < _LIMITED_BY_SHARE * share:
+            before = link.capacity_bps if link.capacity_bps < _UNLIMITED_BPS else None
+            link.capacity_bps = _average(before, goodput)
+        else:
+            # The share limited the rate. Assume a higher capacity, so that the next plan can test it.
+            link.capacity_bps = max(link.capacity_bps, (1 + _CHANGE) * goodput)
 
     @staticmethod
-    def _learn_state(known: LinkKnowledge, seen: LinkEstimate) -> None:
-        if seen.round_trip_seconds is not None:
-            known.round_trip_seconds = seen.round_trip_seconds
-        if seen.channel_gain and seen.noise_watts_per_hertz:
-            known.gain, known.noise_watts_per_hertz = seen.channel_gain, seen.noise_watts_per_hertz
+    def _update_channel(link: LinkKnowledge, measured: LinkEstimate) -> None:
+        if measured.round_trip_seconds is not None:
+            link.round_trip_seconds = measured.round_trip_seconds
+        if measured.channel_gain and measured.noise_watts_per_hertz:
+            link.gain = measured.channel_gain
+            link.noise_watts_per_hertz = measured.noise_watts_per_hertz
 
 
-def _split(ends: Mapping[str, float]) -> dict[str, float]:
-    """Splits the time of senders that begin together evenly among those that are not done, at every moment.
+def _split_shared_time(ends: Mapping[str, float]) -> dict[str, float]:
+    """Divides the total time of senders that start together: at each moment, evenly among the active senders.
 
-    The parts sum to the whole time, as predictions add them up; and who is done early is not charged for who is late.
+    The parts add up to the total time, as predictions assume. A late sender does not lengthen the part of an early one.
     """
     parts: dict[str, float] = {}
     part = last = 0.0
@@ -302,8 +310,8 @@ def _split(ends: Mapping[str, float]) -> dict[str, float]:
     return parts
 
 
-def _follow(before: float | None, now: float) -> float:
-    """Averages what says about the same, and believes what changed."""
-    if before is None or abs(now - before) > _NEWS * before:
+def _average(before: float | None, now: float) -> float:
+    """Updates a running average; a value that differs by more than `_CHANGE` replaces it."""
+    if before is None or abs(now - before) > _CHANGE * before:
         return now
-    return _MEMORY * before + (1 - _MEMORY) * now
+    return _OLD_WEIGHT * before + (1 - _OLD_WEIGHT) * now

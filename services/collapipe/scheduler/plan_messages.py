@@ -1,26 +1,36 @@
-"""Plans as the hosts get them, and the replay of a recorded one."""
+"""Converts plans to the messages that hosts receive, and repeats a recorded decision."""
 
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
-from collapipe.allocation import ClusterPlan, LinkPlan, RadioLink, RoundProblem
+from collapipe.allocation import ClusterPlan, LinkPlan, RadioLink, RoundPlan, RoundProblem
 from collapipe.codec_names import CODECS_BY_NAME
 from collapipe.scheduler.decisions import RoundDecision, decide_again
 from collapipe.v1 import plan_pb2
 
 
-def to_message(
-    addresses: Mapping[str, str], problem: RoundProblem, cluster_index: int, decided: ClusterPlan
-) -> plan_pb2.Plan:
-    """The plan of one cluster as its hosts get it.
+def to_messages(
+    addresses: Mapping[str, str], problem: RoundProblem, plans: RoundPlan
+) -> list[plan_pb2.Plan]:
+    """Returns the plan of each cluster as its hosts receive it.
 
     Args:
-        addresses: Of the hosts, by their identities.
-        problem: What was decided about: its links tell wires from radios.
-        cluster_index: The cluster.
-        decided: Its plan.
+        addresses: gRPC address of each host, by host id.
+        problem: The decided problem; it says which links are radio links.
     """
+    return [_plan_message(addresses, problem, index, plan) for index, plan in enumerate(plans)]
+
+
+def replay(decision: RoundDecision, recorded: Sequence[plan_pb2.Plan]) -> list[plan_pb2.Plan]:
+    """Repeats a decision from its recorded input. The addresses come from the recorded plans."""
+    addresses = {stage.host_id: stage.address for plan in recorded for stage in plan.stages}
+    return to_messages(addresses, decision.question.problem, decide_again(decision).plans)
+
+
+def _plan_message(
+    addresses: Mapping[str, str], problem: RoundProblem, cluster_index: int, decided: ClusterPlan
+) -> plan_pb2.Plan:
     plan = plan_pb2.Plan(
         cluster_index=cluster_index,
         num_micro_batches=decided.num_micro_batches,
@@ -45,22 +55,11 @@ def to_message(
 
 
 def _link_message(link: LinkPlan, *, is_radio: bool) -> plan_pb2.LinkPlan:
-    wire = plan_pb2.LinkPlan(codec=CODECS_BY_NAME[link.codec])
+    message = plan_pb2.LinkPlan(codec=CODECS_BY_NAME[link.codec])
     if is_radio:
-        wire.bandwidth_hz = link.share if math.isfinite(link.share) else 0.0
-        wire.transmit_power_watts = link.forward_watts
-        wire.return_transmit_power_watts = link.backward_watts
+        message.bandwidth_hz = link.share if math.isfinite(link.share) else 0.0
+        message.transmit_power_watts = link.forward_watts
+        message.return_transmit_power_watts = link.backward_watts
     elif math.isfinite(link.share):
-        wire.rate_limit_bps = max(1, round(link.share))
-    return wire
-
-
-def replay(decision: RoundDecision, recorded: Sequence[plan_pb2.Plan]) -> list[plan_pb2.Plan]:
-    """Decides again what was decided, with the addresses of the recorded plans.
-
-    A plan that was kept without asking (no telemetry, a solver that failed) is kept again.
-    """
-    again = decide_again(decision)
-    addresses = {stage.host_id: stage.address for plan in recorded for stage in plan.stages}
-    problem = decision.question.problem
-    return [to_message(addresses, problem, index, plan) for index, plan in enumerate(again.plans)]
+        message.rate_limit_bps = max(1, round(link.share))
+    return message

@@ -1,6 +1,6 @@
-"""Decides every round of a job: keeps what is known up to date, asks the strategy, writes the plans.
+"""Decides the plans of every round of a job.
 
-Reading order: `decide` before a round, `observe` after it.
+Start with `Planner.decide`, which runs before a round, and `Planner.round_committed`, which runs after it.
 """
 
 import importlib
@@ -9,16 +9,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from collapipe.allocation import (
-    RoundPlan,
-    predict,
-    strategy_for,
-)
-from collapipe.errors import CollapipeError, InfeasibleError
+from collapipe.allocation import RoundPlan, predict, strategy_for
+from collapipe.errors import InfeasibleError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.decisions import (
@@ -26,182 +22,202 @@ from collapipe.scheduler.decisions import (
     RoundDecision,
     decide,
     full_round_seconds,
-    keep,
-    moved,
+    keep_current,
+    num_moved_blocks,
 )
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.knowledge import Knowledge
-from collapipe.scheduler.plan_messages import to_message
-from collapipe.scheduler.planner_state import KeptState, members
+from collapipe.scheduler.plan_messages import to_messages
+from collapipe.scheduler.planner_state import PlannerState, host_ids
 from collapipe.scheduler.profiling import Explorer, probe_links, profile_hosts
-from collapipe.scheduler.round_problem import ModelFacts, build_problem, micro_batch_options
+from collapipe.scheduler.round_problem import ModelSizes, build_problem, micro_batch_options
+from collapipe.scheduler.telemetry_window import MIN_SCRAPES, Telemetry
 from collapipe.telemetry import metrics
-from collapipe.telemetry.estimates import Estimates, estimate
-from collapipe.telemetry.sources import TelemetrySource
-from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
+from collapipe.telemetry.estimates import Estimates
+from collapipe.v1 import job_pb2, plan_pb2
 
 logger = logging.getLogger(__name__)
 
-_LEAST_SCRAPES = 4
-_BYTES_PER_VALUE = 4
-
-
-@dataclass(frozen=True)
-class Telemetry:
-    """Where measurements come from.
-
-    Args:
-        source: Answers with raw samples.
-        interval_seconds: Between two scrapes.
-        now: The clock of the samples, in Unix seconds.
-    """
-
-    source: TelemetrySource
-    interval_seconds: float
-    now: Callable[[], float] = time.time
+_FP32_BYTES = 4
 
 
 class Planner:
-    """Decides where a job's units run, and what every link is given.
+    """Decides which host runs which units, and what each link may use.
 
     Args:
-        job: The job.
-        facts: Its model.
-        hosts: Who takes part.
-        knowledge: What is known of them.
-        telemetry: What rounds measured.
-        in_force: The plan of the last committed round, if there is one.
-        explorer: Looks at what rounds do not use; `None` where nobody chooses.
+        sizes: Sizes of the job's model.
+        knowledge: What is known about the hosts. The planner updates it.
+        current_plans: The plans of the last committed round, if there is one.
+        explorer: Measures what a round does not use. Only the strategy `dssra` needs one.
     """
 
     def __init__(
         self,
         job: JobConfig,
-        facts: ModelFacts,
+        sizes: ModelSizes,
         hosts: JobHosts,
         knowledge: Knowledge,
         telemetry: Telemetry,
-        in_force: RoundPlan | None = None,
+        current_plans: RoundPlan | None = None,
         explorer: Explorer | None = None,
     ) -> None:
         self._job = job
-        self._facts = facts
+        self._sizes = sizes
         self._hosts = hosts
         self._knowledge = knowledge
         self._telemetry = telemetry
-        self._in_force = in_force
+        self._current_plans = current_plans
         self._explorer = explorer
-        self._addresses = {host.host_id: host.address for host in _participants(hosts)}
-        self._round_began: float | None = None
+        self._addresses = {host_id: host.address for host_id, host in hosts.by_id.items()}
+        self._created = telemetry.now()
+        self._round_start: float | None = None
         self._decision: RoundDecision | None = None
-        self._observed_rounds = 0
-        self._born = telemetry.now()
+        self._has_committed = False
 
     @classmethod
     def for_job(
         cls,
         job: JobConfig,
         model: plan_pb2.ModelSpec,
-        facts: ModelFacts,
+        sizes: ModelSizes,
         hosts: JobHosts,
         channels: ChannelPool,
         telemetry: Telemetry,
-        kept: Mapping[str, Any] | None,
+        stored: Mapping[str, Any] | None,
     ) -> "Planner":
-        """Profiles the hosts of a job, or goes on with what was kept of it.
+        """Continues with the stored state of a job, or profiles its hosts.
 
         Args:
-            job: The job.
-            model: Its model.
-            facts: What its units weigh.
-            hosts: Who takes part.
-            channels: To them.
-            telemetry: What rounds measure.
-            kept: What `to_json` returned, of hosts that may be others by now.
+            sizes: Sizes of the model.
+            stored: The document of an earlier `to_json`. It is ignored if it does not fit the job or the hosts.
         """
-        chooses = job.schedule.strategy == "dssra"
-        explorer = Explorer(job, model, hosts, channels) if chooses else None
-        if chooses:  # a second, while the devices are profiled
+        is_adaptive = job.schedule.strategy == "dssra"
+        explorer = Explorer(job, model, hosts, channels) if is_adaptive else None
+        if is_adaptive:
+            # Importing cvxpy takes a second. Do it while the devices are profiled.
             threading.Thread(target=importlib.import_module, args=("cvxpy",), daemon=True).start()
-        before = KeptState.read(kept)
-        if before is not None and before.fits(job, hosts):
-            return cls(job, facts, hosts, before.knowledge, telemetry, before.in_force, explorer)
+        state = PlannerState.read(stored)
+        if state is not None and state.fits(job, hosts):
+            return cls(job, sizes, hosts, state.knowledge, telemetry, state.current_plans, explorer)
         knowledge = profile_hosts(job, model, hosts, channels)
-        if chooses:
+        if is_adaptive:
             knowledge.links = probe_links(hosts, channels)
-        if (
-            before is not None
-        ):  # what the hosts that stayed owe, they owe; and V means what it meant
-            knowledge.backlogs = before.knowledge.backlogs
-            knowledge.reference_seconds = before.knowledge.reference_seconds
-        knowledge.activation_bytes = float(
-            facts.hidden_size * job.task.max_length * _BYTES_PER_VALUE
-        )
-        planner = cls(job, facts, hosts, knowledge, telemetry, None, explorer)
+        if state is not None:
+            # Keep the energy queues and tau_ref: hosts that stayed have still used their energy, and V keeps its
+            # scale.
+            knowledge.backlogs = state.knowledge.backlogs
+            knowledge.reference_seconds = state.knowledge.reference_seconds
+        knowledge.activation_bytes = float(sizes.hidden_size * job.task.max_length * _FP32_BYTES)
+        planner = cls(job, sizes, hosts, knowledge, telemetry, None, explorer)
         if job.schedule.channel_bandwidth_hz:
-            planner._listen_to_radios()
+            planner._detect_radio_links()
         return planner
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what a restarted scheduler needs to go on."""
-        strategy, hosts = self._job.schedule.strategy, members(self._hosts)
-        return KeptState(strategy, hosts, self._knowledge, self._in_force).to_json()
+        """Returns the state from which `for_job` continues after a restart of the scheduler."""
+        return PlannerState(
+            strategy=self._job.schedule.strategy,
+            host_ids=host_ids(self._hosts),
+            knowledge=self._knowledge,
+            current_plans=self._current_plans,
+        ).model_dump(mode="json")
 
     def decide(
         self,
         round_index: int,
-        replayed_micro_batches: Sequence[int] | None,
+        earlier_micro_batches: Sequence[int] | None,
         *,
         evaluation_only: bool = False,
     ) -> tuple[list[plan_pb2.Plan], RoundDecision]:
         """Decides one round.
 
         Args:
-            round_index: The round.
-            replayed_micro_batches: M of each cluster in an earlier attempt at it, which a retry keeps.
-            evaluation_only: Nothing is trained, so nothing need move.
+            earlier_micro_batches: Micro-batches of each cluster in an earlier attempt at this round. A retry must
+                keep them, because another number would change the results.
+            evaluation_only: The round trains nothing, so the current plans are kept.
 
         Raises:
             InfeasibleError: No plan satisfies the limits.
         """
-        estimates = self._listen()
-        if self._explorer is not None:
-            found = self._explorer.collect()
-            in_force = self._in_force or ()
-            in_use = _links_of(in_force)  # by now: their streams know them better
-            idle_links = {name: link for name, link in found.links.items() if name not in in_use}
-            working = {stage.host_id for plan in in_force for stage in plan.stages}
-            self._knowledge.learn_idle(found.seconds_per_sample, idle_links, working)
+        estimates = self._update_from_telemetry()
+        self._update_from_explorer()
         if self._knowledge.reference_seconds is None:
             self._knowledge.reference_seconds = self._reference_seconds(round_index)
         problem = build_problem(
             self._job,
-            self._facts,
+            self._sizes,
             self._hosts,
             self._knowledge,
             round_index=round_index,
-            previous=self._in_force,
-            replayed_micro_batches=replayed_micro_batches,
+            previous=self._current_plans,
+            earlier_micro_batches=earlier_micro_batches,
         )
         schedule = self._job.schedule
         question = Question(schedule.strategy, schedule.segments, schedule.hysteresis, problem)
         decision = None
         if evaluation_only:
-            decision = keep(question, "evaluation", estimates)
-        elif self._is_blind(estimates) and replayed_micro_batches is None:
-            decision = keep(question, "telemetry_missing", estimates)
-        decision = decision or self._ask_strategy(question, estimates)
+            decision = keep_current(question, "evaluation", estimates)
+        elif self._telemetry_is_stale(estimates) and earlier_micro_batches is None:
+            decision = keep_current(question, "telemetry_missing", estimates)
+        decision = decision or self._solve(question, estimates)
         self._decision = decision
         if not evaluation_only:
-            self._export(decision)
-        plans = [
-            to_message(self._addresses, problem, index, plan)
-            for index, plan in enumerate(decision.plans)
-        ]
-        return plans, decision
+            self._export_metrics(decision)
+        return to_messages(self._addresses, problem, decision.plans), decision
 
-    def _ask_strategy(self, question: Question, estimates: Estimates | None) -> RoundDecision:
-        """Asks the strategy; an answer that there is no plan names the links that no probe came through."""
+    def round_started(self) -> None:
+        """Starts the telemetry window of the decided round, and the measurements of what the round does not use."""
+        self._round_start = self._telemetry.now()
+        decision = self._decision
+        if self._explorer and decision and decision.kept_because != "evaluation":
+            self._explorer.start(decision.plans)
+
+    def round_committed(self, summaries: Sequence[job_pb2.RoundSummary], seconds: float) -> None:
+        """Updates knowledge and energy queues after the decided round.
+
+        Args:
+            summaries: One for each cluster.
+            seconds: Duration of the whole round, from its decision to its commit.
+        """
+        decision = self._decision
+        assert decision is not None
+        self._current_plans = decision.plans
+        trained = [s.configure_seconds + s.training_seconds + s.gather_seconds for s in summaries]
+        evaluated = [t + s.evaluation_seconds for t, s in zip(trained, summaries, strict=True)]
+        observed = seconds - max(evaluated) + max(trained)
+        if self._all_hosts_measured(decision):
+            predicted = full_round_seconds(decision)
+            metrics.ROUND_PREDICTED_SECONDS.set(predicted)
+            metrics.ROUND_OBSERVED_SECONDS.set(observed)
+            metrics.ROUND_PREDICTION_ERROR_RATIO.observe(abs(predicted - observed) / observed)
+        # The first round of a process also loads code and opens connections, so its times are not typical.
+        if self._has_committed:
+            if not any(cluster.migrate_seconds for cluster in decision.prediction.clusters):
+                slowest = summaries[trained.index(max(trained))]
+                overhead = observed - slowest.training_seconds - slowest.gather_seconds
+                self._knowledge.update_fixed_seconds(overhead)
+            self._knowledge.update_gather_rates(
+                {
+                    f"{sent.host_id}>{cluster.control_unit.host_id}": (sent.bytes, sent.seconds)
+                    for sent in summary.gathered
+                }
+                for cluster, summary in zip(self._hosts.clusters, summaries, strict=True)
+            )
+        self._has_committed = True
+        budgets = {
+            host_id: host.energy_budget_joules
+            for host_id, host in self._hosts.by_id.items()
+            if host.energy_budget_joules
+        }
+        self._knowledge.update_backlogs(_energy_joules(decision, summaries), budgets)
+
+    def close(self) -> None:
+        """Stops the measurements of what rounds do not use."""
+        if self._explorer is not None:
+            self._explorer.close()
+
+    def _solve(self, question: Question, estimates: Estimates | None) -> RoundDecision:
+        """Lets the strategy decide. If no plan exists, the error also names the links whose probe failed."""
         try:
             return decide(question, estimates)
         except InfeasibleError as error:
@@ -211,130 +227,64 @@ class Planner:
             if not dead:
                 raise
             raise InfeasibleError(
-                f"{error}; no probe came through from {', '.join(dead)} within its deadline: see the scheduler's log"
+                f"{error}; the probes of these links failed: {', '.join(dead)} (see the scheduler's log for the reasons)"
             ) from error
 
-    def _is_blind(self, estimates: Estimates | None) -> bool:
-        """Whether nothing fresh was heard of some host that the plan in force uses, where that is what is decided on."""
-        if self._round_began is None or self._in_force is None:
+    def _telemetry_is_stale(self, estimates: Estimates | None) -> bool:
+        """Returns whether telemetry of a host in the current plans is missing or stale. Only dssra needs it."""
+        if self._round_start is None or self._current_plans is None:
             return False
         if self._job.schedule.strategy != "dssra":
             return False
-        working = {stage.host_id for plan in self._in_force for stage in plan.stages}
-        return estimates is None or not working.isdisjoint(estimates.missing)
+        return estimates is None or not _hosts_of(self._current_plans).isdisjoint(estimates.missing)
 
-    def begin(self) -> None:
-        """Notes that the decided round begins."""
-        self._round_began = self._telemetry.now()
-        decision = self._decision
-        if self._explorer and decision and decision.kept != "evaluation":
-            self._explorer.start(decision.plans)
-
-    def close(self) -> None:
-        """Looks at nothing more."""
-        if self._explorer is not None:
-            self._explorer.close()
-
-    def observe(self, summaries: Sequence[job_pb2.RoundSummary], seconds: float) -> None:
-        """Takes in how the decided round went.
-
-        Args:
-            summaries: Of each cluster.
-            seconds: The whole round, from its plan to its commit.
-        """
-        decision = self._decision
-        assert decision is not None
-        self._in_force = decision.plans
-        trained = [s.configure_seconds + s.training_seconds + s.gather_seconds for s in summaries]
-        measured = [t + s.evaluation_seconds for t, s in zip(trained, summaries, strict=True)]
-        observed = seconds - max(measured) + max(trained)
-        if self._is_measured(decision):
-            predicted = full_round_seconds(decision)
-            metrics.ROUND_PREDICTED_SECONDS.set(predicted)
-            metrics.ROUND_OBSERVED_SECONDS.set(observed)
-            metrics.ROUND_PREDICTION_ERROR_RATIO.observe(abs(predicted - observed) / observed)
-        slowest = max(range(len(summaries)), key=trained.__getitem__)
-        summary = summaries[slowest]
-        has_moved = any(cluster.migrate_seconds for cluster in decision.prediction.clusters)
-        # the first round of a process also loads code and makes connections
-        if self._observed_rounds:
-            if not has_moved:
-                self._knowledge.learn_round(
-                    observed - summary.training_seconds - summary.gather_seconds
-                )
-            self._knowledge.learn_gathering(
-                {
-                    f"{sent.host_id}>{cluster.control_unit.host_id}": (sent.bytes, sent.seconds)
-                    for sent in each.gathered
-                }
-                for cluster, each in zip(self._hosts.clusters, summaries, strict=True)
-            )
-        self._observed_rounds += 1
-        self._charge(decision, summaries)
-
-    def _is_measured(self, decision: RoundDecision) -> bool:
-        """Whether rounds have measured every host that the plan uses: else the prediction is a guess."""
-        known = self._knowledge.hosts
-        return all(
-            stage.host_id in known and known[stage.host_id].origin == "rounds"
-            for plan in decision.plans
-            for stage in plan.stages
-        )
-
-    def _listen(self) -> Estimates | None:
-        """Learns what was measured since the last round began; `None` when nothing could be."""
-        if self._round_began is None or self._in_force is None:
+    def _update_from_telemetry(self) -> Estimates | None:
+        """Adds the measurements since the start of the last round; returns `None` if there are none."""
+        if self._round_start is None or self._current_plans is None:
             return None
-        estimates = self._ask(self._round_began)
+        estimates = self._telemetry.estimates(
+            self._hosts, self._knowledge, since=self._round_start, earliest=self._created
+        )
         if estimates is None:
             return None
-        for words in estimates.rejected:
-            logger.warning("telemetry rejected: %s", words)
+        for reason in estimates.rejected:
+            logger.warning("rejected implausible telemetry: %s", reason)
         if estimates.missing:
-            logger.warning("no fresh telemetry of %s", ", ".join(estimates.missing))
-        shares = _links_of(self._in_force)
-        self._knowledge.learn(estimates, self._in_force, shares)
+            logger.warning("no recent telemetry from %s", ", ".join(estimates.missing))
+        self._knowledge.update(estimates, self._current_plans, _link_shares(self._current_plans))
         return estimates
 
-    def _listen_to_radios(self) -> None:
-        """Learns which links are radio links, which hosts tell once they have been probed."""
-        interval = self._telemetry.interval_seconds
-        for _ in range(2 * _LEAST_SCRAPES):
-            time.sleep(interval)
-            estimates = self._ask(self._telemetry.now() - interval)
-            if estimates is not None and not estimates.missing:
-                self._knowledge.learn_radios(estimates)
-                return
-        logger.warning("the hosts' telemetry is not there yet: radio links are taken for wires")
+    def _update_from_explorer(self) -> None:
+        if self._explorer is None:
+            return
+        found = self._explorer.collect()
+        plans = self._current_plans or ()
+        # The streams of links in use give newer rates than a probe.
+        in_use = _link_shares(plans)
+        unused_links = {name: link for name, link in found.links.items() if name not in in_use}
+        self._knowledge.update_unused(found.seconds_per_sample, unused_links, _hosts_of(plans))
 
-    def _ask(self, began: float) -> Estimates | None:
-        telemetry = self._telemetry
-        end = telemetry.now()
-        # at least some scrapes, but nothing from before this job
-        start = max(self._born, min(began, end - _LEAST_SCRAPES * telemetry.interval_seconds))
-        instances = {
-            host.metrics_address: host.host_id
-            for host in _participants(self._hosts)
-            if host.metrics_address
-        }
-        try:
-            series = telemetry.source.window(start, end)
-        except CollapipeError as error:
-            metrics.TELEMETRY_FAILURES.labels(telemetry.source.name).inc()
-            logger.warning("no telemetry from %s: %s", telemetry.source.name, error)
-            return None
-        return estimate(
-            series,
-            instances,
-            self._knowledge.priors(),
-            end=end,
-            max_age_seconds=_LEAST_SCRAPES * telemetry.interval_seconds,
-        )
+    def _detect_radio_links(self) -> None:
+        """Waits until the hosts report which links are radio links. They report it once they have been probed."""
+        interval = self._telemetry.interval_seconds
+        for _ in range(2 * MIN_SCRAPES):
+            time.sleep(interval)
+            since = self._telemetry.now() - interval
+            estimates = self._telemetry.estimates(
+                self._hosts, self._knowledge, since, self._created
+            )
+            if estimates is not None and not estimates.missing:
+                self._knowledge.update_radio_links(estimates)
+                return
+        logger.warning("the hosts report no telemetry yet: radio links are treated as wired links")
 
     def _reference_seconds(self, round_index: int) -> float:
-        """tau_ref of design (13): what equal segments would take, or whatever placement there is."""
+        """Returns tau_ref of docs/scheduling.md (13): the duration of a round with equal segments.
+
+        If equal segments are impossible, another placement serves as the reference.
+        """
         problem = build_problem(
-            self._job, self._facts, self._hosts, self._knowledge, round_index=round_index
+            self._job, self._sizes, self._hosts, self._knowledge, round_index=round_index
         )
         options = micro_batch_options(self._job)
         fixed = (self._job.schedule.num_micro_batches if len(options) > 1 else options[0],)
@@ -351,58 +301,57 @@ class Planner:
                 return seconds
         return 1.0
 
-    def _charge(self, decision: RoundDecision, summaries: Sequence[job_pb2.RoundSummary]) -> None:
-        """Energy of the round: computing as the stages report it, sending as predicted."""
-        energy: dict[str, float] = {}
-        problem = decision.question.problem
-        for index, cluster in enumerate(decision.prediction.clusters):
-            plan, hosts = decision.plans[index], problem.clusters[index].hosts
-            passes = problem.local_steps * plan.num_micro_batches
-            times = {report.host_id: report.times for report in summaries[index].stages}
-            for stage in cluster.stages:
-                watts = hosts[stage.host_id].busy_watts
-                sending = stage.energy_joules - passes * watts * stage.compute_seconds
-                seconds = (
-                    times[stage.host_id].forward_seconds + times[stage.host_id].backward_seconds
-                )
-                energy[stage.host_id] = energy.get(stage.host_id, 0.0) + sending + watts * seconds
-        budgets = {
-            host.host_id: host.energy_budget_joules
-            for host in _participants(self._hosts)
-            if host.energy_budget_joules
-        }
-        self._knowledge.charge(energy, budgets)
-        for host_id in budgets:
-            metrics.BACKLOG.labels(host_id).set(self._knowledge.backlogs[host_id])
+    def _all_hosts_measured(self, decision: RoundDecision) -> bool:
+        """Returns whether rounds have measured every host of the plans. If not, the prediction is a guess."""
+        known = self._knowledge.hosts
+        return all(
+            host_id in known and known[host_id].source == "rounds"
+            for host_id in _hosts_of(decision.plans)
+        )
 
-    def _export(self, decision: RoundDecision) -> None:
+    def _export_metrics(self, decision: RoundDecision) -> None:
         metrics.PLAN_SOLVE_SECONDS.observe(decision.solve_seconds)
-        if decision.kept:
-            metrics.PLANS_KEPT.labels(decision.kept).inc()
-            level = logging.INFO if decision.kept == "hysteresis" else logging.WARNING
-            logger.log(
-                level, "the plan in force is kept: %s", "; ".join([decision.kept, *decision.notes])
-            )
-        prediction = decision.prediction
-        metrics.OBJECTIVE.labels("penalty").set(prediction.penalty)
-        metrics.OBJECTIVE.labels("drift").set(prediction.drift)
+        if decision.kept_because:
+            metrics.PLANS_KEPT.labels(decision.kept_because).inc()
+            level = logging.INFO if decision.kept_because == "hysteresis" else logging.WARNING
+            reasons = "; ".join([decision.kept_because, *decision.notes])
+            logger.log(level, "the current plans are kept: %s", reasons)
+        metrics.OBJECTIVE.labels("penalty").set(decision.prediction.penalty)
+        metrics.OBJECTIVE.labels("drift").set(decision.prediction.drift)
         for index, plan in enumerate(decision.plans):
             blocks = {device.host_id: 0 for device in self._hosts.clusters[index].devices}
             blocks |= {host: segment.num_blocks for host, segment in plan.segments.items()}
-            before = self._in_force[index] if self._in_force else None
-            for host, num_blocks in blocks.items():
-                metrics.PLACED_BLOCKS.labels(host).set(num_blocks)
-            metrics.MOVED_BLOCKS.labels(str(index)).inc(moved(before, plan))
+            before = self._current_plans[index] if self._current_plans else None
+            for host_id, num_blocks in blocks.items():
+                metrics.PLACED_BLOCKS.labels(host_id).set(num_blocks)
+            metrics.MOVED_BLOCKS.labels(str(index)).inc(num_moved_blocks(before, plan))
             metrics.PLANNED_MICRO_BATCHES.labels(str(index)).set(plan.num_micro_batches)
 
 
-def _participants(hosts: JobHosts) -> list[scheduler_pb2.Host]:
-    members = [host for c in hosts.clusters for host in (c.control_unit, *c.devices)]
-    return [hosts.edge_server, *members]
+def _energy_joules(
+    decision: RoundDecision, summaries: Sequence[job_pb2.RoundSummary]
+) -> dict[str, float]:
+    """Returns the energy of each host in a round: measured for computing, predicted for sending."""
+    energy: dict[str, float] = {}
+    problem = decision.question.problem
+    for index, cluster in enumerate(decision.prediction.clusters):
+        plan, hosts = decision.plans[index], problem.clusters[index].hosts
+        passes = problem.local_steps * plan.num_micro_batches
+        times = {report.host_id: report.times for report in summaries[index].stages}
+        for stage in cluster.stages:
+            watts = hosts[stage.host_id].busy_watts
+            sending = stage.energy_joules - passes * watts * stage.compute_seconds
+            seconds = times[stage.host_id].forward_seconds + times[stage.host_id].backward_seconds
+            energy[stage.host_id] = energy.get(stage.host_id, 0.0) + sending + watts * seconds
+    return energy
 
 
-def _links_of(plans: RoundPlan) -> dict[str, float]:
-    """The share of every link that has a stream, by "sender>receiver", both directions."""
+def _hosts_of(plans: RoundPlan) -> set[str]:
+    return {stage.host_id for plan in plans for stage in plan.stages}
+
+
+def _link_shares(plans: RoundPlan) -> dict[str, float]:
+    """Returns the share of each link in the plans, by "sender>receiver", in both directions."""
     return {
         link: link_plan.share
         for plan in plans

@@ -1,69 +1,60 @@
-"""What a planner keeps for the next one, and whether that one may use it."""
+"""What the planner of a job stores for its successor after a restart of the scheduler."""
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from collapipe.allocation import RoundPlan
-from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.knowledge import Knowledge
 
 logger = logging.getLogger(__name__)
 
-_PLANS = TypeAdapter(RoundPlan)
 
+class PlannerState(BaseModel):
+    """The stored state of a planner."""
 
-@dataclass(frozen=True)
-class KeptState:
-    """What an earlier planner of the job left."""
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
+    version: Literal[2] = 2
+    """Raise it whenever an older document can no longer be read."""
     strategy: str
-    hosts: list[list[str]]
+    host_ids: list[list[str]]
+    """As `host_ids` returns them."""
     knowledge: Knowledge
-    in_force: RoundPlan | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON document, which `read` takes."""
-        return {
-            "strategy": self.strategy,
-            "hosts": self.hosts,
-            "knowledge": self.knowledge.to_json(),
-            "in_force": _PLANS.dump_python(self.in_force, mode="json") if self.in_force else None,
-        }
+    current_plans: RoundPlan | None
+    """The plans of the last committed round."""
 
     @classmethod
-    def read(cls, document: Mapping[str, Any] | None) -> "KeptState | None":
-        """Reads what `to_json` returned; what cannot be read is as good as nothing."""
+    def read(cls, document: Mapping[str, Any] | None) -> "PlannerState | None":
+        """Reads a stored document. Returns `None`, with a warning, if the document cannot be used."""
         if document is None:
             return None
         try:
-            knowledge = Knowledge.from_json(document["knowledge"])
-            plans = document["in_force"]
-            in_force = _PLANS.validate_python(plans) if plans else None
-            return cls(document["strategy"], document["hosts"], knowledge, in_force)
-        except (InvalidInputError, ValidationError, KeyError) as error:
+            # Documents without a version are of version 1.
+            return cls.model_validate({"version": 1, **document})
+        except ValidationError as error:
             logger.warning(
-                "what was kept of the hosts is left out, they are profiled anew: %s", error
+                "the planner's stored state (format version %s) cannot be used, so the hosts are profiled again: %s",
+                document.get("version", 1),
+                error,
             )
             return None
 
     def fits(self, job: JobConfig, hosts: JobHosts) -> bool:
-        """Whether it was learnt of the same hosts, of all of them, by a strategy that asks for the same."""
-        devices = {device.host_id for cluster in hosts.clusters for device in cluster.devices}
+        """Returns whether the state covers the same hosts, all of their devices, and the same strategy."""
         return (
             self.strategy == job.schedule.strategy
-            and self.hosts == members(hosts)
-            and devices <= self.knowledge.hosts.keys()
+            and self.host_ids == host_ids(hosts)
+            and {device.host_id for device in hosts.devices} <= self.knowledge.hosts.keys()
         )
 
 
-def members(hosts: JobHosts) -> list[list[str]]:
-    """Who takes part, cluster by cluster, in an order that does not depend on who registered first."""
+def host_ids(hosts: JobHosts) -> list[list[str]]:
+    """Returns the host ids of the edge server and of each cluster, in an order independent of registration."""
     clusters = [
         [c.control_unit.host_id, *sorted(d.host_id for d in c.devices)] for c in hosts.clusters
     ]

@@ -1,11 +1,11 @@
-"""Asks hosts what they can do, before anything is trained: blocks by timing them, links by probing them."""
+"""Measures devices and links: profiles time a block on a device, probes measure the rate of a link."""
 
 import itertools
 import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from collapipe.allocation import RoundPlan
@@ -13,12 +13,7 @@ from collapipe.errors import CollapipeError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, call
 from collapipe.scheduler.host_registry import JobHosts
-from collapipe.scheduler.knowledge import (
-    BlockKnowledge,
-    HostKnowledge,
-    Knowledge,
-    LinkKnowledge,
-)
+from collapipe.scheduler.knowledge import BlockKnowledge, HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import link_pairs
 from collapipe.v1 import (
     device_agent_pb2,
@@ -31,28 +26,28 @@ from collapipe.v1 import (
 
 logger = logging.getLogger(__name__)
 
-_PROFILE_LENGTH = 64
-"""Tokens of the samples that a profile runs, unless the job's are shorter."""
+_PROFILE_TOKENS = 64
+"""Length of the samples in a profile, unless the samples of the job are shorter."""
 
 _PROFILE_SECONDS = 120.0
-"""Deadline of a profile: importing a model family on a slow device takes most of it."""
+"""Deadline of a profile. On a slow device most of it is needed to import the model's code."""
 
-_LINKS_A_ROUND = 4
-"""A probe takes a third of a second, and what a link carries meanwhile from the streams beside it."""
+_PROBES_PER_ROUND = 4
+"""A probe takes a third of a second, and slows down the streams of the round meanwhile."""
 
 _PROBE_SECONDS = 25.0
-"""Deadline of a probe: well under a second on a link that works, seconds on a very slow one."""
+"""Deadline of a probe. It takes well under a second on a good link, and several seconds on a very slow one."""
 
 
 def profile_hosts(
     job: JobConfig, model: plan_pb2.ModelSpec, hosts: JobHosts, channels: ChannelPool
 ) -> Knowledge:
-    """Times a block on every device, unless nothing depends on it; a speed that the operator states wins.
+    """Times a block on every device, unless no decision depends on the result. A configured speed takes precedence.
 
     Raises:
         CollapipeError: A device did not answer.
     """
-    devices = [device for cluster in hosts.clusters for device in cluster.devices]
+    devices = hosts.devices
     knowledge = Knowledge(
         hosts={
             device.host_id: HostKnowledge(seconds_per_sample=1 / (device.speed or 1.0))
@@ -73,7 +68,7 @@ def profile_hosts(
             seconds_per_sample=1 / device.speed if device.speed else profile.seconds_per_sample,
             seconds_per_micro_batch=0.0 if device.speed else profile.seconds_per_micro_batch,
             busy_watts=device.busy_watts,
-            origin="profile",
+            source="profile",
             profiled_seconds_per_sample=0.0 if device.speed else profile.seconds_per_sample,
         )
     knowledge.block = BlockKnowledge(
@@ -84,55 +79,37 @@ def profile_hosts(
 
 
 def probe_links(hosts: JobHosts, channels: ChannelPool) -> dict[str, LinkKnowledge]:
-    """Probes every link that a plan may use, in both directions; a host takes part in one probe at a time.
+    """Probes every link that a plan may use, and returns the results by "sender>receiver".
 
-    Two at a time would measure each other: they share its links, and a round trip would wait behind the other's burst.
-    A link that cannot be probed carries nothing, so no plan uses it.
+    A host takes part in only one probe at a time, because simultaneous probes would share its network interface and
+    measure each other. A link whose probe fails gets rate 0, so no plan uses it.
     """
-    by_id = {hosts.edge_server.host_id: hosts.edge_server}
-    waiting: list[tuple[str, str]] = []
-    for cluster in hosts.clusters:
-        by_id |= {host.host_id: host for host in (cluster.control_unit, *cluster.devices)}
-        waiting += link_pairs(cluster, hosts.edge_server)
+    by_id = hosts.by_id
+    waiting = _all_pairs(hosts)
+    running: dict[Future[LinkKnowledge], tuple[str, str]] = {}
     found: dict[str, LinkKnowledge] = {}
-    busy: set[str] = set()
-    changed = threading.Condition()
-
-    def next_pair() -> tuple[str, str] | None:
-        """Waits for a link whose ends are both free; `None` when none is left."""
-        with changed:
-            while waiting:
-                for pair in waiting:
-                    if busy.isdisjoint(pair):
-                        waiting.remove(pair)
-                        busy.update(pair)
-                        return pair
-                changed.wait()
-            return None
-
-    def probe_some() -> None:
-        while pair := next_pair():
-            sender, receiver = pair
-            try:
-                found[f"{sender}>{receiver}"] = _probe(by_id[sender], by_id[receiver], channels)
-            finally:
-                with changed:
-                    busy.difference_update(pair)
-                    changed.notify_all()
-
     with ThreadPoolExecutor(len(by_id) // 2, "probe") as executor:
-        for future in [executor.submit(probe_some) for _ in range(len(by_id) // 2)]:
-            future.result()
+        while waiting or running:
+            busy = {host_id for pair in running.values() for host_id in pair}
+            for pair in list(waiting):
+                if busy.isdisjoint(pair):
+                    waiting.remove(pair)
+                    busy.update(pair)
+                    sender, receiver = by_id[pair[0]], by_id[pair[1]]
+                    running[executor.submit(_probe, sender, receiver, channels)] = pair
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                found[">".join(running.pop(future))] = future.result()
     return found
 
 
 @dataclass
-class Findings:
-    """What was found out beside a round.
+class UnusedMeasurements:
+    """Measurements of devices and links that a round did not use.
 
     Args:
-        seconds_per_sample: Of a block, by device.
-        links: By "sender>receiver".
+        seconds_per_sample: Profiled time of a block, by device.
+        links: Probe results, by "sender>receiver".
     """
 
     seconds_per_sample: dict[str, float] = field(default_factory=dict)
@@ -140,15 +117,10 @@ class Findings:
 
 
 class Explorer:
-    """Looks at what a round does not use, while it runs: else what was slow once would never be used again.
+    """Measures what a round does not use, while the round runs.
 
-    Devices without blocks are profiled anew, and of the links without a stream the few that were not looked at for longest.
-
-    Args:
-        job: The job.
-        model: Its model.
-        hosts: Who takes part.
-        channels: To them.
+    Without these measurements, a device or link that was slow once would never be used again. All devices without
+    blocks are profiled. Of the links without a stream, those with the oldest probes are probed.
     """
 
     def __init__(
@@ -157,63 +129,59 @@ class Explorer:
         self._job = job
         self._model = model
         self._channels = channels
-        self._hosts = {hosts.edge_server.host_id: hosts.edge_server}
-        self._devices = [device for cluster in hosts.clusters for device in cluster.devices]
-        pairs: list[tuple[str, str]] = []
-        for cluster in hosts.clusters:
-            self._hosts |= {h.host_id: h for h in (cluster.control_unit, *cluster.devices)}
-            pairs += link_pairs(cluster, hosts.edge_server)
-        self._stalest = deque(pairs)
-        self._running: Future[Findings] | None = None
+        self._hosts = hosts.by_id
+        self._devices = hosts.devices
+        self._oldest_probes_first = deque(_all_pairs(hosts))
+        self._running: Future[UnusedMeasurements] | None = None
         self._executor = ThreadPoolExecutor(1, "explorer")
         self._closed = threading.Event()
 
     def start(self, plans: RoundPlan) -> None:
-        """Begins to look at what these plans do not use, unless it is still at it."""
+        """Starts to measure what these plans do not use, unless earlier measurements still run."""
         if self._running is not None:
             return
         working = {stage.host_id for plan in plans for stage in plan.stages}
         used = {
-            pair
+            frozenset((before.host_id, after.host_id))
             for plan in plans
             for before, after in itertools.pairwise(plan.stages)
-            for pair in ((before.host_id, after.host_id), (after.host_id, before.host_id))
         }
         idle = [d for d in self._devices if d.host_id not in working and not d.speed]
-        unused = [pair for pair in self._stalest if pair not in used][:_LINKS_A_ROUND]
-        for pair in unused:
-            self._stalest.remove(pair)
-            self._stalest.append(pair)
-        if idle or unused:
-            self._running = self._executor.submit(self._explore, idle, unused)
+        unused = [pair for pair in self._oldest_probes_first if frozenset(pair) not in used]
+        chosen = unused[:_PROBES_PER_ROUND]
+        for pair in chosen:
+            self._oldest_probes_first.remove(pair)
+            self._oldest_probes_first.append(pair)
+        if idle or chosen:
+            self._running = self._executor.submit(self._measure, idle, chosen)
 
-    def collect(self) -> Findings:
-        """What has been found since; nothing while it is still at it."""
+    def collect(self) -> UnusedMeasurements:
+        """Returns the results since the last call; they are empty while measurements still run."""
         if self._running is None or not self._running.done():
-            return Findings()
+            return UnusedMeasurements()
         done, self._running = self._running, None
         try:
             return done.result()
-        except Exception:  # what is looked at beside a job must not end it
-            logger.exception("looking at idle devices and links failed")
-            return Findings()
+        except Exception:  # These measurements are optional, so their failure must not end the job.
+            logger.exception("measuring unused devices and links failed")
+            return UnusedMeasurements()
 
     def close(self) -> None:
-        """Begins nothing more."""
+        """Starts no further measurement."""
         self._closed.set()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _explore(
+    def _measure(
         self, idle: Sequence[scheduler_pb2.Host], unused: Sequence[tuple[str, str]]
-    ) -> Findings:
-        found = Findings()
+    ) -> UnusedMeasurements:
+        found = UnusedMeasurements()
         for device in idle:
             if self._closed.is_set():
                 return found
             try:
                 profile = _profile(self._job, self._model, device, self._channels)
             except CollapipeError as error:
-                logger.info("%s was not profiled again: %s", device.host_id, error)
+                logger.info("profiling %s again failed: %s", device.host_id, error)
                 continue
             found.seconds_per_sample[device.host_id] = profile.seconds_per_sample
         for sender, receiver in unused:
@@ -225,20 +193,20 @@ class Explorer:
         return found
 
 
-def profile_sizes(job: JobConfig) -> Sequence[int]:
-    """The micro-batch that the job begins with, and one of another size."""
-    size = max(1, job.training.mini_batch // job.schedule.num_micro_batches)
-    return (size, 2 * size) if size == 1 else (size // 2, size)
+def _all_pairs(hosts: JobHosts) -> list[tuple[str, str]]:
+    return [pair for c in hosts.clusters for pair in link_pairs(c, hosts.edge_server)]
 
 
 def _profile(
     job: JobConfig, model: plan_pb2.ModelSpec, device: scheduler_pb2.Host, channels: ChannelPool
 ) -> device_agent_pb2.ProfileBlockResponse:
+    # Two sizes separate the time per sample from the fixed time per micro-batch.
+    size = max(1, job.training.mini_batch // job.schedule.num_micro_batches)
     stub = device_agent_pb2_grpc.DeviceAgentServiceStub(channels.channel(device.address))
     request = device_agent_pb2.ProfileBlockRequest(
         model=model,
-        micro_batch_sizes=profile_sizes(job),
-        sequence_length=min(job.task.max_length, _PROFILE_LENGTH),
+        micro_batch_sizes=(size, 2 * size) if size == 1 else (size // 2, size),
+        sequence_length=min(job.task.max_length, _PROFILE_TOKENS),
     )
     return call(stub.ProfileBlock, request, device.host_id, _PROFILE_SECONDS)
 
@@ -249,17 +217,17 @@ def _probe(
     stub = link_pb2_grpc.LinkServiceStub(channels.channel(sender.address))
     request = link_pb2.MeasureLinkRequest(host_id=receiver.host_id, address=receiver.address)
     try:
-        seen = call(stub.MeasureLink, request, sender.host_id, _PROBE_SECONDS)
+        measured = call(stub.MeasureLink, request, sender.host_id, _PROBE_SECONDS)
     except CollapipeError as error:
         logger.warning(
-            "%s cannot reach %s, so they will be no neighbours: %s",
+            "the probe from %s to %s failed, so no plan will use this link: %s",
             sender.host_id,
             receiver.host_id,
             error,
         )
         return LinkKnowledge(capacity_bps=0.0)
     return LinkKnowledge(
-        capacity_bps=seen.goodput_bps,
-        round_trip_seconds=seen.round_trip_seconds,
-        probed_bps=seen.goodput_bps,
+        capacity_bps=measured.goodput_bps,
+        round_trip_seconds=measured.round_trip_seconds,
+        probed_bps=measured.goodput_bps,
     )

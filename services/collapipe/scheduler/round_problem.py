@@ -1,8 +1,8 @@
-"""From what is known to what is to be decided: builds the problem of a round. Pure."""
+"""Builds the optimisation problem of a round from the job, its hosts and what is known about them. Pure functions."""
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from collapipe.allocation import (
@@ -22,15 +22,20 @@ from collapipe.traffic_shaping.radio import NOMINAL_BANDWIDTH_HZ
 from collapipe.v1 import scheduler_pb2
 
 _STATE_PER_WEIGHT = 4
-"""Weight, gradient and two moments in training: design (10)."""
+"""Training keeps a weight, a gradient and two moments for each weight: docs/scheduling.md (10)."""
 
 _EMBEDDING_GUESS = 0.05
 """Work of an embedding, in blocks, until a round has measured it."""
 
 
 @dataclass(frozen=True)
-class ModelFacts:
-    """What the edge server says of a model: blocks, bytes of the weights of each unit in unit order, values of a token."""
+class ModelSizes:
+    """Sizes of a model.
+
+    Args:
+        unit_bytes: Bytes of the weights of each unit, in unit order.
+        hidden_size: Values in the activation of one token.
+    """
 
     num_blocks: int
     unit_bytes: tuple[int, ...]
@@ -38,71 +43,69 @@ class ModelFacts:
 
     @property
     def head_blocks(self) -> float:
-        """Weight of the head in blocks: a guess of its work until a round has measured it."""
+        """Size of the head in blocks. It serves as a guess of the head's work until a round has measured it."""
         return self.unit_bytes[-1] / max(self.unit_bytes[1], 1)
 
 
 def micro_batch_options(job: JobConfig) -> tuple[int, ...]:
-    """Values of M that the job's strategy may choose from, ascending."""
+    """Returns the numbers of micro-batches that the strategy may choose from, in ascending order."""
+    # With an update for each micro-batch, their number also decides the number of optimizer steps.
     if job.schedule.strategy != "dssra" or job.training.update_per == "micro_batch":
-        return (job.schedule.num_micro_batches,)  # per micro-batch, M says how many steps there are
+        return (job.schedule.num_micro_batches,)
     mini_batch = job.training.mini_batch
     return tuple(m for m in range(1, mini_batch + 1) if mini_batch % m == 0)
 
 
 def build_problem(
     job: JobConfig,
-    model: ModelFacts,
+    model: ModelSizes,
     hosts: JobHosts,
     knowledge: Knowledge,
     *,
     round_index: int,
     previous: RoundPlan | None = None,
-    replayed_micro_batches: Sequence[int] | None = None,
+    earlier_micro_batches: Sequence[int] | None = None,
 ) -> RoundProblem:
     """Builds the problem of one round.
 
     Args:
-        job: The job.
-        model: Its model.
-        hosts: Who takes part.
-        knowledge: What is known of them.
-        round_index: The round.
-        previous: The plan in force.
-        replayed_micro_batches: M of each cluster in an earlier attempt at this round, which a retry keeps.
+        previous: The plans of the last committed round.
+        earlier_micro_batches: Micro-batches of each cluster in an earlier attempt at this round; a retry keeps them.
     """
     schedule = job.schedule
     channels: dict[str, float] = {}
-    edge_server = _host(hosts.edge_server, knowledge, _head_guess(hosts, knowledge, model))
+    fastest = min(_fastest_sample_seconds(cluster, knowledge) for cluster in hosts.clusters)
+    edge_server = _host(hosts.edge_server, knowledge, fastest * model.head_blocks)
     clusters = []
     for index, cluster in enumerate(hosts.clusters):
         options = micro_batch_options(job)
-        if replayed_micro_batches is not None:
-            options = (replayed_micro_batches[index],)
+        if earlier_micro_batches is not None:
+            options = (earlier_micro_batches[index],)
         links = _links(cluster, hosts.edge_server, knowledge)
-        channel, shared = f"cluster {index}", _shared(job, links)
+        on_radio = any(isinstance(link, RadioLink) for link in links.values())
+        shared = schedule.channel_rate_bps
+        if on_radio:
+            shared = schedule.channel_bandwidth_hz or NOMINAL_BANDWIDTH_HZ
+        channel = None
         if shared is not None:
+            channel = f"cluster {index}"
             channels[channel] = shared
+        embedding_seconds = _EMBEDDING_GUESS * _fastest_sample_seconds(cluster, knowledge)
+        control_unit = cluster.control_unit
         clusters.append(
             ClusterProblem(
-                control_unit=_host(
-                    cluster.control_unit,
-                    knowledge,
-                    _EMBEDDING_GUESS * fastest_sample_seconds(cluster, knowledge),
-                ),
+                control_unit=_host(control_unit, knowledge, embedding_seconds),
                 devices=tuple(
                     replace(
                         _host(device, knowledge),
-                        weights_bps=knowledge.gather_bps(
-                            device.host_id, cluster.control_unit.host_id
-                        ),
+                        weights_bps=knowledge.gather_bps(device.host_id, control_unit.host_id),
                     )
                     for device in cluster.devices
                 ),
                 edge_server=edge_server,
                 links=links,
                 micro_batch_options=options,
-                channel=channel if shared is not None else None,
+                channel=channel,
                 previous=previous[index] if previous else None,
                 step_seconds=knowledge.step_seconds.get(index, 0.0),
                 weight=1 / len(hosts.clusters),
@@ -131,15 +134,8 @@ def build_problem(
     )
 
 
-def _shared(job: JobConfig, links: Mapping[tuple[str, str], WiredLink | RadioLink]) -> float | None:
-    """What the links of a cluster share: Hz where they are radio links, else bit/s; `None` when they do not share."""
-    if any(isinstance(link, RadioLink) for link in links.values()):
-        return job.schedule.channel_bandwidth_hz or NOMINAL_BANDWIDTH_HZ
-    return job.schedule.channel_rate_bps
-
-
 def link_pairs(cluster: ClusterHosts, edge_server: scheduler_pb2.Host) -> list[tuple[str, str]]:
-    """Every pair of hosts that may be neighbours, sender first, in both directions."""
+    """Returns every (sender, receiver) that a pipeline of the cluster may contain, in both directions."""
     devices = [device.host_id for device in cluster.devices]
     control_unit, edge = cluster.control_unit.host_id, edge_server.host_id
     pairs = list(itertools.permutations(devices, 2))
@@ -148,18 +144,12 @@ def link_pairs(cluster: ClusterHosts, edge_server: scheduler_pb2.Host) -> list[t
     return pairs
 
 
-def fastest_sample_seconds(cluster: ClusterHosts, knowledge: Knowledge) -> float:
-    """Seconds that a block takes for a sample on the fastest device of a cluster."""
+def _fastest_sample_seconds(cluster: ClusterHosts, knowledge: Knowledge) -> float:
     return min(knowledge.hosts[device.host_id].seconds_per_sample for device in cluster.devices)
 
 
-def _head_guess(hosts: JobHosts, knowledge: Knowledge, model: ModelFacts) -> float:
-    fastest = min(fastest_sample_seconds(cluster, knowledge) for cluster in hosts.clusters)
-    return fastest * model.head_blocks
-
-
-def _host(host: scheduler_pb2.Host, knowledge: Knowledge, guess: float = 0.0) -> Host:
-    known = knowledge.hosts.get(host.host_id) or HostKnowledge(seconds_per_sample=guess)
+def _host(host: scheduler_pb2.Host, knowledge: Knowledge, guessed_seconds: float = 0.0) -> Host:
+    known = knowledge.hosts.get(host.host_id) or HostKnowledge(seconds_per_sample=guessed_seconds)
     on_radio = any(link.gain is not None for link in knowledge.links.values())
     return Host(
         host_id=host.host_id,
@@ -191,20 +181,19 @@ def _links(
     return links
 
 
-def _model_cost(job: JobConfig, model: ModelFacts, knowledge: Knowledge) -> ModelCost:
-    """Work of embedding and head is 1: what their hosts need for them was measured, or guessed, as a whole."""
+def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> ModelCost:
     block = knowledge.block
-    head_blocks = model.head_blocks
     return ModelCost(
         num_blocks=model.num_blocks,
         block_state_bytes=block.state_bytes or _STATE_PER_WEIGHT * model.unit_bytes[1],
         block_stash_bytes=block.stash_bytes_per_sample,
         activation_bytes=knowledge.activation_bytes,
+        # The times of the control unit and the edge server are measured or guessed for the whole unit.
         embedding_work=1.0,
         head_work=1.0,
         embedding_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[0],
         head_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[-1],
         embedding_stash_bytes=knowledge.activation_bytes,
-        head_stash_bytes=head_blocks * block.stash_bytes_per_sample,
+        head_stash_bytes=model.head_blocks * block.stash_bytes_per_sample,
         recompute=job.training.recompute,
     )

@@ -1,4 +1,4 @@
-"""SchedulerService: who is there, what is to be done, and how it goes."""
+"""Serves the RPCs of protos/collapipe/v1/scheduler.proto."""
 
 import json
 import threading
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
-from google.protobuf import json_format
 
 from collapipe.certificates import Role
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
@@ -16,12 +15,17 @@ from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool, check_is_caller
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.explanation import explain
-from collapipe.scheduler.host_registry import CONTROL_UNIT, DEVICE_AGENT, EDGE_SERVER
-from collapipe.scheduler.hosts import HEARTBEAT_SECONDS, Hosts
+from collapipe.scheduler.host_registry import (
+    CONTROL_UNIT,
+    DEVICE_AGENT,
+    EDGE_SERVER,
+    HEARTBEAT_SECONDS,
+    HostRegistry,
+)
 from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.plan_messages import replay
-from collapipe.scheduler.planner import Telemetry
+from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 _ROLES = {
@@ -29,25 +33,18 @@ _ROLES = {
     CONTROL_UNIT: Role.CONTROL_UNIT,
     EDGE_SERVER: Role.EDGE_SERVER,
 }
-"""What a host that registers must be by its certificate."""
+"""The role that the certificate of a registering host must have."""
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Serves hosts and clients; runs jobs one after another.
-
-    Args:
-        jobs: The jobs.
-        channels: To the hosts.
-        hosts: Who is registered.
-        telemetry: What rounds measure.
-    """
+    """Serves hosts and clients, and runs jobs one after another."""
 
     def __init__(
-        self, jobs: JobStore, channels: ChannelPool, hosts: Hosts, telemetry: Telemetry
+        self, jobs: JobStore, channels: ChannelPool, registry: HostRegistry, telemetry: Telemetry
     ) -> None:
         self._jobs = jobs
         self._channels = channels
-        self._hosts = hosts
+        self._registry = registry
         self._telemetry = telemetry
         self._changed = threading.Condition()
         self._queue: deque[JobRunner] = deque()
@@ -60,23 +57,22 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def RegisterHost(
         self, request: scheduler_pb2.RegisterHostRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.RegisterHostResponse:
-        """Makes a host known."""
         host = request.host
         if not (host.host_id and host.address and host.incarnation and host.role):
             raise InvalidInputError(
-                "a host needs an identity, a role, an address and an incarnation to register"
+                "a host must register with a host id, a role, an address and an incarnation"
             )
         if host.role not in _ROLES:
             raise InvalidInputError(
-                f"host {host.host_id} has the role {host.role}, which this version does not know: run the same version "
-                "everywhere"
+                f"host {host.host_id} has role {host.role}, which this scheduler does not know: run the same version of "
+                "CollaPipe on all machines"
             )
         check_is_caller(context, host.host_id, _ROLES[host.role])
         if host.speed < 0:
             raise InvalidInputError(
-                f"host {host.host_id} states a speed of {host.speed}: it must be positive, or 0 to be measured"
+                f"host {host.host_id} has speed {host.speed}: give a positive speed, or 0 to have it measured"
             )
-        self._hosts.register(host)
+        self._registry.register(host)
         answer = scheduler_pb2.RegisterHostResponse()
         answer.heartbeat_interval.FromMilliseconds(int(HEARTBEAT_SECONDS * 1000))
         return answer
@@ -84,25 +80,24 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def Heartbeat(
         self, request: scheduler_pb2.HeartbeatRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.HeartbeatResponse:
-        """Keeps a host known."""
         check_is_caller(context, request.host_id)
-        self._hosts.heartbeat(request.host_id, request.incarnation)
+        self._registry.heartbeat(request.host_id, request.incarnation)
         return scheduler_pb2.HeartbeatResponse()
 
     def ListHosts(
         self, request: scheduler_pb2.ListHostsRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.ListHostsResponse:
-        """Lists the hosts."""
-        return scheduler_pb2.ListHostsResponse(hosts=self._hosts.statuses())
+        return scheduler_pb2.ListHostsResponse(hosts=self._registry.statuses())
 
     def SubmitJob(
         self, request: scheduler_pb2.SubmitJobRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.SubmitJobResponse:
-        """Queues a job."""
         config = JobConfig.from_json(request.config_json)
         document = self._jobs.reopen(config) if request.resume else self._jobs.create(config)
         log = EventLog()
-        runner = JobRunner(document, self._hosts, self._jobs, self._channels, log, self._telemetry)
+        runner = JobRunner(
+            document, self._registry, self._jobs, self._channels, log, self._telemetry
+        )
         with self._changed:
             self._logs[document.job_id] = log
             self._runners[document.job_id] = runner
@@ -114,11 +109,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def WatchJob(
         self, request: scheduler_pb2.WatchJobRequest, context: grpc.ServicerContext
     ) -> Iterator[scheduler_pb2.WatchJobResponse]:
-        """Tells what happens in a job."""
         document = self._jobs.get(request.job_id)
         with self._changed:
             log = self._logs.get(request.job_id)
-        if log is None:  # it ended before this scheduler was started
+        if log is None:  # The job ended before this scheduler started.
             yield Event(status=document.status())
             return
         for event in log.watch(SIGN_OF_LIFE_SECONDS):
@@ -127,14 +121,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def ListJobs(
         self, request: scheduler_pb2.ListJobsRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.ListJobsResponse:
-        """Lists the jobs."""
         jobs = [document.status() for document in self._jobs.all()]
         return scheduler_pb2.ListJobsResponse(jobs=jobs)
 
     def CancelJob(
         self, request: scheduler_pb2.CancelJobRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.CancelJobResponse:
-        """Stops a job."""
         self._jobs.get(request.job_id)
         with self._changed:
             runner = self._runners.get(request.job_id)
@@ -146,40 +138,35 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def GetPlans(
         self, request: scheduler_pb2.GetPlansRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.GetPlansResponse:
-        """Tells the plans of a round."""
-        return scheduler_pb2.GetPlansResponse(
-            plans=self._jobs.plans(request.job_id, request.round_index)
-        )
+        document = self._jobs.round(request.job_id, request.round_index)
+        return scheduler_pb2.GetPlansResponse(plans=document.plans)
 
     def ExplainDecision(
         self, request: scheduler_pb2.ExplainDecisionRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.ExplainDecisionResponse:
-        """Tells why the plans of a round are what they are."""
-        document = self._jobs.decision(request.job_id, request.round_index)
-        with _stored_decision():
-            explanation = "\n".join(explain(RoundDecision.from_json(document)))
+        document = self._jobs.round(request.job_id, request.round_index)
+        with _refusing_contradictions():
+            explanation = "\n".join(explain(RoundDecision.from_json(document.decision)))
         return scheduler_pb2.ExplainDecisionResponse(
-            explanation=explanation, decision_json=json.dumps(document)
+            explanation=explanation, decision_json=json.dumps(document.decision)
         )
 
     def ReplayDecision(
         self, request: scheduler_pb2.ReplayDecisionRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.ReplayDecisionResponse:
-        """Decides a round again from what was recorded with it."""
-        document = self._jobs.decision(request.job_id, request.round_index)
-        with _stored_decision():
-            recorded = self._jobs.plans(request.job_id, request.round_index)
-            replayed = replay(RoundDecision.from_json(document), recorded)
-        return scheduler_pb2.ReplayDecisionResponse(recorded=recorded, replayed=replayed)
+        document = self._jobs.round(request.job_id, request.round_index)
+        with _refusing_contradictions():
+            replayed = replay(RoundDecision.from_json(document.decision), document.plans)
+        return scheduler_pb2.ReplayDecisionResponse(recorded=document.plans, replayed=replayed)
 
     def close(self) -> None:
-        """Cancels the job that runs, and starts no other."""
+        """Cancels the running job, and starts no other."""
         with self._changed:
             self._closed = True
             runners = list(self._runners.values())
             self._changed.notify_all()
         for runner in runners:
-            runner.cancel("the scheduler was ended: resume the job when it is back")
+            runner.cancel("the scheduler was stopped: resume the job when it runs again")
         self._thread.join()
 
     def _run_jobs(self) -> None:
@@ -192,16 +179,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 runner = self._queue.popleft()
             runner.run()
             with self._changed:
-                if self._runners[runner.job_id] is runner:  # the job may have been resumed by now
+                # A new runner may have resumed the job meanwhile.
+                if self._runners[runner.job_id] is runner:
                     del self._runners[runner.job_id]
 
 
 @contextmanager
-def _stored_decision() -> Iterator[None]:
-    """Says so when a document of the right form has contents that contradict each other."""
+def _refusing_contradictions() -> Iterator[None]:
+    """Reports a stored decision whose parts contradict each other as damaged, instead of failing with a stack trace."""
     try:
         yield
-    except (LookupError, ValueError, TypeError, ArithmeticError, json_format.ParseError) as error:
+    except (LookupError, ValueError, TypeError, ArithmeticError) as error:
         raise CorruptDataError(
-            f"the stored decision contradicts itself ({type(error).__name__}: {error}): restore the round's file"
+            f"the stored decision contradicts itself ({type(error).__name__}: {error}): restore the file of the round"
         ) from error

@@ -1,4 +1,4 @@
-"""A job, its hosts and what rounds measured of them, for tests of the planner."""
+"""A job, its hosts and their telemetry, for tests of the planner."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +14,14 @@ from collapipe.scheduler.host_registry import (
     JobHosts,
 )
 from collapipe.scheduler.knowledge import BlockKnowledge, HostKnowledge, Knowledge, LinkKnowledge
-from collapipe.scheduler.planner import Planner, Telemetry
-from collapipe.scheduler.round_problem import ModelFacts, link_pairs
+from collapipe.scheduler.planner import Planner
+from collapipe.scheduler.round_problem import ModelSizes, link_pairs
+from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.telemetry.sources import Series
 from collapipe.v1 import job_pb2
 from collapipe.v1.scheduler_pb2 import Host
 
-FACTS = ModelFacts(num_blocks=6, unit_bytes=(1000, *[4000] * 6, 2000), hidden_size=64)
+SIZES = ModelSizes(num_blocks=6, unit_bytes=(1000, *[4000] * 6, 2000), hidden_size=64)
 
 
 def job(**schedule: Any) -> JobConfig:
@@ -53,7 +54,7 @@ def knowledge(
 ) -> Knowledge:
     cluster = of.clusters[0]
     known = {
-        device.host_id: HostKnowledge(seconds_per_sample=each, origin="profile", busy_watts=2.0)
+        device.host_id: HostKnowledge(seconds_per_sample=each, source="profile", busy_watts=2.0)
         for device, each in zip(cluster.devices, seconds, strict=True)
     }
     links = {
@@ -70,7 +71,7 @@ def knowledge(
 
 @dataclass
 class Source:
-    """Telemetry whose answer a test sets; without one it is down."""
+    """A telemetry source whose answer a test sets; without an answer it is down."""
 
     name: str = "scripted"
     series: Sequence[Series] | None = None
@@ -87,7 +88,7 @@ class Source:
 
 
 class Clock:
-    """Unix seconds that a test moves."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -99,7 +100,7 @@ class Clock:
 def measured(
     of: JobHosts, seconds: Sequence[float], start: float, end: float, blocks: int = 2
 ) -> list[Series]:
-    """What hosts say that ran 20 micro-batches of 4 samples, `seconds` for a block and sample."""
+    """Telemetry of devices that ran 20 micro-batches of 4 samples, with `seconds` for each block and sample."""
     listed = [of.clusters[0].control_unit, *of.clusters[0].devices, of.edge_server]
     found = []
     for stage, (host, each) in enumerate(zip(listed, (0.001, *seconds, 0.002), strict=True)):
@@ -121,13 +122,13 @@ def measured(
 def planner(
     of: JobHosts, known: Knowledge, source: Source, clock: Clock, config: JobConfig | None = None
 ) -> Planner:
-    return Planner(config or job(), FACTS, of, known, Telemetry(source, 1.0, clock))
+    return Planner(config or job(), SIZES, of, known, Telemetry(source, 1.0, clock))
 
 
 def summary(
     of: JobHosts, busy_seconds: float = 1.0, gathered_seconds: Mapping[str, float] | None = None
 ) -> job_pb2.RoundSummary:
-    """A round in which every device computed so long, and some sent 24 kB each."""
+    """A round in which every host computed for `busy_seconds`, and some devices sent 24 kB of unit states each."""
     result = job_pb2.RoundSummary(training_seconds=4.0, gather_seconds=0.5, configure_seconds=0.2)
     for host in (of.clusters[0].control_unit, *of.clusters[0].devices, of.edge_server):
         report = result.stages.add(host_id=host.host_id)

@@ -6,15 +6,13 @@ from collapipe.scheduler.host_registry import (
     CONTROL_UNIT,
     DEVICE_AGENT,
     EDGE_SERVER,
-    Registry,
-    alive,
+    SILENCE_SECONDS,
+    HostRegistry,
     choose_hosts,
-    heartbeat,
-    register,
 )
 from collapipe.v1.scheduler_pb2 import Host
 
-SILENCE = 10.0
+from .jobs import Clock
 
 
 def device(name: str, cluster: int = 0, incarnation: str = "first") -> Host:
@@ -34,11 +32,13 @@ def control_unit(cluster: int) -> Host:
 EDGE = Host(host_id="edge-server", role=EDGE_SERVER)
 
 
-def registry_of(*hosts: Host, now: float = 0.0) -> Registry:
-    registry: Registry = {}
-    for host in hosts:
-        registry = register(registry, host, now)
-    return registry
+def registry_of(*names: str) -> tuple[HostRegistry, Clock]:
+    """A registry of devices that have just registered, and its clock."""
+    clock = Clock()
+    registry = HostRegistry(clock)
+    for name in names:
+        registry.register(device(name))
+    return registry, clock
 
 
 def names(hosts: list[Host]) -> list[str]:
@@ -54,49 +54,62 @@ def make_job(clusters: int = 1, devices: int | list[int] | None = None) -> JobCo
     )
 
 
-# --- who is known, and who is alive
+# --- registration and heartbeats
 
 
 def test_host_is_alive_until_it_is_silent_for_longer_than_allowed() -> None:
-    registry = registry_of(device("a"), now=100.0)
-    assert names(alive(registry, 110.0, SILENCE)) == ["a"]
-    assert alive(registry, 110.1, SILENCE) == []
+    registry, clock = registry_of("a")
+    clock.now += SILENCE_SECONDS
+    assert names(registry.alive()) == ["a"]
+    assert [status.alive for status in registry.statuses()] == [True]
+    clock.now += 0.1
+    assert registry.alive() == []
+    assert [status.alive for status in registry.statuses()] == [False]
 
 
 def test_heartbeat_keeps_only_its_own_host_alive() -> None:
-    registry = heartbeat(registry_of(device("a"), device("b")), "b", "first", 8.0)
-    assert names(alive(registry, 12.0, SILENCE)) == ["b"]
+    registry, clock = registry_of("a", "b")
+    clock.now += 8
+    registry.heartbeat("b", "first")
+    clock.now += 4
+    assert names(registry.alive()) == ["b"]
 
 
 def test_heartbeat_of_an_unknown_host_asks_it_to_register_again() -> None:
+    registry, _ = registry_of("a")
     with pytest.raises(NotFoundError, match=r"'ghost' is not registered: register it again"):
-        heartbeat(registry_of(device("a")), "ghost", "first", 1.0)
+        registry.heartbeat("ghost", "first")
 
 
 def test_heartbeat_of_a_replaced_incarnation_is_refused_and_changes_nothing() -> None:
-    registry = register(registry_of(device("a")), device("a", incarnation="second"), 1.0)
-    with pytest.raises(WrongStateError, match=r"'a' was registered by another process.*--host-id"):
-        heartbeat(registry, "a", "first", 20.0)
-    assert alive(registry, 20.0, SILENCE) == []
-    assert names(alive(heartbeat(registry, "a", "second", 20.0), 20.0, SILENCE)) == ["a"]
+    registry, clock = registry_of("a")
+    registry.register(device("a", incarnation="second"))
+    clock.now += 20
+    with pytest.raises(WrongStateError, match=r"another process has registered .*'a'.*--host-id"):
+        registry.heartbeat("a", "first")
+    assert registry.alive() == []
+    registry.heartbeat("a", "second")
+    assert names(registry.alive()) == ["a"]
 
 
 def test_host_that_comes_back_after_a_restart_keeps_its_place() -> None:
-    registry = registry_of(device("a"), device("b"))
-    registry = register(registry, device("a", incarnation="second"), 30.0)
-    registry = heartbeat(registry, "b", "first", 30.0)
-    hosts = alive(registry, 30.0, SILENCE)
+    registry, clock = registry_of("a", "b")
+    clock.now += 30
+    registry.register(device("a", incarnation="second"))
+    registry.heartbeat("b", "first")
+    hosts = registry.alive()
     assert [(host.host_id, host.incarnation) for host in hosts] == [("a", "second"), ("b", "first")]
 
 
-def test_registering_leaves_the_registry_it_was_given_as_it_was() -> None:
-    before = registry_of(device("a"))
-    register(before, device("b"), 1.0)
-    heartbeat(before, "a", "first", 5.0)
-    assert {name: known.last_seen for name, known in before.items()} == {"a": 0.0}
+def test_only_hosts_that_are_alive_and_serve_metrics_are_scraped() -> None:
+    registry, clock = registry_of("a", "b")
+    clock.now += 20
+    registry.register(Host(host_id="c", role=DEVICE_AGENT, metrics_address="c:2"))
+    registry.heartbeat("b", "first")
+    assert registry.metrics_addresses() == ["c:2"]
 
 
-# --- who takes part in a job
+# --- the hosts of a job
 
 
 def test_job_takes_its_devices_in_registration_order() -> None:

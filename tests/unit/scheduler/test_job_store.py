@@ -1,12 +1,11 @@
-from collections.abc import Callable, Sequence
+import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from collapipe.errors import InvalidInputError, NotFoundError
+from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
 from collapipe.job import DataConfig, JobConfig, ScheduleConfig, TaskConfig, TrainingConfig
-from collapipe.scheduler.job_store import JobStore
+from collapipe.scheduler.job_store import JobStore, RoundDocument
 from collapipe.v1 import job_pb2, scheduler_pb2
 from collapipe.v1.plan_pb2 import Plan, Stage
 
@@ -23,21 +22,14 @@ def make_job(
     )
 
 
-MakePlans = Callable[[list[int] | None], tuple[Sequence[Plan], dict[str, Any]]]
-
-
-def planner(host_id: str, *defaults: int) -> MakePlans:
-    """Plans as the scheduler does: each cluster's recorded number of micro-batches, else its own."""
-
-    def plan(replayed: list[int] | None) -> tuple[Sequence[Plan], dict[str, Any]]:
-        stage = Stage(host_id=host_id, start_unit=1, stop_unit=3, in_flight=2)
-        plans = [
-            Plan(plan_id=host_id, cluster_index=index, stages=[stage], num_micro_batches=number)
-            for index, number in enumerate(replayed or defaults)
-        ]
-        return plans, {"decided_by": host_id}
-
-    return plan
+def attempt_of(attempt: int, host_id: str, *micro_batches: int) -> RoundDocument:
+    """An attempt that runs on one host, with the micro-batches of each cluster."""
+    stage = Stage(host_id=host_id, start_unit=1, stop_unit=3, in_flight=2)
+    plans = [
+        Plan(plan_id=host_id, cluster_index=index, stages=[stage], num_micro_batches=number)
+        for index, number in enumerate(micro_batches)
+    ]
+    return RoundDocument(attempt=attempt, plans=plans, decision={"decided_by": host_id})
 
 
 def finish(store: JobStore, job_id: str) -> None:
@@ -75,76 +67,72 @@ def test_job_that_ran_when_the_scheduler_ended_is_failed_and_can_be_resumed(tmp_
     assert (resumed.state, resumed.message) == (scheduler_pb2.JOB_STATE_QUEUED, "")
 
 
-def test_retry_of_a_round_keeps_the_recorded_micro_batches(tmp_path: Path) -> None:
+def test_attempt_at_a_round_survives_a_restart(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     job_id = store.create(make_job()).job_id
-    first = store.begin_attempt(job_id, 0, planner("device-0", 8))
-    retried = JobStore(tmp_path).begin_attempt(job_id, 0, planner("device-1", 4))
-    assert (first.attempt, retried.attempt) == (0, 1)
-    assert [plan.num_micro_batches for plan in retried.plans] == [8]
-    assert [plan.plan_id for plan in retried.plans] == ["device-1"]  # who runs it may change
-
-
-def test_retry_keeps_the_micro_batches_of_each_cluster(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_id = store.create(make_job()).job_id
-    store.begin_attempt(job_id, 0, planner("device-0", 8, 2))
-    retried = store.begin_attempt(job_id, 0, planner("device-1", 4, 4))
-    assert [plan.num_micro_batches for plan in retried.plans] == [8, 2]
-
-
-def test_decision_and_planner_survive_a_restart(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_id = store.create(make_job()).job_id
-    assert store.planner(job_id) is None
-    store.begin_attempt(job_id, 0, planner("device-0", 8))
-    store.save_planner(job_id, {"knowledge": {"backlogs": {"device-0": 1.5}}})
+    recorded = attempt_of(0, "device-0", 8, 2)
+    recorded.decision["share"] = float("inf")
+    store.save_round(job_id, 0, recorded)
     restarted = JobStore(tmp_path)
-    assert restarted.decision(job_id, 0) == {"decided_by": "device-0"}
-    assert restarted.planner(job_id) == {"knowledge": {"backlogs": {"device-0": 1.5}}}
+    assert restarted.round(job_id, 0) == recorded
+    assert restarted.find_round(job_id, 0) == recorded
 
 
-def test_decision_of_a_round_that_was_never_planned_is_not_found(tmp_path: Path) -> None:
+def test_new_attempt_replaces_the_one_before_and_leaves_other_rounds(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     job_id = store.create(make_job()).job_id
-    with pytest.raises(NotFoundError, match="round 4 .* not planned"):
-        store.decision(job_id, 3)
+    store.save_round(job_id, 0, attempt_of(0, "device-0", 8))
+    store.save_round(job_id, 1, attempt_of(0, "device-0", 4))
+    store.save_round(job_id, 0, attempt_of(1, "device-1", 8))
+    assert store.round(job_id, 0) == attempt_of(1, "device-1", 8)
+    assert store.round(job_id, 1) == attempt_of(0, "device-0", 4)
 
 
-def test_each_round_decides_its_own_micro_batches(tmp_path: Path) -> None:
+def test_planner_state_survives_a_restart(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     job_id = store.create(make_job()).job_id
-    store.begin_attempt(job_id, 0, planner("device-0", 8))
-    second = store.begin_attempt(job_id, 1, planner("device-0", 4))
-    assert (second.attempt, second.plans[0].num_micro_batches) == (0, 4)
+    assert store.planner_state(job_id) is None
+    store.save_planner_state(job_id, {"knowledge": {"backlogs": {"device-0": 1.5}}})
+    restarted = JobStore(tmp_path)
+    assert restarted.planner_state(job_id) == {"knowledge": {"backlogs": {"device-0": 1.5}}}
 
 
-def test_plans_of_a_round_survive_a_restart(tmp_path: Path) -> None:
+def test_round_that_was_never_planned_is_not_found(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     job_id = store.create(make_job()).job_id
-    recorded = store.begin_attempt(job_id, 0, planner("device-0", 8))
-    assert JobStore(tmp_path).plans(job_id, 0) == list(recorded.plans)
-
-
-def test_attempt_that_cannot_be_planned_records_nothing(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_id = store.create(make_job()).job_id
-
-    def fail(replayed: list[int] | None) -> tuple[Sequence[Plan], dict[str, Any]]:
-        raise InvalidInputError("no")
-
-    with pytest.raises(InvalidInputError):
-        store.begin_attempt(job_id, 0, fail)
-    assert store.begin_attempt(job_id, 0, planner("device-0", 8)).attempt == 0
-
-
-def test_plans_of_a_round_that_was_never_planned_are_not_found(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_id = store.create(make_job()).job_id
+    assert store.find_round(job_id, 7) is None
     with pytest.raises(NotFoundError, match=f"round 8 of job {job_id} was not planned yet"):
-        store.plans(job_id, 7)
+        store.round(job_id, 7)
     with pytest.raises(NotFoundError, match="no job 'other'"):
-        store.plans("other", 0)
+        store.round("other", 0)
+
+
+@pytest.mark.parametrize(
+    "broken", [{"attempt": 0}, {"attempt": 0, "plans": [{"stages": 3}]}, {"plans": []}]
+)
+def test_damaged_round_document_is_refused_with_its_path(
+    tmp_path: Path, broken: dict[str, object]
+) -> None:
+    store = JobStore(tmp_path)
+    job_id = store.create(make_job()).job_id
+    store.save_round(job_id, 0, attempt_of(0, "device-0", 8))
+    (path,) = tmp_path.rglob("000000.json")
+    path.write_text(json.dumps(broken), encoding="utf-8")
+    with pytest.raises(CorruptDataError, match=r"000000\.json is damaged"):
+        store.round(job_id, 0)
+
+
+def test_retry_can_use_a_round_document_without_a_decision(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    job_id = store.create(make_job()).job_id
+    store.save_round(job_id, 0, attempt_of(3, "device-0", 8))
+    (path,) = tmp_path.rglob("000000.json")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    del document["decision"]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    earlier = store.find_round(job_id, 0)
+    assert earlier is not None
+    assert (earlier.attempt, earlier.plans[0].num_micro_batches) == (3, 8)
 
 
 def test_jobs_are_listed_oldest_first_after_a_restart(tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
-import json
 import math
 from collections.abc import Collection
 
 import pytest
 
-from collapipe.errors import InvalidInputError
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.telemetry.estimates import ClusterEstimate, Estimates, HostEstimate, LinkEstimate
 
@@ -12,7 +10,7 @@ LINK = "device-0>device-1"
 
 
 def learn(known: Knowledge, share: float = math.inf, **estimates: object) -> Knowledge:
-    known.learn(Estimates(end=0.0, **estimates), [], {LINK: share})  # type: ignore[arg-type]
+    known.update(Estimates(end=0.0, **estimates), [], {LINK: share})  # type: ignore[arg-type]
     return known
 
 
@@ -27,12 +25,14 @@ def carried(bps: float, **more: float) -> dict[str, LinkEstimate]:
 def gather(known: Knowledge, *seconds: float) -> None:
     """Lets every device send a megabyte: 8 Mbit."""
     names = [f"device-{k}>control-unit" for k in range(len(seconds))]
-    known.learn_gathering([{name: (1e6, each) for name, each in zip(names, seconds, strict=True)}])
+    known.update_gather_rates(
+        [{name: (1e6, each) for name, each in zip(names, seconds, strict=True)}]
+    )
 
 
 def probe(known: Knowledge, bps: float, working: Collection[str] = ()) -> None:
     link = LinkKnowledge(capacity_bps=bps)
-    known.learn_idle({}, {"device-0>control-unit": link}, working)
+    known.update_unused({}, {"device-0>control-unit": link}, working)
 
 
 def gathered_at(known: Knowledge, device: int = 0) -> float:
@@ -45,9 +45,9 @@ def probed(bps: float) -> Knowledge:
 
 
 def test_first_measurement_replaces_the_profile() -> None:
-    known = Knowledge(hosts={"device-0": HostKnowledge(seconds_per_sample=1.0, origin="profile")})
+    known = Knowledge(hosts={"device-0": HostKnowledge(seconds_per_sample=1.0, source="profile")})
     learn(known, hosts=seen(1.1))
-    assert known.hosts["device-0"] == HostKnowledge(seconds_per_sample=1.1, origin="rounds")
+    assert known.hosts["device-0"] == HostKnowledge(seconds_per_sample=1.1, source="rounds")
 
 
 def test_measurements_that_say_about_the_same_are_averaged() -> None:
@@ -107,9 +107,9 @@ def test_activations_are_as_large_as_they_were_measured() -> None:
 
 def test_queue_grows_beyond_the_budget_and_empties_below() -> None:
     known = Knowledge()
-    known.charge({"device-0": 5.0}, {"device-0": 2.0})
+    known.update_backlogs({"device-0": 5.0}, {"device-0": 2.0})
     assert known.backlogs == {"device-0": 1.5}
-    known.charge({}, {"device-0": 2.0})
+    known.update_backlogs({}, {"device-0": 2.0})
     assert known.backlogs == {"device-0": 0.5}
 
 
@@ -117,45 +117,45 @@ def test_device_that_only_a_profile_knows_is_as_much_faster_as_the_others_were()
     known = Knowledge(
         hosts={
             name: HostKnowledge(
-                seconds_per_sample=seconds, origin="profile", profiled_seconds_per_sample=seconds
+                seconds_per_sample=seconds, source="profile", profiled_seconds_per_sample=seconds
             )
             for name, seconds in (("device-0", 1.0), ("device-1", 4.0))
         }
     )
     learn(known, hosts=seen(0.5))  # texts are half as long as the profile's
     assert known.hosts["device-1"].seconds_per_sample == 2.0
-    assert known.hosts["device-1"].origin == "profile"
+    assert known.hosts["device-1"].source == "profile"
 
 
 def test_idle_device_follows_the_ratio_of_its_profiles() -> None:
     known = Knowledge(
         hosts={
             "device-0": HostKnowledge(
-                seconds_per_sample=0.5, origin="rounds", profiled_seconds_per_sample=1.0
+                seconds_per_sample=0.5, source="rounds", profiled_seconds_per_sample=1.0
             )
         }
     )
-    known.learn_idle({"device-0": 1.1}, {})  # noise
+    known.update_unused({"device-0": 1.1}, {})  # noise
     assert known.hosts["device-0"].seconds_per_sample == 0.5
-    known.learn_idle({"device-0": 0.25}, {})
+    known.update_unused({"device-0": 0.25}, {})
     assert known.hosts["device-0"].seconds_per_sample == 0.125
 
 
 def test_device_that_was_slow_in_use_and_is_profiled_fast_again_is_what_it_was() -> None:
     profiled = HostKnowledge(
-        seconds_per_sample=1.0, origin="profile", profiled_seconds_per_sample=2.0
+        seconds_per_sample=1.0, source="profile", profiled_seconds_per_sample=2.0
     )
     known = learn(Knowledge(hosts={"device-0": profiled}), hosts=seen(1.0))
     learn(known, hosts=seen(4.0))  # slow, so that no round uses it any more
-    known.learn_idle({"device-0": 8.0}, {})
+    known.update_unused({"device-0": 8.0}, {})
     assert known.hosts["device-0"].seconds_per_sample == pytest.approx(4.0)
-    known.learn_idle({"device-0": 2.0}, {})
+    known.update_unused({"device-0": 2.0}, {})
     assert known.hosts["device-0"].seconds_per_sample == pytest.approx(1.0)
 
 
 def test_idle_link_is_what_its_last_probe_saw() -> None:
     known = Knowledge(links={LINK: LinkKnowledge(capacity_bps=9e6, gain=1e-9)})
-    known.learn_idle({}, {LINK: LinkKnowledge(capacity_bps=2e6, round_trip_seconds=0.01)})
+    known.update_unused({}, {LINK: LinkKnowledge(capacity_bps=2e6, round_trip_seconds=0.01)})
     seen = known.links[LINK]
     assert (seen.capacity_bps, seen.round_trip_seconds, seen.gain) == (2e6, 0.01, 1e-9)
 
@@ -171,7 +171,7 @@ def test_gathering_is_charged_to_who_still_sends() -> None:
 
 def test_device_that_sends_more_is_no_slower_for_it() -> None:
     known = Knowledge()
-    known.learn_gathering([{"a>control-unit": (4e6, 5.0), "b>control-unit": (1e6, 2.0)}])
+    known.update_gather_rates([{"a>control-unit": (4e6, 5.0), "b>control-unit": (1e6, 2.0)}])
     assert known.gather_bps("a", "control-unit") == pytest.approx(8e6)
     assert known.gather_bps("b", "control-unit") == pytest.approx(8e6)
 
@@ -193,7 +193,7 @@ def test_narrow_link_of_the_only_device_in_use_is_not_that_of_the_others() -> No
 
 def test_handful_of_gathered_bytes_is_not_believed() -> None:
     known = Knowledge()
-    known.learn_gathering([{"device-0>control-unit": (100, 3.0)}, {}])
+    known.update_gather_rates([{"device-0>control-unit": (100, 3.0)}, {}])
     assert gathered_at(known) == math.inf
 
 
@@ -207,7 +207,7 @@ def test_device_is_what_it_was_when_its_link_is_restored(rounds: int, seen_narro
     if seen_narrow:
         probe(known, 2e6)
         assert gathered_at(known) == pytest.approx(8e6 / 50)
-    known.weights_bps = 8e6  # of devices in use meanwhile
+    known.default_gather_bps = 8e6  # of devices in use meanwhile
     probe(known, 1e8)
     assert gathered_at(known) == pytest.approx(8e6)
 
@@ -219,18 +219,18 @@ def test_device_whose_link_was_narrow_from_the_start_comes_back() -> None:
     narrow = gathered_at(known)
     assert narrow < 2e5
     probe(known, 1e8)
-    assert narrow < gathered_at(known) <= known.weights_bps
+    assert narrow < gathered_at(known) <= known.default_gather_bps
 
 
 def test_device_that_is_slow_for_another_reason_than_its_link_is_tried_again_once() -> None:
     known = probed(1e8)
     gather(known, 1.0)
     gather(known, 50.0)
-    known.weights_bps = 8e6
+    known.default_gather_bps = 8e6
     probe(known, 1e8)
     assert gathered_at(known) > 4e6  # it might be again what it was
     gather(known, 50.0)
-    known.weights_bps = 8e6
+    known.default_gather_bps = 8e6
     probe(known, 1e8)
     assert gathered_at(known) == pytest.approx(8e6 / 50)
 
@@ -239,7 +239,7 @@ def test_device_whose_link_widens_while_it_works_is_not_believed_to_widen_again(
     known = probed(1e8)
     for seconds in (1.0, 50.0, 1.0):
         gather(known, seconds)
-    known.weights_bps = 1e9
+    known.default_gather_bps = 1e9
     probe(known, 1e8)
     assert gathered_at(known) == pytest.approx(8e6)
 
@@ -248,7 +248,7 @@ def test_device_whose_link_widens_while_it_works_is_not_believed_to_widen_again(
 def test_probe_that_says_nothing_new_leaves_the_rate(change: str) -> None:
     known = probed(1e8)
     gather(known, 50.0)
-    known.weights_bps = 8e6
+    known.default_gather_bps = 8e6
     probe(
         known,
         {"noise": 1.4e8, "working": 9e8, "no way through": 0.0}[change],
@@ -257,25 +257,11 @@ def test_probe_that_says_nothing_new_leaves_the_rate(change: str) -> None:
     assert gathered_at(known) == pytest.approx(8e6 / 50)
 
 
-def test_knowledge_from_before_devices_had_rates_of_their_own_is_read() -> None:
-    known = Knowledge.from_json(
-        {"links": {"device-0>control-unit": {"capacity_bps": 1e8}}, "weights_bps": 3e6}
-    )
+def test_device_without_a_rate_of_its_own_has_the_default_until_one_is_gathered() -> None:
+    link = LinkKnowledge(capacity_bps=1e8)
+    known = Knowledge(links={"device-0>control-unit": link}, default_gather_bps=3e6)
     assert gathered_at(known) == 3e6
     gather(known, 50.0)
     probe(known, 2e6)
     probe(known, 1e8)
     assert gathered_at(known) > 1e6
-
-
-def test_knowledge_survives_a_way_through_a_file() -> None:
-    known = learn(Knowledge(), 1e6, hosts=seen(1.0), links=carried(5e5))
-    known.learn_round(0.5)
-    gather(known, 1.0, 2.0)
-    stored = json.loads(json.dumps(known.to_json()))
-    assert Knowledge.from_json(stored) == known
-
-
-def test_knowledge_that_is_something_else_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="what was kept of the hosts cannot be used"):
-        Knowledge.from_json({"hosts": 3})

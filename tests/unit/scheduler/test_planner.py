@@ -5,18 +5,19 @@ from typing import Any
 import pytest
 
 from collapipe.allocation import RoundPlan
-from collapipe.errors import InfeasibleError
+from collapipe.errors import InfeasibleError, InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.knowledge import LinkKnowledge
 from collapipe.scheduler.plan_messages import replay
-from collapipe.scheduler.planner import Planner, Telemetry
-from collapipe.scheduler.profiling import Findings
+from collapipe.scheduler.planner import Planner
+from collapipe.scheduler.profiling import UnusedMeasurements
+from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.telemetry.sources import Series
 
-from .jobs import FACTS, Clock, Source, hosts, job, knowledge, measured, planner, summary
+from .jobs import SIZES, Clock, Source, hosts, job, knowledge, measured, planner, summary
 
 
 def blocks(decision: RoundDecision) -> dict[str, int]:
@@ -25,9 +26,9 @@ def blocks(decision: RoundDecision) -> dict[str, int]:
 
 def run_round(deciding: Planner, clock: Clock, round_index: int, of_hosts) -> RoundDecision:  # type: ignore[no-untyped-def]
     _, decision = deciding.decide(round_index, None)
-    deciding.begin()
+    deciding.round_started()
     clock.now += 10
-    deciding.observe([summary(of_hosts)], 10.0)
+    deciding.round_committed([summary(of_hosts)], 10.0)
     return decision
 
 
@@ -40,7 +41,7 @@ def test_first_round_rests_on_the_profile() -> None:
     assert source.asked == []
     placed = blocks(decision)
     assert placed["device-0"] > placed.get("device-2", 0)
-    assert sum(placed.values()) == FACTS.num_blocks
+    assert sum(placed.values()) == SIZES.num_blocks
 
 
 def test_blocks_leave_a_device_that_rounds_measured_to_be_slow() -> None:
@@ -58,9 +59,9 @@ def test_window_reaches_back_to_the_begin_of_the_round_but_at_least_four_scrapes
     run_round(deciding, clock, 0, taking_part)
     deciding.decide(1, None)
     assert source.asked == [(1000.0, 1010.0)]
-    deciding.begin()
+    deciding.round_started()
     clock.now += 2
-    deciding.observe([summary(taking_part)], 2.0)
+    deciding.round_committed([summary(taking_part)], 2.0)
     deciding.decide(2, None)
     assert source.asked[-1] == (1008.0, 1012.0)
 
@@ -69,9 +70,9 @@ def test_window_never_reaches_back_before_the_job() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
     deciding.decide(0, None)
-    deciding.begin()
+    deciding.round_started()
     clock.now += 2
-    deciding.observe([summary(taking_part)], 2.0)
+    deciding.round_committed([summary(taking_part)], 2.0)
     deciding.decide(1, None)
     assert source.asked == [(1000.0, 1002.0)]
 
@@ -81,9 +82,9 @@ def test_telemetry_that_is_down_keeps_the_plan_in_force() -> None:
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
     first = run_round(deciding, clock, 0, taking_part)
     second = run_round(deciding, clock, 1, taking_part)
-    assert second.kept == "telemetry_missing"
+    assert second.kept_because == "telemetry_missing"
     assert blocks(second) == blocks(first)
-    assert "no fresh telemetry" in "\n".join(explain(second))
+    assert "no recent telemetry" in "\n".join(explain(second))
 
 
 def test_device_that_reports_nothing_keeps_the_plan_in_force_and_is_named() -> None:
@@ -93,7 +94,7 @@ def test_device_that_reports_nothing_keeps_the_plan_in_force_and_is_named() -> N
     everything = measured(taking_part, (0.08, 0.01, 0.01), clock.now - 10, clock.now)
     source.series = [one for one in everything if one.instance != "device-1:2"]
     _, decision = deciding.decide(1, None)
-    assert decision.kept == "telemetry_missing"
+    assert decision.kept_because == "telemetry_missing"
     assert any("device-1" in line for line in explain(decision))
 
 
@@ -130,7 +131,7 @@ def test_restarted_planner_goes_on_with_queues_plan_and_profile() -> None:
     restarted = Planner.for_job(
         job(),
         None,  # type: ignore[arg-type]  # nothing is profiled again
-        FACTS,
+        SIZES,
         taking_part,
         None,  # type: ignore[arg-type]
         Telemetry(source, 1.0, clock),
@@ -142,7 +143,7 @@ def test_restarted_planner_goes_on_with_queues_plan_and_profile() -> None:
 
 def restart(kept: dict[str, Any] | None, of_hosts: JobHosts, config: JobConfig) -> Planner:
     telemetry = Telemetry(Source(), 1.0, Clock())
-    return Planner.for_job(config, None, FACTS, of_hosts, None, telemetry, kept)  # type: ignore[arg-type]
+    return Planner.for_job(config, None, SIZES, of_hosts, None, telemetry, kept)  # type: ignore[arg-type]
 
 
 def test_planner_goes_on_when_its_hosts_come_back_in_another_order() -> None:
@@ -162,9 +163,9 @@ def test_planner_profiles_anew_when_what_was_kept_does_not_fit(broken: str) -> N
     run_round(deciding, clock, 0, taking_part)
     kept = deciding.to_json()
     if broken == "another shape":
-        kept["in_force"] = [{"stages": 3}]
+        kept["current_plans"] = [{"stages": 3}]
     config = job(strategy="pipeline")  # needs no profile, so that nobody is asked
-    assert restart(kept, taking_part, config).to_json()["in_force"] is None
+    assert restart(kept, taking_part, config).to_json()["current_plans"] is None
 
 
 def test_silence_of_a_host_that_the_plan_does_not_use_freezes_nothing() -> None:
@@ -175,7 +176,7 @@ def test_silence_of_a_host_that_the_plan_does_not_use_freezes_nothing() -> None:
     everything = measured(taking_part, (0.01, 0.01, 0.01), clock.now - 10, clock.now)
     source.series = [one for one in everything if one.instance != "device-2:2"]
     _, decision = deciding.decide(1, None)
-    assert decision.kept in ("", "hysteresis")
+    assert decision.kept_because in ("", "hysteresis")
 
 
 def test_evaluation_and_moves_are_no_overhead_of_a_round() -> None:
@@ -183,10 +184,10 @@ def test_evaluation_and_moves_are_no_overhead_of_a_round() -> None:
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
     run_round(deciding, clock, 0, taking_part)
     deciding.decide(1, None)
-    deciding.begin()
+    deciding.round_started()
     measuring = summary(taking_part)  # 4 s training, 0.5 s gathering, 0.2 s configuring
     measuring.evaluation_seconds = 5.0
-    deciding.observe([measuring], 10.0)
+    deciding.round_committed([measuring], 10.0)
     assert deciding.to_json()["knowledge"]["fixed_seconds"] == pytest.approx(10 - 4 - 0.5 - 5)
 
 
@@ -196,12 +197,12 @@ class Probes:
     def __init__(self) -> None:
         self.bps: dict[str, float] = {}
 
-    def collect(self) -> Findings:
+    def collect(self) -> UnusedMeasurements:
         links = {
             f"{host_id}>control-unit": LinkKnowledge(capacity_bps=bps)
             for host_id, bps in self.bps.items()
         }
-        return Findings(links=links)
+        return UnusedMeasurements(links=links)
 
     def start(self, plans: RoundPlan) -> None:
         pass
@@ -213,7 +214,7 @@ def test_blocks_leave_a_device_that_is_slow_to_gather_from_until_its_link_is_res
     for link in known.links.values():
         link.probed_bps = link.capacity_bps
     telemetry = Telemetry(source, 1.0, clock)
-    deciding = Planner(job(), FACTS, taking_part, known, telemetry, explorer=probes)  # type: ignore[arg-type]
+    deciding = Planner(job(), SIZES, taking_part, known, telemetry, explorer=probes)  # type: ignore[arg-type]
     narrow, found = "", []
     for round_index in range(8):
         if round_index:
@@ -225,13 +226,13 @@ def test_blocks_leave_a_device_that_is_slow_to_gather_from_until_its_link_is_res
         found.append(blocks(decision))
         if round_index == 2:
             narrow = max(found[-1], key=found[-1].__getitem__)
-        deciding.begin()
+        deciding.round_started()
         clock.now += 10
         sent = {
             host_id: 20.0 if host_id == narrow and round_index < 5 else 0.02
             for host_id in found[-1]
         }
-        deciding.observe([summary(taking_part, gathered_seconds=sent)], 10.0)
+        deciding.round_committed([summary(taking_part, gathered_seconds=sent)], 10.0)
     assert found[2][narrow] > 0
     assert [placed.get(narrow, 0) for placed in found[3:5]] == [0, 0]
     assert found[7][narrow] > 0
@@ -243,7 +244,7 @@ def test_replay_of_what_nobody_decided_stands(kept: str) -> None:
     plans, decision = planner(taking_part, knowledge(taking_part), Source(), Clock()).decide(
         0, None
     )
-    assert replay(replace(decision, kept=kept), plans) == plans
+    assert replay(replace(decision, kept_because=kept), plans) == plans
 
 
 def test_replay_from_the_stored_document_gives_the_same_plan() -> None:
@@ -256,6 +257,22 @@ def test_replay_from_the_stored_document_gives_the_same_plan() -> None:
     stored = json.loads(json.dumps(decision.to_json()))
     assert RoundDecision.from_json(stored) == decision
     assert replay(RoundDecision.from_json(stored), plans) == plans
+
+
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_decision_of_another_format_version_is_refused_with_its_version(
+    version: int | None,
+) -> None:
+    taking_part = hosts()
+    deciding = planner(taking_part, knowledge(taking_part), Source(), Clock())
+    document = deciding.decide(0, None)[1].to_json()
+    document["version"] = version
+    if version is None:
+        del document["version"]
+    with pytest.raises(
+        InvalidInputError, match=rf"format version {version or 1}, but .* version 2"
+    ):
+        RoundDecision.from_json(document)
 
 
 def test_shares_of_a_channel_become_rate_limits() -> None:

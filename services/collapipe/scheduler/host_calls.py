@@ -1,0 +1,106 @@
+"""The calls of a job to its hosts, which end together when the job is cancelled or one of them fails."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
+
+from collapipe.errors import AttemptFailedError, CancelledError
+from collapipe.rpc import within_silence
+
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.2
+
+
+class HostCalls:
+    """The calls of one job.
+
+    Args:
+        silence_seconds: Longest wait for the next answer of a streaming call.
+    """
+
+    def __init__(self, silence_seconds: float) -> None:
+        self._silence_seconds = silence_seconds
+        self._cancelled = threading.Event()
+        self._cancel_reason = ""
+        self._has_failed = False
+        self._calls: set[Any] = set()
+        self._lock = threading.Lock()
+
+    def cancel(self, reason: str) -> None:
+        """Ends all calls with a `CancelledError` of this reason."""
+        self._cancel_reason = reason
+        self._cancelled.set()
+        self._cancel_calls()
+
+    def sleep(self) -> None:
+        """Waits for a moment; raises `CancelledError` if the job is cancelled."""
+        if self._cancelled.wait(_POLL_SECONDS):
+            raise CancelledError(self._cancel_reason)
+
+    def answers(self, call: Iterable[T], host_id: str, task: str) -> Iterator[T]:
+        """Returns the answers of a streaming call.
+
+        Args:
+            task: What the host is asked to do, for error messages: "load its data".
+
+        Raises:
+            PeerLostError: The host ended, cannot be reached, or is silent for too long.
+            CancelledError: The job was cancelled, or another call failed.
+        """
+        with self._lock:
+            self._calls.add(call)
+        if self._cancelled.is_set() or self._has_failed:
+            self._cancel_calls()
+        try:
+            yield from within_silence(call, self._silence_seconds, host_id, lambda: task)
+        except CancelledError as error:
+            raise CancelledError(self._cancel_reason or str(error)) from error
+        finally:
+            with self._lock:
+                self._calls.discard(call)
+
+    def last_answer(self, call: Iterable[T], host_id: str, task: str) -> T:
+        """Returns the last answer of a streaming call. The earlier answers only show that the host is alive."""
+        last = deque(self.answers(call, host_id, task), maxlen=1)
+        if not last:
+            raise AttemptFailedError(f"{host_id} gave no answer when it was asked to {task}")
+        return last[0]
+
+    def in_parallel(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+        """Calls `work` for all items at the same time. The first failure ends all calls and is raised."""
+        if not items:
+            return []
+        with ThreadPoolExecutor(len(items), "cluster") as executor:
+            futures = [executor.submit(work, item) for item in items]
+            done, _ = wait(futures, return_when="FIRST_EXCEPTION")
+            failed = next((future for future in done if future.exception()), None)
+            if failed is not None:
+                self._has_failed = True  # Calls that start from now on must end, too.
+                self._cancel_calls()
+                failed.result()
+            return [future.result() for future in futures]
+
+    def run_detached(self, work: Callable[[], T]) -> T:
+        """Does work that cannot be interrupted, in a thread that is left behind if the job is cancelled."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:  # The waiting thread raises it again.
+                done.set_exception(error)
+
+        threading.Thread(target=run, name="detached", daemon=True).start()
+        while not done.done():
+            wait([done], timeout=_POLL_SECONDS)
+            if self._cancelled.is_set():
+                raise CancelledError(self._cancel_reason)
+        return done.result()
+
+    def _cancel_calls(self) -> None:
+        with self._lock:
+            for call in self._calls:
+                call.cancel()

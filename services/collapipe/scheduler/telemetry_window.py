@@ -1,0 +1,60 @@
+"""Turns the telemetry of a time window into estimates."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from collapipe.errors import CollapipeError
+from collapipe.scheduler.host_registry import JobHosts
+from collapipe.scheduler.knowledge import Knowledge
+from collapipe.telemetry import metrics
+from collapipe.telemetry.estimates import Estimates, estimate
+from collapipe.telemetry.sources import TelemetrySource
+
+logger = logging.getLogger(__name__)
+
+MIN_SCRAPES = 4
+"""A window spans at least this many scrapes, so that counters have a measurable increase."""
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """The scheduler's access to the measurements of its hosts.
+
+    Args:
+        source: Returns raw samples.
+        interval_seconds: Time between two scrapes.
+        now: Clock of the samples, in Unix seconds.
+    """
+
+    source: TelemetrySource
+    interval_seconds: float
+    now: Callable[[], float] = time.time
+
+    def estimates(
+        self, hosts: JobHosts, knowledge: Knowledge, since: float, earliest: float
+    ) -> Estimates | None:
+        """Returns the estimates of a window that ends now, or `None` if the source does not answer.
+
+        Args:
+            knowledge: Expected values, against which the estimates are checked.
+            since: Desired start of the window. It starts earlier if it would be shorter than `MIN_SCRAPES` scrapes.
+            earliest: The window never starts before this time.
+        """
+        end = self.now()
+        min_seconds = MIN_SCRAPES * self.interval_seconds
+        try:
+            series = self.source.window(max(earliest, min(since, end - min_seconds)), end)
+        except CollapipeError as error:
+            metrics.TELEMETRY_FAILURES.labels(self.source.name).inc()
+            logger.warning("no telemetry from %s: %s", self.source.name, error)
+            return None
+        host_ids = {
+            host.metrics_address: host_id
+            for host_id, host in hosts.by_id.items()
+            if host.metrics_address
+        }
+        return estimate(
+            series, host_ids, knowledge.host_priors(), end=end, max_age_seconds=min_seconds
+        )
