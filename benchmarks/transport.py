@@ -9,15 +9,21 @@ import multiprocessing
 import socket
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 
 import grpc
 import torch
 
 from collapipe.emulation.world import EmulationFile
-from collapipe.neighbour_streams.endpoints import LinkMeter, LinkReceiver, LinkSender, LinkSettings
-from collapipe.neighbour_streams.stream import DownstreamLink, serve_upstream
+from collapipe.neighbour_streams.incoming_link import IncomingLink
+from collapipe.neighbour_streams.link_settings import LinkSettings
+from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
+from collapipe.neighbour_streams.stream import (
+    NeighbourLinks,
+    StreamToNextStage,
+    serve_previous_stage,
+)
 from collapipe.rpc import ChannelPool, Outbox, Security, serve
 from collapipe.stage_runtime import Mailbox
 from collapipe.tensors import Frame, FrameKind
@@ -44,20 +50,17 @@ class Receiver(stage_pb2_grpc.StageServiceServicer):
         def acknowledge(frame: Frame) -> None:
             outbox.put(Frame(FrameKind.BACKWARD, frame.step_index, frame.micro_batch))
 
-        meter = LinkMeter(0, 1)
-        receiver = LinkReceiver("sender", "receiver", 1, WORLD, meter, acknowledge)
-        yield from serve_upstream(
-            request_iterator,
-            outbox,
-            link_sender("receiver", "sender"),
-            receiver,
-            meter,
-            lambda error: None,
-        )
+        links = links_between("receiver", "sender", outbox, acknowledge)
+        yield from serve_previous_stage(request_iterator, links, lambda error: None)
 
 
-def link_sender(here: str, there: str) -> LinkSender:
-    return LinkSender(here, there, "", LinkSettings(), WORLD, PacedShaper(), NoRadioDriver())
+def links_between(
+    here: str, there: str, outbox: Outbox[Frame], deliver: Callable[[Frame], None]
+) -> NeighbourLinks:
+    labels = ("0", here)
+    outgoing = OutgoingLinks(here, WORLD, PacedShaper(), NoRadioDriver())
+    incoming = IncomingLink(there, here, labels, 1, WORLD, deliver)
+    return NeighbourLinks(labels, outbox, outgoing.link_to(there, "", LinkSettings()), incoming)
 
 
 def receive(pipe: Connection) -> None:
@@ -90,17 +93,9 @@ def main() -> None:
     mailbox = Mailbox(None)
     channels = ChannelPool(Security.insecure())
     stub = stage_pb2_grpc.StageServiceStub(channels.channel(grpc_address))
-    meter = LinkMeter(0, 0)
-    receiver = LinkReceiver("receiver", "sender", 1, WORLD, meter, mailbox.put)
-    link = DownstreamLink(
-        stub,
-        "receiver",
-        stage_pb2.OpenLink(),
-        link_sender("sender", "receiver"),
-        receiver,
-        mailbox,
-        meter,
-    )
+    outbox: Outbox[Frame] = Outbox()
+    links = links_between("sender", "receiver", outbox, mailbox.put)
+    stream = StreamToNextStage(stub, stage_pb2.OpenLink(), links, mailbox.fail)
     for size in SIZES:
         tensor = torch.randn(size // 4)
         data = memoryview(tensor.numpy()).cast("B")
@@ -113,7 +108,7 @@ def main() -> None:
             connection.recv(1)
             seconds["tcp"].append(time.perf_counter() - started)
             started = time.perf_counter()
-            link.send(Frame(FrameKind.FORWARD, 0, 0, {"activation": tensor}))
+            outbox.put(Frame(FrameKind.FORWARD, 0, 0, {"activation": tensor}))
             mailbox.take(forward=False, backward=True)
             seconds["grpc"].append(time.perf_counter() - started)
         tcp, link_seconds = (statistics.median(times[1:]) for times in seconds.values())
@@ -121,7 +116,7 @@ def main() -> None:
             f"{size >> 20:3} MiB: TCP {size / tcp / 1e6:6.0f} MB/s, link {size / link_seconds / 1e6:6.0f} MB/s, "
             f"ratio {tcp / link_seconds:.2f}"
         )
-    link.close(broken=True)
+    stream.close(broken=True)
     connection.close()
     channels.close()
     process.join()

@@ -1,1 +1,1 @@
-"""Owns a cluster's data and the embedding, and drives the cluster's pipeline through each round."""
+"""The control unit owns the data of a cluster, runs the embedding, and drives the pipeline of the cluster."""

@@ -16,12 +16,12 @@ from collapipe.weights.blob_store import JobStores
 class ControlUnitSettings(StageHostSettings):
     """Settings of a control unit."""
 
-    cluster_index: int = Field(default=0, ge=0, description="The cluster that it controls.")
-    state_dir: Path = Field(description="Directory of its state; survives restarts.")
+    cluster_index: int = Field(default=0, ge=0, description="Cluster of this control unit.")
+    state_dir: Path = Field(description="Directory of its state, which survives restarts.")
 
 
 def start(settings: ControlUnitSettings, metrics_address: str) -> Running:
-    """Starts serving."""
+    """Starts to serve."""
     stores = JobStores(settings.state_dir)
     metrics.watch_free_space(settings.state_dir)
     host = scheduler_pb2.Host(

@@ -1,16 +1,20 @@
-"""The pipeline of one cluster for one attempt: the control unit's own stage and those on other hosts."""
+"""The stages of one cluster for one attempt: the control unit's own stage and those on other hosts.
+
+`run_mini_batch` drives a step. Gathering, stall detection and the configuration of stages have their own modules.
+"""
 
 import itertools
 import math
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from collapipe.control_unit.remote_stage import RemoteStage
+from collapipe.control_unit.stage_configuration import stage_configuration
+from collapipe.control_unit.stall_detector import StallDetector
+from collapipe.control_unit.state_gathering import gather_weights_and_optimizer_state
 from collapipe.errors import (
     AttemptFailedError,
     CancelledError,
@@ -25,29 +29,20 @@ from collapipe.tasks import MicroBatch
 from collapipe.tensors import Frame, FrameKind
 from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2, stage_pb2
 from collapipe.weights.blob_store import BlobStore
-from collapipe.weights.transfer import store_blob
 
-_GRACE_SECONDS = 0.5
-"""How long the first failure waits for a better witness: a dead stage is first noticed by its neighbours."""
-
-
-@dataclass(frozen=True)
-class StepOutcome:
-    """What one mini-batch gave: mean loss per target, and the global gradient norm before clipping."""
-
-    loss: float
-    gradient_norm: float
+_BLAME_SECONDS = 0.5
+"""How long the control unit waits for more failures before it blames a host: neighbours notice a dead host first."""
 
 
 class ClusterPipeline:
     """Configures, drives and gathers the stages of a plan.
 
     Args:
-        request: The attempt and everything that it starts from.
-        job: The parsed job.
+        request: The attempt, and everything that it starts from.
+        job: The job of the request, parsed.
         resources: Of the control unit.
-        store: Where gathered state is kept.
-        own_address: Of the control unit, for stages that fetch from it.
+        store: The blobs of the job on the control unit's disk.
+        own_address: Address of the control unit, from which stages fetch units.
     """
 
     def __init__(
@@ -67,40 +62,51 @@ class ClusterPipeline:
         self._aborted: CollapipeError | None = None
         self._abort_lock = threading.Lock()
         self._predictions: list[Tensor] = []
-        self._times = [stage_pb2.StageTimes() for _ in self._stages]
-        self._busy_ratios = [0.0 for _ in self._stages]
+        self._reports = [
+            job_pb2.StageReport(
+                host_id=stage.host_id,
+                start_unit=stage.start_unit,
+                stop_unit=stage.stop_unit,
+                times=stage_pb2.StageTimes(),
+            )
+            for stage in self._stages
+        ]
         self._pending_scale = 0.0
-        self._under_way = False
-        self._last_seen = ("", 0)
-        self._last_moved = time.monotonic()
+        self._micro_batches_under_way = False
+        self._stall_detector = StallDetector(job.schedule.silence_seconds)
         self._phase = "configuring stages"
-        self._local = StageSession(self._configuration(0), resources, self._collect)
+        configuration = stage_configuration(request, job, 0, own_address)
+        self._local = StageSession(configuration, resources, self._receive_backward)
         self._remotes: list[RemoteStage] = []
 
     def configure(self) -> int:
-        """Brings every stage into its state; returns the bytes that had to be fetched."""
-        self._remotes = [
-            RemoteStage(
-                stage,
-                self._configuration(index),
-                self._resources.channels,
-                self._job.schedule.silence_seconds,
-                self.abort,
-            )
-            for index, stage in enumerate(self._stages)
-            if index > 0
-        ]
+        """Brings the units of every stage into their state. Returns the bytes that stages had to fetch."""
+        for index, stage in enumerate(self._stages):
+            if index > 0:
+                remote = RemoteStage(
+                    stage,
+                    stage_configuration(self._request, self._job, index, self._own_address),
+                    self._resources.channels,
+                    self._job.schedule.silence_seconds,
+                    self.abort,
+                )
+                self._remotes.append(remote)
         fetched = self._local.configure().fetched_bytes
         for remote in self._remotes:
             fetched += remote.expect("configured").configured.fetched_bytes
         return fetched
 
-    def run_mini_batch(self, step_index: int, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
-        """Trains one optimizer step; its update stays pending until the next one or `finish`.
+    def run_mini_batch(
+        self, step_index: int, micro_batches: Sequence[MicroBatch]
+    ) -> tuple[float, float]:
+        """Trains one optimizer step. Its update stays pending until the next step or `finish`.
+
+        Returns:
+            The mean loss of the targets, and the gradient norm of the whole model before clipping.
 
         Raises:
             DivergedError: The loss or the gradient norm is not finite.
-            CollapipeError: Why the attempt failed.
+            CollapipeError: A stage failed.
         """
         self._phase = f"step {step_index}"
         command = stage_pb2.RunStep(
@@ -109,16 +115,14 @@ class ClusterPipeline:
             num_targets=sum(micro_batch.num_targets for micro_batch in micro_batches),
             pending_gradient_scale=self._pending_scale,
         )
-        request = stage_pb2.RunStageRequest(run_step=command)
-        self._send(request, f"run step {step_index}")
+        self._command(stage_pb2.RunStageRequest(run_step=command), f"run step {step_index}")
         self._feed(FrameKind.FORWARD, step_index, micro_batches)
-        self._under_way = True
         results = [self._local.run_step(command)]
         results += [remote.expect("step_done").step_done for remote in self._remotes]
-        self._under_way = False
+        self._micro_batches_under_way = False
+        loss = results[-1].loss
         squares = itertools.chain.from_iterable(r.squared_gradient_norms for r in results)
         norm = math.sqrt(math.fsum(squares))
-        loss = results[-1].loss
         if not (math.isfinite(loss) and math.isfinite(norm)):
             training = self._job.training
             raise DivergedError(
@@ -128,68 +132,44 @@ class ClusterPipeline:
                 "training.learning_rate, lengthen training.warm_up_steps, or look for bad values in the data"
             )
         self._pending_scale = clip_scale(norm, self._job.training.clip_norm)
-        for index, result in enumerate(results):
-            self._note_times(index, result.times)
-        return StepOutcome(loss, norm)
+        for report, result in zip(self._reports, results, strict=True):
+            _add_times(report, result.times)
+        return loss, norm
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Predicts for each micro-batch, in order."""
+        """Returns the predictions for each micro-batch, in order."""
         self._phase = "evaluating"
         self._predictions = []
         command = stage_pb2.RunEvaluation(num_micro_batches=len(micro_batches))
-        self._send(stage_pb2.RunStageRequest(run_evaluation=command), "evaluate")
+        self._command(stage_pb2.RunStageRequest(run_evaluation=command), "evaluate")
         self._feed(FrameKind.EVALUATE, 0, micro_batches)
-        self._under_way = True
         self._local.run_evaluation(command)
         for remote in self._remotes:
             remote.expect("evaluation_done")
-        self._under_way = False
+        self._micro_batches_under_way = False
         return self._predictions
 
     def finish(self) -> list[plan_pb2.UnitState]:
-        """Applies the last update; returns the state of every unit, in order."""
+        """Applies the last update. Returns the state of every unit, in order."""
         self._phase = "finishing the round"
         command = stage_pb2.FinishRound(pending_gradient_scale=self._pending_scale)
-        self._send(stage_pb2.RunStageRequest(finish=command), "finish the round")
+        self._command(stage_pb2.RunStageRequest(finish=command), "finish the round")
         states = list(self._local.finish(command).units)
         for remote in self._remotes:
             states += remote.expect("finished").finished.units
         return states
 
-    def gather_weights_and_moments(
-        self, states: Sequence[plan_pb2.UnitState]
-    ) -> list[job_pb2.GatheredState]:
-        """Copies the weights and the optimizer state of each unit from the devices to this host's disk.
-
-        This happens once, at the end of every round. The edge server stores the state of the head itself.
-
-        Returns:
-            The bytes that each device sent. A device is left out if its states were already on the disk.
-        """
+    def gather(self, states: Sequence[plan_pb2.UnitState]) -> list[job_pb2.GatheredState]:
+        """Copies weights and optimizer state from the devices. The edge server keeps its own units on its disk."""
         self._phase = "gathering segments"
-        started = time.perf_counter()
-
-        def gather_stage(stage: plan_pb2.Stage) -> job_pb2.GatheredState:
-            fetched_bytes = 0
-            for state in states[stage.start_unit : stage.stop_unit]:
-                for digest in (state.weights_digest, state.optimizer_digest):
-                    if digest and digest not in self._store:
-                        store_blob(self._store, self._resources.channels, digest, [stage.address])
-                        fetched_bytes += self._store.total_bytes(digest)
-            seconds = time.perf_counter() - started
-            return job_pb2.GatheredState(
-                host_id=stage.host_id, bytes=fetched_bytes, seconds=seconds
-            )
-
-        edge = self._request.edge_address
-        devices = [stage for stage in self._stages[1:] if stage.address != edge]
-        if not devices:
-            return []
-        with ThreadPoolExecutor(len(devices), "gather") as executor:
-            return [found for found in executor.map(gather_stage, devices) if found.bytes]
+        edge_address = self._request.edge_address
+        devices = [stage for stage in self._stages[1:] if stage.address != edge_address]
+        return gather_weights_and_optimizer_state(
+            states, devices, self._resources.channels, self._store
+        )
 
     def abort(self, reason: CollapipeError) -> None:
-        """Makes whatever runs or waits end with `reason`; any thread may call it."""
+        """Makes everything that runs or waits end with `reason`. Any thread may call it."""
         with self._abort_lock:
             if self._aborted is not None:
                 return
@@ -198,23 +178,24 @@ class ClusterPipeline:
         for remote in self._remotes:
             remote.abort(reason)
 
-    def verdict(self, first: CollapipeError) -> CollapipeError:
-        """The best explanation of a failed attempt, called once with what was noticed first.
+    def failure_cause(self, first: CollapipeError) -> CollapipeError:
+        """Returns the best explanation of a failed attempt, given the failure that was noticed first.
 
-        A dead host is noticed by its neighbours before its own session breaks; so the others may speak for a moment,
-        and a session that was lost itself is the best witness.
+        Neighbours notice a dead host before its own session breaks. So this waits a moment, and prefers a host whose
+        own session broke to a host that only others blame.
         """
         if isinstance(first, (CancelledError, DivergedError)):
             return first
-        time.sleep(_GRACE_SECONDS)
-        failures = [(remote, remote.failure) for remote in self._remotes if remote.failure]
-        for remote, failure in failures:
-            if isinstance(failure, PeerLostError) and failure.host_id == remote.host_id:
+        time.sleep(_BLAME_SECONDS)
+        lost = [
+            (remote.host_id, remote.failure)
+            for remote in self._remotes
+            if isinstance(remote.failure, PeerLostError) and remote.failure.host_id
+        ]
+        for host_id, failure in lost:
+            if failure.host_id == host_id:
                 return failure
-        for _, failure in failures:
-            if isinstance(failure, PeerLostError) and failure.host_id:
-                return failure
-        return self._aborted or first
+        return lost[0][1] if lost else self._aborted or first
 
     def close(self) -> None:
         """Ends every session."""
@@ -223,98 +204,51 @@ class ClusterPipeline:
         self._local.close()
 
     def stage_reports(self) -> list[job_pb2.StageReport]:
-        """How each stage is doing."""
-        return [
-            job_pb2.StageReport(
-                host_id=stage.host_id,
-                start_unit=stage.start_unit,
-                stop_unit=stage.stop_unit,
-                busy_ratio=busy_ratio,
-                times=times,
-            )
-            for stage, busy_ratio, times in zip(
-                self._stages, self._busy_ratios, self._times, strict=True
-            )
-        ]
+        """Returns the times of each stage since the beginning of the attempt."""
+        return self._reports
 
     def waiting_for(self) -> str:
-        """What holds the cluster up, in words; empty while some stage computes."""
+        """Returns what every stage waits for, in words; empty while some stage computes."""
         waits = {self._stages[0].host_id: self._local.waiting_for}
         waits |= {remote.host_id: remote.progress.waiting_for for remote in self._remotes}
         if not all(waits.values()):
             return ""
         return f"{self._phase}: " + "; ".join(
-            f"{host} waits to {what}" for host, what in waits.items()
+            f"{host_id} waits to {task}" for host_id, task in waits.items()
         )
 
     def abort_if_stalled(self) -> None:
-        """Gives up when micro-batches are under way, and nothing moves for longer than the silence deadline.
-
-        Every stage waits for another, says the same as before, and no link has brought a byte. Called every second.
-        """
+        """Aborts the attempt if micro-batches are under way, and nothing has moved for too long."""
         waiting_for = self.waiting_for()
         received = sum(remote.progress.received_bytes for remote in self._remotes)
-        seen = (waiting_for, received + self._local.meter.received_bytes)
-        now = time.monotonic()
-        if seen != self._last_seen or not waiting_for or not self._under_way:
-            self._last_seen, self._last_moved = seen, now
-        silence = self._job.schedule.silence_seconds
-        if now - self._last_moved > silence:
+        is_stalled = self._stall_detector.is_stalled(
+            waiting_for if self._micro_batches_under_way else "",
+            received + self._local.received_bytes,
+        )
+        if is_stalled:
+            silence = self._job.schedule.silence_seconds
             self.abort(AttemptFailedError(f"nothing has moved for {silence:g} s ({waiting_for})"))
 
-    def _configuration(self, stage_index: int) -> stage_pb2.ConfigureStage:
-        request, stage = self._request, self._stages[stage_index]
-        previous_owner = {
-            unit: owner.address
-            for owner in request.previous_stages
-            for unit in range(owner.start_unit, owner.stop_unit)
-        }
-        units = range(stage.start_unit, stage.stop_unit)
-        return stage_pb2.ConfigureStage(
-            attempt=request.attempt,
-            plan=request.plan,
-            stage_index=stage_index,
-            model=request.model,
-            training_json=self._job.training.model_dump_json(),
-            seed=self._job.seed,
-            units=[request.base.units[unit] for unit in units],
-            sources=[
-                stage_pb2.UnitSource(
-                    unit_index=unit,
-                    addresses=_without(
-                        [previous_owner.get(unit), self._own_address, request.edge_address],
-                        stage.address,
-                    ),
-                )
-                for unit in units
-            ],
-            step_index=request.base.step_index,
-            total_steps=self._job.total_steps,
-        )
-
-    def _send(self, request: stage_pb2.RunStageRequest, task: str) -> None:
+    def _command(self, request: stage_pb2.RunStageRequest, task: str) -> None:
         for remote in self._remotes:
             remote.send(request, task)
 
     def _feed(self, kind: FrameKind, step_index: int, micro_batches: Sequence[MicroBatch]) -> None:
         for number, micro_batch in enumerate(micro_batches):
             self._local.mailbox.put(Frame(kind, step_index, number, micro_batch.tensors))
+        self._micro_batches_under_way = True
 
-    def _collect(self, frame: Frame) -> None:
-        """Takes what reaches the beginning of the pipeline; gradients end here."""
+    def _receive_backward(self, frame: Frame) -> None:
+        """Takes the frames that leave the first stage backward. Only predictions are of use here."""
         if frame.kind is FrameKind.PREDICTION:
             self._predictions.append(frame.tensors["predictions"])
 
-    def _note_times(self, stage_index: int, times: stage_pb2.StageTimes) -> None:
-        busy = times.forward_seconds + times.backward_seconds
-        self._busy_ratios[stage_index] = busy / times.total_seconds if times.total_seconds else 0.0
-        total = self._times[stage_index]
-        total.forward_seconds += times.forward_seconds
-        total.backward_seconds += times.backward_seconds
-        total.waiting_seconds += times.waiting_seconds
-        total.total_seconds += times.total_seconds
 
-
-def _without(addresses: Sequence[str | None], own: str) -> list[str]:
-    """Drops what is missing, repeated, or the host itself."""
-    return [address for address in dict.fromkeys(addresses) if address and address != own]
+def _add_times(report: job_pb2.StageReport, times: stage_pb2.StageTimes) -> None:
+    """Adds the times of one step to a report, and computes the busy ratio of that step."""
+    busy = times.forward_seconds + times.backward_seconds
+    report.busy_ratio = busy / times.total_seconds if times.total_seconds else 0.0
+    report.times.forward_seconds += times.forward_seconds
+    report.times.backward_seconds += times.backward_seconds
+    report.times.waiting_seconds += times.waiting_seconds
+    report.times.total_seconds += times.total_seconds

@@ -1,15 +1,15 @@
 """One attempt of one cluster at one round: configure, evaluate, train, gather.
 
-Follow a round here; follow a micro-batch from `ClusterPipeline.run_mini_batch` into `pipeline.stage`.
+`ClusterPipeline.run_mini_batch` shows how the cluster processes one mini-batch.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from collapipe.control_unit.cluster_pipeline import ClusterPipeline, StepOutcome
+from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.documents import read_document, write_document
-from collapipe.errors import CollapipeError
+from collapipe.errors import CancelledError, CollapipeError
 from collapipe.job import JobConfig
 from collapipe.tasks import Cursor, MicroBatch, Task, begin_round, draw
 from collapipe.telemetry import metrics
@@ -22,11 +22,10 @@ class ClusterRound:
     """Runs one attempt.
 
     Args:
-        request: The attempt and everything that it starts from.
-        job: The parsed job.
-        task: The cluster's data.
-        pipeline: The cluster's stages.
-        state_directory: Of the job, on this control unit.
+        request: The attempt, and everything that it starts from.
+        job: The job of the request, parsed.
+        task: The data of the cluster.
+        state_directory: Directory of the job on this control unit's disk.
     """
 
     def __init__(
@@ -42,34 +41,39 @@ class ClusterRound:
         self._task = task
         self._pipeline = pipeline
         self._state_directory = state_directory
-        self._outcomes: list[StepOutcome] = []
+        self._cluster_index = request.plan.cluster_index
+        self._summary = job_pb2.RoundSummary()
         self._steps_done = 0
         self._training_started: float | None = None
 
     def run(self, emit: Emit) -> None:
-        """Runs the attempt to its prepared state; closes the pipeline, whatever happens.
+        """Runs the attempt to its prepared state, and closes the pipeline in any case.
 
         Raises:
-            CollapipeError: Why the attempt failed; the last commit is intact.
+            CollapipeError: The attempt failed. The last commit is intact.
         """
         try:
             self._run(emit)
         except CollapipeError as error:
-            raise self._pipeline.verdict(error) from None
+            raise self._pipeline.failure_cause(error) from None
         finally:
             self._pipeline.close()
 
+    def abort(self, reason: CancelledError) -> None:
+        """Makes the attempt end with `reason`. Any thread may call it."""
+        self._pipeline.abort(reason)
+
     def progress(self) -> control_unit_pb2.RunRoundResponse:
-        """How far the attempt is."""
+        """Returns how far the attempt is, and aborts it if the pipeline is stalled. Called at least every second."""
         self._pipeline.abort_if_stalled()
         started = self._training_started
         seconds = time.perf_counter() - started if started is not None else 0.0
         samples = self._steps_done * self._job.training.mini_batch
         progress = job_pb2.RoundProgress(
-            cluster_index=self._request.plan.cluster_index,
+            cluster_index=self._cluster_index,
             steps_done=self._steps_done,
             local_steps=self._request.local_steps,
-            loss=self._outcomes[-1].loss if self._outcomes else None,
+            loss=self._summary.losses[-1] if self._summary.losses else None,
             samples_per_second=samples / seconds if seconds else 0.0,
             stages=self._pipeline.stage_reports(),
             waiting_for=self._pipeline.waiting_for(),
@@ -77,8 +81,7 @@ class ClusterRound:
         return control_unit_pb2.RunRoundResponse(progress=progress)
 
     def _run(self, emit: Emit) -> None:
-        request, pipeline = self._request, self._pipeline
-        summary = job_pb2.RoundSummary()
+        request, pipeline, summary = self._request, self._pipeline, self._summary
         started = time.perf_counter()
         summary.fetched_bytes = pipeline.configure()
         summary.configure_seconds = time.perf_counter() - started
@@ -86,55 +89,55 @@ class ClusterRound:
             started = time.perf_counter()
             emit(control_unit_pb2.RunRoundResponse(evaluation=self._evaluate()))
             summary.evaluation_seconds = time.perf_counter() - started
-        cursor = self._train(emit, summary) if request.local_steps else request.base.cursor
+        cursor = self._train(emit) if request.local_steps else request.base.cursor
         states = pipeline.finish()
         started = time.perf_counter()
-        summary.gathered.extend(pipeline.gather_weights_and_moments(states))
+        # Every round copies weights and optimizer state to this host: see collapipe.control_unit.state_gathering.
+        summary.gathered.extend(pipeline.gather(states))
         summary.gather_seconds = time.perf_counter() - started
-        summary.losses.extend(outcome.loss for outcome in self._outcomes)
-        summary.gradient_norms.extend(outcome.gradient_norm for outcome in self._outcomes)
         summary.stages.extend(pipeline.stage_reports())
         state = plan_pb2.ClusterState(
-            cluster_index=request.plan.cluster_index,
+            cluster_index=self._cluster_index,
             units=states,
             cursor=cursor,
             num_samples=cursor.num_rows,
-            step_index=request.base.step_index + len(self._outcomes),
+            step_index=request.base.step_index + len(summary.losses),
         )
         prepared = control_unit_pb2.RoundPrepared(state=state, summary=summary)
         emit(control_unit_pb2.RunRoundResponse(prepared=prepared))
 
-    def _train(self, emit: Emit, summary: job_pb2.RoundSummary) -> plan_pb2.DataCursor:
-        cluster = str(self._request.plan.cluster_index)
-        cursor = begin_round(_from_wire(self._request.base.cursor), self._num_rows())
+    def _train(self, emit: Emit) -> plan_pb2.DataCursor:
+        """Trains the mini-batches of the round. Returns the position in the data after them."""
+        training, summary = self._job.training, self._summary
+        cluster = str(self._cluster_index)
+        base = self._request.base.cursor
+        cursor = begin_round(Cursor(base.epoch, base.offset, base.num_rows), self._num_rows())
         self._training_started = time.perf_counter()
         for _ in range(self._request.local_steps):
-            indices, cursor = draw(
-                self._job.seed,
-                self._request.plan.cluster_index,
-                cursor,
-                self._job.training.mini_batch,
-            )
+            indices, cursor = draw(self._job.seed, self._cluster_index, cursor, training.mini_batch)
             batch = self._task.micro_batches(indices, self._request.plan.num_micro_batches)
-            for micro_batches in self._updates(batch):
-                outcome = self._pipeline.run_mini_batch(len(self._outcomes), micro_batches)
-                self._outcomes.append(outcome)
+            for micro_batches in self._batches_of_updates(batch):
+                loss, norm = self._pipeline.run_mini_batch(len(summary.losses), micro_batches)
+                summary.losses.append(loss)
+                summary.gradient_norms.append(norm)
             self._steps_done += 1
-            metrics.TRAINED_SAMPLES.labels(cluster).inc(self._job.training.mini_batch)
-            metrics.TRAINING_LOSS.labels(cluster).set(self._outcomes[-1].loss)
+            metrics.TRAINED_SAMPLES.labels(cluster).inc(training.mini_batch)
+            metrics.TRAINING_LOSS.labels(cluster).set(summary.losses[-1])
             emit(self.progress())
         summary.training_seconds = time.perf_counter() - self._training_started
-        return _to_wire(cursor)
+        return plan_pb2.DataCursor(
+            epoch=cursor.epoch, offset=cursor.offset, num_rows=cursor.num_rows
+        )
 
-    def _updates(self, batch: Sequence[MicroBatch]) -> Iterator[Sequence[MicroBatch]]:
-        """What is trained between two optimizer steps: the mini-batch, or each micro-batch alone."""
+    def _batches_of_updates(self, batch: Sequence[MicroBatch]) -> Iterator[Sequence[MicroBatch]]:
+        """Yields the micro-batches of each optimizer step: all of the mini-batch, or each one alone."""
         if self._job.training.update_per == "micro_batch":
             yield from ([micro_batch] for micro_batch in batch)
         else:
             yield batch
 
     def _num_rows(self) -> int:
-        """Rows of this round: what has arrived by its first attempt; a retry uses the same."""
+        """Returns the number of rows that the first attempt at this round found, so that a retry uses the same rows."""
         path = self._state_directory / "round.json"
         round_index = self._request.attempt.round_index
         recorded = read_document(path)
@@ -145,23 +148,14 @@ class ClusterRound:
         return num_rows
 
     def _evaluate(self) -> job_pb2.Evaluation:
-        plan = self._request.plan
-        size = max(1, self._job.training.mini_batch // plan.num_micro_batches)
+        size = max(1, self._job.training.mini_batch // self._request.plan.num_micro_batches)
         predictions = self._pipeline.evaluate(self._task.held_out_micro_batches(size))
         value = self._task.score(predictions)
-        metrics.EVALUATION_METRIC.labels(str(plan.cluster_index), self._task.metric).set(value)
+        metrics.EVALUATION_METRIC.labels(str(self._cluster_index), self._task.metric).set(value)
         return job_pb2.Evaluation(
             num_rounds=self._request.attempt.round_index,
             metric=self._task.metric,
             value=value,
             num_rows=self._task.num_held_out_rows,
-            cluster_index=plan.cluster_index,
+            cluster_index=self._cluster_index,
         )
-
-
-def _from_wire(cursor: plan_pb2.DataCursor) -> Cursor:
-    return Cursor(cursor.epoch, cursor.offset, cursor.num_rows)
-
-
-def _to_wire(cursor: Cursor) -> plan_pb2.DataCursor:
-    return plan_pb2.DataCursor(epoch=cursor.epoch, offset=cursor.offset, num_rows=cursor.num_rows)

@@ -1,4 +1,4 @@
-"""A stage on another host, as its control unit sees it."""
+"""A stage on another host, as the control unit drives it."""
 
 import threading
 from collections.abc import Callable
@@ -15,11 +15,8 @@ class RemoteStage:
     """The session with one remote stage.
 
     Args:
-        stage: Who runs it.
-        configure: What it shall hold.
-        channels: To reach it.
-        silence_seconds: A stage that says nothing for longer is lost.
-        on_failure: Told once, from another thread, when the stage fails or is lost; must call `abort`.
+        silence_seconds: A stage that sends nothing for longer is lost.
+        on_failure: Called once, from another thread, when the stage fails or is lost. It must call `abort`.
     """
 
     def __init__(
@@ -32,9 +29,9 @@ class RemoteStage:
     ) -> None:
         self.host_id = stage.host_id
         self.failure: CollapipeError | None = None
-        """Why this stage failed, as its own session tells."""
+        """The failure that this stage's own session reported."""
         self.progress = stage_pb2.StageProgress()
-        """What the stage said last."""
+        """The last sign of life of the stage."""
         self._silence_seconds = silence_seconds
         self._on_failure = on_failure
         self._requests: Outbox[Request] = Outbox()
@@ -49,15 +46,19 @@ class RemoteStage:
         threading.Thread(target=self._receive, name=f"stage {self.host_id}", daemon=True).start()
 
     def send(self, request: Request, task: str) -> None:
-        """Sends a command; `task` says in words what the stage is to do."""
+        """Sends a command.
+
+        Args:
+            task: What the stage is to do, in words, for the error about a silent stage.
+        """
         self._task = task
         self._requests.put(request)
 
     def expect(self, event: str) -> Response:
-        """Waits for an event.
+        """Waits for an answer.
 
         Raises:
-            CollapipeError: Why the stage failed.
+            CollapipeError: The stage failed, or the attempt was aborted.
         """
         with self._changed:
             while event not in self._events:
@@ -73,7 +74,7 @@ class RemoteStage:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends the session; a stage that is not through with it stops."""
+        """Ends the session. A stage that still works for it stops."""
         self._closed = True
         self._requests.close()
         if self.failure or self._aborted:
@@ -84,16 +85,17 @@ class RemoteStage:
             for response in within_silence(
                 self._call, self._silence_seconds, self.host_id, lambda: self._task
             ):
-                event = response.WhichOneof("event")
+                event = response.WhichOneof("event") or ""
                 if event == "progress":
                     self.progress = response.progress
                     continue
                 if event == "failed":
                     raise _failure(self.host_id, response.failed)
                 with self._changed:
-                    # what it waited for, it has got
-                    self.progress.waiting_for = ""
-                    self._events[event or ""] = response
+                    self.progress.waiting_for = (
+                        ""  # The stage got what it last reported to wait for.
+                    )
+                    self._events[event] = response
                     self._changed.notify_all()
             raise PeerLostError(
                 self.host_id, f"{self.host_id} ended its session in the middle of the round"

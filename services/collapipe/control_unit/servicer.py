@@ -1,4 +1,4 @@
-"""ControlUnitService: loads data, runs rounds."""
+"""ControlUnitService: loads data and runs rounds."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -21,28 +21,22 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
     """Serves one cluster.
 
     Args:
-        resources: Of this host.
-        stores: The blobs of each job.
-        address: Where this host serves.
+        stores: The directory and the blobs of each job.
+        address: Where other hosts can reach this control unit.
     """
 
-    def __init__(
-        self,
-        resources: HostResources,
-        stores: JobStores,
-        address: str,
-    ) -> None:
+    def __init__(self, resources: HostResources, stores: JobStores, address: str) -> None:
         self._resources = resources
         self._stores = stores
         self._address = address
         self._tasks: dict[str, Task] = {}
-        self._running = threading.Lock()
+        self._one_attempt = threading.Lock()
         self._latest: dict[str, tuple[int, int]] = {}
 
     def PrepareData(
         self, request: control_unit_pb2.PrepareDataRequest, context: grpc.ServicerContext
     ) -> Iterator[control_unit_pb2.PrepareDataResponse]:
-        """Loads the cluster's data."""
+        """Loads the data of the cluster."""
 
         def work(emit: Callable[[control_unit_pb2.PrepareDataResponse], None]) -> None:
             job = JobConfig.from_json(request.job.config_json)
@@ -75,15 +69,15 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         attempt = _Attempt()
 
         def work(emit: Emit) -> None:
-            with self._running:  # the attempt before was given up by its caller, and ends
-                self._fence(request.attempt, context)
-                attempt.begin(self._open(request))
-                attempt.run(emit)
+            # The caller has given up an earlier attempt that still holds the lock, so that attempt will end soon.
+            with self._one_attempt:
+                self._refuse_old_attempt(request.attempt, context)
+                attempt.run(self._open(request), emit)
 
         yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)
 
-    def _fence(self, attempt: plan_pb2.Attempt, context: grpc.ServicerContext) -> None:
-        """Refuses an attempt that nobody waits for any more, or that is not newer than the last."""
+    def _refuse_old_attempt(self, attempt: plan_pb2.Attempt, context: grpc.ServicerContext) -> None:
+        """Refuses an attempt whose caller went away, or that is not newer than the last one."""
         if not context.is_active():
             raise CancelledError("the caller went away before the attempt began")
         job_id, order = attempt.job_id, (attempt.round_index, attempt.attempt)
@@ -94,14 +88,13 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             )
         self._latest[job_id] = order
 
-    def _open(
-        self, request: control_unit_pb2.RunRoundRequest
-    ) -> tuple[ClusterPipeline, ClusterRound]:
+    def _open(self, request: control_unit_pb2.RunRoundRequest) -> ClusterRound:
+        """Prepares an attempt, and deletes blobs that neither it nor a later attempt needs."""
         job_id = request.attempt.job_id
         task = self._tasks.get(job_id)
         if task is None:
             raise NotFoundError(
-                f"{self._resources.host_id} has no data loaded for job {job_id}: it was restarted; "
+                f"{self._resources.host_id} has no data loaded for job {job_id}, because it was restarted: "
                 "resume the job"
             )
         job = JobConfig.from_json(request.job.config_json)
@@ -111,36 +104,32 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         kept = {digest for unit in units for digest in (unit.weights_digest, unit.optimizer_digest)}
         store.keep_only(kept | {request.vocabulary.digest})
         pipeline = ClusterPipeline(request, job, self._resources, store, self._address)
-        directory = self._stores.directory(job_id)
-        return pipeline, ClusterRound(request, job, task, pipeline, directory)
+        return ClusterRound(request, job, task, pipeline, self._stores.directory(job_id))
 
 
 class _Attempt:
-    """A call of RunRound, which may be cancelled before it has its turn."""
+    """A call of RunRound. Its caller may cancel it before an earlier attempt has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._opened: tuple[ClusterPipeline, ClusterRound] | None = None
-        self._reason: CancelledError | None = None
+        self._round: ClusterRound | None = None
+        self._cancelled: CancelledError | None = None
 
-    def begin(self, opened: tuple[ClusterPipeline, ClusterRound]) -> None:
+    def run(self, cluster_round: ClusterRound, emit: Emit) -> None:
         with self._lock:
-            self._opened = opened
-        if self._reason is not None:
-            opened[0].abort(self._reason)
-
-    def run(self, emit: Emit) -> None:
-        assert self._opened is not None
-        self._opened[1].run(emit)
+            self._round = cluster_round
+        if self._cancelled is not None:
+            cluster_round.abort(self._cancelled)
+        cluster_round.run(emit)
 
     def abort(self, reason: CancelledError) -> None:
         with self._lock:
-            self._reason = reason
-        if self._opened is not None:
-            self._opened[0].abort(reason)
+            self._cancelled = reason
+        if self._round is not None:
+            self._round.abort(reason)
 
     def progress(self) -> control_unit_pb2.RunRoundResponse:
-        if self._opened is not None:
-            return self._opened[1].progress()
-        waiting = job_pb2.RoundProgress(waiting_for="the attempt before to end")
+        if self._round is not None:
+            return self._round.progress()
+        waiting = job_pb2.RoundProgress(waiting_for="the previous attempt to end")
         return control_unit_pb2.RunRoundResponse(progress=waiting)

@@ -1,1 +1,1 @@
-"""Runs one segment of the encoder: a stage host, and nothing else."""
+"""A device that runs segments of the encoder."""

@@ -19,32 +19,34 @@ from collapipe.v1 import device_agent_pb2_grpc, scheduler_pb2, stage_pb2_grpc
 class DeviceAgentSettings(StageHostSettings):
     """Settings of a device agent."""
 
-    cluster_index: int = Field(default=0, ge=0, description="The cluster that it belongs to.")
+    cluster_index: int = Field(default=0, ge=0, description="Cluster of this device.")
     memory_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="Memory for training; 0 for no limit. By default what an emulated device has, else no limit.",
+        description="Memory for training; 0 for no limit. By default the memory of the emulated device, else no limit.",
     )
     speed: float = Field(
-        default=0.0, ge=0, description="Samples that one block processes a second; 0 measures it."
+        default=0.0,
+        ge=0,
+        description="Samples that one block processes in a second; 0 measures it.",
     )
     energy_budget_joules: float = Field(
         default=0.0,
         ge=0,
-        description="Energy that a round may cost in the long run; 0 for a device on mains.",
+        description="Average energy that a round may cost; 0 for a device on mains power.",
     )
     busy_watts: float = Field(
         default=0.0,
         ge=0,
-        description="Power beyond idle while it computes, where no probe measures it. By default that of an "
-        "emulated device, else not known.",
+        description="Power beyond idle while it computes, where no sensor measures it. By default that of the emulated "
+        "device, else unknown.",
     )
 
 
 def describe_host(
     settings: DeviceAgentSettings, emulated: DeviceProfile | None
 ) -> scheduler_pb2.Host:
-    """What the device registers: its settings, and what they leave open of an emulated device."""
+    """Returns what the device registers: its settings, and for missing ones the profile of the emulated device."""
     memory_bytes = settings.memory_bytes
     if memory_bytes is None:
         memory_bytes = emulated.memory_bytes if emulated else 0
@@ -59,12 +61,11 @@ def describe_host(
 
 
 def start(settings: DeviceAgentSettings, metrics_address: str) -> Running:
-    """Starts serving."""
+    """Starts to serve."""
     device = EmulationFile(settings.emulation).current().devices.get(settings.host_id)
     host = describe_host(settings, device_profile(device.profile) if device else None)
 
     def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:
-        resources.modelled_watts = host.busy_watts
         stage_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(resources), server)
         device_agent_pb2_grpc.add_DeviceAgentServiceServicer_to_server(
             DeviceAgentServicer(resources), server

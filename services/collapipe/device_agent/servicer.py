@@ -1,4 +1,4 @@
-"""DeviceAgentService: what only a device is asked."""
+"""DeviceAgentService: measures what a block costs on this device."""
 
 import grpc
 
@@ -9,11 +9,7 @@ from collapipe.v1 import device_agent_pb2, device_agent_pb2_grpc
 
 
 class DeviceAgentServicer(device_agent_pb2_grpc.DeviceAgentServiceServicer):
-    """Serves profiles.
-
-    Args:
-        resources: Of this host.
-    """
+    """Serves profiles of blocks."""
 
     def __init__(self, resources: HostResources) -> None:
         self._resources = resources
@@ -21,7 +17,7 @@ class DeviceAgentServicer(device_agent_pb2_grpc.DeviceAgentServiceServicer):
     def ProfileBlock(
         self, request: device_agent_pb2.ProfileBlockRequest, context: grpc.ServicerContext
     ) -> device_agent_pb2.ProfileBlockResponse:
-        """Times one block of a model."""
+        """Times one block of a model. The caller may leave the micro-batch sizes to this device."""
         model = request.model
         profile = profile_block(
             adapter_for(model.family, model.task, model.config_json),

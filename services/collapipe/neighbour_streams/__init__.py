@@ -1,1 +1,1 @@
-"""The streams between neighbouring stages: activations one way, gradients the other."""
+"""The data plane: activations and their gradients travel between neighbouring stages."""

@@ -1,111 +1,96 @@
-"""Measures a link before anything was trained over it: round trips, then a burst of chunks.
+"""Measures a link before training uses it: round trips first, then a burst of chunks.
 
-What counts is what the receiver saw: a chunk that was sent has only been buffered. Both ends are bounded in bytes and time.
+The receiver measures the rate, because a sent chunk may still be in a buffer of the sender. Both ends limit the bytes
+and the time of a probe.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import grpc
 
 from collapipe.emulation.world import EmulationFile
 from collapipe.errors import InvalidInputError, PeerLostError
-from collapipe.neighbour_streams.endpoints import LinkSender, LinkSettings
+from collapipe.neighbour_streams.link_settings import LinkSettings
+from collapipe.neighbour_streams.outgoing_link import OutgoingLink, OutgoingLinks
 from collapipe.rpc import ChannelPool, Outbox, within_silence
 from collapipe.telemetry import metrics
 from collapipe.v1 import link_pb2, link_pb2_grpc
 
+Request = link_pb2.ReceiveProbeRequest
+Response = link_pb2.ReceiveProbeResponse
+
 _ROUND_TRIPS = 6
-"""The first also connects; the least of all counts."""
+"""The first round trip also opens the connection, so only the shortest one counts."""
 _MOST_ROUND_TRIPS = 100
 _SILENCE_SECONDS = 10.0
-"""A receiver that answers no later cannot be reached. By satellite, the first chunks take several round trips of 0.6 s each."""
+"""A host that stays silent for longer is unreachable. Over a satellite, the first chunks need several round trips of 0.6 s."""
 _DEADLINE_SECONDS = 20.0
 _BURST_SECONDS = 0.25
 _BURST_BYTES = 4 << 20
 _LEAST_CHUNKS = 4
-"""The receiver's clock starts with the first, so that it takes at least one more to see a rate."""
+"""The receiver measures from the first chunk on, so it needs at least two."""
 _FIRST_CHUNK_BYTES = 4096
 _LARGEST_CHUNK_BYTES = 256 << 10
 _RECEIVED_SECONDS = 2.0
-"""A burst that takes longer has filled buffers before a slow link; what has arrived by then tells its rate."""
+"""A burst takes longer if it filled buffers in front of a slow link. The bytes that arrived by then give the rate."""
 _RECEIVED_BYTES = 2 * _BURST_BYTES
 
 
 class LinkServicer(link_pb2_grpc.LinkServiceServicer):
-    """Serves measurements of links, one at a time.
+    """Probes links that leave this host, one at a time, and answers the probes of other hosts."""
 
-    Args:
-        host_id: This host, as registered.
-        channels: Channels to other hosts.
-        emulation: The emulated world, if there is one.
-        open_sender: Makes the sending end of a link to a host, given its id, its address and the link's settings.
-    """
-
-    def __init__(
-        self,
-        host_id: str,
-        channels: ChannelPool,
-        emulation: EmulationFile,
-        open_sender: Callable[[str, str, LinkSettings], LinkSender],
-    ) -> None:
-        self._host_id = host_id
+    def __init__(self, links: OutgoingLinks, channels: ChannelPool) -> None:
+        self._links = links
         self._channels = channels
-        self._emulation = emulation
-        self._open_sender = open_sender
-        self._measuring = threading.Lock()
+        self._one_probe = threading.Lock()
 
     def MeasureLink(
         self, request: link_pb2.MeasureLinkRequest, context: grpc.ServicerContext
     ) -> link_pb2.MeasureLinkResponse:
-        """Measures the link to another host, as the world and no plan limits it."""
+        """Measures the link to another host without the limits of a plan."""
         if not request.host_id or not request.address:
             raise InvalidInputError(
                 f"a link is measured to a host and its address, not to {request.host_id!r} at {request.address!r}"
             )
-        sender = self._open_sender(request.host_id, request.address, LinkSettings())
+        link = self._links.link_to(request.host_id, request.address, LinkSettings())
         stub = link_pb2_grpc.LinkServiceStub(self._channels.channel(request.address))
-        with self._measuring:  # two bursts at a time would measure each other
-            return measure_link(stub, sender)
+        with self._one_probe:  # Two bursts at the same time would slow each other down.
+            return measure_link(stub, link)
 
     def ReceiveProbe(
-        self,
-        request_iterator: Iterator[link_pb2.ReceiveProbeRequest],
-        context: grpc.ServicerContext,
-    ) -> Iterator[link_pb2.ReceiveProbeResponse]:
-        """Answers the measurement of a link that leads here."""
-        return answer_probe(request_iterator, self._host_id, self._emulation)
+        self, request_iterator: Iterator[Request], context: grpc.ServicerContext
+    ) -> Iterator[Response]:
+        """Answers the probe of a link that leads to this host."""
+        return answer_probe(request_iterator, self._links.host_id, self._links.emulation)
 
 
 def measure_link(
-    stub: link_pb2_grpc.LinkServiceStub, sender: LinkSender
+    stub: link_pb2_grpc.LinkServiceStub, link: OutgoingLink
 ) -> link_pb2.MeasureLinkResponse:
-    """Measures the link to another host.
-
-    Args:
-        stub: Of the host.
-        sender: Sends there; at most at its rate.
+    """Probes a link.
 
     Raises:
-        PeerLostError: The host cannot be reached.
+        PeerLostError: The receiver cannot be reached.
     """
-    requests: Outbox[link_pb2.ReceiveProbeRequest] = Outbox()
+    host_id, receiver = link.host.host_id, link.receiver
+    round_trip_requests: Outbox[Request] = Outbox()
 
-    def parts() -> Iterator[link_pb2.ReceiveProbeRequest]:
-        yield from requests
-        for chunk in sender.burst(_chunks):
-            yield link_pb2.ReceiveProbeRequest(host_id=sender.sender, chunk=chunk)
-        yield link_pb2.ReceiveProbeRequest(host_id=sender.sender, last=True)
+    def requests() -> Iterator[Request]:
+        yield from round_trip_requests
+        for chunk in link.paced_burst(_growing_chunks):
+            yield Request(host_id=host_id, chunk=chunk)
+        yield Request(host_id=host_id, last=True)
 
-    call = stub.ReceiveProbe(parts(), timeout=_DEADLINE_SECONDS)
-    answers = within_silence(call, _SILENCE_SECONDS, sender.receiver, lambda: "answer a probe")
+    call = stub.ReceiveProbe(requests(), timeout=_DEADLINE_SECONDS)
+    answers = within_silence(call, _SILENCE_SECONDS, receiver, lambda: "answer a probe")
 
-    def next_answer() -> link_pb2.ReceiveProbeResponse:
+    def next_answer() -> Response:
         answer = next(answers, None)
         if answer is None:
             raise PeerLostError(
-                sender.receiver, f"{sender.receiver} ended a probe without an answer: repeat it"
+                receiver, f"{receiver} ended a probe without an answer: repeat the probe"
             )
         return answer
 
@@ -113,30 +98,27 @@ def measure_link(
         round_trips = []
         for _ in range(_ROUND_TRIPS):
             started = time.perf_counter()
-            requests.put(link_pb2.ReceiveProbeRequest(host_id=sender.sender))
+            round_trip_requests.put(Request(host_id=host_id))
             next_answer()
             round_trips.append(time.perf_counter() - started)
-        requests.close()
+        round_trip_requests.close()
         goodput_bps = next_answer().goodput_bps
     finally:
-        requests.close()
+        round_trip_requests.close()
         call.cancel()
-    metrics.LINK_ROUND_TRIP_SECONDS.labels(sender.link).set(min(round_trips))
-    metrics.LINK_PROBED_BPS.labels(sender.link).set(goodput_bps)
+    metrics.LINK_ROUND_TRIP_SECONDS.labels(link.name).set(min(round_trips))
+    metrics.LINK_PROBED_BPS.labels(link.name).set(goodput_bps)
     return link_pb2.MeasureLinkResponse(
         goodput_bps=goodput_bps, round_trip_seconds=min(round_trips)
     )
 
 
 def answer_probe(
-    requests: Iterable[link_pb2.ReceiveProbeRequest], host_id: str, emulation: EmulationFile
-) -> Iterator[link_pb2.ReceiveProbeResponse]:
-    """Answers a measurement: each message without bytes at once, and a burst when it ends or took its time.
+    requests: Iterable[Request], host_id: str, emulation: EmulationFile
+) -> Iterator[Response]:
+    """Answers a probe: each message without bytes at once, and the burst when it ends or takes too long.
 
-    Args:
-        requests: Of the caller.
-        host_id: This host.
-        emulation: The world; an emulated delay, there and back, comes before an answer.
+    Before it answers a message without bytes, it waits for the emulated delay of both directions.
     """
     num_round_trips, num_bytes, last_at = 0, 0, 0.0
     first_at: float | None = None
@@ -148,10 +130,10 @@ def answer_probe(
                 raise InvalidInputError(
                     f"a probe made more than {_MOST_ROUND_TRIPS} round trips: begin another"
                 )
-            world = emulation.current()
-            there = world.delay_seconds(request.host_id, host_id)
-            time.sleep(there + world.delay_seconds(host_id, request.host_id))
-            yield link_pb2.ReceiveProbeResponse()
+            current = emulation.current()
+            delay = current.delay_seconds(request.host_id, host_id)
+            time.sleep(delay + current.delay_seconds(host_id, request.host_id))
+            yield Response()
             continue
         if first_at is None:
             first_at = now
@@ -161,15 +143,14 @@ def answer_probe(
         if request.last or num_bytes > _RECEIVED_BYTES or now - first_at > _RECEIVED_SECONDS:
             if not num_bytes:
                 raise InvalidInputError(
-                    "the burst of a probe had less than 2 chunks: a rate is what comes after the first"
+                    "the burst of a probe had less than 2 chunks: the rate is measured from the first chunk on"
                 )
-            rate = 8 * num_bytes / (last_at - first_at)
-            yield link_pb2.ReceiveProbeResponse(goodput_bps=rate)
+            yield Response(goodput_bps=8 * num_bytes / (last_at - first_at))
             return
 
 
-def _chunks(most_bytes: int) -> Iterator[bytes]:
-    """Chunks that grow, so that a slow link brings several and a fast one is not held up by their number."""
+def _growing_chunks(most_bytes: int) -> Iterator[bytes]:
+    """Yields chunks of growing size: a slow link sends several in time, and a fast link needs few."""
     started, sent, size = time.monotonic(), 0, _FIRST_CHUNK_BYTES
     number = 0
     while number < _LEAST_CHUNKS or (

@@ -1,8 +1,9 @@
-"""A host that runs a stage and serves it on the network: what devices, control units and edge servers share."""
+"""A host that runs stages and serves them on the network: control units, devices and edge servers are stage hosts."""
 
 from collapipe.stage_host.host import StageHostSettings, start_stage_host
+from collapipe.stage_host.host_resources import HostResources
 from collapipe.stage_host.servicer import StageServicer
-from collapipe.stage_host.session import HostResources, StageSession
+from collapipe.stage_host.session import StageSession
 
 __all__ = [
     "HostResources",

@@ -10,12 +10,13 @@ import torch
 from pydantic import Field
 
 from collapipe.emulation.world import EmulationFile
-from collapipe.errors import InvalidInputError, NotFoundError
+from collapipe.errors import InvalidInputError
 from collapipe.neighbour_streams.link_probe import LinkServicer
+from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, serve
 from collapipe.service_process import Running, ServiceSettings
+from collapipe.stage_host.host_resources import HostResources
 from collapipe.stage_host.registration import Registration
-from collapipe.stage_host.session import HostResources
 from collapipe.telemetry.sensors import SensorReader
 from collapipe.traffic_shaping.pacing import PacedShaper, Shaper
 from collapipe.traffic_shaping.radio import EmulatedRadioDriver, NoRadioDriver, RadioDriver
@@ -23,7 +24,7 @@ from collapipe.traffic_shaping.traffic_control import TrafficControlShaper
 from collapipe.traffic_shaping.wireless import WifiRadioDriver
 from collapipe.v1 import blob_pb2_grpc, link_pb2_grpc, scheduler_pb2
 from collapipe.weights.blob_store import JobStores
-from collapipe.weights.transfer import BlobServicer, Readable
+from collapipe.weights.transfer import BlobServicer
 
 logger = logging.getLogger(__name__)
 
@@ -31,24 +32,25 @@ logger = logging.getLogger(__name__)
 class StageHostSettings(ServiceSettings):
     """Settings of every stage host."""
 
-    scheduler: str = Field(description="Where the scheduler serves, host:port.")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="Where to compute.")
+    scheduler: str = Field(description="Address of the scheduler, host:port.")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="Processor that computes.")
     max_transmit_watts: float = Field(
-        default=0.1, gt=0, description="Largest transmit power of its radio; no matter on a wire."
+        default=0.1, gt=0, description="Largest transmit power of its radio. Ignored on a wire."
     )
     emulation: Path | None = Field(
-        default=None, description="JSON file of an emulated world; read again when it changes."
+        default=None,
+        description="JSON file of emulated devices and links. It is read again when it changes.",
     )
     shaper: Literal["pacing", "tc"] = Field(
         default="pacing",
-        description="What holds links to their rates: waiting in this process, or the kernel (needs CAP_NET_ADMIN).",
+        description="What limits links to their rates: pauses in this process, or the kernel (needs CAP_NET_ADMIN).",
     )
     radio: Literal["none", "emulated", "iw"] = Field(
         default="emulated",
-        description="What takes transmit powers: nothing, the radios of the emulated world if it has any, or Wi-Fi.",
+        description="What sets transmit powers: nothing, the radios of --emulation if it has any, or Wi-Fi.",
     )
     interface: str = Field(
-        default="", description="Network interface that --shaper tc or --radio iw drives."
+        default="", description="Network interface for --shaper tc or --radio iw."
     )
 
 
@@ -59,69 +61,39 @@ def start_stage_host(
     stores: JobStores | None,
     add_services: Callable[[grpc.Server, HostResources, str], None],
 ) -> Running:
-    """Serves blobs, measurements of links and what `add_services` adds, and registers with the scheduler.
+    """Serves blobs, link probes and the services of a role, and registers with the scheduler.
 
     Args:
-        settings: Of the process.
-        metrics_address: Where it serves /metrics.
-        host: What to register; identity and addresses are filled in here.
-        stores: The disk of the host, if it keeps state.
-        add_services: Adds the services of the role; is given the server, the host's resources and its address.
+        host: What to register. This function fills in its identity, addresses and transmit power.
+        stores: The disk of the host; `None` if it keeps no state.
+        add_services: Adds the services of the role to a server, given the resources and the address of the host.
 
     Raises:
-        InvalidInputError: The settings ask for what this machine does not have.
+        InvalidInputError: This machine cannot do what the settings ask for.
     """
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise InvalidInputError(
-            f"--device cuda: torch {torch.__version__} finds no CUDA device here; install a build of torch for "
-            "it, or use --device cpu"
-        )
-    if not settings.advertise and settings.listen.startswith(("0.0.0.0:", "[::]:")):
-        raise InvalidInputError(
-            f"--listen {settings.listen} is every address of this machine, which no peer can call: say by "
-            "--advertise HOST:PORT how peers reach it"
-        )
+    _check_machine(settings)
     torch.set_num_threads(settings.threads)
     channels = ChannelPool(settings.security)
     emulation = EmulationFile(settings.emulation)
-    emulation.current()  # a file that cannot be used is refused now
+    emulation.current()  # Refuses a file that cannot be used.
     shaper, radio = choose_shaper(settings), choose_radio(settings, emulation)
 
-    def add_all(server: grpc.Server, address: str) -> None:
+    def add_all_services(server: grpc.Server, address: str) -> None:
         host.address = settings.advertise or address
         host.host_id = settings.host_id or f"host-{host.address}"
         host.metrics_address = _reachable(metrics_address, host.address)
         host.max_transmit_watts = settings.max_transmit_watts
-        resources = HostResources(
-            host.host_id,
-            torch.device(settings.device),
-            channels,
-            emulation,
-            stores.store if stores else None,
-            shaper,
-            radio,
-        )
-
-        def find(digest: str) -> Readable:
-            try:
-                return resources.held_blob(digest)
-            except NotFoundError:
-                if stores is None:
-                    raise
-                return stores.find(digest)
-
-        blob_pb2_grpc.add_BlobServiceServicer_to_server(BlobServicer(find), server)
-        link_pb2_grpc.add_LinkServiceServicer_to_server(
-            LinkServicer(
-                resources.host_id, resources.channels, resources.emulation, resources.link_to
-            ),
-            server,
-        )
+        links = OutgoingLinks(host.host_id, emulation, shaper, radio)
+        device = torch.device(settings.device)
+        resources = HostResources(device, channels, links, stores, host.busy_watts)
+        blobs = BlobServicer(resources.find_blob)
+        blob_pb2_grpc.add_BlobServiceServicer_to_server(blobs, server)
+        link_pb2_grpc.add_LinkServiceServicer_to_server(LinkServicer(links, channels), server)
         add_services(server, resources, host.address)
 
-    server = serve(settings.listen, settings.security, add_all)
+    server = serve(settings.listen, settings.security, add_all_services)
     registration = Registration(host, settings.scheduler, channels)
-    # an emulated device does not draw what this machine's sensors see
+    # The sensors of this machine do not measure what an emulated device would draw.
     sensors = None if host.host_id in emulation.current().devices else SensorReader()
 
     def drain() -> None:
@@ -135,8 +107,21 @@ def start_stage_host(
     return Running(server.address, drain)
 
 
+def _check_machine(settings: StageHostSettings) -> None:
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise InvalidInputError(
+            f"--device cuda: torch {torch.__version__} finds no CUDA device here; install a build of torch for "
+            "it, or use --device cpu"
+        )
+    if not settings.advertise and settings.listen.startswith(("0.0.0.0:", "[::]:")):
+        raise InvalidInputError(
+            f"--listen {settings.listen} means every address of this machine, and no peer can call that: add "
+            "--advertise HOST:PORT with the address that peers can reach"
+        )
+
+
 def _reachable(metrics_address: str, address: str) -> str:
-    """Where others read the metrics that are served on every address of this machine."""
+    """Returns an address at which other hosts can read the metrics, even if they are served on every address."""
     host, _, port = metrics_address.rpartition(":")
     if host in ("0.0.0.0", "[::]", ""):
         return f"{address.rpartition(':')[0]}:{port}" if port else ""
@@ -144,10 +129,10 @@ def _reachable(metrics_address: str, address: str) -> str:
 
 
 def choose_shaper(settings: StageHostSettings) -> Shaper:
-    """The shaper that was asked for; pacing, with a warning, where the kernel refuses.
+    """Returns the shaper that the settings name, or pacing with a warning if the kernel refuses.
 
     Raises:
-        InvalidInputError: No interface was named.
+        InvalidInputError: The settings name no interface.
     """
     if settings.shaper == "pacing":
         return PacedShaper()
@@ -160,10 +145,10 @@ def choose_shaper(settings: StageHostSettings) -> Shaper:
 
 
 def choose_radio(settings: StageHostSettings, emulation: EmulationFile) -> RadioDriver:
-    """The radio that was asked for.
+    """Returns the radio that the settings name.
 
     Raises:
-        InvalidInputError: No interface was named, or it is no radio.
+        InvalidInputError: The settings name no interface, or one without a radio.
     """
     if settings.radio == "iw":
         _check_interface(settings, "--radio iw")

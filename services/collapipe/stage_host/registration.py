@@ -1,4 +1,4 @@
-"""Keeps a host known to the scheduler."""
+"""Keeps a host registered with the scheduler."""
 
 import logging
 import threading
@@ -16,14 +16,13 @@ _RETRY_SECONDS = 1.0
 
 
 class Registration:
-    """Registers a host and sends heartbeats, until it is closed.
+    """Registers a host and then sends heartbeats, until it is closed.
 
-    A scheduler that cannot be reached is asked again, for ever: a device may be switched on first.
+    It retries without end, because a device may be switched on before its scheduler.
 
     Args:
-        host: The host; its incarnation is set here.
-        scheduler: Where the scheduler serves.
-        channels: To reach it.
+        host: The host. Its incarnation is set here.
+        scheduler: Address of the scheduler.
     """
 
     def __init__(self, host: scheduler_pb2.Host, scheduler: str, channels: ChannelPool) -> None:
@@ -37,7 +36,7 @@ class Registration:
         self._thread.start()
 
     def close(self) -> None:
-        """Sends no more heartbeats."""
+        """Stops the heartbeats."""
         self._closed.set()
         self._thread.join()
 
@@ -51,13 +50,13 @@ class Registration:
                 while not self._closed.wait(interval):
                     self._heartbeat()
             except NotFoundError:
-                logger.info("the scheduler has forgotten this host: registering again")
+                logger.info("the scheduler does not know this host any more: registering again")
             except WrongStateError as error:
                 logger.warning("%s", error)
                 self._closed.wait(10 * _RETRY_SECONDS)
             except PeerLostError as error:
                 failures += 1
-                logger.info("no scheduler (try %d): %s", failures, error)
+                logger.info("cannot reach the scheduler (try %d): %s", failures, error)
                 self._closed.wait(_RETRY_SECONDS)
             except CollapipeError as error:
                 logger.error("the scheduler refuses this host: %s", error)

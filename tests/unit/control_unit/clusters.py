@@ -13,10 +13,13 @@ from torch import Tensor
 
 from collapipe.control_unit.servicer import ControlUnitServicer
 from collapipe.edge_server.servicer import EdgeServerServicer
-from collapipe.errors import NotFoundError
+from collapipe.emulation.world import EmulationFile
 from collapipe.job import JobConfig
+from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, Security, serve
 from collapipe.stage_host import HostResources, StageServicer
+from collapipe.traffic_shaping.pacing import PacedShaper
+from collapipe.traffic_shaping.radio import NoRadioDriver
 from collapipe.v1 import (
     blob_pb2_grpc,
     control_unit_pb2_grpc,
@@ -29,7 +32,7 @@ from collapipe.v1.job_pb2 import Evaluation, JobSpec
 from collapipe.v1.plan_pb2 import Attempt, Commit, LinkPlan, Plan, Stage
 from collapipe.v1.tensor_pb2 import CODEC_FP32
 from collapipe.weights.blob_store import JobStores
-from collapipe.weights.transfer import BlobServicer, Readable
+from collapipe.weights.transfer import BlobServicer
 
 PLAIN = Security.insecure()
 JOB_ID = "job"
@@ -63,20 +66,13 @@ class Cluster:
         self.stop(name)
         owned = self._running[name] = ExitStack()
         stores = None if name.startswith("device") else JobStores(self.folder / name)
-        resources = HostResources(
-            name, torch.device("cpu"), self.channels, store=stores.store if stores else None
-        )
-
-        def find(digest: str) -> Readable:
-            try:
-                return resources.held_blob(digest)
-            except NotFoundError:
-                if stores is None:
-                    raise
-                return stores.find(digest)
+        links = OutgoingLinks(name, EmulationFile(None), PacedShaper(), NoRadioDriver())
+        resources = HostResources(torch.device("cpu"), self.channels, links, stores)
 
         def add_services(server: grpc.Server, address: str) -> None:
-            blob_pb2_grpc.add_BlobServiceServicer_to_server(BlobServicer(find), server)
+            blob_pb2_grpc.add_BlobServiceServicer_to_server(
+                BlobServicer(resources.find_blob), server
+            )
             if stores is not None and name.startswith("control"):
                 control_unit_pb2_grpc.add_ControlUnitServiceServicer_to_server(
                     ControlUnitServicer(resources, stores, address), server
@@ -181,8 +177,8 @@ class Cluster:
 
     def held_units(self, name: str) -> list[int]:
         """What a host has in memory."""
-        banks: Any = self.resources[name]._banks
-        return sorted(unit for bank in banks.values() for unit in bank._units)
+        clusters: Any = self.resources[name]._units_of_clusters
+        return sorted(unit for units in clusters.values() for unit in units._units)
 
     def close(self) -> None:
         self.channels.close()

@@ -7,9 +7,12 @@ import torch
 from collapipe.device_agent.servicer import DeviceAgentServicer
 from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError
+from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, Security
 from collapipe.stage_host import HostResources
 from collapipe.stage_runtime import block_profile
+from collapipe.traffic_shaping.pacing import PacedShaper
+from collapipe.traffic_shaping.radio import NoRadioDriver
 from collapipe.v1.device_agent_pb2 import ProfileBlockRequest
 from collapipe.v1.plan_pb2 import ModelSpec
 
@@ -22,9 +25,10 @@ def _no_time_box(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def servicer(emulation: Path | None = None) -> DeviceAgentServicer:
+    world = EmulationFile(emulation)
+    links = OutgoingLinks("device-0-0", world, PacedShaper(), NoRadioDriver())
     channels = ChannelPool(Security.insecure())
-    cpu = torch.device("cpu")
-    return DeviceAgentServicer(HostResources("device-0-0", cpu, channels, EmulationFile(emulation)))
+    return DeviceAgentServicer(HostResources(torch.device("cpu"), channels, links))
 
 
 def request(config_json: str, *sizes: int, length: int = 8) -> ProfileBlockRequest:

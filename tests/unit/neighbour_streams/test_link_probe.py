@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from prometheus_client import REGISTRY
 
 from collapipe.emulation.world import EmulationFile
 from collapipe.errors import InvalidInputError, PeerLostError
 from collapipe.neighbour_streams import link_probe
 from collapipe.neighbour_streams.link_probe import LinkServicer, answer_probe
+from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, Security, call, serve
-from collapipe.stage_host import HostResources
+from collapipe.traffic_shaping.pacing import PacedShaper
+from collapipe.traffic_shaping.radio import EmulatedRadioDriver
 from collapipe.v1 import link_pb2_grpc
 from collapipe.v1.link_pb2 import (
     MeasureLinkRequest,
@@ -36,12 +37,9 @@ class Pair:
         self.channels = ChannelPool(PLAIN)
         self.servers = []
         for host_id in ("probing", "probed"):
-            resources = HostResources(
-                host_id, torch.device("cpu"), self.channels, EmulationFile(world)
-            )
-            servicer = LinkServicer(
-                resources.host_id, resources.channels, resources.emulation, resources.link_to
-            )
+            file = EmulationFile(world)
+            links = OutgoingLinks(host_id, file, PacedShaper(), EmulatedRadioDriver(file))
+            servicer = LinkServicer(links, self.channels)
             self.servers.append(
                 serve(
                     "127.0.0.1:0",

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from collapipe.emulation.world import EmulationFile
 from collapipe.errors import CollapipeError
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
+from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, Outbox, Security, serve, within_silence
 from collapipe.stage_host import HostResources, StageServicer
 from collapipe.tensors import Frame, FrameAssembler, FrameKind, encode_frame
+from collapipe.traffic_shaping.pacing import PacedShaper
+from collapipe.traffic_shaping.radio import NoRadioDriver
 from collapipe.v1 import blob_pb2_grpc, stage_pb2_grpc
 from collapipe.v1.plan_pb2 import Attempt, ModelSpec, Plan, Stage, UnitState
 from collapipe.v1.stage_pb2 import (
@@ -239,13 +243,14 @@ def stage_host(
         ),
     )
     channels = ChannelPool(PLAIN)
-    resources = HostResources("device-1", torch.device("cpu"), channels)
+    links = OutgoingLinks("device-1", EmulationFile(None), PacedShaper(), NoRadioDriver())
+    resources = HostResources(torch.device("cpu"), channels, links)
     servicer = StageServicer(resources)
 
     def add_services(server: object, address: str) -> None:
         stage_pb2_grpc.add_StageServiceServicer_to_server(servicer, server)  # type: ignore[arg-type]
         blob_pb2_grpc.add_BlobServiceServicer_to_server(
-            BlobServicer(resources.held_blob),
+            BlobServicer(resources.find_blob),
             server,  # type: ignore[arg-type]
         )
 

@@ -140,7 +140,7 @@ def test_host_that_is_switched_on_first_waits_for_the_scheduler(
     with serving(scheduler) as address:
         pass  # now its port is free
     with caplog.at_level(logging.INFO), registered(address):
-        while "no scheduler (try 2)" not in caplog.text:
+        while "cannot reach the scheduler (try 2)" not in caplog.text:
             assert not threading.Event().wait(0.02)
         with serving(scheduler, address):
             assert scheduler.hears()[0] == "register"

@@ -125,7 +125,7 @@ def test_session_has_to_begin_with_its_configuration(host: StageHost) -> None:
 def test_second_configuration_in_a_session_fails_it(host: StageHost) -> None:
     session = host.ready()
     session.send(RunStageRequest(configure=session.configure))
-    assert "cannot configure in its middle" in session.expect("failed").failed.message
+    assert "takes no command configure" in session.expect("failed").failed.message
 
 
 # --- fences
@@ -212,7 +212,7 @@ def test_signs_of_life_say_what_the_stage_waits_for(host: StageHost) -> None:
 
 def test_host_without_units_has_no_blobs(host: StageHost) -> None:
     with pytest.raises(NotFoundError, match="not held by device-1"):
-        host.resources.held_blob("0" * 64)
+        host.resources.find_blob("0" * 64)
 
 
 def test_session_whose_caller_is_gone_lets_no_later_one_pass_one_that_computes(

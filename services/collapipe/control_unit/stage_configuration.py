@@ -1,0 +1,48 @@
+"""Says to each stage of a plan which units it holds, in which state, and where it can fetch them."""
+
+from collections.abc import Sequence
+
+from collapipe.job import JobConfig
+from collapipe.v1 import control_unit_pb2, stage_pb2
+
+
+def stage_configuration(
+    request: control_unit_pb2.RunRoundRequest, job: JobConfig, stage_index: int, own_address: str
+) -> stage_pb2.ConfigureStage:
+    """Returns the first command to one stage of the plan.
+
+    Args:
+        own_address: Address of the control unit, which has a copy of every unit.
+    """
+    stage = request.plan.stages[stage_index]
+    units = range(stage.start_unit, stage.stop_unit)
+    previous_owners = {
+        unit: owner.address
+        for owner in request.previous_stages
+        for unit in range(owner.start_unit, owner.stop_unit)
+    }
+    return stage_pb2.ConfigureStage(
+        attempt=request.attempt,
+        plan=request.plan,
+        stage_index=stage_index,
+        model=request.model,
+        training_json=job.training.model_dump_json(),
+        seed=job.seed,
+        units=[request.base.units[unit] for unit in units],
+        sources=[
+            stage_pb2.UnitSource(
+                unit_index=unit,
+                addresses=_other_hosts(
+                    [previous_owners.get(unit), own_address, request.edge_address], stage.address
+                ),
+            )
+            for unit in units
+        ],
+        step_index=request.base.step_index,
+        total_steps=job.total_steps,
+    )
+
+
+def _other_hosts(addresses: Sequence[str | None], own_address: str) -> list[str]:
+    """Returns addresses in order, without missing ones, repeated ones and the host's own."""
+    return [address for address in dict.fromkeys(addresses) if address and address != own_address]

@@ -1,0 +1,123 @@
+"""Links that lead to a host: the receiver reassembles frames and measures how fast they arrive."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from collapipe.codec_names import CODEC_NAMES
+from collapipe.emulation.world import EmulationFile
+from collapipe.telemetry import metrics
+from collapipe.tensors import Frame, FrameAssembler
+from collapipe.v1 import stage_pb2, tensor_pb2
+
+_LEAST_MEASURED_BYTES = 4096
+"""The arrival time of a smaller frame depends on the scheduling of processes more than on the link."""
+
+
+class IncomingLink:
+    """The link from another host to this one.
+
+    Args:
+        sender: Host id of the neighbour.
+        receiver: Host id of this host.
+        stage_labels: Cluster index and stage index of the receiving stage, for metrics.
+        capacity: Most frames that an emulated delay holds back. In-flight windows keep a correct neighbour below it.
+        emulation: Says the delay of the link; read again for every frame.
+        deliver: Takes each complete frame, in the order of arrival.
+    """
+
+    def __init__(
+        self,
+        sender: str,
+        receiver: str,
+        stage_labels: tuple[str, str],
+        capacity: int,
+        emulation: EmulationFile,
+        deliver: Callable[[Frame], None],
+    ) -> None:
+        self.received_bytes = 0
+        """Bytes that have arrived, including those of an incomplete frame."""
+        self._sender = sender
+        self._receiver = receiver
+        self._stage_labels = stage_labels
+        self._emulation = emulation
+        self._delay_line = _DelayLine(deliver, capacity)
+        self._assembler = FrameAssembler()
+        self._header = stage_pb2.FrameHeader()
+        self._header_arrived_at = 0.0
+
+    def begin_frame(self, header: stage_pb2.FrameHeader) -> None:
+        """Takes the header of a frame.
+
+        Raises:
+            CorruptDataError: The previous frame is incomplete, or the header contradicts itself.
+            InvalidInputError: The frame is larger than this receiver allocates.
+        """
+        self._header, self._header_arrived_at = header, time.perf_counter()
+        frame = self._assembler.begin(header)
+        if frame is not None:
+            self._complete(frame)
+
+    def add_chunk(self, chunk: bytes) -> None:
+        """Takes the next bytes of a frame.
+
+        Raises:
+            CorruptDataError: No frame has begun, there are too many bytes, or a checksum is wrong.
+        """
+        self.received_bytes += len(chunk)
+        arrived_at = time.perf_counter()
+        frame = self._assembler.add(chunk)
+        if frame is not None:
+            self._measure(arrived_at - self._header_arrived_at)
+            self._complete(frame)
+
+    def close(self) -> None:
+        """Ends the link. Frames that an emulated delay holds back are still delivered."""
+        self._delay_line.close()
+
+    def _measure(self, seconds: float) -> None:
+        tensors = self._header.tensors
+        wire_bytes = sum(tensor.byte_length for tensor in tensors)
+        if wire_bytes < _LEAST_MEASURED_BYTES:
+            return
+        lossy = (tensor.codec for tensor in tensors if tensor.codec != tensor_pb2.CODEC_FP32)
+        codec = CODEC_NAMES[next(lossy, tensor_pb2.CODEC_FP32)]
+        link = f"{self._sender}>{self._receiver}"
+        metrics.LINK_TRANSFER_BYTES.labels(link, codec).inc(wire_bytes)
+        metrics.LINK_TRANSFER_SECONDS.labels(link).inc(seconds)
+
+    def _complete(self, frame: Frame) -> None:
+        labels = (*self._stage_labels, "forward" if frame.kind.towards_head else "backward")
+        metrics.LINK_BYTES.labels(*labels, "received").inc(frame.byte_length)
+        delay = self._emulation.current().delay_seconds(self._sender, self._receiver)
+        self._delay_line.put(frame, delay)
+
+
+class _DelayLine:
+    """Delivers each frame a given time after its arrival, in order, without blocking the receiver."""
+
+    def __init__(self, deliver: Callable[[Frame], None], capacity: int) -> None:
+        self._deliver = deliver
+        self._frames: queue.Queue[tuple[float, Frame] | None] = queue.Queue(capacity)
+        self._thread: threading.Thread | None = None
+
+    def put(self, frame: Frame, delay_seconds: float) -> None:
+        """Takes a frame. Delivers it at once if neither this nor an earlier frame has a delay."""
+        if self._thread is None and not delay_seconds:
+            self._deliver(frame)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="delay", daemon=True)
+            self._thread.start()
+        self._frames.put((time.monotonic() + delay_seconds, frame))
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._frames.put(None)
+
+    def _run(self) -> None:
+        while (item := self._frames.get()) is not None:
+            due_at, frame = item
+            time.sleep(max(0.0, due_at - time.monotonic()))
+            self._deliver(frame)

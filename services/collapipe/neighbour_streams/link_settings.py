@@ -1,0 +1,50 @@
+"""What a plan decides for one direction of a link."""
+
+import math
+from dataclasses import dataclass
+
+from collapipe.codec_names import CODEC_NAMES
+from collapipe.errors import InvalidInputError
+from collapipe.v1 import plan_pb2, tensor_pb2
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """The settings of one direction of a link. By default it is lossless and has no limit.
+
+    Args:
+        rate_limit_bps: In bit/s; 0 means no limit.
+        bandwidth_hz: Share of the radio channel; 0 if the plan gives none.
+        transmit_power_watts: Of the sending host; 0 leaves the power as it is.
+    """
+
+    codec: tensor_pb2.Codec = tensor_pb2.CODEC_FP32
+    rate_limit_bps: int = 0
+    bandwidth_hz: float = 0.0
+    transmit_power_watts: float = 0.0
+
+
+def link_settings(plan: plan_pb2.Plan, sender_index: int, receiver_index: int) -> LinkSettings:
+    """Returns the settings of the link from one stage to a neighbouring stage.
+
+    Raises:
+        InvalidInputError: The plan has an unknown codec, or a bandwidth or power that is negative or not finite.
+    """
+    index = min(sender_index, receiver_index)
+    if index >= len(plan.links):
+        return LinkSettings()
+    link = plan.links[index]
+    codec = link.codec or tensor_pb2.CODEC_FP32
+    if codec not in CODEC_NAMES:
+        raise InvalidInputError(
+            f"link {index} of the plan has the codec {codec}, which this version does not know: run the same "
+            "version everywhere"
+        )
+    goes_forward = sender_index < receiver_index
+    power = link.transmit_power_watts if goes_forward else link.return_transmit_power_watts
+    for name, value in (("bandwidth", link.bandwidth_hz), ("transmit power", power)):
+        if not (math.isfinite(value) and value >= 0):
+            raise InvalidInputError(
+                f"link {index} of the plan has a {name} of {value}: it needs a finite value of at least 0"
+            )
+    return LinkSettings(codec, link.rate_limit_bps, link.bandwidth_hz, power)

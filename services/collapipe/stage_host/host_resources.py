@@ -1,0 +1,79 @@
+"""What the sessions on one host share."""
+
+import threading
+from contextlib import suppress
+
+import torch
+
+from collapipe.errors import NotFoundError
+from collapipe.job import TrainingConfig
+from collapipe.models import adapter_for
+from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
+from collapipe.rpc import ChannelPool
+from collapipe.stage_runtime import EmulatedProcessor, ResidentUnits
+from collapipe.v1 import stage_pb2
+from collapipe.weights.blob_store import BlobStore, JobStores
+from collapipe.weights.transfer import Readable
+
+
+class HostResources:
+    """The processor, the channels, the links, the units in memory and the disk of one host.
+
+    Args:
+        device: The processor that computes.
+        channels: Channels to other hosts.
+        stores: The disk that keeps units. A device has none, and keeps its units in memory only.
+        busy_watts: Power beyond idle while this host computes, where no sensor measures it. 0 counts no energy.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        channels: ChannelPool,
+        links: OutgoingLinks,
+        stores: JobStores | None = None,
+        busy_watts: float = 0.0,
+    ) -> None:
+        self.host_id = links.host_id
+        self.device = device
+        self.channels = channels
+        self.links = links
+        self.busy_watts = busy_watts
+        self.processor = EmulatedProcessor(links.emulation, links.host_id)
+        self._stores = stores
+        self._lock = threading.Lock()
+        self._job_id = ""
+        self._units_of_clusters: dict[int, ResidentUnits] = {}
+
+    def resident_units(
+        self, configure: stage_pb2.ConfigureStage, training: TrainingConfig
+    ) -> ResidentUnits:
+        """Returns the units of a job and cluster. The units of an earlier job are dropped."""
+        with self._lock:  # An edge server opens the sessions of all clusters at once.
+            if configure.attempt.job_id != self._job_id:
+                self._units_of_clusters = {}
+                self._job_id = configure.attempt.job_id
+            cluster_index = configure.plan.cluster_index
+            if cluster_index not in self._units_of_clusters:
+                model = configure.model
+                adapter = adapter_for(model.family, model.task, model.config_json)
+                units = ResidentUnits(adapter, training, self.device)
+                self._units_of_clusters[cluster_index] = units
+            return self._units_of_clusters[cluster_index]
+
+    def find_blob(self, digest: str) -> Readable:
+        """Finds a blob among the units in memory, then on the disk.
+
+        Raises:
+            NotFoundError: This host does not have the blob.
+        """
+        for units in list(self._units_of_clusters.values()):
+            with suppress(NotFoundError):
+                return units.blob(digest)
+        if self._stores is not None:
+            return self._stores.find(digest)
+        raise NotFoundError(f"blob {digest} is not held by {self.host_id}")
+
+    def store(self, job_id: str) -> BlobStore | None:
+        """Returns the blobs of a job on the disk; `None` if this host keeps nothing on a disk."""
+        return self._stores.store(job_id) if self._stores else None

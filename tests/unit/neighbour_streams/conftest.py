@@ -1,0 +1,25 @@
+"""An emulation file that a test changes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from collapipe.emulation.world import EmulationFile
+
+
+class World:
+    """The file, and how a host reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.set()
+        self.file = EmulationFile(path)
+
+    def set(self, **sections: object) -> None:
+        self.path.write_text(json.dumps(sections))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "world.json")

@@ -1,0 +1,112 @@
+"""Reassembling, measuring and delaying the frames that arrive."""
+
+import queue
+import time
+
+import pytest
+import torch
+from prometheus_client import REGISTRY
+
+from collapipe.errors import CorruptDataError
+from collapipe.neighbour_streams import incoming_link
+from collapipe.neighbour_streams.incoming_link import IncomingLink
+from collapipe.tensors import ACTIVATION, Frame, FrameKind, encode_frame
+from collapipe.v1.tensor_pb2 import CODEC_BF16, CODEC_FP32, CODEC_INT8, Codec
+
+from .conftest import World
+
+
+def value(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(name, labels)
+
+
+def frame(number: int = 0, num_values: int = 2048) -> Frame:
+    return Frame(FrameKind.FORWARD, 0, number, {ACTIVATION: torch.randn(2, num_values // 2)})
+
+
+class Arrivals:
+    """A link, and the frames that it delivered, each with its time."""
+
+    def __init__(self, world: World, here: str = "b") -> None:
+        self.frames: queue.SimpleQueue[tuple[float, Frame]] = queue.SimpleQueue()
+        self.link = IncomingLink(
+            "a",
+            here,
+            ("71", "1"),
+            4,
+            world.file,
+            lambda frame: self.frames.put((time.monotonic(), frame)),
+        )
+
+    def take(self, sent: Frame, codec: Codec = CODEC_FP32) -> None:
+        header, chunks = encode_frame(sent, codec, 1000)
+        self.link.begin_frame(header)
+        for chunk in chunks:
+            self.link.add_chunk(chunk)
+
+    def next(self) -> tuple[float, Frame]:
+        return self.frames.get(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("codec", "name", "num_bytes"),
+    [(CODEC_FP32, "fp32", 8192), (CODEC_BF16, "bf16", 4096), (CODEC_INT8, "int8", 4104)],
+)
+def test_receiver_counts_wire_bytes_and_the_time_from_header_to_last_byte(
+    world: World, monkeypatch: pytest.MonkeyPatch, codec: Codec, name: str, num_bytes: int
+) -> None:
+    now = iter([10.0, *[11.0] * 3, *[13.0] * 99])
+    arrivals = Arrivals(world, f"metered-{name}")
+    header, chunks = encode_frame(frame(num_values=4096 if name == "int8" else 2048), codec, 2000)
+    monkeypatch.setattr(incoming_link.time, "perf_counter", lambda: next(now))
+    arrivals.link.begin_frame(header)
+    sizes = [len(chunk) for chunk in chunks if arrivals.link.add_chunk(chunk) is None]
+    link = f"a>metered-{name}"
+    seconds = value("collapipe_link_transfer_seconds_total", link=link)
+    assert sum(sizes) == num_bytes
+    assert value("collapipe_link_transfer_bytes_total", link=link, codec=name) == num_bytes
+    assert seconds == (1.0 if len(sizes) <= 3 else 3.0)
+    assert arrivals.link.received_bytes == num_bytes
+
+
+def test_frame_that_is_too_small_to_tell_a_rate_is_not_counted(world: World) -> None:
+    arrivals = Arrivals(world, "small")
+    arrivals.take(frame(num_values=100))
+    arrivals.take(Frame(FrameKind.BACKWARD, 0, 0))
+    assert [arrivals.next()[1].kind for _ in range(2)] == [FrameKind.FORWARD, FrameKind.BACKWARD]
+    assert value("collapipe_link_transfer_seconds_total", link="a>small") is None
+
+
+def test_frame_without_a_delay_is_delivered_before_the_next_part_is_read(world: World) -> None:
+    arrivals = Arrivals(world)
+    arrivals.take(frame(3))
+    assert arrivals.frames.get_nowait()[1].micro_batch == 3
+
+
+def test_delayed_frames_come_late_in_order_and_do_not_hold_each_other_up(world: World) -> None:
+    world.set(links={"a>b": {"delay_seconds": 0.5}})
+    arrivals = Arrivals(world)
+    started = time.monotonic()
+    for number in range(4):
+        arrivals.take(frame(number))
+    assert time.monotonic() - started < 0.5  # whoever receives does not wait
+    came = [arrivals.next() for _ in range(4)]
+    arrivals.link.close()
+    assert [f.micro_batch for _, f in came] == [0, 1, 2, 3]
+    assert came[0][0] - started >= 0.5
+    assert came[-1][0] - started < 4 * 0.5
+
+
+def test_frame_does_not_overtake_when_the_delay_ends(world: World) -> None:
+    world.set(links={"a>b": {"delay_seconds": 0.3}})
+    arrivals = Arrivals(world)
+    arrivals.take(frame(0))
+    world.set()
+    arrivals.take(frame(1))
+    arrivals.link.close()
+    assert [arrivals.next()[1].micro_batch for _ in range(2)] == [0, 1]
+
+
+def test_what_is_no_frame_is_refused(world: World) -> None:
+    with pytest.raises(CorruptDataError, match="outside any frame"):
+        Arrivals(world).link.add_chunk(b"abc")

@@ -1,0 +1,43 @@
+"""What a plan decides for each direction of a link."""
+
+import pytest
+
+from collapipe.errors import InvalidInputError
+from collapipe.neighbour_streams.link_settings import LinkSettings, link_settings
+from collapipe.v1.plan_pb2 import LinkPlan, Plan
+from collapipe.v1.tensor_pb2 import CODEC_INT8
+
+
+def plan_of(**link: object) -> Plan:
+    return Plan(links=[LinkPlan(), LinkPlan(**link)])  # type: ignore[arg-type]
+
+
+def test_each_direction_has_the_power_of_its_sender_and_all_else_in_common() -> None:
+    plan = plan_of(
+        codec=CODEC_INT8,
+        rate_limit_bps=5,
+        bandwidth_hz=3.0,
+        transmit_power_watts=0.1,
+        return_transmit_power_watts=0.2,
+    )
+    assert link_settings(plan, 1, 2) == LinkSettings(CODEC_INT8, 5, 3.0, 0.1)
+    assert link_settings(plan, 2, 1) == LinkSettings(CODEC_INT8, 5, 3.0, 0.2)
+
+
+def test_link_that_the_plan_does_not_name_is_lossless_and_unlimited() -> None:
+    assert link_settings(Plan(), 0, 1) == link_settings(plan_of(), 1, 0) == LinkSettings()
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ({"codec": 9}, "link 1 of the plan has the codec 9, which"),
+        ({"bandwidth_hz": -1.0}, "link 1 of the plan has a bandwidth of -1.0"),
+        ({"transmit_power_watts": float("nan")}, "a transmit power of nan"),
+        ({"return_transmit_power_watts": float("inf")}, "a transmit power of inf"),
+    ],
+)
+def test_plan_that_no_link_can_follow_is_refused(link: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        for ends in ((1, 2), (2, 1)):
+            link_settings(plan_of(**link), *ends)

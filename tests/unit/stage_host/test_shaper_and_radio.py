@@ -1,0 +1,38 @@
+"""Which shaper and which radio a host uses."""
+
+import logging
+
+import pytest
+
+from collapipe.emulation.world import EmulationFile
+from collapipe.errors import InvalidInputError
+from collapipe.stage_host.host import StageHostSettings, choose_radio, choose_shaper
+from collapipe.traffic_shaping.pacing import PacedShaper
+from collapipe.traffic_shaping.radio import EmulatedRadioDriver, NoRadioDriver
+
+
+def settings_of(**values: object) -> StageHostSettings:
+    return StageHostSettings.model_construct(**values)
+
+
+@pytest.mark.parametrize("option", [{"shaper": "tc"}, {"radio": "iw"}])
+def test_interface_has_to_be_named(option: dict[str, str]) -> None:
+    settings = settings_of(**option)
+    with pytest.raises(InvalidInputError, match=r"(tc|iw) needs --interface NAME"):
+        choose_shaper(settings)
+        choose_radio(settings, EmulationFile(None))
+
+
+def test_links_are_paced_with_a_warning_where_the_kernel_refuses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        shaper = choose_shaper(settings_of(shaper="tc", interface="no-such0"))
+    assert isinstance(shaper, PacedShaper)
+    assert "paced inside this process instead" in caplog.text
+
+
+def test_radio_is_the_emulated_one_unless_none_is_asked_for() -> None:
+    nothing = EmulationFile(None)
+    assert isinstance(choose_radio(settings_of(), nothing), EmulatedRadioDriver)
+    assert isinstance(choose_radio(settings_of(radio="none"), nothing), NoRadioDriver)
