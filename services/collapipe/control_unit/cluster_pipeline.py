@@ -14,7 +14,7 @@ from torch import Tensor
 from collapipe.control_unit.remote_stage import RemoteStage
 from collapipe.control_unit.stage_configuration import stage_configuration
 from collapipe.control_unit.stall_detector import StallDetector
-from collapipe.control_unit.state_gathering import gather_weights_and_optimizer_state
+from collapipe.control_unit.state_gathering import gather_weights_and_moments
 from collapipe.errors import (
     AttemptFailedError,
     CancelledError,
@@ -159,14 +159,14 @@ class ClusterPipeline:
             states += remote.expect("finished").finished.units
         return states
 
-    def gather(self, states: Sequence[plan_pb2.UnitState]) -> list[job_pb2.GatheredState]:
-        """Copies weights and optimizer state from the devices. The edge server keeps its own units on its disk."""
+    def gather_weights_and_moments(
+        self, states: Sequence[plan_pb2.UnitState]
+    ) -> list[job_pb2.GatheredState]:
+        """Copies weights and optimizer state from the devices. The edge server stores its own units itself."""
         self._phase = "gathering segments"
         edge_address = self._request.edge_address
         devices = [stage for stage in self._stages[1:] if stage.address != edge_address]
-        return gather_weights_and_optimizer_state(
-            states, devices, self._resources.channels, self._store
-        )
+        return gather_weights_and_moments(states, devices, self._resources.channels, self._store)
 
     def abort(self, reason: CollapipeError) -> None:
         """Makes everything that runs or waits end with `reason`. Any thread may call it."""

@@ -92,8 +92,7 @@ class ClusterRound:
         cursor = self._train(emit) if request.local_steps else request.base.cursor
         states = pipeline.finish()
         started = time.perf_counter()
-        # Every round copies weights and optimizer state to this host: see collapipe.control_unit.state_gathering.
-        summary.gathered.extend(pipeline.gather(states))
+        summary.gathered.extend(pipeline.gather_weights_and_moments(states))
         summary.gather_seconds = time.perf_counter() - started
         summary.stages.extend(pipeline.stage_reports())
         state = plan_pb2.ClusterState(

@@ -14,7 +14,7 @@ from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.transfer import store_blob
 
 
-def gather_weights_and_optimizer_state(
+def gather_weights_and_moments(
     states: Sequence[plan_pb2.UnitState],
     devices: Sequence[plan_pb2.Stage],
     channels: ChannelPool,
