@@ -1,9 +1,11 @@
-"""1F1B, driven by what has arrived: which action a stage takes next.
+"""The order in which a stage takes its actions: one forward, one backward (1F1B), driven by the frames that arrive.
 
-A stage prefers a backward pass, which frees memory, over a forward pass, and never holds more than
-`in_flight` forward passes. With equal stages this is the one-forward-one-backward schedule; with unequal
-ones it does not wait for a gradient while an activation is at hand. Both kinds run in the order of the
-micro-batches, so gradients accumulate in that order whatever the timing.
+A stage prefers a backward pass, which frees memory, to a forward pass. It never holds more micro-batches than its
+in-flight window. With equally fast stages, this gives the 1F1B schedule of PipeDream-Flush (Narayanan et al. 2021).
+With unequal stages, a stage runs a forward pass instead of waiting for a gradient, if an activation has arrived.
+
+Forward passes run in the order of the micro-batches, and so do backward passes. So gradients are summed in the same
+order whatever the timing, and the sums are the same bit for bit.
 """
 
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from enum import Enum
 
 
 class ActionKind(Enum):
-    """What a stage does with a micro-batch."""
+    """The two things that a stage does with a micro-batch."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -19,7 +21,7 @@ class ActionKind(Enum):
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that a stage does; printed as `2F0`: stage 2, forward, micro-batch 0."""
+    """A pass of one micro-batch through one stage. Its text is for example `2F0`: stage 2, forward, micro-batch 0."""
 
     stage: int
     kind: ActionKind
@@ -31,7 +33,7 @@ class Action:
 
 @dataclass
 class Progress:
-    """How far a stage is in a mini-batch."""
+    """How many passes of a mini-batch a stage has run, and which passes it may run next."""
 
     num_micro_batches: int
     in_flight: int
@@ -40,16 +42,16 @@ class Progress:
 
     @property
     def done(self) -> bool:
-        """Every micro-batch went forward and backward."""
+        """Whether every micro-batch went forward and backward."""
         return self.backwards == self.num_micro_batches
 
     @property
-    def wants_forward(self) -> bool:
-        """A forward pass may run: one is left, and the window has room."""
+    def may_run_forward(self) -> bool:
+        """Whether a forward pass is left and the in-flight window has room for it."""
         held = self.forwards - self.backwards
         return self.forwards < self.num_micro_batches and held < self.in_flight
 
     @property
-    def wants_backward(self) -> bool:
-        """A backward pass may run: some micro-batch is held."""
+    def may_run_backward(self) -> bool:
+        """Whether a micro-batch waits for its backward pass."""
         return self.backwards < self.forwards

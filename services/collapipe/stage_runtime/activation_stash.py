@@ -1,6 +1,6 @@
-"""How much a forward pass keeps for its backward pass."""
+"""Keeps what a stage needs for its backward passes, and counts the bytes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -9,18 +9,85 @@ from torch import Tensor, nn
 
 
 @dataclass
+class StashedMicroBatch:
+    """What a stage keeps of one micro-batch until its backward pass."""
+
+    inputs: Tensor | None
+    outputs: Tensor | None
+    """`None` if the backward pass computes the outputs again."""
+    side: dict[str, Tensor]
+    kept_bytes: int
+    sent_bytes: int = 0
+    """Bytes of the frame that the stage sent to the next stage."""
+
+
+class ActivationStash:
+    """The micro-batches of one mini-batch that wait for their backward pass at one stage.
+
+    Args:
+        modules: The units of the stage.
+        recomputes: Whether only the inputs are kept, because each backward pass runs the forward pass again.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], *, recomputes: bool) -> None:
+        self._modules = modules
+        self._recomputes = recomputes
+        self._micro_batches: dict[int, StashedMicroBatch] = {}
+        self._bytes_per_token: float | None = None
+        self.most_micro_batches = 0
+        """Most micro-batches that were held at once."""
+        self.most_bytes = 0
+        """Most bytes that were held at once."""
+
+    def run_forward(
+        self,
+        micro_batch: int,
+        inputs: Tensor | None,
+        side: dict[str, Tensor],
+        run: Callable[[], Tensor | None],
+    ) -> tuple[Tensor | None, StashedMicroBatch]:
+        """Calls `run`, which is the forward pass, and keeps what the backward pass needs.
+
+        Returns:
+            The outputs of `run`, and the entry in the stash.
+        """
+        num_tokens = max(side["attention_mask"].numel(), 1)
+        with torch.set_grad_enabled(not self._recomputes):
+            if self._recomputes or self._bytes_per_token is not None:
+                outputs = run()
+            else:  # Counting takes time, so it is done for the first micro-batch of a mini-batch only.
+                with count_kept_bytes(self._modules) as kept:
+                    outputs = run()
+                self._bytes_per_token = kept.total / num_tokens
+        if self._recomputes:
+            kept_bytes = inputs.nbytes if inputs is not None else 0
+        else:
+            kept_bytes = round((self._bytes_per_token or 0.0) * num_tokens)
+        entry = StashedMicroBatch(inputs, None if self._recomputes else outputs, side, kept_bytes)
+        self._micro_batches[micro_batch] = entry
+        self.most_micro_batches = max(self.most_micro_batches, len(self._micro_batches))
+        total = sum(stashed.kept_bytes for stashed in self._micro_batches.values())
+        self.most_bytes = max(self.most_bytes, total)
+        return outputs, entry
+
+    def pop(self, micro_batch: int) -> StashedMicroBatch:
+        """Removes a micro-batch and returns it."""
+        return self._micro_batches.pop(micro_batch)
+
+
+@dataclass
 class KeptBytes:
-    """Bytes that autograd keeps, weights left out; complete when the pass is done."""
+    """Bytes that autograd keeps, without weights and buffers. The total is complete when the forward pass is done."""
 
     total: int = 0
 
 
 @contextmanager
-def count_kept_bytes(modules: Iterable[nn.Module]) -> Iterator[KeptBytes]:
-    """Counts what autograd keeps of the forward passes within; changes nothing about them.
+def count_kept_bytes(modules: Sequence[nn.Module]) -> Iterator[KeptBytes]:
+    """Counts the bytes that autograd keeps of the forward passes in this context. Changes no result.
 
     Args:
-        modules: Whose weights and buffers are not counted.
+        modules: Their weights and buffers are not counted.
     """
     own = {
         tensor.untyped_storage().data_ptr()
@@ -35,7 +102,7 @@ def count_kept_bytes(modules: Iterable[nn.Module]) -> Iterator[KeptBytes]:
         if storage.data_ptr() not in own and storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
             kept.total += storage.nbytes()
-        # an output that is kept as it is would keep its own graph, and with it itself
+        # Without `detach`, an operation that keeps its own output would keep its graph in a reference cycle.
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

@@ -1,4 +1,4 @@
-"""What a block costs on this host, measured; on an emulated processor, computed as the emulation does."""
+"""Measures the cost of a block on this host. On an emulated processor, the times are computed instead."""
 
 import math
 import statistics
@@ -17,27 +17,27 @@ from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
 from collapipe.stage_runtime.operation_counts import StageWork
 
 MICRO_BATCH_SIZES = (2, 8)
-"""Samples of the micro-batches that are timed when nobody says which: two sizes tell a and o of design (2) apart."""
+"""Default sizes of the micro-batches to time. Two sizes are needed to tell a and o of docs/scheduling.md (2) apart."""
 
 _TIME_BOX_SECONDS = 0.5
 _LEAST_REPETITIONS = 3
 
 ADAM_STATE_BYTES = 16
-"""Bytes a parameter needs in training: weight, gradient and two moments in fp32 (design (10))."""
+"""Bytes for each parameter in training: weight, gradient and two moments in fp32. docs/scheduling.md (10)."""
 
 
 @dataclass(frozen=True)
 class BlockProfile:
-    """Cost of one block, forward and backward: design (2) and (10)."""
+    """The cost of one block, forward and backward: docs/scheduling.md (2) and (10)."""
 
     seconds_per_sample: float
-    """a: seconds that one more sample costs."""
+    """Seconds for each sample of a micro-batch: a in (2)."""
     seconds_per_micro_batch: float
-    """o: seconds that a micro-batch costs whatever its size."""
+    """Seconds for each micro-batch, independent of its size: o in (2)."""
     state_bytes: int
-    """Weights, gradients and moments."""
+    """Bytes of weights, gradients and moments."""
     stash_bytes_per_sample: int
-    """Kept of one sample for the backward pass."""
+    """Bytes that are kept of each sample for the backward pass."""
     num_parameters: int
 
 
@@ -48,24 +48,23 @@ def profile_block(
     sequence_length: int,
     processor: EmulatedProcessor | None = None,
 ) -> BlockProfile:
-    """Times the first block forward and backward on random activations, for about half a second a size.
+    """Times the first block, forward and backward, with random activations, for about half a second for each size.
 
-    A stage may train in another thread meanwhile: they take turns, and the stage's random numbers stay what they are.
+    A stage may train in another thread at the same time. The compute lock makes the threads take turns, and the
+    random numbers of the stage do not change, because it seeds before each pass.
 
     Args:
-        adapter: Builds the block.
-        device: Where it computes.
-        micro_batch_sizes: Samples of the micro-batches to time.
-        sequence_length: Tokens of a sample.
-        processor: What the host is to compute like.
+        micro_batch_sizes: Samples of each micro-batch to time.
+        sequence_length: Tokens of each sample.
+        processor: The processor to imitate.
 
     Raises:
-        InvalidInputError: There is nothing to time.
+        InvalidInputError: A size or the length is smaller than 1, or there is no size.
     """
     if not micro_batch_sizes or min(micro_batch_sizes) < 1 or sequence_length < 1:
         raise InvalidInputError(
-            f"a profile needs micro-batches and a length of at least 1, not {list(micro_batch_sizes)} "
-            f"and {sequence_length}"
+            f"a profile needs micro-batch sizes and a sequence length of at least 1, not "
+            f"{list(micro_batch_sizes)} and {sequence_length}"
         )
     block = adapter.build_unit(1).to(device).train()
     hidden_size = adapter.config.hidden_size
@@ -74,17 +73,14 @@ def profile_block(
         for size in sorted(set(micro_batch_sizes))
     }
     work = StageWork([block], hidden_size)
-    seconds = {size: _emulated_seconds(work, one.side, processor) for size, one in inputs.items()}
-    measured = _time(block, inputs) if None in seconds.values() else {}
-    per_sample, per_micro_batch = fit_costs(
-        {size: measured[size] if known is None else known for size, known in seconds.items()}
-    )
+    seconds = _emulated_seconds(work, inputs, processor) or _time(block, inputs)
+    per_sample, per_micro_batch = fit_costs(seconds)
     num_parameters = sum(p.numel() for p in block.parameters() if p.requires_grad)
     largest = max(inputs)
     with COMPUTE_LOCK, count_kept_bytes([block]) as kept:
         activation = inputs[largest].draw()
         outputs = block(activation, inputs[largest].side)
-    del outputs  # it held what was kept
+    del outputs  # frees the graph
     return BlockProfile(
         seconds_per_sample=per_sample,
         seconds_per_micro_batch=per_micro_batch,
@@ -98,21 +94,17 @@ def fit_costs(seconds: Mapping[int, float]) -> tuple[float, float]:
     """Fits seconds = o + b a to timed micro-batches by least squares, with a > 0 and o >= 0.
 
     Args:
-        seconds: Of a micro-batch, by its number of samples b.
+        seconds: Seconds of a micro-batch, by its number of samples b.
 
     Returns:
-        a and o of design (2). One size alone gives o = 0.
+        a and o of docs/scheduling.md (2). A single size gives o = 0.
     """
-    sizes = list(seconds)
-    mean_size, mean_seconds = statistics.fmean(sizes), statistics.fmean(seconds.values())
-    spread = sum((size - mean_size) ** 2 for size in sizes)
-    slope = offset = 0.0
-    if spread:
-        slope = sum((b - mean_size) * (t - mean_seconds) for b, t in seconds.items()) / spread
-        offset = mean_seconds - slope * mean_size
-    if slope <= 0 or offset < 0:  # noise, or one size: the line through the origin
-        return sum(b * t for b, t in seconds.items()) / sum(b**2 for b in sizes), 0.0
-    return slope, offset
+    if len(seconds) > 1:
+        slope, offset = statistics.linear_regression(list(seconds), list(seconds.values()))
+        if slope > 0 and offset >= 0:
+            return slope, offset
+    # For a single size, or if noise makes a or o negative, fit a line through the origin.
+    return sum(b * t for b, t in seconds.items()) / sum(b**2 for b in seconds), 0.0
 
 
 class _Inputs:
@@ -128,27 +120,33 @@ class _Inputs:
 
 
 def _emulated_seconds(
-    work: StageWork, side: Mapping[str, Tensor], processor: EmulatedProcessor | None
-) -> float | None:
-    if processor is None:
-        return None
-    forward = processor.seconds(work.forward(side), 0.0)
-    backward = processor.seconds(work.backward(side), 1.0)
-    return None if forward is None or backward is None else forward + backward
+    work: StageWork, inputs: Mapping[int, _Inputs], processor: EmulatedProcessor | None
+) -> dict[int, float]:
+    """Returns the seconds of each size on the emulated processor. Empty if this host emulates no device."""
+    seconds: dict[int, float] = {}
+    for size, micro_batch in inputs.items():
+        if processor is None:
+            return {}
+        forward = processor.seconds(work.forward(micro_batch.side), 0.0)
+        backward = processor.seconds(work.backward(micro_batch.side), 1.0)
+        if forward is None or backward is None:
+            return {}
+        seconds[size] = forward + backward
+    return seconds
 
 
 def _time(block: nn.Module, inputs: Mapping[int, _Inputs]) -> dict[int, float]:
-    """Median seconds forward and backward of each size; the sizes take turns, so that all see the same noise."""
+    """Returns the median seconds of each size. The sizes take turns, so that noise affects all of them alike."""
     seconds: dict[int, list[float]] = {size: [] for size in inputs}
     started = time.perf_counter()
     limit = _TIME_BOX_SECONDS * len(inputs)
     repetitions = 0
     while repetitions < _LEAST_REPETITIONS or time.perf_counter() - started < limit:
-        for size, one in inputs.items():
+        for size, micro_batch in inputs.items():
             with COMPUTE_LOCK:
-                activation = one.draw()
+                activation = micro_batch.draw()
                 before = time.perf_counter()
-                outputs: Tensor = block(activation, one.side)
+                outputs: Tensor = block(activation, micro_batch.side)
                 torch.autograd.backward(outputs, torch.ones_like(outputs))
                 if outputs.device.type == "cuda":
                     torch.cuda.synchronize(outputs.device)

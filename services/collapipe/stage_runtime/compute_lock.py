@@ -1,9 +1,10 @@
-"""The one processor of a host, as its threads share it."""
+"""The lock by which the threads of a host share its processor."""
 
 import threading
 
 COMPUTE_LOCK = threading.Lock()
-"""One thread computes at a time: the random state is the process's, and the plan counts one processor a host.
+"""The thread that computes holds this lock, for two reasons: torch's random state belongs to the whole process, and
+plans assume one processor for each host.
 
-Who needs random numbers seeds, draws and computes without letting go of it in between. An emulated processor is waited
-for with the lock held: it is busy."""
+A thread that needs random numbers seeds, draws and computes without releasing the lock in between. It also waits for
+an emulated processor with the lock held, because that processor is busy."""

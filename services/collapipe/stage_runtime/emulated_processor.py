@@ -1,7 +1,7 @@
-"""A processor that is slower than this machine's: real work, then waiting until the emulated device would be done.
+"""Imitates a slower processor: does the real work, then waits until the emulated device would be done.
 
-Nothing is computed differently, so no bit of a result changes. Work that takes longer here than the emulated
-device would need cannot be hidden: it is counted, and whoever measures has to look at the count.
+The results do not change. If the real work takes longer than the emulated device would need, the metric
+`collapipe_emulation_overrun_seconds_total` counts the excess. Measurements with a large excess are not valid.
 """
 
 import time
@@ -12,27 +12,22 @@ from collapipe.stage_runtime.operation_counts import Work
 from collapipe.telemetry import metrics
 
 FORWARD_SHARE = 1 / 3
-"""Share of a micro-batch's fixed seconds that its forward pass takes, as of its operations; the backward pass has the rest."""
+"""Share of the fixed seconds of a micro-batch that belongs to its forward pass. The rest belongs to the backward pass,
+which has two thirds of the operations."""
 
 
 class EmulatedProcessor:
-    """The processor of one host, as the emulation says at the moment; this machine's own when it says nothing.
-
-    Args:
-        emulation: The emulated world.
-        host_id: The host.
-    """
+    """The processor of one host, as the emulation file describes it. Waits for nothing if the file does not."""
 
     def __init__(self, emulation: EmulationFile, host_id: str) -> None:
         self._emulation = emulation
         self._host_id = host_id
 
     def seconds(self, work: Work, overhead_share: float) -> float | None:
-        """How long the emulated device needs; `None` when none is emulated.
+        """Returns how long the emulated device needs for some work, or `None` if this host emulates no device.
 
         Args:
-            work: What is to be done.
-            overhead_share: Share of a micro-batch's fixed seconds that belongs to it.
+            overhead_share: Share of the fixed seconds of a micro-batch that belongs to this work.
 
         Raises:
             InvalidInputError: The emulation file cannot be used.
@@ -48,12 +43,11 @@ class EmulatedProcessor:
         return world.time_scale * device.slowdown * seconds
 
     def occupy(self, started: float, work: Work, overhead_share: float) -> None:
-        """Waits until the emulated device would have done work that began at a time and is done here.
+        """Waits until the emulated device would have done some work that is done here.
 
         Args:
-            started: By `time.perf_counter`.
-            work: What was done.
-            overhead_share: As for `seconds`.
+            started: When the work began, by `time.perf_counter`.
+            overhead_share: As in `seconds`.
         """
         seconds = self.seconds(work, overhead_share)
         if seconds is None:

@@ -1,4 +1,4 @@
-"""What has arrived at a stage and was not yet worked on."""
+"""Holds the frames that have arrived at a stage until the stage takes them."""
 
 import threading
 from collections import deque
@@ -7,12 +7,11 @@ from collapipe.tensors import Frame
 
 
 class Mailbox:
-    """Frames from both neighbours, each in its order of arrival.
+    """Frames from both neighbours: one queue for each direction, in the order of arrival.
 
     Args:
-        capacity: Frames of one direction that may wait. The windows of the stages keep honest neighbours below
-            theirs; a neighbour that sends more has to wait, and through its stream its sender. `None`: no limit, for
-            frames that are made on this host.
+        capacity: Frames of one direction that may wait. The in-flight windows keep correct neighbours below it. The
+            stream of a neighbour that sends more is blocked. `None` means no limit, for frames made on this host.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -23,7 +22,7 @@ class Mailbox:
         self._failure: BaseException | None = None
 
     def put(self, frame: Frame) -> None:
-        """Takes a frame from a neighbour; waits while there is no room, and drops it after a failure."""
+        """Takes a frame from a neighbour. Waits while the queue is full. After a failure, drops the frame."""
         queue = self._towards_head if frame.kind.towards_head else self._towards_embedding
         with self._changed:
             while self._failure is None and len(queue) == self._capacity:
@@ -33,18 +32,22 @@ class Mailbox:
                 self._changed.notify_all()
 
     def fail(self, failure: BaseException) -> None:
-        """Makes every present and later `take` raise; the first failure is kept."""
+        """Makes every present and later `take` raise. Only the first failure counts."""
         with self._changed:
             self._failure = self._failure or failure
             self._changed.notify_all()
 
     def take(self, *, forward: bool, backward: bool) -> Frame:
-        """Waits for a frame of a wanted direction; one that goes backward comes first.
+        """Waits for a frame and removes it. Prefers a frame that goes backward, if both directions are allowed.
 
-        The wait has no deadline of its own: whoever watches the neighbours calls `fail`.
+        There is no deadline. The thread that watches the neighbours must call `fail` when one of them is lost.
+
+        Args:
+            forward: Whether to take a frame that goes towards the head.
+            backward: Whether to take a frame that goes towards the embedding.
 
         Raises:
-            CollapipeError: What `fail` was given.
+            CollapipeError: The failure that `fail` was given.
         """
         with self._changed:
             while True:

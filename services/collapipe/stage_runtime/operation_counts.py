@@ -1,7 +1,8 @@
-"""What the units of a stage cost a processor, by formula: what an emulated processor is slowed by.
+"""Counts the operations of a stage from the shapes of its units, for an emulated processor.
 
-Products of matrices are counted exactly from the shapes; norms, activations and dropout are part of a profile's
-sustained rate. Embedding tables multiply nothing: their cost is the gradient, which is as large as they are.
+Only products of matrices are counted. The time of norms, activation functions and dropout is part of the sustained
+rate in a device profile. An embedding table multiplies nothing: its cost is the memory traffic of its gradient, which
+is as large as the table.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,25 +13,26 @@ from torch import Tensor, nn
 from collapipe.models import Head
 
 _GRADIENT_BYTES = 16
-"""Bytes moved for a parameter of a table in a backward pass: its gradient is written once, and added to the sum."""
+"""Bytes moved for each parameter of a table in a backward pass: the gradient is written, and added to the sum."""
 _UPDATE_BYTES = 28
-"""Bytes moved for a parameter in a step of Adam: 4 read (weight, gradient, two moments), 3 written, in fp32."""
+"""Bytes moved for each parameter in a step of Adam: four fp32 values are read (weight, gradient, two moments), and
+three are written."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What an action asks of a processor: operations, and bytes that only move."""
+    """The cost of an action: operations, and bytes that are moved without an operation."""
 
     flops: float = 0.0
     moved_bytes: float = 0.0
 
 
 class StageWork:
-    """The work of a range of units.
+    """The work of the units of one stage.
 
     Args:
         modules: The units, in order.
-        hidden_size: Values of a token between units.
+        hidden_size: Values that a block passes on for each token.
         recomputes: Whether a backward pass runs the forward pass again.
     """
 
@@ -53,13 +55,13 @@ class StageWork:
         self._recomputes = recomputes
 
     def forward(self, side: Mapping[str, Tensor]) -> Work:
-        """The forward pass of a micro-batch.
+        """Returns the work of the forward pass of a micro-batch.
 
-        A weight multiplies each token: 2 operations. The head works on as many tokens as there are labels. Attention
-        compares each token of a sequence with each: 4 operations for each pair and each of the hidden values.
+        Each weight costs two operations for each token. The head works on as many tokens as there are labels.
+        Attention compares all pairs of tokens of a sequence, at four operations for each pair and hidden value.
 
         Args:
-            side: Tensors beside the activation: `attention_mask` [batch, length], and perhaps `labels`.
+            side: `attention_mask` [batch, length] and, in training, `labels`.
         """
         batch, length = side["attention_mask"].shape
         labels = side.get("labels")
@@ -69,12 +71,12 @@ class StageWork:
         return Work(flops)
 
     def backward(self, side: Mapping[str, Tensor]) -> Work:
-        """The backward pass of a micro-batch: two products where the forward pass has one."""
+        """Returns the work of the backward pass, which has two products for each product of the forward pass."""
         flops = self.forward(side).flops * (3 if self._recomputes else 2)
         return Work(flops, float(_GRADIENT_BYTES * self._table_weights))
 
     def update(self) -> Work:
-        """An optimizer step."""
+        """Returns the work of an optimizer step."""
         return Work(moved_bytes=float(_UPDATE_BYTES * self._num_parameters))
 
 

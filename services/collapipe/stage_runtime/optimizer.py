@@ -1,7 +1,9 @@
-"""The arithmetic of an update, spread over stages and yet the same as in one process.
+"""The arithmetic of an optimizer step: gradient clipping, learning rate and update.
 
-Each stage reports one squared norm a parameter; `math.fsum` rounds their sum correctly whatever the order,
-so the global norm does not depend on the placement.
+The stages of a pipeline update their own parameters, but clip by the global norm of all gradients. So each stage
+reports the squared gradient norm of each parameter (`squared_norms`), and the control unit adds them with `math.fsum`,
+whose result does not depend on the order. The control unit returns the factor (`clip_scale`) with which each stage
+multiplies its gradients (`update_parameters`). So the result does not depend on the placement of the units.
 """
 
 import math
@@ -16,9 +18,9 @@ from collapipe.job import TrainingConfig
 def make_optimizer(
     parameters: Sequence[nn.Parameter], training: TrainingConfig
 ) -> torch.optim.Optimizer:
-    """Makes the optimizer of one unit; matrices decay, vectors (biases, layer norms) do not.
+    """Makes the optimizer of one unit. Weight decay applies to matrices, but not to vectors (biases, layer norms).
 
-    Always the fused kind: torch's other kinds round differently, and which one is its default has changed.
+    Always uses torch's fused implementation, because the others round differently, and torch's choice has changed.
     """
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},
@@ -35,12 +37,11 @@ def make_optimizer(
 
 
 def learning_rate(training: TrainingConfig, step_index: int, total_steps: int) -> float:
-    """The learning rate of one optimizer step.
+    """Returns the learning rate of one optimizer step.
 
     Args:
-        training: Peak, warm-up and decay.
-        step_index: Steps taken since the job began.
-        total_steps: Steps of the whole job.
+        step_index: Optimizer steps since the job began.
+        total_steps: Optimizer steps of the whole job.
     """
     peak, warm_up, step = training.learning_rate, training.warm_up_steps, step_index + 1
     if step <= warm_up:
@@ -53,7 +54,7 @@ def learning_rate(training: TrainingConfig, step_index: int, total_steps: int) -
 
 
 def squared_norms(parameters: Iterable[nn.Parameter]) -> list[float]:
-    """The squared gradient norm of each parameter that has a gradient, in double precision."""
+    """Returns the squared gradient norm of each parameter that has a gradient, in double precision."""
     return [
         float(torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)) ** 2
         for parameter in parameters
@@ -62,5 +63,26 @@ def squared_norms(parameters: Iterable[nn.Parameter]) -> list[float]:
 
 
 def clip_scale(norm: float, clip_norm: float) -> float:
-    """What to multiply gradients of a global norm with so that it does not exceed the limit; 0 is no limit."""
+    """Returns the factor that clips gradients to a global norm, like torch's `clip_grad_norm_`.
+
+    Args:
+        norm: Global norm of all gradients of the model.
+        clip_norm: Largest norm allowed; 0 means no limit.
+    """
     return min(1.0, clip_norm / (norm + 1e-6)) if clip_norm else 1.0
+
+
+def update_parameters(optimizer: torch.optim.Optimizer, rate: float, gradient_scale: float) -> None:
+    """Clips the gradients, takes one optimizer step and clears the gradients.
+
+    Args:
+        rate: The learning rate.
+        gradient_scale: Factor for the gradients, from `clip_scale`. Gradients are never made larger.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+        for parameter in group["params"]:
+            if gradient_scale < 1.0 and parameter.grad is not None:
+                parameter.grad.mul_(gradient_scale)
+    optimizer.step()
+    optimizer.zero_grad()

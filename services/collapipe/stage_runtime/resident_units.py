@@ -1,7 +1,7 @@
-"""The units that a host holds between rounds, with their optimizer state, named by content.
+"""Holds units with their optimizer states in memory, between rounds, named by their content.
 
-A plan says which state of which unit it wants. What is at hand is used as it is, the rest is fetched, and
-what an aborted attempt left behind can never be mistaken for it: its digest is unknown.
+A plan names the state that each unit must have by its digests. A host reuses a unit whose digests match, and fetches
+the state of every other unit. A unit that an aborted attempt has changed has no digests, so it is never reused.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
-from collapipe.stage_runtime.optimizer import make_optimizer
+from collapipe.stage_runtime.optimizer import make_optimizer, update_parameters
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors
 
 Fetch = Callable[[int, str], bytes]
@@ -22,19 +22,19 @@ Fetch = Callable[[int, str], bytes]
 
 @dataclass(frozen=True)
 class StateDigests:
-    """The content of a unit; an empty optimizer digest is an optimizer that has not stepped."""
+    """The digests of a unit's weights and of its optimizer state."""
 
     weights: str
     optimizer: str
+    """Empty for an optimizer that has taken no step."""
 
 
 class ResidentUnit:
-    """One unit in memory: its module, its optimizer, and the digests of both while they are unchanged.
+    """One unit in memory: its module, its optimizer, and the blobs of both while their content does not change.
 
     Args:
-        unit_index: Position in the model.
-        module: The unit, already on the device that computes.
-        training: How its parameters change.
+        unit_index: Position of the unit in the model.
+        module: The unit, on the device that computes.
     """
 
     def __init__(self, unit_index: int, module: nn.Module, training: TrainingConfig) -> None:
@@ -46,32 +46,26 @@ class ResidentUnit:
         }
         self._training = training
         self.optimizer = make_optimizer(self.parameters, training)
-        self._weights: TensorBlob | None = None
+        self._weights_blob: TensorBlob | None = None
         self._optimizer_blob: TensorBlob | None = None
 
     @property
     def digests(self) -> StateDigests | None:
-        """The content; `None` once a step changed it, until `seal`."""
-        if self._weights is None:
+        """The digests of the content. `None` after an update, until `seal`."""
+        if self._weights_blob is None:
             return None
         blob = self._optimizer_blob
-        return StateDigests(self._weights.digest, blob.digest if blob else "")
+        return StateDigests(self._weights_blob.digest, blob.digest if blob else "")
 
     def update(self, learning_rate: float, gradient_scale: float) -> None:
-        """Takes one optimizer step and clears the gradients."""
-        self._weights = self._optimizer_blob = None
-        for parameter in self.parameters:
-            if gradient_scale < 1.0 and parameter.grad is not None:
-                parameter.grad.mul_(gradient_scale)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        """Takes one optimizer step: see `update_parameters`."""
+        self._weights_blob = self._optimizer_blob = None
+        update_parameters(self.optimizer, learning_rate, gradient_scale)
 
     def seal(self) -> StateDigests:
-        """Names the present content, so that it can be served and found again."""
-        if self._weights is None:
-            self._weights = TensorBlob(self.module.state_dict())
+        """Makes blobs of the present content, so that it can be served, and returns their digests."""
+        if self._weights_blob is None:
+            self._weights_blob = TensorBlob(self.module.state_dict())
             state = dict(self._optimizer_tensors())
             self._optimizer_blob = TensorBlob(state) if state else None
         digests = self.digests
@@ -79,10 +73,10 @@ class ResidentUnit:
         return digests
 
     def load(self, wanted: StateDigests, fetch: Fetch) -> None:
-        """Brings the unit into a wanted state, fetching only what differs.
+        """Brings the unit into a wanted state. Fetches the weights and the optimizer state only if they differ.
 
         Raises:
-            CorruptDataError: What was fetched does not fit the unit.
+            CorruptDataError: The fetched state does not fit the unit, or has other digests.
         """
         held = self.digests
         if held is None or held.weights != wanted.weights:
@@ -90,15 +84,15 @@ class ResidentUnit:
         if held is None or held.optimizer != wanted.optimizer:
             data = fetch(self.unit_index, wanted.optimizer) if wanted.optimizer else None
             self._load_optimizer(load_tensors(data) if data is not None else {})
-        self._weights = self._optimizer_blob = None
+        self._weights_blob = self._optimizer_blob = None
         if self.seal() != wanted:
             raise CorruptDataError(
                 f"unit {self.unit_index} was loaded but has content {self.digests} instead of {wanted}"
             )
 
     def blobs(self) -> Iterator[TensorBlob]:
-        """What can be served of this unit."""
-        yield from (blob for blob in (self._weights, self._optimizer_blob) if blob is not None)
+        """Yields the blobs of a sealed unit."""
+        yield from (blob for blob in (self._weights_blob, self._optimizer_blob) if blob is not None)
 
     def _load_weights(self, tensors: dict[str, Tensor]) -> None:
         try:
@@ -131,9 +125,7 @@ class ResidentUnits:
     """The units of one job that a host holds for one cluster.
 
     Args:
-        adapter: Builds units.
-        training: How their parameters change.
-        device: Where they compute.
+        device: The device that computes.
     """
 
     def __init__(
@@ -145,19 +137,26 @@ class ResidentUnits:
         self._units: dict[int, ResidentUnit] = {}
 
     def take(self, wanted: dict[int, StateDigests], fetch: Fetch) -> tuple[list[ResidentUnit], int]:
-        """Holds units in wanted states; returns them in order, and how many were at hand unchanged."""
+        """Brings units into wanted states.
+
+        Args:
+            wanted: The state of each wanted unit, by unit index.
+
+        Returns:
+            The wanted units in order, and how many of them were held in the wanted state already.
+        """
         units, num_reused = [], 0
         for unit_index, digests in sorted(wanted.items()):
             unit = self._units.get(unit_index)
             if unit is None:
                 module = self.adapter.build_unit(unit_index).to(self._device)
                 unit = ResidentUnit(unit_index, module, self._training)
-            # an attempt that broke off before its first update left gradients, and the content unchanged
+            # An attempt that was aborted before its first update leaves gradients, but the digests still match.
             unit.optimizer.zero_grad()
             if unit.digests == digests:
                 num_reused += 1
             else:
-                self._units.pop(unit_index, None)  # a failed load leaves no half-loaded unit
+                self._units.pop(unit_index, None)  # if `load` fails, the half-loaded unit is gone
                 unit.load(digests, fetch)
             self._units[unit_index] = unit
             units.append(unit)
@@ -169,7 +168,7 @@ class ResidentUnits:
         self._units = {index: unit for index, unit in self._units.items() if index in keep}
 
     def drop_unsealed(self) -> None:
-        """Drops what an unfinished attempt changed."""
+        """Drops the units that an unfinished attempt has changed."""
         self.retain([index for index, unit in self._units.items() if unit.digests is not None])
 
     def blob(self, digest: str) -> TensorBlob:

@@ -1,12 +1,11 @@
-"""One stage of the pipeline: forward, backward, update.
+"""Runs one stage of a pipeline: forward passes, backward passes, updates and evaluations.
 
-Reading order: `run_step` is the loop of a mini-batch, `_forward` and `_backward` are one micro-batch each.
+`Stage.run_step` is the loop of a mini-batch. `_forward` and `_backward` process one micro-batch each.
 """
 
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +15,7 @@ from collapipe.errors import WrongStateError
 from collapipe.job import TrainingConfig
 from collapipe.models import Head, ModelAdapter
 from collapipe.stage_runtime.action_order import Action, ActionKind, Progress
-from collapipe.stage_runtime.activation_stash import KeptBytes, count_kept_bytes
+from collapipe.stage_runtime.activation_stash import ActivationStash
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.stage_runtime.emulated_processor import FORWARD_SHARE, EmulatedProcessor
 from collapipe.stage_runtime.mailbox import Mailbox
@@ -26,20 +25,20 @@ from collapipe.stage_runtime.resident_units import ResidentUnit
 from collapipe.stage_runtime.stage_observer import StageObserver
 from collapipe.tensors import ACTIVATION, Frame, FrameKind
 
-IDLE = "be told what to run"
+_IDLE = "get the next command"
 
 
 def dropout_key(
     seed: int, cluster_index: int, round_index: int, step_index: int, micro_batch: int, unit: int
 ) -> int:
-    """The seed of everything random in one unit's pass over one micro-batch: the same in every attempt."""
+    """Returns the random seed for one unit's pass over one micro-batch. It is the same in every attempt."""
     text = f"{seed}/{cluster_index}/{round_index}/{step_index}/{micro_batch}/{unit}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """What a stage needs to know of its job and its round."""
+    """The settings of a stage that stay fixed during one round."""
 
     adapter: ModelAdapter
     training: TrainingConfig
@@ -52,11 +51,12 @@ class StageContext:
     first_step: int
     """Optimizer steps of the job before this round."""
     total_steps: int
+    """Optimizer steps of the whole job."""
 
 
 @dataclass
 class StepTimes:
-    """Seconds of one stage in one step; on an emulated processor, its seconds."""
+    """Seconds of one stage in one step. On an emulated processor, the seconds of that processor."""
 
     forward_seconds: float = 0.0
     backward_seconds: float = 0.0
@@ -66,57 +66,45 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one mini-batch left at one stage."""
+    """The result of one mini-batch at one stage."""
 
     squared_norms: list[float]
+    """The squared gradient norm of each parameter of the stage."""
     loss: float | None
+    """`None` at a stage without the head."""
     times: StepTimes
 
 
-@dataclass
-class _Held:
-    """What is kept of a micro-batch between its forward and its backward pass."""
-
-    inputs: Tensor | None
-    outputs: Tensor | None
-    side: dict[str, Tensor]
-    kept_bytes: int
-    passed_bytes: int = 0
-
-
-@dataclass
+@dataclass(kw_only=True)
 class _Step:
-    """What is kept during a mini-batch."""
+    """The progress of this stage through the micro-batches of a mini-batch or of an evaluation."""
 
     index: int
-    num_targets: int
     progress: Progress
+    frames_to_head: FrameKind
+    """Kind of the frames that come from the previous stage."""
+    frames_to_embedding: FrameKind
+    """Kind of the frames that come from the next stage."""
     times: StepTimes = field(default_factory=StepTimes)
-    loss: float = 0.0
-    stash: dict[int, _Held] = field(default_factory=dict)
-    kept_bytes_per_token: float | None = None
-    most_held: int = 0
-    most_kept_bytes: int = 0
 
-    def hold(self, micro_batch: int, held: _Held) -> None:
-        """Keeps a micro-batch until its backward pass."""
-        self.stash[micro_batch] = held
-        self.most_held = max(self.most_held, len(self.stash))
-        kept = sum(one.kept_bytes for one in self.stash.values())
-        self.most_kept_bytes = max(self.most_kept_bytes, kept)
+
+@dataclass(kw_only=True)
+class _TrainingStep(_Step):
+    num_targets: int
+    stash: ActivationStash
+    loss: float = 0.0
 
 
 class Stage:
     """A contiguous range of units between two neighbours.
 
     Args:
-        context: The job and the round.
-        units: The units, in order; none makes a stage that passes everything on.
-        mailbox: What the neighbours sent.
-        send_forward: Sends a frame to the next stage; never called by the stage with the head.
+        units: The units, in order. A stage without units passes every frame on.
+        mailbox: Receives the frames from both neighbours.
+        send_forward: Sends a frame to the next stage. The stage with the head never calls it.
         send_backward: Sends a frame to the previous stage.
-        observer: Told of every action.
-        processor: What the stage is to compute like; `None` for this machine as it is.
+        observer: Receives the actions of the stage.
+        processor: The processor to imitate. `None` for this machine's own.
     """
 
     def __init__(
@@ -135,12 +123,12 @@ class Stage:
         self._send_forward = send_forward
         self._send_backward = send_backward
         self._observer = observer or StageObserver()
-        self._processor = processor if units else None  # who only passes on computes nothing
+        self._processor = processor if units else None  # a stage without units computes nothing
         modules = [unit.module for unit in units]
         last = modules[-1] if modules else None
         self._head = last if isinstance(last, Head) else None
         self._modules = modules[:-1] if self._head is not None else modules
-        # the head's backward pass follows its forward pass at once: nothing is gained there
+        # At the head, each backward pass follows its forward pass at once, so recomputing would save no memory.
         self._recomputes = context.training.recompute and self._head is None
         self._work = StageWork(
             modules, context.adapter.config.hidden_size, recomputes=self._recomputes
@@ -148,49 +136,61 @@ class Stage:
         self._has_embedding = bool(units) and units[0].unit_index == 0
         self._has_pending_update = False
         self._num_updates = 0
-        self.waiting_for = IDLE
-        """What the stage waits for, in words; empty while it computes."""
+        self.waiting_for = _IDLE
+        """Completes the sentence "The stage waits to ...". Empty while the stage computes."""
 
     def run_step(
         self, step_index: int, num_micro_batches: int, num_targets: int, pending_scale: float
     ) -> StepResult:
-        """Runs one mini-batch forward and backward; its update stays pending.
+        """Runs one mini-batch forward and backward.
+
+        The update of the parameters waits for the next call or for `apply_update`, because it needs the gradient norm
+        of all stages.
 
         Args:
-            step_index: Step within the round.
-            num_micro_batches: Micro-batches of this mini-batch.
-            num_targets: Valid targets of the whole mini-batch, the divisor of every loss.
-            pending_scale: Scale of the pending update's gradients, which is applied first.
+            step_index: Index of the step within the round.
+            num_targets: Valid targets of the whole mini-batch. Losses are divided by it.
+            pending_scale: Factor for the gradients of the previous mini-batch, whose update is applied first.
 
         Raises:
-            WrongStateError: A frame of another step arrived.
-            CollapipeError: What the mailbox was failed with.
+            WrongStateError: A frame of another step or micro-batch arrived.
+            CollapipeError: The failure of the mailbox.
         """
         self.apply_update(pending_scale)
         for unit in self._units:
             unit.module.train()
         progress = Progress(num_micro_batches, self._context.in_flight)
-        step = _Step(step_index, num_targets, progress)
+        step = _TrainingStep(
+            index=step_index,
+            progress=progress,
+            frames_to_head=FrameKind.FORWARD,
+            frames_to_embedding=FrameKind.BACKWARD,
+            num_targets=num_targets,
+            stash=ActivationStash(
+                [unit.module for unit in self._units], recomputes=self._recomputes
+            ),
+        )
         started = time.perf_counter()
         while not progress.done:
-            frame = self._take(step, FrameKind.FORWARD, FrameKind.BACKWARD)
+            frame = self._take(step)
             if frame.kind is FrameKind.FORWARD:
                 self._forward(step, frame)
                 progress.forwards += 1
                 if self._head is None:
                     continue
+                # The head computes the loss, so its backward pass needs no gradient from another stage.
                 frame = Frame(FrameKind.BACKWARD, frame.step_index, frame.micro_batch)
             self._backward(step, frame)
             progress.backwards += 1
         step.times.total_seconds = time.perf_counter() - started
-        self._observer.stepped(step.most_held, step.most_kept_bytes)
+        self._observer.stepped(step.stash.most_micro_batches, step.stash.most_bytes)
         self._has_pending_update = True
-        self.waiting_for = IDLE
+        self.waiting_for = _IDLE
         norms = [square for unit in self._units for square in squared_norms(unit.parameters)]
         return StepResult(norms, step.loss if self._head is not None else None, step.times)
 
-    def apply_update(self, scale: float) -> None:
-        """Takes the pending optimizer step, with gradients multiplied by `scale`; harmless when none is pending."""
+    def apply_update(self, gradient_scale: float) -> None:
+        """Takes the pending optimizer step, if there is one, with the gradients multiplied by `gradient_scale`."""
         if not self._has_pending_update:
             return
         context = self._context
@@ -200,119 +200,122 @@ class Stage:
         with COMPUTE_LOCK:
             started = time.perf_counter()
             for unit in self._units:
-                unit.update(rate, scale)
-            seconds = self._seconds_of(started, self._work.update(), 0.0)
+                unit.update(rate, gradient_scale)
+            seconds = self._finish_work(started, self._work.update(), 0.0)
         self._observer.updated(seconds)
         self._num_updates += 1
         self._has_pending_update = False
 
     def run_evaluation(self, num_micro_batches: int) -> None:
-        """Runs micro-batches forward only; predictions return through every stage to the first."""
+        """Runs micro-batches forward only. The predictions travel back through all stages to the first."""
         for unit in self._units:
             unit.module.eval()
         progress = Progress(num_micro_batches, self._context.in_flight)
-        step = _Step(0, 1, progress)
+        step = _Step(
+            index=0,
+            progress=progress,
+            frames_to_head=FrameKind.EVALUATE,
+            frames_to_embedding=FrameKind.PREDICTION,
+        )
         while not progress.done:
-            frame = self._take(step, FrameKind.EVALUATE, FrameKind.PREDICTION)
+            frame = self._take(step)
             if frame.kind is FrameKind.EVALUATE:
-                answer = self._evaluate(frame)
+                frame = self._evaluate(frame)  # predictions, at the head
                 progress.forwards += 1
-                if self._head is None:
-                    self._send_forward(answer)
-                    continue
-                frame = answer
-            self._send_backward(frame)
-            progress.backwards += 1
-        self.waiting_for = IDLE
+            if frame.kind is FrameKind.EVALUATE:
+                self._send_forward(frame)
+            else:
+                self._send_backward(frame)
+                progress.backwards += 1
+        self.waiting_for = _IDLE
 
-    def _take(self, step: _Step, forward: FrameKind, backward: FrameKind) -> Frame:
+    def _take(self, step: _Step) -> Frame:
+        """Waits for the next frame that this stage may process."""
         progress = step.progress
-        wants = [
+        wanted = [
             f"get the {kind.name.lower()} of micro-batch {number}"
-            for kind, number, wanted in (
-                (backward, progress.backwards, progress.wants_backward),
-                (forward, progress.forwards, progress.wants_forward),
+            for kind, number, may_run in (
+                (step.frames_to_embedding, progress.backwards, progress.may_run_backward),
+                (step.frames_to_head, progress.forwards, progress.may_run_forward),
             )
-            if wanted
+            if may_run
         ]
-        self.waiting_for = f"{' or '.join(wants)} in step {step.index}"
+        self.waiting_for = f"{' or '.join(wanted)} in step {step.index}"
         started = time.perf_counter()
-        frame = self._mailbox.take(forward=progress.wants_forward, backward=progress.wants_backward)
+        frame = self._mailbox.take(
+            forward=progress.may_run_forward, backward=progress.may_run_backward
+        )
         waited = time.perf_counter() - started
         step.times.waiting_seconds += waited
         self._observer.waited(waited)
         self.waiting_for = ""
-        number = progress.forwards if frame.kind is forward else progress.backwards
-        if frame.kind not in (forward, backward) or (frame.step_index, frame.micro_batch) != (
-            step.index,
-            number,
-        ):
+        number = progress.forwards if frame.kind is step.frames_to_head else progress.backwards
+        has_right_kind = frame.kind in (step.frames_to_head, step.frames_to_embedding)
+        if not has_right_kind or (frame.step_index, frame.micro_batch) != (step.index, number):
             raise WrongStateError(
                 f"stage {self._context.stage_index} got {frame.kind.name} of step {frame.step_index}, "
                 f"micro-batch {frame.micro_batch}, while it runs micro-batch {number} of step {step.index}"
             )
         return frame
 
-    def _forward(self, step: _Step, frame: Frame) -> None:
-        tensors = self._to_device(frame.tensors)
-        inputs = tensors.pop(ACTIVATION, None)
+    def _forward(self, step: _TrainingStep, frame: Frame) -> None:
+        side = self._to_device(frame.tensors)
+        inputs = side.pop(ACTIVATION, None)
         with COMPUTE_LOCK:
             started = time.perf_counter()
             if inputs is not None and self._units:
                 inputs.requires_grad_()
-            measures = step.kept_bytes_per_token is None and not self._recomputes
-            with (
-                torch.set_grad_enabled(not self._recomputes),
-                count_kept_bytes(unit.module for unit in self._units)
-                if measures
-                else nullcontext() as kept,
-            ):
-                outputs = self._run(step, frame.micro_batch, inputs, tensors)
-            held = _Held(
+            outputs, stashed = step.stash.run_forward(
+                frame.micro_batch,
                 inputs,
-                None if self._recomputes else outputs,
-                tensors,
-                self._kept_bytes(step, kept, inputs, tensors),
+                side,
+                lambda: self._run_units(step, frame.micro_batch, inputs, side),
             )
-            step.hold(frame.micro_batch, held)
             if self._head is not None:
                 assert outputs is not None
                 step.loss += float(outputs.detach())
-            seconds = self._seconds_of(started, self._work.forward(tensors), FORWARD_SHARE)
+            seconds = self._finish_work(started, self._work.forward(side), FORWARD_SHARE)
         step.times.forward_seconds += seconds
         self._observer.acted(self._action(ActionKind.FORWARD, frame), seconds)
         if self._head is None:
-            onward = self._onward(frame, outputs, tensors)
-            held.passed_bytes = onward.byte_length
-            self._send_forward(onward)
+            sent = self._frame_for_next_stage(frame, outputs, side)
+            stashed.sent_bytes = sent.byte_length
+            self._send_forward(sent)
 
-    def _backward(self, step: _Step, frame: Frame) -> None:
-        held = step.stash.pop(frame.micro_batch)
+    def _backward(self, step: _TrainingStep, frame: Frame) -> None:
+        stashed = step.stash.pop(frame.micro_batch)
         gradient = self._to_device(frame.tensors).get(ACTIVATION)
         with COMPUTE_LOCK:
             started = time.perf_counter()
             if self._units:
-                outputs = held.outputs
+                outputs = stashed.outputs
                 if self._recomputes:
-                    outputs = self._run(step, frame.micro_batch, held.inputs, held.side)
+                    outputs = self._run_units(step, frame.micro_batch, stashed.inputs, stashed.side)
                 assert outputs is not None
                 torch.autograd.backward(outputs, gradient)
-            seconds = self._seconds_of(started, self._work.backward(held.side), 1 - FORWARD_SHARE)
+            seconds = self._finish_work(
+                started, self._work.backward(stashed.side), 1 - FORWARD_SHARE
+            )
         step.times.backward_seconds += seconds
         self._observer.acted(self._action(ActionKind.BACKWARD, frame), seconds)
-        num_samples = held.side["attention_mask"].shape[0]
-        self._observer.worked(len(self._units), num_samples, held.passed_bytes)
-        answer = {}
+        num_samples = stashed.side["attention_mask"].shape[0]
+        self._observer.worked(len(self._units), num_samples, stashed.sent_bytes)
+        tensors = {}
         if not self._has_embedding:
-            passed = held.inputs.grad if held.inputs is not None and self._units else gradient
-            if passed is not None:
-                answer[ACTIVATION] = passed
-        self._send_backward(Frame(FrameKind.BACKWARD, frame.step_index, frame.micro_batch, answer))
+            if self._units and stashed.inputs is not None:
+                gradient = stashed.inputs.grad
+            if gradient is not None:
+                tensors[ACTIVATION] = gradient
+        self._send_backward(Frame(FrameKind.BACKWARD, frame.step_index, frame.micro_batch, tensors))
 
-    def _run(
-        self, step: _Step, micro_batch: int, activation: Tensor | None, side: Mapping[str, Tensor]
+    def _run_units(
+        self,
+        step: _TrainingStep,
+        micro_batch: int,
+        activation: Tensor | None,
+        side: Mapping[str, Tensor],
     ) -> Tensor | None:
-        """Runs every unit on one micro-batch; with the head, the result is the loss."""
+        """Runs every unit on one micro-batch. At the stage with the head, the result is the loss."""
         for unit, module in zip(self._units, self._modules, strict=False):
             self._seed(step, micro_batch, unit.unit_index)
             activation = module(activation, side)
@@ -324,46 +327,34 @@ class Stage:
         return activation
 
     def _evaluate(self, frame: Frame) -> Frame:
-        tensors = self._to_device(frame.tensors)
-        activation = tensors.pop(ACTIVATION, None)
+        """Runs every unit on one micro-batch. Returns the frame for the next stage, or the head's predictions."""
+        side = self._to_device(frame.tensors)
+        activation = side.pop(ACTIVATION, None)
         with COMPUTE_LOCK, torch.no_grad():
             started = time.perf_counter()
             for module in self._modules:
-                activation = module(activation, tensors)
+                activation = module(activation, side)
             if self._head is not None:
                 assert activation is not None
-                predictions = self._head.predict(activation, tensors)
-            seconds = self._seconds_of(started, self._work.forward(tensors), FORWARD_SHARE)
+                predictions = self._head.predict(activation, side)
+            seconds = self._finish_work(started, self._work.forward(side), FORWARD_SHARE)
         self._observer.evaluated(seconds)
         if self._head is None:
-            return self._onward(frame, activation, tensors)
+            return self._frame_for_next_stage(frame, activation, side)
         return Frame(
             FrameKind.PREDICTION, frame.step_index, frame.micro_batch, {"predictions": predictions}
         )
 
-    def _seconds_of(self, started: float, work: Work, overhead_share: float) -> float:
-        """How long an action took; an emulated processor is waited for first."""
+    def _finish_work(self, started: float, work: Work, overhead_share: float) -> float:
+        """Waits until an emulated processor would be done with an action; returns the seconds of the action."""
         if self._processor is not None:
             self._processor.occupy(started, work, overhead_share)
         return time.perf_counter() - started
 
-    def _kept_bytes(
-        self,
-        step: _Step,
-        counted: KeptBytes | None,
-        inputs: Tensor | None,
-        side: Mapping[str, Tensor],
-    ) -> int:
-        """What a micro-batch occupies until its backward pass: counted for the first of a mini-batch, then in proportion."""
-        if self._recomputes:
-            return inputs.nbytes if inputs is not None else 0
-        tokens = max(side["attention_mask"].numel(), 1)
-        if counted is not None:
-            step.kept_bytes_per_token = counted.total / tokens
-        return round((step.kept_bytes_per_token or 0.0) * tokens)
-
-    def _onward(self, frame: Frame, activation: Tensor | None, side: Mapping[str, Tensor]) -> Frame:
-        """What the next stage gets: the activation, and beside it what later units still need."""
+    def _frame_for_next_stage(
+        self, frame: Frame, activation: Tensor | None, side: Mapping[str, Tensor]
+    ) -> Frame:
+        """Makes a frame of the activation and the side tensors that later units still need."""
         tensors = dict(side)
         if self._has_embedding:
             tensors = {

@@ -1,30 +1,34 @@
-"""Who is told what a stage does; the stage itself knows no metrics of its cluster."""
+"""The interface through which a stage reports its actions, so that it needs no metrics."""
 
 from collapipe.stage_runtime.action_order import Action
 
 
 class StageObserver:
-    """Is told, and does not listen; a subclass overrides what it wants to hear."""
+    """Ignores every event. A subclass overrides the events that it needs."""
 
     def acted(self, action: Action, seconds: float) -> None:
-        """The stage computed one pass of one micro-batch, for so long."""
+        """The stage computed a forward or backward pass of one micro-batch."""
 
     def evaluated(self, seconds: float) -> None:
         """The stage computed one micro-batch of an evaluation."""
 
     def worked(self, num_units: int, num_samples: int, activation_bytes: int) -> None:
-        """A micro-batch went forward and backward; so many bytes had been passed on for the next stage."""
+        """A micro-batch went forward and backward.
+
+        Args:
+            activation_bytes: Bytes that the stage sent to the next stage in the forward pass.
+        """
 
     def updated(self, seconds: float) -> None:
-        """The stage took an optimizer step."""
+        """The stage computed an optimizer step."""
 
     def waited(self, seconds: float) -> None:
-        """The stage waited for a neighbour; told wait by wait, for a mini-batch may take minutes."""
+        """The stage waited for one frame. Reported after each wait, because a mini-batch may take minutes."""
 
     def stepped(self, in_flight: int, stash_bytes: int) -> None:
         """The stage ran a mini-batch.
 
         Args:
-            in_flight: Most micro-batches that it held at once.
-            stash_bytes: Most bytes of theirs.
+            in_flight: Most micro-batches that the stage held at once.
+            stash_bytes: Most bytes that the stage held at once for backward passes.
         """

@@ -6,7 +6,7 @@ import torch
 
 from collapipe.errors import PeerLostError, WrongStateError
 from collapipe.models import Head, ModelAdapter
-from collapipe.stage_runtime import ActionKind, stage
+from collapipe.stage_runtime import ActionKind, activation_stash
 from collapipe.tensors import Frame, FrameKind
 
 from .chains import (
@@ -106,10 +106,10 @@ def test_recomputing_keeps_only_the_inputs_of_a_segment(
 ) -> None:
     graphs: list[bool] = []
     kept: list[Any] = []
-    make_held = stage._Held
+    make_stashed = activation_stash.StashedMicroBatch
 
     def keep(*parts: Any) -> Any:
-        kept.append(make_held(*parts))
+        kept.append(make_stashed(*parts))
         return kept[-1]
 
     training = TRAINING.model_copy(update={"recompute": True})
@@ -117,7 +117,7 @@ def test_recomputing_keeps_only_the_inputs_of_a_segment(
     chain.units[1].module.register_forward_hook(
         lambda module, inputs, outputs: graphs.append(outputs.grad_fn is not None)
     )
-    monkeypatch.setattr(stage, "_Held", keep)
+    monkeypatch.setattr(activation_stash, "StashedMicroBatch", keep)
     chain.train(0, [make_batch(0)], 0.0)
     assert graphs == [False, True]
     embedding, blocks, head = kept
