@@ -15,10 +15,11 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from typing_extensions import Self
 
+from collapipe.documents import read_document
 from collapipe.errors import WrongStateError
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.processes import ProcessRecord
-from collapipe_client.workspace import Workspace, read_json
+from collapipe_client.workspace import Workspace
 
 MAX_REAL_CORES = 1.5
 """Most real work of all processes together, in processor seconds a second."""
@@ -190,7 +191,7 @@ def add_up(page: str, names: Iterable[str]) -> float:
 
 
 def _scrape(workspace: Workspace, name: str) -> str:
-    address = (read_json(workspace.ready_file(name)) or {}).get("metrics_address")
+    address = (read_document(workspace.ready_file(name)) or {}).get("metrics_address")
     try:
         with urllib.request.urlopen(
             f"http://{address}/metrics", timeout=_SCRAPE_SECONDS

@@ -1,8 +1,8 @@
-"""A whole CollaPipe on this machine: every service a process of its own, on loopback.
+"""Runs a whole CollaPipe on this machine: every service is a process, and all traffic stays on loopback.
 
-The scheduler starts first, for all others need its address; they start together, because each
-spends seconds importing torch. Whatever was started is in the workspace's record before it is
-waited for, so that nothing gets lost.
+The scheduler starts first, because all other services need its address. The others start at the same time, because
+each needs seconds to import torch. Every process is recorded in the workspace before this process waits for it, so
+that a later command can end it even if this process is killed.
 """
 
 import subprocess
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from typing_extensions import Self
 
+from collapipe.documents import read_document
 from collapipe.emulation.world import Emulation
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
 from collapipe.rpc import Security
@@ -28,7 +29,7 @@ from collapipe_client.processes import (
     end_processes,
     kill_process,
     last_lines,
-    start_mark,
+    start_seconds,
 )
 from collapipe_client.testbed_processes import (
     LOOPBACK,
@@ -36,16 +37,10 @@ from collapipe_client.testbed_processes import (
     Clusters,
     Service,
     command,
+    expand_clusters,
     services,
-    spell_out,
 )
-from collapipe_client.workspace import (
-    DEFAULT_ROOT,
-    Workspace,
-    WorkspaceRecord,
-    read_json,
-    replace_text,
-)
+from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord, replace_text
 
 _POLL_SECONDS = 0.05
 _REPORT_SECONDS = 2.0
@@ -68,16 +63,16 @@ class LocalTestbed:
             client.export(job_id, Path("model"))
 
     Args:
-        clusters: Each cluster: a number of devices, or its devices with their memory and speed.
-        workspace: Folder of state, logs and records. State stays, so that a job can be resumed by
-            the next testbed.
-        emulation: Devices, links and radios that the hosts are to seem to be and to have, by their
-            names (`device-0-1`, `control-unit-0`, `edge-server`); `None` emulates nothing.
-        scheduler_options: Further flags of the scheduler, for example where Prometheus is.
-        detached: True when the processes are to outlive this one; they end by `LocalTestbed.end`.
+        clusters: For each cluster: the number of its devices, or the devices.
+        workspace: Folder for state, logs and records. The state stays when the testbed ends, so that the next
+            testbed can resume a job.
+        emulation: What the hosts emulate, by their names (`device-0-1`, `control-unit-0`, `edge-server`); `None` for
+            nothing.
+        scheduler_options: Further flags of the scheduler, for example the URL of Prometheus.
+        detached: Whether the processes outlive this one. Then `LocalTestbed.end` ends them.
         listen: Address of the scheduler.
-        start_timeout: Bounds the wait for all processes to serve.
-        progress: Is told what is being waited for, and what went wrong but was mended.
+        start_timeout: How long the processes may take to serve.
+        progress: Receives messages about long waits and about problems that were solved.
     """
 
     def __init__(
@@ -93,16 +88,16 @@ class LocalTestbed:
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.workspace = Workspace(workspace)
-        self._clusters = spell_out(clusters)
-        self._services = services(self._clusters, scheduler_options)
+        devices = expand_clusters(clusters)
+        self._services = {s.name: s for s in services(devices, scheduler_options)}
         self._emulation = emulation
         self._detached = detached
         self._listen = listen
-        self._start_timeout = start_timeout
+        self._start_seconds = start_timeout.total_seconds()
         self._progress = progress or (lambda message: None)
         self._popen: dict[str, subprocess.Popen[bytes]] = {}
         self._owned = ExitStack()
-        shape = [[(d.memory_bytes, d.speed) for d in cluster] for cluster in self._clusters]
+        shape = [[(d.memory_bytes, d.speed) for d in cluster] for cluster in devices]
         self._record = WorkspaceRecord(detached, shape)
 
     def __enter__(self) -> Self:
@@ -114,7 +109,7 @@ class LocalTestbed:
 
     @property
     def scheduler_address(self) -> str:
-        """Where the scheduler serves."""
+        """The gRPC address of the scheduler."""
         scheduler = self._record.process(SCHEDULER)
         if scheduler is None:
             raise WrongStateError("the testbed is not started: call start(), or use it in `with`")
@@ -129,74 +124,73 @@ class LocalTestbed:
         """Opens a client of the scheduler."""
         return CollaPipeClient(self.scheduler_address, Security.insecure())
 
-    def emulate(self, emulation: Emulation) -> None:
-        """Changes the emulated world; the hosts notice before their next micro-batch.
+    @property
+    def emulation(self) -> Emulation | None:
+        """What the hosts emulate; `None` for nothing."""
+        return self._emulation
 
-        A device that was not emulated keeps the memory and watts that it registered.
+    def emulate(self, emulation: Emulation) -> None:
+        """Changes what the hosts emulate. They apply the change before their next micro-batch.
+
+        A device that was not emulated before keeps the memory and the power that it registered.
 
         Raises:
-            WrongStateError: The hosts were not started in an emulated world.
+            WrongStateError: The hosts were started without an emulation.
         """
         if not self.workspace.emulation_file.exists():
             raise WrongStateError(
-                "the testbed was started without an emulated world: start it with "
+                "the testbed was started without an emulation: start it with "
                 "LocalTestbed(..., emulation=Emulation())"
             )
         self._emulation = emulation
         self._write_emulation()
 
-    @property
-    def emulation(self) -> Emulation | None:
-        """The emulated world, if there is one."""
-        return self._emulation
-
     def start(self) -> None:
         """Starts the processes and waits until all serve.
 
-        Of a detached testbed that is up, starts only what is missing.
+        If a detached testbed is running already, only the processes that have ended are started.
 
         Raises:
-            PeerLostError: A process ended while it started, or did not serve in time; all are
-                ended again.
+            PeerLostError: A process ended while it started, or did not serve in time. Then all processes that were
+                started here are ended again.
             WrongStateError: The workspace is in use.
         """
         with ExitStack() as owned:
             owned.enter_context(self.workspace.locked())
             self._take_over()
-            missing = [service for service in self._services if not self._is_alive(service.name)]
+            missing = [name for name in self._services if not self._is_alive(name)]
             try:
-                first = [service for service in missing if service.name == SCHEDULER]
-                self._start_together(first)
-                self._start_together([service for service in missing if service not in first])
+                self._start_together([name for name in missing if name == SCHEDULER])
+                self._start_together([name for name in missing if name != SCHEDULER])
             except BaseException:
-                self._end([service.name for service in missing])
+                self._end(missing)
                 raise
             if not self._detached:
-                owned.callback(self._end, [service.name for service in self._services])
+                owned.callback(self._end, list(self._services))
                 self._owned = owned.pop_all()
 
     def wait_until_registered(self) -> None:
         """Waits until the scheduler knows every host, which is shortly after they serve.
 
         Raises:
-            PeerLostError: Some did not register in time.
+            PeerLostError: A host did not register in time.
         """
-        expected = {service.name for service in self._services} - {SCHEDULER}
-        deadline = time.monotonic() + self._start_timeout.total_seconds()
+        expected = self._services.keys() - {SCHEDULER}
+        deadline = time.monotonic() + self._start_seconds
         with self.client() as client:
             while missing := expected - {s.host.host_id for s in client.hosts() if s.alive}:
                 if time.monotonic() > deadline:
                     raise PeerLostError(
                         min(missing),
                         f"{', '.join(sorted(missing))} did not register with the scheduler within "
-                        f"{self._start_timeout.total_seconds():g} s: see {self.workspace.logs}",
+                        f"{self._start_seconds:g} s: see {self.workspace.logs}",
                     )
                 time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Ends what was started here: SIGTERM, a bounded wait, SIGKILL.
+        """Ends the processes that were started here: SIGTERM, a bounded wait, SIGKILL.
 
-        A detached testbed is left alone.
+        The processes of a detached testbed keep running.
         """
         self._owned.close()
 
@@ -212,23 +206,22 @@ class LocalTestbed:
         return f"{name} {how}; last lines of {log}:\n{last_lines(log)}"
 
     def kill(self, name: str) -> None:
-        """Kills one process with SIGKILL, as a failing machine would."""
+        """Kills one process with SIGKILL, like a machine that fails."""
         kill_process(self._known(name))
         self._reap()
 
     def restart(self, name: str) -> None:
-        """Starts an ended process again, at its former address, and waits until it serves."""
+        """Starts an ended process again at its former address, and waits until it serves."""
         self._known(name)
-        service = next(service for service in self._services if service.name == name)
-        self._spawn(service, log_mode="ab")
-        self._wait_until_ready([service])
+        self._spawn(self._services[name], log_mode="ab")
+        self._wait_until_ready([name])
 
     @staticmethod
     def end(workspace: Path = DEFAULT_ROOT, grace: timedelta = GRACE) -> WorkspaceRecord | None:
         """Ends the detached testbed of a workspace.
 
         Returns:
-            What was recorded; `None` when there was nothing.
+            The record of the ended processes; `None` if there was none.
         """
         folder = Workspace(workspace)
         if folder.read_record() is None:
@@ -241,56 +234,50 @@ class LocalTestbed:
             return record
 
     def _take_over(self) -> None:
-        """Looks at what an earlier command left.
-
-        Adopts a detached testbed, and ends the leftovers of a killed command.
-        """
+        """Continues a detached testbed that is running, or ends the processes of a killed command."""
         earlier = self.workspace.read_record()
         if earlier is not None and earlier.alive:
-            if not earlier.detached:
-                self._progress(
-                    f"ending {len(earlier.alive)} processes of a command that was killed"
-                )
-                end_processes(earlier.alive)
-            elif not self._detached:
-                raise WrongStateError(
-                    f"a testbed is up in {self.workspace.root} ({len(earlier.alive)} processes): "
-                    "use it, end it with `collapipe down`, or use another folder with --workspace "
-                    "DIR"
-                )
-            elif earlier.shape != self._record.shape:
-                raise WrongStateError(
-                    f"a testbed of other clusters is up ({_say_shape(earlier)}, asked for "
-                    f"{_say_shape(self._record)}): run `collapipe down` first"
-                )
-            elif self._emulation is not None and not self.workspace.emulation_file.exists():
-                raise WrongStateError(
-                    "a testbed is up whose hosts are not in an emulated world: run `collapipe "
-                    "down` first"
-                )
-            else:
-                self._record = earlier
-                if self._emulation is not None:
-                    self._write_emulation()
+            if earlier.detached:
+                self._adopt(earlier)
                 return
+            self._progress(f"ending {len(earlier.alive)} processes of a command that was killed")
+            end_processes(earlier.alive)
         self.workspace.emulation_file.unlink(missing_ok=True)
-        if self._emulation is not None:
-            self._write_emulation()
+        self._write_emulation()
         self.workspace.write_record(self._record)
 
-    def _write_emulation(self) -> None:
-        """Replaces the world atomically: the hosts read it at any time."""
-        assert self._emulation is not None
-        text = self._emulation.model_dump_json(indent=1, exclude_none=True)
-        replace_text(self.workspace.emulation_file, text)
+    def _adopt(self, running: WorkspaceRecord) -> None:
+        """Continues a detached testbed; raises `WrongStateError` if it differs from this one."""
+        if not self._detached:
+            raise WrongStateError(
+                f"a testbed is running in {self.workspace.root} ({len(running.alive)} processes): use it, end it "
+                "with `collapipe down`, or use another folder with --workspace DIR"
+            )
+        if running.shape != self._record.shape:
+            raise WrongStateError(
+                f"a testbed with other clusters is running ({_say_shape(running)} instead of "
+                f"{_say_shape(self._record)}): run `collapipe down` first"
+            )
+        if self._emulation is not None and not self.workspace.emulation_file.exists():
+            raise WrongStateError(
+                "a testbed is running whose hosts were started without an emulation: run `collapipe down` first"
+            )
+        self._record = running
+        self._write_emulation()
 
-    def _start_together(self, batch: Sequence[Service]) -> None:
-        for service in batch:
-            self._spawn(service, log_mode="wb")
-        self._wait_until_ready(batch)
+    def _write_emulation(self) -> None:
+        """Replaces the emulation file, if there is an emulation. The hosts may read it at any time."""
+        if self._emulation is not None:
+            text = self._emulation.model_dump_json(indent=1, exclude_none=True)
+            replace_text(self.workspace.emulation_file, text)
+
+    def _start_together(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._spawn(self._services[name], log_mode="wb")
+        self._wait_until_ready(names)
 
     def _spawn(self, service: Service, log_mode: str) -> None:
-        """Starts a process, at its former address if it had one, and records it."""
+        """Starts a process and records it. A process that ran before gets its former address."""
         known = self._record.process(service.name)
         scheduler = self._record.process(SCHEDULER)
         is_scheduler = service.name == SCHEDULER
@@ -313,48 +300,44 @@ class LocalTestbed:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C in the terminal is for the client, which then ends its processes in order.
+                # Ctrl-C in the terminal reaches only this process, which then ends the others in order.
                 start_new_session=True,
                 env=child_environment(),
             )
         self._popen[service.name] = popen
-        self._write(
-            self._record.with_process(
-                ProcessRecord(service.name, popen.pid, start_mark(popen.pid) or "")
-            )
-        )
+        self._write(ProcessRecord(service.name, popen.pid, start_seconds(popen.pid)))
 
-    def _wait_until_ready(self, batch: Sequence[Service]) -> None:
-        waiting = [service.name for service in batch]
+    def _wait_until_ready(self, names: Sequence[str]) -> None:
+        waiting = list(names)
         started = reported = time.monotonic()
-        while waiting:
+        while True:
             for name in list(waiting):
                 popen = self._popen[name]
                 address = _ready_address(self.workspace.ready_file(name), popen.pid)
                 if address is not None:
-                    process = self._known(name)
-                    self._write(self._record.with_process(replace(process, address=address)))
+                    self._write(replace(self._known(name), address=address))
                     waiting.remove(name)
                 elif popen.poll() is not None:
                     raise PeerLostError(
                         name, f"the testbed did not start: {self.describe_loss(name)}"
                     )
+            if not waiting:
+                return
             now = time.monotonic()
-            if waiting and now - started > self._start_timeout.total_seconds():
+            if now - started > self._start_seconds:
                 log = self.workspace.log_file(waiting[0])
                 raise PeerLostError(
                     waiting[0],
                     f"the testbed did not start: {', '.join(waiting)} did not serve within "
-                    f"{self._start_timeout.total_seconds():g} s; last lines of {log}:\n"
-                    f"{last_lines(log)}",
+                    f"{self._start_seconds:g} s; last lines of {log}:\n{last_lines(log)}",
                 )
-            if waiting and now - reported > _REPORT_SECONDS:
+            if now - reported > _REPORT_SECONDS:
                 reported = now
                 self._progress(
                     f"waiting for {len(waiting)} of {len(self._services)} processes to serve: "
                     f"{', '.join(waiting)}"
                 )
-            time.sleep(_POLL_SECONDS if waiting else 0)
+            time.sleep(_POLL_SECONDS)
 
     def _is_alive(self, name: str) -> bool:
         popen = self._popen.get(name)
@@ -368,30 +351,30 @@ class LocalTestbed:
         if process is None:
             names = ", ".join(process.name for process in self._record.processes)
             raise InvalidInputError(
-                f"the testbed has no process {name!r}: it has {names or 'none'}"
+                f"the testbed has no process {name!r}: choose one of {names or 'none'}"
             )
         return process
 
-    def _write(self, record: WorkspaceRecord) -> None:
-        self._record = record
-        self.workspace.write_record(record)
+    def _write(self, process: ProcessRecord) -> None:
+        self._record = self._record.with_process(process)
+        self.workspace.write_record(self._record)
 
     def _end(self, names: Sequence[str]) -> None:
-        """Ends processes of this testbed and strikes them off the record."""
-        mine = [p for p in self._record.processes if p.name in names]
-        end_processes(mine)
+        """Ends processes of this testbed and removes them from the record."""
+        end_processes([p for p in self._record.processes if p.name in names])
         self._reap()
-        left = tuple(p for p in self._record.processes if p.name not in names)
-        self._record = replace(self._record, processes=left)
-        self.workspace.write_record(self._record if left else None)
+        remaining = tuple(p for p in self._record.processes if p.name not in names)
+        self._record = replace(self._record, processes=remaining)
+        self.workspace.write_record(self._record if remaining else None)
 
     def _reap(self) -> None:
+        """Lets the operating system forget the processes that have ended."""
         for popen in self._popen.values():
             popen.poll()
 
 
 def _ready_address(ready_file: Path, pid: int) -> str | None:
-    document = read_json(ready_file)
+    document = read_document(ready_file)
     if document is None or document.get("pid") != pid:
         return None
     return str(document["address"])

@@ -1,22 +1,18 @@
-"""Processes on this machine: an identity that outlives pid reuse, and an orderly end.
-
-A pid alone names whoever has it today. A process is therefore remembered by its pid and by when it
-started, and a signal is sent only while both agree.
-"""
+"""Processes on this machine: how they are identified, ended and described."""
 
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
+from pydantic.dataclasses import dataclass
+
 from collapipe.errors import InvalidInputError
 
-_PROC = Path("/proc")
 _POLL_SECONDS = 0.05
 GRACE = timedelta(seconds=10)
 """How long a process may take to end after SIGTERM, before SIGKILL."""
@@ -26,77 +22,50 @@ GRACE = timedelta(seconds=10)
 class ProcessRecord:
     """A process that was started.
 
+    A later process may get the same pid. So the record also has the time of the start, and a signal is sent only to
+    a process with the same pid and the same start.
+
     Args:
-        name: What it is here, for example `device-0-1`.
-        pid: Its pid.
-        start_mark: When it started, as `start_mark` says; empty when this machine cannot tell.
-        address: Where it serves gRPC; empty until it does.
+        name: Its name in the testbed, for example `device-0-1`.
+        start_seconds: The result of `start_seconds` when the process was started.
+        address: Its gRPC address; empty until it serves.
     """
 
     name: str
     pid: int
-    start_mark: str
+    start_seconds: float | None
     address: str = ""
 
     @property
     def alive(self) -> bool:
-        """Whether this very process, not merely its pid, is alive."""
-        return self.start_mark != "" and start_mark(self.pid) == self.start_mark
+        """Whether the process is alive. Another process with its pid does not count."""
+        return self.start_seconds is not None and start_seconds(self.pid) == self.start_seconds
 
 
-def start_mark(pid: int) -> str | None:
-    """Says when a process started, in words that no later process with this pid can share.
+def start_seconds(pid: int) -> float | None:
+    """Returns the time from the boot of this machine to the start of a process.
 
-    Returns:
-        `None` when there is no such process, or it has ended and only waits to be reaped.
+    This time stays the same when the clock is set. It is `None` if the process has ended, even if its parent has not
+    waited for it yet.
     """
-    if (_PROC / "self" / "stat").exists():
-        return _start_mark_from_proc(pid)
-    return _start_mark_from_ps(pid)
-
-
-def _start_mark_from_proc(pid: int) -> str | None:
     try:
-        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        process = psutil.Process(pid)
+        has_ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        # While other threads of a zombie are still ending, its ports are still taken.
+        if has_ended and process.num_threads() <= 1:
+            return None
+        return round(process.create_time() - psutil.boot_time(), 2)
+    except psutil.Error:
         return None
-    # The second field is the command in parentheses and may itself hold spaces and parentheses.
-    fields = stat.rpartition(")")[2].split()
-    state, num_threads, start_ticks = fields[0], int(fields[17]), fields[19]
-    # While other threads are still ending, the first is a zombie and the ports are still taken.
-    if state in "ZX" and num_threads <= 1:
-        return None
-    try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        boot = "unknown-boot"
-    return f"{boot}/{start_ticks}"
-
-
-def _start_mark_from_ps(pid: int) -> str | None:
-    try:
-        answer = subprocess.run(
-            ["ps", "-o", "stat=,lstart=", "-p", str(pid)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "LC_ALL": "C"},
-        )
-    except FileNotFoundError:
-        return None
-    state, _, started = answer.stdout.strip().partition(" ")
-    if not started or state.startswith("Z"):
-        return None
-    return started.strip()
 
 
 def end_processes(records: Iterable[ProcessRecord], grace: timedelta = GRACE) -> list[str]:
-    """Ends processes: SIGTERM to all, a bounded wait, SIGKILL to the rest.
+    """Sends SIGTERM to all processes, waits, and sends SIGKILL to those that are still alive.
 
-    Ctrl-C during the wait kills at once: whoever presses it twice means it.
+    Ctrl-C during the wait ends the wait, so that the second Ctrl-C of a user kills at once.
 
     Returns:
-        Names of those that had to be killed.
+        Names of the processes that needed SIGKILL.
     """
     remaining = [record for record in records if _send(record, signal.SIGTERM)]
     deadline = time.monotonic() + grace.total_seconds()
@@ -110,7 +79,7 @@ def end_processes(records: Iterable[ProcessRecord], grace: timedelta = GRACE) ->
 
 
 def kill_process(record: ProcessRecord) -> None:
-    """Kills one process at once, and waits until it is gone."""
+    """Sends SIGKILL to a process, and waits until it has ended."""
     _send(record, signal.SIGKILL)
     _wait_for_end([record], time.monotonic() + GRACE.total_seconds())
 
@@ -134,7 +103,11 @@ def _wait_for_end(records: Sequence[ProcessRecord], deadline: float) -> list[Pro
 
 
 def describe_exit(return_code: int | None) -> str:
-    """Says how a process ended: its exit code, or the signal that ended it."""
+    """Says how a process ended, by its exit code or by the signal that ended it.
+
+    Args:
+        return_code: As `Popen.poll` returns it; `None` if it is unknown.
+    """
     if return_code is None:
         return "ended"
     if return_code >= 0:
@@ -143,12 +116,12 @@ def describe_exit(return_code: int | None) -> str:
         name = signal.Signals(-return_code).name
     except ValueError:
         name = f"signal {-return_code}"
-    reason = " (the kernel kills like this when memory runs out)" if name == "SIGKILL" else ""
+    reason = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
     return f"was ended by {name}{reason}"
 
 
 def last_lines(path: Path, num_lines: int = 12) -> str:
-    """Reads the end of a log file, indented; says so when there is nothing."""
+    """Returns the last lines of a log file that are not empty, indented, or a note that there are none."""
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)
@@ -161,10 +134,10 @@ def last_lines(path: Path, num_lines: int = 12) -> str:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of the processes: ours, with import paths that hold wherever they run.
+    """Returns the environment for the processes of a testbed.
 
-    Settings are left out: a testbed is what its flags say, whatever deployment this shell is set
-    up for.
+    It is that of this process, with absolute import paths, because the processes may run in other folders. It has
+    no settings (COLLAPIPE_*): they are for a deployment, and only the flags determine a testbed.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("COLLAPIPE_")
@@ -176,7 +149,15 @@ def child_environment() -> dict[str, str]:
 
 
 def check_free(listen: str, name: str) -> None:
-    """Says that a port is taken before a process has to die of it."""
+    """Checks that an address can be listened on, before a process is started that would fail.
+
+    Args:
+        listen: "host:port"; port 0 is always free.
+        name: The process that is to listen, for the error.
+
+    Raises:
+        InvalidInputError: The address is malformed or taken.
+    """
     host, separator, port = listen.rpartition(":")
     if not separator or not port.isdigit():
         raise InvalidInputError(

@@ -1,4 +1,4 @@
-"""Which processes make a testbed, and their command lines. Pure."""
+"""The processes of a local testbed, and their command lines. Nothing here starts a process."""
 
 import os
 import sys
@@ -19,13 +19,12 @@ class Device:
     """One device of a local testbed.
 
     Args:
-        memory_bytes: Memory that it may use for training; 0 is no limit, or that of the device that
-            it emulates.
-        speed: Samples that one block processes a second there; 0 lets the device measure itself.
-        energy_budget_joules: Energy that a round may cost in the long run; 0 is mains.
-        busy_watts: Power beyond idle while it computes; 0 is not known, or that of the device that
-            it emulates.
-        max_transmit_watts: Largest transmit power of its radio; 0 leaves the agent's default.
+        memory_bytes: Memory that it may use for training. 0 means no limit, or the memory of the device that it
+            emulates.
+        speed: Samples that one block processes a second. 0 means that the device measures its speed.
+        energy_budget_joules: Mean energy that a round may use. 0 means mains power, without a budget.
+        busy_watts: Power above idle while it computes. 0 means unknown, or the power of the device that it emulates.
+        max_transmit_watts: Largest transmit power of its radio. 0 means the default of the device agent.
     """
 
     memory_bytes: int = 0
@@ -36,29 +35,28 @@ class Device:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The flags of its agent: what is 0 is left to the agent."""
-        return tuple(
-            part
-            for field in fields(self)
-            if (value := getattr(self, field.name))
-            for part in (f"--{field.name.replace('_', '-')}", str(value))
-        )
+        """The flags of its agent. A value of 0 has no flag."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        flags = [
+            (f"--{name.replace('_', '-')}", str(value)) for name, value in values.items() if value
+        ]
+        return tuple(part for flag in flags for part in flag)
 
 
 Clusters = Sequence[int | Sequence[Device]]
-"""Each cluster: a number of devices, or its devices one by one."""
+"""For each cluster: the number of its devices, or the devices."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """A process of the testbed.
+    """A service that is a process of the testbed.
 
     Args:
         name: Its name, which is also its host id.
         module: What `python -m` runs.
-        options: Flags that only this process has.
-        keeps_state: Whether it takes a state directory.
-        is_stage_host: Whether it computes, and so can be emulated.
+        options: Flags that only this process gets.
+        keeps_state: Whether it has a folder for its state.
+        is_stage_host: Whether it runs stages, so that it can be emulated.
     """
 
     name: str
@@ -68,35 +66,35 @@ class Service:
     is_stage_host: bool = True
 
 
-def spell_out(clusters: Clusters) -> list[list[Device]]:
-    """Turns numbers of devices into devices."""
-    spelt = [
+def expand_clusters(clusters: Clusters) -> list[list[Device]]:
+    """Returns the devices of each cluster; a number stands for as many default devices."""
+    expanded = [
         [Device()] * cluster if isinstance(cluster, int) else list(cluster) for cluster in clusters
     ]
-    for index, devices in enumerate(spelt):
+    for index, devices in enumerate(expanded):
         if not devices:
             raise InvalidInputError(
                 f"cluster {index} has no devices: a cluster needs at least 1 to run its blocks"
             )
-    return spelt
+    return expanded
 
 
 def services(
     clusters: Sequence[Sequence[Device]], scheduler_options: Sequence[str] = ()
 ) -> list[Service]:
-    """Lists the processes of a testbed, the scheduler first."""
+    """Lists the services of a testbed, the scheduler first."""
     listed = [
         Service(SCHEDULER, "collapipe.scheduler", tuple(scheduler_options), is_stage_host=False),
         Service("edge-server", "collapipe.edge_server"),
     ]
     for cluster_index, devices in enumerate(clusters):
-        cluster = ("--cluster-index", str(cluster_index))
-        listed.append(Service(f"control-unit-{cluster_index}", "collapipe.control_unit", cluster))
+        options = ("--cluster-index", str(cluster_index))
+        listed.append(Service(f"control-unit-{cluster_index}", "collapipe.control_unit", options))
         listed += [
             Service(
                 device_name(cluster_index, device_index),
                 "collapipe.device_agent",
-                (*cluster, *device.options),
+                (*options, *device.options),
                 keeps_state=False,
             )
             for device_index, device in enumerate(devices)
@@ -105,7 +103,7 @@ def services(
 
 
 def device_name(cluster_index: int, device_index: int) -> str:
-    """Names a device, which is also its host id."""
+    """Returns the name of a device, which is also its host id."""
     return f"device-{cluster_index}-{device_index}"
 
 
@@ -118,15 +116,12 @@ def command(
     emulation_file: Path | None = None,
     exit_with_parent: bool = True,
 ) -> list[str]:
-    """Builds the command line of a process.
+    """Builds the command line of a service.
 
     Args:
-        service: The process.
-        workspace: Where its files are.
-        listen: Address to serve on.
-        scheduler_address: Where the scheduler is; `None` for the scheduler itself.
-        emulation_file: The world that it is to seem to be in, if any.
-        exit_with_parent: Whether it ends with whoever starts it.
+        scheduler_address: `None` for the scheduler itself.
+        emulation_file: What the host emulates; `None` for nothing.
+        exit_with_parent: Whether the service ends when this process ends.
     """
     line = [sys.executable, "-m", service.module, "--host-id", service.name]
     line += ["--insecure", "--listen", listen]

@@ -1,22 +1,23 @@
-"""The folder of a local testbed: state, logs, and a record of the processes that run.
+"""The folder of a local testbed, which has its state, its logs, and a record of its processes.
 
 .collapipe/
-  emulation.json the world that the processes seem to be in, if it is not this machine
-  testbed.json   which processes run, by pid and start; written before they are waited for
-  lock           held by the command that owns the testbed
-  state/NAME/    what a service keeps; survives everything
-  logs/NAME.log  what a service says
-  run/NAME.json  written by a service when it serves
+  emulation.json what the hosts emulate, if they emulate anything
+  testbed.json   the processes that were started; written before the command waits for them
+  lock           locked by the command that starts or ends processes
+  state/NAME/    state of a service; nothing here deletes it
+  logs/NAME.log  log of a service
+  run/NAME.json  addresses of a service; the service writes it when it is ready
 """
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from collapipe.errors import CorruptDataError, WrongStateError
 from collapipe_client.processes import ProcessRecord
@@ -26,12 +27,12 @@ DEFAULT_ROOT = Path(".collapipe")
 
 @dataclass(frozen=True)
 class WorkspaceRecord:
-    """What runs in a workspace.
+    """The processes that were started in a workspace.
 
     Args:
-        detached: True for `collapipe up`: the processes outlive the command that started them.
-        shape: Devices of each cluster as (memory_bytes, speed), to compare with what is asked for.
-        processes: The processes, the scheduler first.
+        detached: Whether the processes outlive the command that started them, as for `collapipe up`.
+        shape: The devices of each cluster as (memory_bytes, speed).
+        processes: The scheduler comes first.
     """
 
     detached: bool
@@ -43,28 +44,24 @@ class WorkspaceRecord:
         return next((process for process in self.processes if process.name == name), None)
 
     def with_process(self, process: ProcessRecord) -> "WorkspaceRecord":
-        """Adds a process, in the place of one of the same name."""
-        names = [known.name for known in self.processes]
-        if process.name not in names:
-            return replace(self, processes=(*self.processes, process))
-        return replace(
-            self,
-            processes=tuple(
-                process if known.name == process.name else known for known in self.processes
-            ),
-        )
+        """Returns a record in which a process is added, or replaces the one of the same name."""
+        by_name = {known.name: known for known in self.processes} | {process.name: process}
+        return replace(self, processes=tuple(by_name.values()))
 
     @property
     def alive(self) -> list[ProcessRecord]:
-        """The processes that still run."""
+        """The processes that are still alive."""
         return [process for process in self.processes if process.alive]
+
+
+_RECORD = TypeAdapter(WorkspaceRecord)
 
 
 class Workspace:
     """The folder of a local testbed.
 
     Args:
-        root: The folder; made when it is first written.
+        root: The folder. It is created when a command first needs it.
     """
 
     def __init__(self, root: Path = DEFAULT_ROOT) -> None:
@@ -73,9 +70,10 @@ class Workspace:
         self.run = self.root / "run"
         self.state = self.root / "state"
         self.emulation_file = self.root / "emulation.json"
+        self._record_file = self.root / "testbed.json"
 
     def create(self) -> None:
-        """Makes the folders; they ignore themselves in git."""
+        """Creates the folders, with a .gitignore that hides them from git."""
         try:
             for folder in (self.logs, self.run, self.state):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -87,52 +85,44 @@ class Workspace:
             ) from error
 
     def log_file(self, name: str) -> Path:
-        """Where a service logs."""
+        """The log of a service."""
         return self.logs / f"{name}.log"
 
     def ready_file(self, name: str) -> Path:
-        """What a service writes when it serves."""
+        """The file that a service writes when it is ready."""
         return self.run / f"{name}.json"
 
     def state_dir(self, name: str) -> Path:
-        """What a service keeps."""
+        """The folder for the state of a service."""
         return self.state / name
 
     def read_record(self) -> WorkspaceRecord | None:
-        """Reads what runs here; `None` when nothing was started, or all was ended in order."""
-        document = read_json(self.root / "testbed.json")
-        if document is None:
-            return None
+        """Reads the record; `None` if nothing was started, or everything was ended in order."""
         try:
-            return WorkspaceRecord(
-                detached=document["detached"],
-                shape=[
-                    [(int(memory), float(speed)) for memory, speed in c] for c in document["shape"]
-                ],
-                processes=tuple(ProcessRecord(**process) for process in document["processes"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            return _RECORD.validate_json(self._record_file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
             raise CorruptDataError(
-                f"{self.root / 'testbed.json'} is damaged ({error!r}): end what it lists by hand, "
-                "and delete it"
+                f"{self._record_file} is damaged ({error}): end the processes that it lists by hand, and "
+                "delete it"
             ) from error
 
     def write_record(self, record: WorkspaceRecord | None) -> None:
         """Replaces the record atomically; `None` removes it."""
-        path = self.root / "testbed.json"
         if record is None:
-            path.unlink(missing_ok=True)
-            return
-        replace_text(path, json.dumps(asdict(record), indent=1))
+            self._record_file.unlink(missing_ok=True)
+        else:
+            replace_text(self._record_file, _RECORD.dump_json(record, indent=1).decode())
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes this the only command that starts or ends processes here.
+        """Makes this the only command that starts or ends processes in the workspace.
 
-        The lock goes with its process, so a killed command leaves none behind.
+        The kernel releases the lock when the process of the command ends, even if it is killed.
 
         Raises:
-            WrongStateError: Another command has it.
+            WrongStateError: Another command has the lock.
         """
         self.create()
         with open(self.root / "lock", "a+", encoding="utf-8") as file:
@@ -142,7 +132,7 @@ class Workspace:
                 file.seek(0)
                 owner = file.read().strip() or "unknown"
                 raise WrongStateError(
-                    f"another collapipe command (pid {owner}) is at work in {self.root}: wait for "
+                    f"another collapipe command (pid {owner}) is working in {self.root}: wait for "
                     "it, end it, or use another folder with --workspace DIR"
                 ) from None
             file.truncate(0)
@@ -152,20 +142,7 @@ class Workspace:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replaces a file atomically: a reader finds the old text or the new."""
+    """Replaces a file atomically: a reader sees the old text or the new text."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Reads a JSON object; `None` when there is no file."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise CorruptDataError(f"{path} is damaged ({error}): delete it") from error
-    if not isinstance(document, dict):
-        raise CorruptDataError(f"{path} is damaged (not an object): delete it")
-    return document

@@ -12,13 +12,13 @@ import pytest
 from prometheus_server import INTERVAL_SECONDS, running_prometheus
 
 from collapipe.allocation.round_model.problem import RadioLink, WiredLink
+from collapipe.documents import read_document
 from collapipe.emulation.world import EmulatedDevice, EmulatedLink, EmulatedRadio, Emulation
 from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.v1.plan_pb2 import Plan
 from collapipe_client import LocalTestbed
 from collapipe_client.testbed_processes import Device
-from collapipe_client.workspace import read_json
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
@@ -112,7 +112,7 @@ def run_from_prometheus(
         ):
             testbed.wait_until_registered()
             ready = [testbed.workspace.ready_file(p.name) for p in testbed.processes]
-            prometheus.scrape(str((read_json(file) or {})["metrics_address"]) for file in ready)
+            prometheus.scrape(str((read_document(file) or {})["metrics_address"]) for file in ready)
             job_id, num_rounds = client.submit(job), 0
             for event in client.watch(job_id):
                 if event.HasField("round_committed"):

@@ -16,6 +16,7 @@ from integration.running import run_job
 from prometheus_server import PrometheusServer, eventually, running_prometheus
 from typer.testing import CliRunner
 
+from collapipe.documents import read_document
 from collapipe.emulation.world import EmulatedDevice, EmulatedRadio, Emulation
 from collapipe.job import JobConfig
 from collapipe.telemetry.estimates import Estimates, HostPrior, estimate
@@ -23,7 +24,6 @@ from collapipe.telemetry.host_estimates import ENERGY_SENSORS
 from collapipe.telemetry.sources.prometheus import PrometheusSource
 from collapipe_client import Device, LocalTestbed
 from collapipe_client.cli import app
-from collapipe_client.workspace import read_json
 
 pytestmark = pytest.mark.heavy
 
@@ -124,7 +124,9 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     with LocalTestbed([devices], directory / "testbed", emulation=WORLD) as testbed:
         testbed.wait_until_registered()
         metrics = {
-            (read_json(testbed.workspace.ready_file(one.name)) or {})["metrics_address"]: one.name
+            (read_document(testbed.workspace.ready_file(one.name)) or {})[
+                "metrics_address"
+            ]: one.name
             for one in testbed.processes
         }
         scheduler = next(address for address, name in metrics.items() if name == "scheduler")

@@ -19,7 +19,7 @@ from collapipe_client.emulation_check import (
     add_up,
     processor_seconds,
 )
-from collapipe_client.processes import ProcessRecord, start_mark
+from collapipe_client.processes import ProcessRecord, start_seconds
 from collapipe_client.workspace import Workspace
 
 PI = EmulatedDevice(profile="raspberry-pi-4")
@@ -76,9 +76,9 @@ class Testbed:
         self.workspace.ready_file("device-0-0").write_text(
             json.dumps({"metrics_address": metrics_address})
         )
-        mark = start_mark(os.getpid()) or ""
+        start = start_seconds(os.getpid())
         self.processes: tuple[ProcessRecord, ...] = (
-            ProcessRecord("device-0-0", os.getpid(), mark),
+            ProcessRecord("device-0-0", os.getpid(), start),
         )
         self.emulation: Emulation | None = Emulation(devices={"device-0-0": PI})
 
@@ -156,7 +156,7 @@ def test_verdict_refuses_what_overran(
 def test_process_that_was_replaced_leaves_nothing_to_say(testbed: Any, page: Page) -> None:
     with EmulationCheck(testbed) as check:
         added = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        record = ProcessRecord("device-0-1", added.pid, start_mark(added.pid) or "")
+        record = ProcessRecord("device-0-1", added.pid, start_seconds(added.pid))
         testbed.processes += (record,)
     added.communicate(b"\n", timeout=20)
     with pytest.raises(WrongStateError, match="device-0-1 ended or began"):
@@ -195,7 +195,7 @@ def test_processor_time_of_an_ended_process_is_not_known() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait(20)
     with pytest.raises(WrongStateError, match=f"pid {ended.pid}"):
-        processor_seconds(ProcessRecord("device-0-0", ended.pid, "some-boot/1"))
+        processor_seconds(ProcessRecord("device-0-0", ended.pid, 1.0))
 
 
 def test_processor_time_grows_with_work(testbed: Any) -> None:

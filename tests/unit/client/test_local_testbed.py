@@ -14,7 +14,7 @@ from collapipe.rpc import Security
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.testbed_options import share_out
-from collapipe_client.testbed_processes import Device, command, services, spell_out
+from collapipe_client.testbed_processes import Device, command, expand_clusters, services
 from collapipe_client.workspace import Workspace
 
 from .conftest import FakeServices
@@ -168,7 +168,7 @@ def test_commands_tell_each_service_what_it_needs(tmp_path: Path) -> None:
 
 def test_cluster_without_devices_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="cluster 1 has no devices"):
-        spell_out([1, 0])
+        expand_clusters([1, 0])
 
 
 @pytest.mark.parametrize(
@@ -243,14 +243,14 @@ def test_emulated_world_changes_while_the_testbed_runs(
         assert read.current() == PI == testbed.emulation
 
 
-def test_testbed_without_an_emulated_world_stays_without(
+def test_testbed_without_an_emulated_world_keeps_none(
     behaviours: dict[str, str], tmp_path: Path
 ) -> None:
     with LocalTestbed([1], tmp_path / "w", emulation=PI):
         pass
     with LocalTestbed([1], tmp_path / "w") as testbed:  # what the one before left is not taken up
         assert "--emulation" not in arguments_of(testbed, "device-0-0")
-        with pytest.raises(WrongStateError, match="without an emulated world"):
+        with pytest.raises(WrongStateError, match="without an emulation"):
             testbed.emulate(PI)
 
 

@@ -1,5 +1,4 @@
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from collapipe_client import processes
 from collapipe_client.processes import (
     ProcessRecord,
     describe_exit,
     end_processes,
     last_lines,
-    start_mark,
+    start_seconds,
 )
 
 _IGNORES_SIGTERM = (
@@ -34,7 +32,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _record(popen: subprocess.Popen[bytes]) -> ProcessRecord:
-    return ProcessRecord("sleeper", popen.pid, start_mark(popen.pid) or "")
+    return ProcessRecord("sleeper", popen.pid, start_seconds(popen.pid))
 
 
 def test_end_processes_ends_the_recorded_process(sleeper: subprocess.Popen[bytes]) -> None:
@@ -45,13 +43,15 @@ def test_end_processes_ends_the_recorded_process(sleeper: subprocess.Popen[bytes
 def test_end_processes_spares_a_process_that_took_over_the_pid(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
-    former = replace(_record(sleeper), start_mark=(start_mark(sleeper.pid) or "") + "0")
+    start = start_seconds(sleeper.pid)
+    assert start is not None
+    former = replace(_record(sleeper), start_seconds=start - 1)
     end_processes([former])
     assert sleeper.poll() is None
 
 
 def test_end_processes_spares_a_process_of_unknown_start(sleeper: subprocess.Popen[bytes]) -> None:
-    end_processes([replace(_record(sleeper), start_mark="")])
+    end_processes([replace(_record(sleeper), start_seconds=None)])
     assert sleeper.poll() is None
 
 
@@ -66,20 +66,18 @@ def test_end_processes_kills_one_that_ignores_sigterm() -> None:
         assert popen.wait(timeout=5) == -signal.SIGKILL
 
 
-def test_start_mark_is_none_for_a_zombie() -> None:
+def test_start_is_none_for_a_zombie() -> None:
     popen = subprocess.Popen([sys.executable, "-S", "-c", ""])
     os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
-    assert start_mark(popen.pid) is None
+    assert start_seconds(popen.pid) is None
     popen.wait()
 
 
-@pytest.mark.skipif(shutil.which("ps") is None, reason="this machine has no ps")
-def test_start_mark_without_proc_asks_ps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(processes, "_PROC", tmp_path)
-    mark = start_mark(os.getpid())
-    assert mark
-    assert mark == start_mark(os.getpid())
-    assert start_mark(2**22 + 1) is None
+def test_start_is_the_same_each_time_and_none_without_the_process() -> None:
+    start = start_seconds(os.getpid())
+    assert start is not None
+    assert start == start_seconds(os.getpid())
+    assert start_seconds(2**22 + 1) is None
 
 
 def test_describe_exit_names_code_and_signal() -> None:

@@ -12,7 +12,7 @@ from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
 from collapipe.traffic_shaping.netem.shaping import digest, read_shaping
 from collapipe.traffic_shaping.netem.status import Applied, AppliedLink
 from collapipe_client.cli import app
-from collapipe_client.processes import ProcessRecord, start_mark
+from collapipe_client.processes import ProcessRecord, start_seconds
 from collapipe_client.quantities import read_rate, read_ratio, read_seconds, say_rate
 from collapipe_client.workspace import Workspace, WorkspaceRecord
 
@@ -143,7 +143,7 @@ def local_testbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     monkeypatch.chdir(tmp_path)
     workspace = Workspace(tmp_path / ".collapipe")
     workspace.create()
-    me = ProcessRecord("device-0-0", os.getpid(), start_mark(os.getpid()) or "")
+    me = ProcessRecord("device-0-0", os.getpid(), start_seconds(os.getpid()))
     workspace.write_record(WorkspaceRecord(True, [[(0, 0.0)]], (me,)))
     return workspace
 
