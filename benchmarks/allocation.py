@@ -26,7 +26,8 @@ from collapipe.allocation.round_model.problem import (
     WiredLink,
 )
 from collapipe.allocation.search.dssra import decide
-from collapipe.allocation.search.segments import LinkOffers, place_segments
+from collapipe.allocation.search.link_tables import AssumedLinks
+from collapipe.allocation.search.segments import place_segments
 from collapipe.codecs import CodecName
 
 REPETITIONS = 5
@@ -54,9 +55,9 @@ def main() -> None:
     for devices, blocks in SINGLE_CLUSTERS:
         cells = []
         for tight, limit in ((False, None), (True, None), (False, 8)):
-            problem, offers = _round(1, devices, blocks, tight=tight, options=(32,))
+            problem, assumed = _round(1, devices, blocks, tight=tight, options=(32,))
             problem = replace(problem, in_flight_limit=limit)
-            cells.append(_milliseconds(lambda p=problem, o=offers: place_segments(p, o)))
+            cells.append(_milliseconds(lambda p=problem, a=assumed: place_segments(p, a)))
         print(
             f"  {devices:2} devices {blocks:3} blocks     "
             + "".join(f"{cell:9.1f}" for cell in cells),
@@ -117,9 +118,9 @@ def _plot(growth: dict[str, list[tuple[str, float]]]) -> None:
 
 
 def _plan_row(clusters: int, devices: int, blocks: int, codecs: tuple[CodecName, ...]) -> float:
-    problem, offers = _round(clusters, devices, blocks, codecs=codecs)
-    cold = _milliseconds(lambda: place_segments(problem, offers))
-    known = place_segments(problem, offers)
+    problem, assumed = _round(clusters, devices, blocks, codecs=codecs)
+    cold = _milliseconds(lambda: place_segments(problem, assumed))
+    known = place_segments(problem, assumed)
     later, changed = _round(clusters, devices, blocks, codecs=codecs, drift=0.1)
     warm = _milliseconds(lambda: place_segments(later, changed, starts=[known]))
     found = place_segments(later, changed, starts=[known])
@@ -152,7 +153,7 @@ def _round(
     codecs: tuple[CodecName, ...] = ("fp32",),
     options: tuple[int, ...] = OPTIONS,
     drift: float = 0.0,
-) -> tuple[RoundProblem, LinkOffers]:
+) -> tuple[RoundProblem, list[AssumedLinks]]:
     """Builds a round of wired links and energy budgets; the fastest device is five times as fast as the slowest.
 
     Args:
@@ -177,7 +178,7 @@ def _round(
             weights_bps=1e8,
         )
 
-    clusters, offers = [], []
+    clusters, assumed = [], []
     for n in range(num_clusters):
         share = numbers.uniform(1.5, 3.0) * state * num_blocks / num_devices
         devices = tuple(
@@ -204,7 +205,7 @@ def _round(
                 weight=1 / num_clusters,
             )
         )
-        offers.append({pair: LinkPlan() for pair in links})
+        assumed.append({pair: LinkPlan() for pair in links})
     model = ModelCost(
         num_blocks,
         block_state_bytes=state,
@@ -223,7 +224,7 @@ def _round(
         convergence=lossy if len(codecs) > 1 else Convergence(),
         reference_seconds=10.0,
     )
-    return problem, offers
+    return problem, assumed
 
 
 if __name__ == "__main__":

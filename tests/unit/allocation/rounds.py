@@ -1,4 +1,4 @@
-"""Random small rounds: structure by hypothesis, so that it can shrink, and numbers by a seed."""
+"""Random small rounds. Hypothesis draws the structure, so that it can shrink it; a seed gives the numbers."""
 
 import math
 import random
@@ -19,9 +19,9 @@ from collapipe.allocation.round_model.problem import (
     StagePlan,
     WiredLink,
 )
-from collapipe.allocation.search.segments import LinkOffers
+from collapipe.allocation.search.link_tables import AssumedLinks
 
-Round = tuple[RoundProblem, LinkOffers]
+Round = tuple[RoundProblem, list[AssumedLinks]]
 
 
 @st.composite
@@ -34,7 +34,7 @@ def rounds(
     micro_batches: tuple[int, ...] = (1, 2, 4, 8),
     max_options: int = 2,
 ) -> Round:
-    """A round with links that differ by pair, and any of memory limits, windows, moves, radio, energy and convergence."""
+    """Draws a round whose links differ by pair; memory limits, windows, moves, radio, energy and convergence may count."""
     num_clusters = draw(st.integers(*clusters))
     num_blocks = draw(st.integers(*blocks))
     numbers = random.Random(draw(st.integers(0, 2**32)))
@@ -69,15 +69,15 @@ def rounds(
             sorted
         )
     )
-    problems, offers = [], []
+    problems, assumed = [], []
     for n in range(num_clusters):
-        cluster, offer = _cluster(
+        cluster, links = _cluster(
             numbers, n, num_devices[n], head, num_blocks, tight, energy, radio, moves
         )
         problems.append(
             replace(cluster, micro_batch_options=tuple(options), weight=1 / num_clusters)
         )
-        offers.append(offer)
+        assumed.append(links)
     names = ("fp32", "int8", "bf16")[:codecs]
     errors = {"fp32": 0.0, "int8": 2**-7, "bf16": 2**-9}
     constants = (0.3, 0.01, 0.002, numbers.choice([1.0, 30.0]), 0.1)
@@ -105,7 +105,7 @@ def rounds(
         migration_horizon_rounds=numbers.choice([1.0, 10.0]),
         fixed_seconds=0.5,
     )
-    return problem, offers
+    return problem, assumed
 
 
 def _cluster(
@@ -146,7 +146,7 @@ def _cluster(
     names = [control.host_id, *(device.host_id for device in devices), head.host_id]
     reach = numbers.choice([(1.3, 2.3), (2, 4), (3, 4.5)])  # powers of ten
     links: dict[tuple[str, str], Link] = {}
-    offers: dict[tuple[str, str], LinkPlan] = {}
+    assumed: dict[tuple[str, str], LinkPlan] = {}
     for i, a in enumerate(names):
         for b in names[i + 1 :]:
             if numbers.random() < 0.03:
@@ -158,7 +158,7 @@ def _cluster(
                     if radio
                     else WiredLink(10 ** numbers.uniform(*reach), trip)
                 )
-                offers[pair] = LinkPlan(
+                assumed[pair] = LinkPlan(
                     share=60.0 if radio else 8000.0,
                     forward_watts=numbers.choice([0.1, 1.0]) if radio else 0.0,
                     backward_watts=numbers.choice([0.1, 1.0]) if radio else 0.0,
@@ -175,11 +175,11 @@ def _cluster(
         upload_seconds=numbers.choice([0.0, 1.0]),
         loss_probability=numbers.choice([0.0, 0.3]),
     )
-    return cluster, offers
+    return cluster, assumed
 
 
 def _previous(numbers: random.Random, names: list[str], num_blocks: int) -> ClusterPlan:
-    """Some split over some of the devices."""
+    """Draws a plan of the previous round: a split over some of the devices."""
     count = min(numbers.randint(1, len(names) - 2), num_blocks)
     cuts = sorted(numbers.sample(range(2, num_blocks + 1), count - 1))
     edges = [0, 1, *cuts, num_blocks + 1, num_blocks + 2]

@@ -109,7 +109,7 @@ def test_price_of_a_channel_is_what_more_of_it_saves() -> None:
 
 @pytest.mark.parametrize("update_per_micro_batch", [False, True])
 @pytest.mark.parametrize("wired", [False, True])
-def test_delay_rows_agree_with_predict(wired: bool, update_per_micro_batch: bool) -> None:
+def test_round_delay_agrees_with_predict(wired: bool, update_per_micro_batch: bool) -> None:
     rng = np.random.default_rng(0)
     for seed in range(10):
         problem = replace(

@@ -1,6 +1,7 @@
-"""The solver's segments against trying every plan."""
+"""`place_segments` against the exhaustive enumeration of all plans."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,27 +18,30 @@ from collapipe.allocation.round_model.problem import (
     WiredLink,
 )
 from collapipe.allocation.search import joint_search
-from collapipe.allocation.search.segments import LinkOffers, place_segments
+from collapipe.allocation.search.link_tables import AssumedLinks
+from collapipe.allocation.search.segments import place_segments
 from collapipe.errors import InfeasibleError
 
 from .enumeration import best_plan
 from .rounds import Round, rounds
 
 
-def check(problem: RoundProblem, offers: LinkOffers, *, all_windows: bool = False) -> None:
-    """Fails where the solver's plan is not feasible or not worth what the best of all plans is."""
-    best = best_plan(problem, offers, all_windows=all_windows)
+def check(
+    problem: RoundProblem, assumed: Sequence[AssumedLinks], *, all_windows: bool = False
+) -> None:
+    """Fails if the plan of `place_segments` is not feasible or not as good as the best of all plans."""
+    best = best_plan(problem, assumed, all_windows=all_windows)
     if best is None:
         with pytest.raises(InfeasibleError):
-            place_segments(problem, offers)
+            place_segments(problem, assumed)
         return
-    found = place_segments(problem, offers)
+    found = place_segments(problem, assumed)
     assert violations(problem, found) == []
     expected = predict(problem, best).objective
     assert math.isclose(predict(problem, found).objective, expected, rel_tol=1e-9, abs_tol=1e-12)
     most = problem.in_flight_limit or math.inf
     assert all(stage.in_flight <= most for plan in found for stage in plan.stages)
-    again = place_segments(problem, offers, starts=[found])
+    again = place_segments(problem, assumed, starts=[found])
     assert math.isclose(predict(problem, again).objective, expected, rel_tol=1e-9, abs_tol=1e-12)
 
 
@@ -84,26 +88,26 @@ def test_plan_is_the_best_of_all_where_the_first_search_finds_a_bad_one(drawn: R
 def test_plan_of_more_devices_than_orders_can_be_tried_is_as_good_as_registration_order(
     drawn: Round,
 ) -> None:
-    problem, offers = drawn
+    problem, assumed = drawn
     problem = replace(problem, convergence=replace(problem.convergence, limit=math.inf))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joint_search, "EXACT_DEVICES", 0)
         try:
-            found = place_segments(problem, offers)
+            found = place_segments(problem, assumed)
         except InfeasibleError:
-            assert best_plan(problem, offers, in_order=True) is None
+            assert best_plan(problem, assumed, in_order=True) is None
             return
     assert violations(problem, found) == []
-    at_least = best_plan(problem, offers)
+    at_least = best_plan(problem, assumed)
     assert at_least is not None
     objective = predict(problem, found).objective
     assert objective >= predict(problem, at_least).objective * (1 - 1e-9)
-    registered = best_plan(problem, offers, in_order=True)
+    registered = best_plan(problem, assumed, in_order=True)
     if registered is not None:
         assert objective <= predict(problem, registered).objective * (1 + 1e-9)
 
 
-# --- small rounds whose answers are plain
+# --- small rounds with a known best plan
 
 
 def line(
@@ -113,7 +117,7 @@ def line(
     options: tuple[int, ...] = (4,),
     **changes: object,
 ) -> Round:
-    """One cluster of devices that are all linked with each other; a block takes these seconds of 4 samples."""
+    """Builds one cluster in which all devices are linked with each other; `seconds` is for one block and 4 samples."""
     limits = memory or (None,) * len(seconds)
     devices = tuple(
         Host(f"device-{k}", one / 4, memory_bytes=limit)
@@ -127,8 +131,8 @@ def line(
     return replace(problem, **changes), [{pair: LinkPlan(share=math.inf) for pair in links}]
 
 
-def blocks_of(problem: RoundProblem, offers: LinkOffers) -> dict[str, int]:
-    (plan,) = place_segments(problem, offers)
+def blocks_of(problem: RoundProblem, assumed: Sequence[AssumedLinks]) -> dict[str, int]:
+    (plan,) = place_segments(problem, assumed)
     return {host: segment.num_blocks for host, segment in plan.segments.items()}
 
 
@@ -142,24 +146,26 @@ def test_one_device_runs_everything_where_links_are_slow() -> None:
 
 def test_limit_on_the_convergence_term_changes_codecs_and_segments() -> None:
     constants = (0.0, 0.0, 0.0, 1.0, 0.0)
-    problem, offers = line(bps=900.0, codecs=("fp32", "int8"))
-    free = place_segments(problem, offers)
+    problem, assumed = line(bps=900.0, codecs=("fp32", "int8"))
+    free = place_segments(problem, assumed)
     assert [link.codec for link in free[0].links] == ["int8"] * 3
     some = replace(problem, convergence=Convergence(constants, limit=2.5 * 2.0**-7))
-    less = place_segments(some, offers)
-    assert [link.codec for link in less[0].links] == ["int8"] * 2  # rather one device than fp32
+    less = place_segments(some, assumed)
+    assert [link.codec for link in less[0].links] == [
+        "int8"
+    ] * 2  # One device less costs less than fp32.
     none = replace(problem, convergence=Convergence(constants, limit=0.0))
-    least = place_segments(none, offers)
+    least = place_segments(none, assumed)
     assert [link.codec for link in least[0].links] == ["fp32"] * 2
     values = [predict(problem, plans).objective for plans in (free, less, least)]
     assert values == sorted(set(values))
 
 
 def test_windows_are_no_larger_than_their_delay_needs() -> None:
-    problem, offers = line(seconds=(1.0, 1.0, 1.0), bps=1e9, options=(16,))
+    problem, assumed = line(seconds=(1.0, 1.0, 1.0), bps=1e9, options=(16,))
     problem = replace(problem, mini_batch=16, model=replace(problem.model, num_blocks=3))
-    (plan,) = place_segments(problem, offers)
-    needed = [4, 4, 3, 2, 1]  # loops of 3, 3, 2, 1 blocks and 0, and links beside them
+    (plan,) = place_segments(problem, assumed)
+    needed = [4, 4, 3, 2, 1]  # The loops have 3, 3, 2, 1 and 0 blocks, and links.
     assert [stage.in_flight for stage in plan.stages] == [n + WINDOW_SLACK for n in needed]
     enough, seconds = predict(problem, (plan,)).round_seconds, []
     for i, n in enumerate(needed):
@@ -172,44 +178,44 @@ def test_windows_are_no_larger_than_their_delay_needs() -> None:
 
 
 def test_windows_of_heads_share_the_memory_of_the_edge_server() -> None:
-    problem, offers = line(options=(4,))
+    problem, assumed = line(options=(4,))
     model = replace(problem.model, head_state_bytes=10, head_stash_bytes=1, activation_bytes=1)
     one = problem.clusters[0]
     for memory, windows in ((26, {1}), (31, {1}), (32, {2}), (37, {2}), (38, {3}), (99, {3})):
         edge = Host("edge", 0.0, memory_bytes=memory)
         both = replace(problem, clusters=(replace(one, edge_server=edge),) * 2, model=model)
-        plans = place_segments(both, offers * 2)
+        plans = place_segments(both, assumed * 2)
         assert {plan.stages[-1].in_flight for plan in plans} == windows
         assert violations(both, plans) == []
 
 
 def test_start_with_better_links_of_its_own_is_kept() -> None:
-    problem, offers = line(bps=1000.0)
-    slow = [{pair: replace(plan, share=500.0) for pair, plan in offers[0].items()}]
-    start = place_segments(problem, offers)
+    problem, assumed = line(bps=1000.0)
+    slow = [{pair: replace(plan, share=500.0) for pair, plan in assumed[0].items()}]
+    start = place_segments(problem, assumed)
     assert place_segments(problem, slow, starts=[start]) == start
     assert place_segments(problem, slow) != start
 
 
 def test_start_beyond_a_limit_is_no_bound() -> None:
-    problem, offers = line()
-    start = place_segments(problem, offers)
+    problem, assumed = line()
+    start = place_segments(problem, assumed)
     tight, _ = line(memory=(12, None))
     assert violations(tight, start)
-    found = place_segments(tight, offers, starts=[start])
+    found = place_segments(tight, assumed, starts=[start])
     assert set(found[0].segments) == {"device-1"}
 
 
 def test_start_with_hosts_that_are_gone_is_ignored() -> None:
-    problem, offers = line(seconds=(1.0, 1.0))
-    start = place_segments(problem, offers)
+    problem, assumed = line(seconds=(1.0, 1.0))
+    start = place_segments(problem, assumed)
     less, fewer = line(seconds=(1.0,))
     assert set(place_segments(less, fewer, starts=[start])[0].segments) == {"device-0"}
 
 
 def test_too_little_memory_says_how_many_blocks_fit() -> None:
-    problem, offers = line(memory=(209, 219))
+    problem, assumed = line(memory=(209, 219))
     with pytest.raises(
         InfeasibleError, match=r"cluster 0: the 2 devices can hold 1 of 4 blocks .*210 bytes"
     ):
-        place_segments(replace(problem, model=replace(problem.model, block_stash_bytes=0)), offers)
+        place_segments(replace(problem, model=replace(problem.model, block_stash_bytes=0)), assumed)

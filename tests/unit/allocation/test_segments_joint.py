@@ -1,4 +1,4 @@
-"""How plans of several clusters are chosen together, against trying every combination."""
+"""`choose` for several clusters, against the enumeration of all combinations."""
 
 import itertools
 import math
@@ -19,25 +19,25 @@ def candidates(draw: st.DrawFn) -> Candidates:
     def column() -> np.ndarray:
         return np.array(draw(st.lists(numbers, min_size=count, max_size=count)))
 
-    micro_batches = np.array(
+    num_micro_batches = np.array(
         draw(st.lists(st.sampled_from([1, 2, 4]), min_size=count, max_size=count))
     )
     return Candidates(
-        price=column(),
-        stall_price=column(),
-        stall=column(),
-        micro_batches=micro_batches,
-        cost=column(),
-        head_load=0.7 * micro_batches + 1.0,
+        delay_cost=column(),
+        bottleneck_price=column(),
+        bottleneck=column(),
+        num_micro_batches=num_micro_batches,
+        summed_cost=column(),
+        head_load=0.7 * num_micro_batches + 1.0,
         uses=column()[None, :],
     )
 
 
 def worth(clusters: list[Candidates], plans: tuple[int, ...]) -> float:
     load = sum(float(one.head_load[i]) for one, i in zip(clusters, plans, strict=True))
-    times = [one.priced_time(load)[i] for one, i in zip(clusters, plans, strict=True)]
+    times = [one.delay_costs(load)[i] for one, i in zip(clusters, plans, strict=True)]
     return float(max(times)) + sum(
-        float(one.cost[i]) for one, i in zip(clusters, plans, strict=True)
+        float(one.summed_cost[i]) for one, i in zip(clusters, plans, strict=True)
     )
 
 
@@ -48,7 +48,7 @@ def test_choice_is_the_best_of_all_combinations_within_the_limit(
 ) -> None:
     allowed = [
         plans
-        for plans in itertools.product(*(range(len(one.cost)) for one in clusters))
+        for plans in itertools.product(*(range(len(one.summed_cost)) for one in clusters))
         if sum(one.uses[0, i] for one, i in zip(clusters, plans, strict=True)) <= limit
     ]
     chosen = choose(clusters, np.array([limit]), math.inf)
@@ -67,7 +67,7 @@ def test_choice_is_the_best_of_all_combinations_within_the_limit(
 def test_fair_weights_bound_every_combination_and_no_even_split_bounds_better(
     clusters: list[Candidates],
 ) -> None:
-    fronts = [(one.price, one.cost) for one in clusters]
+    fronts = [(one.delay_cost, one.summed_cost) for one in clusters]
     weights = fair_weights(fronts)
 
     def bound(shares: list[float]) -> float:

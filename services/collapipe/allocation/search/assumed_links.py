@@ -1,10 +1,14 @@
-"""What a link between any two hosts would be given: shares and powers that the segment programme reckons with."""
+"""The shares and powers that the search assumes for links before they are allocated.
+
+`place_segments` needs a rate for every link that a plan may use, but `allocate` gives shares and powers to the links of
+one plan only. At the beginning, links get equal shares. Later, the dual prices of the last allocation say which share
+and power would be worth their cost on any other link.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import TypeAlias
 
 import numpy as np
 
@@ -19,98 +23,105 @@ from collapipe.allocation.round_model.problem import (
     RoundProblem,
 )
 from collapipe.allocation.search.bandwidth import Allocation, Prices
+from collapipe.allocation.search.link_tables import AssumedLinks
 from collapipe.allocation.search.power import best_watts, full_link
 from collapipe.codecs import CODECS
 
-LinkOffers: TypeAlias = tuple[Mapping[tuple[str, str], LinkPlan], ...]
-"""One mapping a cluster, (sender, receiver) in the direction of activations to what that link is given."""
-
-_GRID = np.geomspace(1 / 256, 1.0, 25)
-"""Parts of a channel that an offer may be."""
+_SHARES = np.geomspace(1 / 256, 1.0, 25)
+"""Parts of a channel that `links_at_prices` may assume for a link."""
 
 _LEAST_LINK_PRICE = 0.01
 _LEAST_LOOP_PRICE = 0.05
-"""Price of a second in a cluster that is not the slowest, to what it would be in the only slowest one.
+"""Least price of a second on a link and in a loop, relative to its price if its cluster were the slowest one.
 
-Its own price is 0, with which it would be offered nothing, and any latency would be as good as none.
+The dual price of a second is 0 in a cluster that is not the slowest. With price 0, the search would assume the
+smallest share for its links, and would ignore their latency.
 """
 
 
-def equal_offers(problem: RoundProblem, num_segments: int) -> LinkOffers:
-    """Full power, and what a link has where all clusters have so many segments and split their channel equally."""
+def links_at_equal_shares(problem: RoundProblem) -> list[AssumedLinks]:
+    """Returns links at full power. Each channel is split equally, as if each cluster used two links.
+
+    A plan with one segment has two links, so no plan has fewer.
+    """
     channels = [cluster.channel for cluster in problem.clusters]
-    offers = []
+    assumed_links: list[AssumedLinks] = []
     for cluster in problem.clusters:
         share = math.inf
         if cluster.channel is not None:
-            users = channels.count(cluster.channel) * (num_segments + 1)
-            share = problem.channels[cluster.channel] / users
-        offers.append({pair: full_link(cluster, *pair, share=share) for pair in _pairs(cluster)})
-    return tuple(offers)
+            share = problem.channels[cluster.channel] / (channels.count(cluster.channel) * 2)
+        assumed_links.append(
+            {pair: full_link(cluster, *pair, share=share) for pair in _pairs(cluster)}
+        )
+    return assumed_links
 
 
-def priced_offers(problem: RoundProblem, allocation: Allocation) -> LinkOffers:
-    """What each link would take at the prices of an allocation; its own links keep what they have.
+def links_at_prices(problem: RoundProblem, allocation: Allocation) -> list[AssumedLinks]:
+    """Returns the share and the powers that cost least on each link, at the prices of an allocation.
 
-    A second on a link is worth what it is on the average link of its cluster.
+    A second on a link has the mean price of the links of its cluster. Links of the allocation keep what they have.
     """
-    offers = []
+    assumed_links: list[AssumedLinks] = []
     for n, (cluster, plan) in enumerate(zip(problem.clusters, allocation.plans, strict=True)):
-        offer = {pair: full_link(cluster, *pair) for pair in _pairs(cluster)}
+        assumed = {pair: full_link(cluster, *pair) for pair in _pairs(cluster)}
         if cluster.channel is not None and allocation.prices is not None:
-            offer = _best_offers(problem, cluster, plan, n, allocation.prices)
+            assumed = _cheapest_links(problem, cluster, plan, n, allocation.prices)
         for i, link in enumerate(plan.links):
-            offer[plan.stages[i].host_id, plan.stages[i + 1].host_id] = link
-        offers.append(offer)
-    return tuple(offers)
+            assumed[plan.stages[i].host_id, plan.stages[i + 1].host_id] = link
+        assumed_links.append(assumed)
+    return assumed_links
 
 
 def with_bandwidth_charged(
-    problem: RoundProblem, offers: LinkOffers, allocation: Allocation
+    problem: RoundProblem, assumed_links: Sequence[AssumedLinks], allocation: Allocation
 ) -> RoundProblem:
-    """The problem in which a link costs what its bandwidth is worth to others, paid in latency.
+    """Returns the problem with more latency on each link: the price of its share, converted to seconds.
 
-    For given offers bandwidth is free, so that too many devices take part.
+    `place_segments` does not pay for the shares that it uses. Without this charge it would use too many devices.
     """
     prices = allocation.prices
     if prices is None:
         return problem
-    second = problem.penalty_weight / problem.reference_seconds
+    second_price = problem.penalty_weight / problem.reference_seconds
     clusters = []
-    for n, (cluster, offer) in enumerate(zip(problem.clusters, offers, strict=True)):
+    for n, (cluster, assumed) in enumerate(zip(problem.clusters, assumed_links, strict=True)):
         if cluster.channel is not None:
-            price = max(prices.round_seconds[n], _LEAST_LOOP_PRICE * second) * problem.local_steps
+            loop_price = max(prices.round_seconds[n], _LEAST_LOOP_PRICE * second_price)
+            loop_price *= problem.local_steps
             if problem.update_per_micro_batch:
-                price *= allocation.plans[n].num_micro_batches
-            unit = prices.channels[cluster.channel] / price
+                loop_price *= allocation.plans[n].num_micro_batches
+            seconds_per_share = prices.channels[cluster.channel] / loop_price
             links = dict(cluster.links)
-            for pair, link in offer.items():
+            for pair, link in assumed.items():
+                round_trip = cluster.links[pair].round_trip_seconds
                 links[pair] = replace(
                     cluster.links[pair],
-                    round_trip_seconds=cluster.links[pair].round_trip_seconds + unit * link.share,
+                    round_trip_seconds=round_trip + seconds_per_share * link.share,
                 )
             cluster = replace(cluster, links=links)
         clusters.append(cluster)
     return replace(problem, clusters=tuple(clusters))
 
 
-def offered(problem: RoundProblem, offers: LinkOffers, plans: RoundPlan) -> RoundPlan:
-    """The plans with links as offered, but all shares of a channel scaled so that they sum to its total."""
+def with_assumed_links(
+    problem: RoundProblem, assumed_links: Sequence[AssumedLinks], plans: RoundPlan
+) -> RoundPlan:
+    """Returns the plans with the assumed shares and powers; all shares of a channel are scaled to sum to its total."""
     used: dict[str, float] = {}
-    given = []
-    for cluster, plan, offer in zip(problem.clusters, plans, offers, strict=True):
+    unscaled = []
+    for cluster, plan, assumed in zip(problem.clusters, plans, assumed_links, strict=True):
         names = [stage.host_id for stage in plan.stages]
         links = [
-            replace(offer[pair], codec=link.codec)
+            replace(assumed[pair], codec=link.codec)
             for pair, link in zip(pairwise(names), plan.links, strict=True)
         ]
-        given.append(links)
+        unscaled.append(links)
         if cluster.channel is not None:
             used[cluster.channel] = used.get(cluster.channel, 0.0) + sum(
                 link.share for link in links
             )
     scaled = []
-    for cluster, plan, links in zip(problem.clusters, plans, given, strict=True):
+    for cluster, plan, links in zip(problem.clusters, plans, unscaled, strict=True):
         if cluster.channel is not None:
             scale = problem.channels[cluster.channel] / used[cluster.channel]
             links = [replace(link, share=link.share * scale) for link in links]
@@ -118,37 +129,40 @@ def offered(problem: RoundProblem, offers: LinkOffers, plans: RoundPlan) -> Roun
     return tuple(scaled)
 
 
-def _best_offers(
+def _cheapest_links(
     problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan, index: int, prices: Prices
 ) -> dict[tuple[str, str], LinkPlan]:
-    """For each pair the share on a grid, with the best power of each direction, that costs least: design, 6, D."""
-    pairs, hosts = _pairs(cluster), cluster.hosts
-    total, price = problem.channels[cluster.channel or ""], prices.channels[cluster.channel or ""]
-    worth = [
-        second
+    """Returns for each link the share of `_SHARES` that costs least, with the best power of each direction.
+
+    The cost is that of the share, of the seconds and of the joules: docs/scheduling.md, "How a round is solved", 3.
+    """
+    pairs, hosts, channel = _pairs(cluster), cluster.hosts, cluster.channel or ""
+    total, hertz_price = problem.channels[channel], prices.channels[channel]
+    link_prices = [
+        second_price
         for (owner, _), both in prices.link_seconds.items()
         if owner == index
-        for second in both
+        for second_price in both
     ]
-    second = problem.penalty_weight / problem.reference_seconds * problem.local_steps
-    time_price = max(sum(worth) / len(worth), _LEAST_LINK_PRICE * second)
+    full_price = problem.penalty_weight / problem.reference_seconds * problem.local_steps
+    second_price = max(sum(link_prices) / len(link_prices), _LEAST_LINK_PRICE * full_price)
     passes = problem.local_steps * plan.num_micro_batches
     bits = 8 * problem.mini_batch / plan.num_micro_batches * problem.model.activation_bytes
     bits *= min(CODECS[link.codec].bytes_ratio for link in plan.links)
-    shares = total * _GRID
-    cost = np.tile(price * shares, (len(pairs), 1))
+    shares = total * _SHARES
+    cost = np.tile(hertz_price * shares, (len(pairs), 1))
     watts = []
     for ends in (pairs, [(receiver, sender) for sender, receiver in pairs]):
-        table = np.array([_terms(cluster.links[end], hosts[end[0]]) for end in ends])
-        hertz, efficiency, capacity, joules, limit = table.T[:, :, None]
-        radio = hertz > 0
-        gain = np.where(radio, hertz, 1.0) / shares
-        power = best_watts(np.full_like(gain, time_price), joules * passes, gain, limit)
+        table = np.array([_direction(cluster.links[end], hosts[end[0]]) for end in ends])
+        signal_to_noise, efficiency, capacity, joule_price, limit = table.T[:, :, None]
+        radio = signal_to_noise > 0
+        gain = np.where(radio, signal_to_noise, 1.0) / shares
+        power = best_watts(np.full_like(gain, second_price), joule_price * passes, gain, limit)
         power = np.where(radio, power, 0.0)
         rate = np.minimum(shares, capacity)
         rate = np.where(radio, efficiency * shares * np.log2(1 + power * gain), rate)
-        with np.errstate(divide="ignore"):  # a link that carries nothing costs everything
-            cost += (time_price + joules * passes * power) * bits / rate
+        with np.errstate(divide="ignore"):  # A link with rate 0 has infinite cost.
+            cost += (second_price + joule_price * passes * power) * bits / rate
         watts.append(power)
     best = np.argmin(cost, axis=1)
     return {
@@ -157,16 +171,21 @@ def _best_offers(
     }
 
 
-def _terms(link: Link, sender: Host) -> tuple[float, float, float, float, float]:
-    """Signal to noise ratio of a watt in a hertz (0 on wires), efficiency, capacity, price of a joule, most watts."""
+def _direction(link: Link, sender: Host) -> tuple[float, float, float, float, float]:
+    """Returns the constants of one direction of a link.
+
+    They are the signal-to-noise ratio of 1 W in 1 Hz (0 on wires), the efficiency, the capacity, the price of a joule,
+    and the largest power.
+    """
     if isinstance(link, RadioLink):
-        hertz = link.gain / link.noise_watts_per_hertz
-        return hertz, link.efficiency, math.inf, sender.joule_weight, sender.max_transmit_watts
+        signal_to_noise = link.gain / link.noise_watts_per_hertz
+        limit = sender.max_transmit_watts
+        return signal_to_noise, link.efficiency, math.inf, sender.joule_weight, limit
     return 0.0, 1.0, link.capacity_bps, 0.0, 0.0
 
 
 def _pairs(cluster: ClusterProblem) -> list[tuple[str, str]]:
-    """Hosts that may be neighbours, in the direction of activations."""
+    """Returns the pairs of hosts that may be neighbours, in the direction of activations."""
     senders = [host.host_id for host in (cluster.control_unit, *cluster.devices)]
     receivers = [host.host_id for host in (*cluster.devices, cluster.edge_server)]
     return [

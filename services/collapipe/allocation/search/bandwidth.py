@@ -1,6 +1,6 @@
-"""Bandwidth shares of given links: the convex part of design (13).
+"""Bandwidth shares of given links: the convex part of docs/scheduling.md (13).
 
-cvxpy takes more than a second to import, so it is imported with the first problem that needs it.
+Functions import cvxpy, because its import takes more than a second and many processes never solve a problem.
 """
 
 import math
@@ -11,45 +11,46 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+import numpy.typing as npt
 
 from collapipe.allocation.round_model.prediction import RoundPrediction
 from collapipe.allocation.round_model.problem import RoundPlan
-from collapipe.allocation.search.shared_links import SharedLinks, Vector
+from collapipe.allocation.search.arrays import Bools, Floats
+from collapipe.allocation.search.shared_links import LinkPosition, SharedLinks
 
 if TYPE_CHECKING:
     import cvxpy as cp
 
 _SOLVER = "CLARABEL"
 _TOLERANCES = (1e-8, 1e-6, 1e-4)
-"""Accuracy relative to the objective; the solver may stall near an optimum, and is then asked for less.
+"""Accuracy relative to the objective. The solver may stall near an optimum; then it gets the next tolerance.
 
-With free powers the first is left out, for the next step begins at the point found.
+With free powers the first one is left out, because the next step continues from the point found.
 """
 
 
 class SolverFailedError(RuntimeError):
-    """The convex solver gave no answer, or none in time: keep the plan in force. It never leaves `dssra.decide`."""
+    """The convex solver found no optimum, or not in time. `dssra.decide` catches it and keeps the current plans."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Multipliers of a solution: what one unit more changes in the objective of design (13).
+    """Dual prices of a solution: how much one more unit changes the objective of docs/scheduling.md (13).
 
     Args:
         channels: Of a unit of bandwidth, by name of the channel.
-        round_seconds: Of a second of each cluster's round: 0 in one that is not the slowest.
-        link_seconds: Of a second of each direction of a shared link, (cluster, link) to forward and backward.
+        round_seconds: Of a second of each cluster's round; 0 in a cluster that is not the slowest one.
+        link_seconds: Of a second of a transfer on each shared link, forward and backward.
     """
 
     channels: dict[str, float]
     round_seconds: tuple[float, ...]
-    link_seconds: dict[tuple[int, int], tuple[float, float]]
+    link_seconds: dict[LinkPosition, tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Plans with shares and powers, and what they lead to. `prices` is `None` where nothing is shared."""
+    """Plans with shares and powers, and their prediction; `prices` is `None` if no links share a channel."""
 
     plans: RoundPlan
     prediction: RoundPrediction
@@ -58,28 +59,27 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Point:
-    """Shares in units of the channel, (m), powers in W and times in s of the directions, (J): consistent."""
+    """Shares (m), powers (J) in W, and the transfer times (J) in seconds that follow from them; see `SharedLinks`."""
 
-    shares: Vector
-    watts: Vector
-    times: Vector
+    shares: Floats
+    watts: Floats
+    times: Floats
 
 
 def solve_shares(
     links: SharedLinks,
     start: Point,
-    free: NDArray[np.bool_],
+    free: Bools,
     *,
     time_limit_seconds: float | None = None,
 ) -> tuple[Point, Prices]:
     """Solves the convex problem around a point.
 
+    If no power is free, the result is the optimum, and `start` only scales the numbers. With free powers this is one
+    step towards the optimum, and the result is never worse than `start`.
+
     Args:
-        links: The links.
-        start: Where all powers are given, it matters for scaling only.
-        free: Directions of radios whose power is chosen as well, (J): then this is a step on the way to the optimum, and
-            the point found is never worse than the start.
-        time_limit_seconds: For the solver.
+        free: Radio directions whose power is chosen together with the shares. (J)
 
     Raises:
         SolverFailedError: The solver did not reach an optimum.
@@ -112,20 +112,21 @@ class _Shape:
 
 
 _LOCK = threading.Lock()
-"""Programs are shared and hold parameters: one thread at a time."""
+"""Only one thread may set the parameters of a program and solve it."""
 
 
 class _Program:
-    """The problem of one shape, built once; numbers come in as parameters.
+    """The convex problem of one shape. It is built once, and its numbers are parameters.
 
-    It is design (13) with the transfer times t as variables, D <= r(B) t, each variable in units of its value at the
-    start, so that all are near 1. Directions come in three groups: radios with given powers, radios with free powers,
-    wires.
+    It minimises docs/scheduling.md (13) over the shares B and the transfer times t, so that D bits fit: D <= r(B) t.
+    Each variable is divided by its value at the start, so all are near 1. Directions come in three groups: radios with
+    given powers, radios with free powers, and wires.
 
-    With a free power, the energy e of a direction is a variable. With y = B t it is at least y (2^(D / y) - 1) / g, an
-    exponential cone; y <= B t is not convex, but (y / y0 + 1) / 2 <= sqrt(B t / y0) is, is stricter, and touches it at
-    the start. Repeated from the point found, it converges to a stationary point, and that is the optimum: (13) is convex
-    in the logarithms of shares and powers.
+    With a free power, the energy e of a direction is a variable as well. Let y = B t. Then e >= y (2^(D / y) - 1) / g,
+    which is an exponential cone. The constraint y <= B t is not convex. The program replaces it by
+    (y / y0 + 1) / 2 <= sqrt(B t / y0), where y0 is y at the start. This constraint is convex, stricter, and equal at
+    the start. Repeated steps, each from the point found before, converge to a stationary point. It is the optimum,
+    because (13) is convex in the logarithms of shares and powers.
     """
 
     def __init__(self, shape: _Shape) -> None:
@@ -183,9 +184,9 @@ class _Program:
         return self._parameters[name]
 
     def _given_radios(self, times: "cp.Expression", shares: "cp.Expression") -> "cp.Constraint":
-        """Design (1) as -rel_entr(B, B + A) >= D / t.
+        """Returns the rate of docs/scheduling.md (1) as a constraint: -rel_entr(B, B + A) >= D / t.
 
-        B + A is divided by 1 + A, which a term linear in B makes good: signals may be 60 dB above the noise.
+        Signals may be 60 dB above the noise. So B + A is divided by 1 + A, and a term linear in B corrects for that.
         """
         import cvxpy as cp
 
@@ -199,7 +200,7 @@ class _Program:
     def _free_radios(
         self, times: "cp.Expression", shares: "cp.Expression", energy: "cp.Variable"
     ) -> "list[cp.Constraint]":
-        """Least energy for the product of share and time, the product's bound, and the limit of power."""
+        """Returns the least energy for y, the bound on y, and the limit of the power; y is named `product`."""
         import cvxpy as cp
 
         count = self._shape.num_free
@@ -234,7 +235,7 @@ class _Program:
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "Solution may be inaccurate")
-                    # not warm: a solution would depend on what was solved before, and a decision could not be replayed
+                    # A warm start would make the result depend on earlier problems, so it could not be repeated.
                     self._problem.solve(solver=_SOLVER, warm_start=False, **accuracy, **limit)
             except cp.SolverError as error:
                 outcome = str(error)
@@ -243,34 +244,32 @@ class _Program:
                 return
             outcome = f"its status is {self._problem.status!r}"
         raise SolverFailedError(
-            f"{_SOLVER} found no optimum of the bandwidth problem of {self._shape}: {outcome}. There is one for every "
-            "finite channel, so it was out of time or some number is out of scale"
+            f"{_SOLVER} found no optimum of the bandwidth problem of {self._shape}: {outcome}. Every finite channel has "
+            "an optimum, so the solver needs more time, or some number of the problem is extreme"
         )
 
     def solve(
         self,
         links: SharedLinks,
         start: Point,
-        order: NDArray[np.intp],
+        order: npt.NDArray[np.intp],
         time_limit_seconds: float | None,
     ) -> tuple[Point, Prices]:
-        """Solves it for these links, with directions in this order; see `solve_shares`."""
-
+        """Solves the problem for these links, with the directions in this order; see `solve_shares`."""
         delay, shape = links.delay, self._shape
         count = shape.num_links
         given, free, wires = np.split(order, [shape.num_given, 2 * count - shape.num_wires])
         seconds = float(delay.round_seconds(start.times).max())
         bottlenecks = delay.bottlenecks(start.times)
-        none = (
-            bottlenecks == 0
-        )  # nothing follows, nothing waits: priced nevertheless, so that it stays 0
+        # A bottleneck of 0 has no price. It gets the price 1, so that the solver keeps it at 0.
+        none = bottlenecks == 0
         bottlenecks[none] = 1.0
         row_scale = bottlenecks[delay.row_cluster]
         both = np.concatenate([start.shares, start.shares])
         signal = start.watts * links.gain / both
         demand = links.bits / (both * start.times)
-        joules = links.joule_weight * start.watts * start.times
-        unit = links.delay_weight * seconds + float(joules.sum())
+        joules = links.joule_price * start.watts * start.times
+        unit = links.second_price * seconds + float(joules.sum())
         with np.errstate(divide="ignore", invalid="ignore"):
             values = {
                 "constant": delay.constant / seconds,
@@ -282,7 +281,7 @@ class _Program:
                 "row_cluster": _one_hot(delay.row_cluster, shape.num_clusters),
                 "row_constant": delay.row_constant / row_scale,
                 "row_times": (delay.row_times * start.times / row_scale[:, None])[:, order],
-                "delay": links.delay_weight * seconds / unit,
+                "delay": links.second_price * seconds / unit,
                 "link_of": _one_hot(order % count, count),
                 "given_joules": joules[given] / unit,
                 "per_hertz": 1 / (1 + signal[given]),
@@ -323,7 +322,7 @@ class _Program:
         return Point(shares, watts, links.times(shares, watts)), prices
 
 
-def _one_hot(index: NDArray[np.intp], size: int) -> Vector:
+def _one_hot(index: npt.NDArray[np.intp], size: int) -> Floats:
     found = np.zeros((len(index), size))
     found[np.arange(len(index)), index] = 1.0
     return found

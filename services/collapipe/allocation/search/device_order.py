@@ -1,6 +1,7 @@
-"""Device orders worth a full search, where there are too many devices to look at all orders: local search.
+"""Orders of devices that are worth a full search, for clusters with too many devices to compare all orders.
 
-An order is judged by the cheapest pipeline in it, whatever subset of its devices that uses, with windows as far as the bounds know them.
+An order is worth what the cheapest pipeline in this order costs, over all subsets of its devices. This cost is the
+lower bound of `segment_bounds`, so it is exact except for windows. Local search then improves the best order.
 """
 
 import math
@@ -8,112 +9,123 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collapipe.allocation.search.link_tables import Floats
-from collapipe.allocation.search.segment_bounds import bottlenecks, cheapest_fronts, priced_steps
-from collapipe.allocation.search.segment_costs import ClusterCosts, Ints
+from collapipe.allocation.search.arrays import Floats, Ints
+from collapipe.allocation.search.segment_bounds import (
+    cheapest_prefixes,
+    possible_bottlenecks,
+    weighted_steps,
+)
+from collapipe.allocation.search.segment_costs import ClusterCosts
 from collapipe.allocation.search.segment_windows import blocked_segments
 
-_CELLS = 8
-_ROWS = 12
-_SEARCHES = 1
+_NUM_CELLS = 8
+"""Bottlenecks for which an order is evaluated; its value is the best of them."""
+_NUM_ROWS = 12
+"""Most rows for the full search; there are more if there are more numbers of micro-batches."""
+_NUM_IMPROVED = 1
+"""Orders that local search improves."""
 _MOST_MOVES = 60
+"""Local search stops to list moves when it has this number; it lists short moves first."""
 _CHUNK = 3_000_000
-"""Numbers in one table of prices: keeps it in the cache, or near it."""
+"""Most numbers in one table of costs: this keeps the table in the cache of the processor, or close to it."""
 
 
 def promising_rows(
     costs: ClusterCosts,
-    floor: Floats,
+    least_bottleneck: Floats,
     time_weight: float,
     known: Sequence[tuple[int, ...]],
     *,
-    improved: bool,
+    improve: bool,
 ) -> tuple[ClusterCosts, Floats]:
-    """Rows for a full search: the best order for each M, and some more that are good.
+    """Returns rows for a full search: the best order for each M, and further good ones.
 
     Args:
-        costs: The cluster, devices in registration order.
-        floor: Least bottleneck. (m)
-        time_weight: Of priced time against cost.
-        known: Orders of plans that are known, maybe of some devices only.
-        improved: Move devices one at a time to where that helps most, until none helps.
+        costs: The tables of the cluster, with devices in the order of registration.
+        least_bottleneck: In seconds. (m)
+        time_weight: An order is worth `time_weight` times the delay cost, plus the summed cost.
+        known: Orders of the devices in known plans; devices that a plan does not use are missing.
+        improve: Whether local search improves the best order.
 
     Returns:
-        Tables of the rows, and the least bottleneck of each.
+        The tables of the rows, and the least bottleneck of each row.
     """
-    num_options = len(costs.options)
-    starts = np.array(_starts(costs, known), dtype=np.int64)
+    num_rows = costs.num_rows
+    starts = np.array(_starting_orders(costs, known), dtype=np.int64)
     times = [
-        bottlenecks(costs.compute[m], costs.link_load[m], float(floor[m]))
-        for m in range(num_options)
+        possible_bottlenecks(costs.compute[m], costs.link_load[m], float(least_bottleneck[m]))
+        for m in range(num_rows)
     ]
-    every = np.stack([_spread(row, 0, len(row) - 1) for row in times])
-    rows = np.repeat(np.arange(num_options), len(starts))
-    orders = np.tile(starts, (num_options, 1))
-    totals, at = _totals(costs, time_weight, rows, orders, every[rows])
-    starting = np.argsort(totals, kind="stable")[: _SEARCHES if improved else 0]
-    for best in starting[np.isfinite(totals[starting])].tolist():
+    whole_range = np.stack([_spread(row, 0, len(row) - 1) for row in times])
+    rows = np.repeat(np.arange(num_rows), len(starts))
+    orders = np.tile(starts, (num_rows, 1))
+    values, cells = _evaluate(costs, time_weight, rows, orders, whole_range[rows])
+    best_orders = np.argsort(values, kind="stable")[: _NUM_IMPROVED if improve else 0]
+    for best in best_orders[np.isfinite(values[best_orders])].tolist():
         row = int(rows[best])
-        near = every[row][[max(at[best] - 1, 0), min(at[best] + 1, _CELLS - 1)]]
+        cell = cells[best]
+        near = whole_range[row][[max(cell - 1, 0), min(cell + 1, _NUM_CELLS - 1)]]
         first, last = np.searchsorted(times[row], near).tolist()
         ends = _spread(times[row], first, last)
-        order, total = _improved(costs, time_weight, row, orders[best], ends)
-        found = np.tile(order, (num_options, 1))
-        values, _ = _totals(costs, time_weight, np.arange(num_options), found, every)
-        values[row] = min(total, float(values[row]))
-        rows, orders = np.append(rows, np.arange(num_options)), np.vstack([orders, found])
-        totals = np.append(totals, values)
-    kept = _best_of_each(rows, totals)
+        order, value = _improved(costs, time_weight, row, orders[best], ends)
+        new_orders = np.tile(order, (num_rows, 1))
+        new_values, _ = _evaluate(costs, time_weight, np.arange(num_rows), new_orders, whole_range)
+        new_values[row] = min(value, float(new_values[row]))
+        rows, orders = np.append(rows, np.arange(num_rows)), np.vstack([orders, new_orders])
+        values = np.append(values, new_values)
+    kept = _best_of_each_row(rows, values)
     rows, orders = rows[kept], orders[kept]
-    return costs.rows(rows).reordered(orders), floor[rows]
+    return costs.rows(rows).reordered(orders), least_bottleneck[rows]
 
 
 def _improved(
     costs: ClusterCosts, time_weight: float, row: int, order: Ints, ends: Floats
 ) -> tuple[Ints, float]:
-    """Moves one device at a time, and what the order is worth then."""
-    total = math.inf
-    moved = order[None, :]
+    """Moves one device at a time to the best place until no move helps; returns the order and its value."""
+    value = math.inf
+    candidates = order[None, :]
     for _ in range(2 * costs.num_devices):
-        rows = np.full(len(moved), row)
-        within = np.tile(ends, (len(moved), 1))
-        totals, _ = _totals(costs, time_weight, rows, moved, within)
-        best = int(np.argmin(totals))
-        if totals[best] >= total * (1 - 1e-12):
+        rows = np.full(len(candidates), row)
+        within = np.tile(ends, (len(candidates), 1))
+        values, _ = _evaluate(costs, time_weight, rows, candidates, within)
+        best = int(np.argmin(values))
+        if values[best] >= value * (1 - 1e-12):
             break
-        order, total = moved[best], float(totals[best])
-        moved = _moves(order.tolist())
-    return order, total
+        order, value = candidates[best], float(values[best])
+        candidates = _moves(order.tolist())
+    return order, value
 
 
-def _best_of_each(rows: Ints, totals: Floats) -> Ints:
-    """The best of each row, and the best of the rest up to a number."""
-    ranked = np.lexsort((totals, rows))
+def _best_of_each_row(rows: Ints, values: Floats) -> Ints:
+    """Returns the indices of the best order of each row, then of the best others, up to `_NUM_ROWS`."""
+    ranked = np.lexsort((values, rows))
     first = np.flatnonzero(np.diff(rows[ranked], prepend=-1))
     rest = np.delete(ranked, first)
-    rest = rest[np.argsort(totals[rest], kind="stable")]
-    return np.concatenate([ranked[first], rest[: max(0, _ROWS - len(first))]])
+    rest = rest[np.argsort(values[rest], kind="stable")]
+    return np.concatenate([ranked[first], rest[: max(0, _NUM_ROWS - len(first))]])
 
 
-def _starts(costs: ClusterCosts, known: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Known ones, registration order, by speed, and along the shortest links."""
+def _starting_orders(
+    costs: ClusterCosts, known: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    """Returns the known orders, the order of registration, both orders by speed, and a chain along short links."""
     num_devices = costs.num_devices
-    every = tuple(range(num_devices))
+    registered = tuple(range(num_devices))
     block = np.where(np.isfinite(costs.compute[-1, :, 1]), costs.compute[-1, :, 1], np.inf)
     by_speed = tuple(np.argsort(block, kind="stable").tolist())
     loop = np.where(np.isfinite(costs.link_load[-1]), costs.link_loop[-1], np.inf).min(axis=-1)
     chain: list[int] = []
     sender = num_devices
     while len(chain) < num_devices:
-        left = [k for k in every if k not in chain]
+        left = [k for k in registered if k not in chain]
         sender = min(left, key=lambda k: float(loop[sender, k]))
         chain.append(sender)
-    starts = [(*some, *(k for k in every if k not in some)) for some in known]
-    return list(dict.fromkeys([*starts, every, by_speed, by_speed[::-1], tuple(chain)]))
+    starts = [(*some, *(k for k in registered if k not in some)) for some in known]
+    return list(dict.fromkeys([*starts, registered, by_speed, by_speed[::-1], tuple(chain)]))
 
 
 def _moves(order: list[int]) -> Ints:
-    """Orders with one device elsewhere, near ones first, as many as are judged at once."""
+    """Returns orders in which one device has another place; short moves come first."""
     count = len(order)
     moved = []
     for distance in range(1, count):
@@ -127,29 +139,36 @@ def _moves(order: list[int]) -> Ints:
     return np.array(moved, dtype=np.int64).reshape(-1, count)
 
 
-def _totals(
+def _evaluate(
     costs: ClusterCosts, time_weight: float, rows: Ints, orders: Ints, ends: Floats
 ) -> tuple[Floats, Ints]:
-    """What the best pipeline of each row and order is worth within the best of some bottlenecks, and which that is."""
-    each = max(1, _CHUNK // (_CELLS * (costs.num_blocks + 1) ** 2))
+    """Computes the least weighted cost of a pipeline in each order.
+
+    Args:
+        rows: Row of each order.
+        ends: Bottlenecks to evaluate. (order, cell)
+
+    Returns:
+        The cost with the best bottleneck, and the cell of that bottleneck.
+    """
+    chunk = max(1, _CHUNK // (_NUM_CELLS * (costs.num_blocks + 1) ** 2))
     parts = []
-    for first in range(0, len(rows), each):
-        some = costs.rows(rows[first : first + each]).reordered(orders[first : first + each])
-        within = ends[first : first + each]
+    for first in range(0, len(rows), chunk):
+        some = costs.rows(rows[first : first + chunk]).reordered(orders[first : first + chunk])
+        within = ends[first : first + chunk]
         blocked = None
         if np.any(some.starves):
             blocked = blocked_segments(some, within, in_order=True)
-        into = cheapest_fronts(
-            priced_steps(some, time_weight), within, in_order=True, blocked=blocked
+        cheapest = cheapest_prefixes(
+            weighted_steps(some, time_weight), within, in_order=True, blocked=blocked
         )
-        stall = time_weight * some.stall_price[:, None] * within
-        parts.append(
-            into[:, :, -1, -1] + stall + (time_weight * some.end_price + some.end_cost)[:, None]
-        )
+        bottleneck_cost = time_weight * some.bottleneck_price[:, None] * within
+        fixed = time_weight * some.fixed_delay_cost + some.fixed_summed_cost
+        parts.append(cheapest[:, :, -1, -1] + bottleneck_cost + fixed[:, None])
     totals = np.concatenate(parts)
     return totals.min(axis=1), totals.argmin(axis=1)
 
 
 def _spread(times: Floats, first: int, last: int) -> Floats:
-    """Some of them, from the first to the last."""
-    return np.asarray(times[np.linspace(first, last, _CELLS).astype(np.intp)])
+    """Returns `_NUM_CELLS` of the times, evenly spread from index `first` to index `last`."""
+    return np.asarray(times[np.linspace(first, last, _NUM_CELLS).astype(np.intp)])

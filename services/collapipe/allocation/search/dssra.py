@@ -1,48 +1,47 @@
-"""DSSRA: decides segments, order, micro-batches, windows, codecs, shares and powers of a round together: design (13).
+"""DSSRA decides a round: segments, order, micro-batches, windows, codecs, shares and powers of all clusters.
 
-Segments for given shares and powers (`place_segments`) and shares and powers for given segments (`allocate`) are each
-solved to the optimum. They take turns: what links that do not exist yet would be given follows from prices.
+It minimises docs/scheduling.md (13). Two solvers take turns. `place_segments` finds the best segments for given shares
+and powers, and `allocate` finds the best shares and powers for given segments. `place_segments` also needs the shares
+and powers of links that the plan does not use yet. They follow from the dual prices of the last allocation.
 """
 
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from collapipe.allocation.round_model.prediction import RoundPrediction, predict, violations
 from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
 from collapipe.allocation.search.assumed_links import (
-    LinkOffers,
-    equal_offers,
-    offered,
-    priced_offers,
+    links_at_equal_shares,
+    links_at_prices,
+    with_assumed_links,
     with_bandwidth_charged,
 )
 from collapipe.allocation.search.bandwidth import Allocation, SolverFailedError
-from collapipe.allocation.search.local_changes import neighbours, with_largest_windows
+from collapipe.allocation.search.link_tables import AssumedLinks
+from collapipe.allocation.search.local_changes import local_changes, with_largest_windows
 from collapipe.allocation.search.power import allocate
 from collapipe.allocation.search.segments import place_segments, with_least_windows
 
 _MAX_TURNS = 4
-_MAX_NEIGHBOURS = 3
-"""Of the most promising ones a turn solves so many."""
-_NO_PROMISE = 1.3
-"""A neighbour worth this much more before its shares are solved for is not looked at."""
-_SHARES_HYSTERESIS = 0.2
-"""Part of the hysteresis that new shares and powers have to gain: they cost no migration, but reconfigure links."""
+_MAX_LOCAL_CHANGES = 3
+"""Shares and powers are solved for this number of local changes in each turn, the most promising ones."""
+_PROMISING = 1.3
+"""A local change is ignored if its objective before the allocation exceeds the best objective by this factor."""
+_ALLOCATION_HYSTERESIS = 0.2
+"""New shares and powers must gain this part of the hysteresis. They move no blocks, but reconfigure links."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is decided, and why.
+    """The plans for a round, and the reasons for them.
 
     Args:
-        plans: The decision.
-        prediction: What it leads to.
-        kept: Why the plan in force, or what was found so far, is decided for: "hysteresis", "solver_failed",
-            "solver_slow"; empty for the best one.
-        notes: What else to log, in words.
+        prediction: What the model predicts for the plans.
+        kept: Why the plans are not the best ones: "hysteresis", "solver_failed" or "solver_slow". Empty if they are.
+        notes: Sentences for the log.
     """
 
     plans: RoundPlan
@@ -51,13 +50,13 @@ class Decision:
     notes: tuple[str, ...]
 
 
-class _SlowError(Exception):
-    """Time is up."""
+class _TimeIsUpError(Exception):
+    pass
 
 
 def decide(
     problem: RoundProblem,
-    in_force: RoundPlan | None,
+    current: RoundPlan | None,
     *,
     hysteresis: float = 0.05,
     time_limit_seconds: float | None = None,
@@ -65,64 +64,64 @@ def decide(
 ) -> Decision:
     """Decides a round.
 
-    Another placement, order or number of micro-batches replaces the plan in force only if it saves more than
-    `hysteresis` of the penalty, against the plan in force with the best shares and powers for it. Those replace the old
-    ones if they save a fifth of that.
+    First the current plans get the best shares and powers. Plans with another placement, order or number of
+    micro-batches must save more than `hysteresis` of the penalty against that. Otherwise the placement stays. Then the
+    new shares and powers must save a fifth of that, or the current plans stay as they are.
 
     Args:
-        problem: The round.
-        in_force: The plan that runs; moves are counted from it.
-        hysteresis: Part of the penalty V (tau / tau_ref + lambda Phi) of the plan in force.
-        time_limit_seconds: Looked at between two steps, and given to the convex solver.
-        clock: Seconds.
+        current: The plans of the previous round. Moves of blocks are counted from them.
+        hysteresis: Part of the penalty V (tau / tau_ref + lambda Phi) of the current plans.
+        time_limit_seconds: The function checks it between two steps, and passes the rest of it to the convex solver.
+        clock: Returns seconds.
 
     Raises:
-        InfeasibleError: No plan keeps within the limits.
+        InfeasibleError: No plan keeps the limits.
     """
-    if in_force is not None and not _is_known(problem, in_force):
-        in_force = None
-    if in_force is not None:
+    if current is not None and not _is_known(problem, current):
+        current = None
+    if current is not None:
         problem = replace(
             problem,
             clusters=tuple(
                 replace(cluster, previous=plan)
-                for cluster, plan in zip(problem.clusters, in_force, strict=True)
+                for cluster, plan in zip(problem.clusters, current, strict=True)
             ),
         )
     search = _Search(problem, time_limit_seconds, clock)
-    tuned: Allocation | None = None
+    reallocated: Allocation | None = None
     try:
-        if in_force is not None:
-            tuned = search.consider(in_force)
+        if current is not None:
+            reallocated = search.consider(current)
         search.start()
-        search.improve(thoroughly=tuned is None)
-    except (SolverFailedError, _SlowError) as error:
-        return _without_solver(search, in_force, error)
+        search.improve(thorough=reallocated is None)
+    except (SolverFailedError, _TimeIsUpError) as error:
+        return _without_solver(search, current, error)
     best = search.best
-    assert best is not None  # place_segments finds a plan or says why there is none
-    if tuned is None:
-        return _decision(problem, with_least_windows(problem, best.plans), "", search.looked_at)
-    assert in_force is not None
-    usable = not violations(problem, in_force)
-    now = predict(problem, in_force) if usable else tuned.prediction
+    assert best is not None  # Otherwise `place_segments` has raised an InfeasibleError.
+    if reallocated is None:
+        return _decision(problem, with_least_windows(problem, best.plans), "", search.effort)
+    assert current is not None
+    usable = not violations(problem, current)
+    now = predict(problem, current) if usable else reallocated.prediction
     margin = hysteresis * now.penalty
-    gain = tuned.prediction.objective - best.prediction.objective
+    gain = reallocated.prediction.objective - best.prediction.objective
     if gain > margin:
-        return _decision(problem, with_least_windows(problem, best.plans), "", search.looked_at)
-    held = (
+        return _decision(problem, with_least_windows(problem, best.plans), "", search.effort)
+    reason = (
         f"another placement would save {gain:g} of {now.penalty:g}, which is within the hysteresis of {hysteresis:g}"
         if gain > 0
         else "no better placement was found"
     )
-    if not usable or now.objective - tuned.prediction.objective > _SHARES_HYSTERESIS * margin:
-        plans = with_least_windows(problem, tuned.plans)
-        return _decision(problem, plans, "", search.looked_at, held)
+    saved = now.objective - reallocated.prediction.objective
+    if not usable or saved > _ALLOCATION_HYSTERESIS * margin:
+        plans = with_least_windows(problem, reallocated.plans)
+        return _decision(problem, plans, "", search.effort, reason)
     kept = "hysteresis" if best.prediction.objective < now.objective else ""
-    return _decision(problem, in_force, kept, search.looked_at, held)
+    return _decision(problem, current, kept, search.effort, reason)
 
 
 class _Search:
-    """What was looked at in one decision, and the best of it."""
+    """The placements that one decision has considered, and the best of them."""
 
     def __init__(
         self, problem: RoundProblem, time_limit_seconds: float | None, clock: Callable[[], float]
@@ -135,12 +134,21 @@ class _Search:
         self._seen: set[Hashable] = set()
 
     @property
-    def looked_at(self) -> str:
-        """How much was done, in words."""
+    def effort(self) -> str:
+        """A note for the log on how much was done."""
         return f"shares and powers were solved for {len(self._seen)} placements"
 
+    @property
+    def time_is_up(self) -> bool:
+        """Whether the time limit has passed."""
+        return self._clock() >= self._end
+
     def consider(self, plans: RoundPlan) -> Allocation | None:
-        """Solves for shares and powers of a placement; `None` where it was seen before or is not feasible."""
+        """Allocates shares and powers to a placement, and keeps it if it is the best so far.
+
+        Returns:
+            `None` if the placement was considered before or is not feasible.
+        """
         placement = tuple(
             (
                 plan.num_micro_batches,
@@ -161,71 +169,74 @@ class _Search:
         return found
 
     def start(self) -> None:
-        """Looks at the placement for shares of a channel split equally among few links."""
-        self._place(self.problem, equal_offers(self.problem, 1))
+        """Considers the best placement for equal shares."""
+        self._place(self.problem, links_at_equal_shares(self.problem))
 
-    def improve(self, *, thoroughly: bool) -> None:
-        """Takes turns from the best until that stays the same."""
+    def improve(self, *, thorough: bool) -> None:
+        """Takes turns between placement and allocation until the best plan stays the same.
+
+        Args:
+            thorough: Also place segments without a charge for bandwidth.
+        """
         for _ in range(_MAX_TURNS):
             best = self.best
             assert best is not None
-            offers = priced_offers(self.problem, best)
-            if (
-                best.prices is None
-            ):  # the offers are what every link gets, and the placement for them is the best
-                self._place(self.problem, offers)
+            assumed_links = links_at_prices(self.problem, best)
+            if best.prices is None:
+                # Nothing is shared. The assumed links are real, so the placement is the best one.
+                self._place(self.problem, assumed_links)
                 return
-            self._place(with_bandwidth_charged(self.problem, offers, best), offers)
-            if thoroughly:
-                self._place(self.problem, offers)
-            self._look_around(best, offers)
+            charged = with_bandwidth_charged(self.problem, assumed_links, best)
+            self._place(charged, assumed_links)
+            if thorough:
+                self._place(self.problem, assumed_links)
+            self._try_local_changes(best, assumed_links)
             if self.best is best:
                 return
 
-    def _place(self, problem: RoundProblem, offers: LinkOffers) -> None:
+    def _place(self, problem: RoundProblem, assumed_links: Sequence[AssumedLinks]) -> None:
         self._seconds_left()
         known = [] if self.best is None else [self.best.plans]
-        self.consider(place_segments(problem, offers, starts=known))
+        self.consider(place_segments(problem, assumed_links, starts=known))
 
-    def _look_around(self, best: Allocation, offers: LinkOffers) -> None:
-        """Looks at the neighbours that promise most with shares at the same prices."""
+    def _try_local_changes(self, best: Allocation, assumed_links: Sequence[AssumedLinks]) -> None:
+        """Considers the local changes of the best plans that have the lowest objective with the assumed links."""
         self._seconds_left()
         promising: list[tuple[float, int, RoundPlan]] = []
-        for other in neighbours(self.problem, best.plans):
-            plans = offered(self.problem, offers, with_largest_windows(self.problem, other))
+        for changed in local_changes(self.problem, best.plans):
+            plans = with_assumed_links(
+                self.problem, assumed_links, with_largest_windows(self.problem, changed)
+            )
             if not violations(self.problem, plans):
                 promising.append((predict(self.problem, plans).objective, len(promising), plans))
-        for objective, _, plans in sorted(promising)[:_MAX_NEIGHBOURS]:
-            if objective < _NO_PROMISE * best.prediction.objective:
+        for objective, _, plans in sorted(promising)[:_MAX_LOCAL_CHANGES]:
+            if objective < _PROMISING * best.prediction.objective:
                 self.consider(plans)
 
     def _seconds_left(self) -> float | None:
+        """Returns the rest of the time limit; raises `_TimeIsUpError` if there is none."""
         if self._limit is None:
             return None
         left = self._end - self._clock()
         if left <= 0:
-            raise _SlowError(f"the solver took more than its {self._limit:g} s")
+            raise _TimeIsUpError(f"the solver took more than its {self._limit:g} s")
         return left
-
-    @property
-    def late(self) -> bool:
-        """Whether time is up."""
-        return self._clock() >= self._end
 
 
 def _without_solver(
-    search: _Search, in_force: RoundPlan | None, error: SolverFailedError | _SlowError
+    search: _Search, current: RoundPlan | None, error: SolverFailedError | _TimeIsUpError
 ) -> Decision:
-    """The plan in force where it still is feasible, else the best that was found, else an equal split."""
-    kept = "solver_slow" if isinstance(error, _SlowError) or search.late else "solver_failed"
+    """Returns the current plans if they are still feasible, else the best plans so far, else equal shares."""
+    slow = isinstance(error, _TimeIsUpError) or search.time_is_up
+    kept = "solver_slow" if slow else "solver_failed"
     problem = search.problem
-    if in_force is not None and not violations(problem, in_force):
-        return _decision(problem, in_force, kept, str(error))
+    if current is not None and not violations(problem, current):
+        return _decision(problem, current, kept, str(error))
     if search.best is not None:
         plans = search.best.plans
     else:
-        offers = equal_offers(problem, 1)
-        plans = offered(problem, offers, place_segments(problem, offers))
+        assumed_links = links_at_equal_shares(problem)
+        plans = with_assumed_links(problem, assumed_links, place_segments(problem, assumed_links))
     return _decision(problem, with_least_windows(problem, plans), kept, str(error))
 
 
@@ -234,7 +245,7 @@ def _decision(problem: RoundProblem, plans: RoundPlan, kept: str, *notes: str) -
 
 
 def _is_known(problem: RoundProblem, plans: RoundPlan) -> bool:
-    """Whether every host and link of the plans is still there."""
+    """Returns whether every host and every link of the plans still exists."""
     if len(plans) != len(problem.clusters):
         return False
     for cluster, plan in zip(problem.clusters, plans, strict=True):

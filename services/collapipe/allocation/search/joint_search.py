@@ -1,4 +1,8 @@
-"""The search over all clusters: a front of plans for each, bounded by what the others need at least, and a choice of them."""
+"""Finds the best plans of all clusters together: a Pareto front for each cluster, then one plan from each front.
+
+Each cluster is searched alone. The search drops a partial plan when even with the best plans of all other clusters it
+could not beat the best known decision.
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,28 +11,35 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collapipe.allocation.round_model.problem import RoundProblem
+from collapipe.allocation.search.arrays import Floats
 from collapipe.allocation.search.device_order import promising_rows
 from collapipe.allocation.search.joint_clusters import (
     Candidates,
     Chosen,
     choose,
     fair_weights,
-    least_loads,
+    least_other_loads,
 )
-from collapipe.allocation.search.link_tables import Floats, Offers
-from collapipe.allocation.search.pareto_front import Front, PipelineChoice, front
-from collapipe.allocation.search.segment_bounds import Bound, Bounds, cluster_bounds, grid_over
+from collapipe.allocation.search.link_tables import AssumedLinks
+from collapipe.allocation.search.pareto_front import ParetoFront, PipelineChoice, pareto_front
+from collapipe.allocation.search.segment_bounds import (
+    Bound,
+    Bounds,
+    bottleneck_grid,
+    cluster_bounds,
+)
 from collapipe.allocation.search.segment_costs import ClusterCosts, cluster_costs
 
 EXACT_DEVICES = 6
-"""With so many devices every order is looked at."""
-
+"""Up to this number of devices the search compares all orders of the devices, and is exact."""
 FIRST_WIDTH = 50
-"""Labels of each M and layer in the first, narrow search."""
+"""Labels of each row and layer in the first, narrow search."""
 
 _WIDTH = 200
-_GRID = 24
+"""Labels of each row and layer in the full search with more than `EXACT_DEVICES` devices."""
+_NUM_CELLS = 24
 _SLACK = 0.03
+"""The first search also keeps plans that are worse than the upper bound by this part, for better fair weights."""
 _ROUNDING = 1e-11
 
 Order = tuple[int, ...]
@@ -36,226 +47,251 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ClusterChoice:
-    """What one cluster does: a plan by the tables that it is made of."""
+    """The plan of one cluster, with the tables that it refers to."""
 
     costs: ClusterCosts
     choice: PipelineChoice
 
     @property
     def order(self) -> Order:
-        """Its devices, by index in registration order."""
+        """The plan's devices, by their index in the order of registration."""
         devices = self.costs.devices[self.choice.row]
         return tuple(int(devices[k]) for k in self.choice.devices)
 
 
 def search(
     problem: RoundProblem,
-    offers: Sequence[Offers],
-    upper: float,
+    assumed_links: Sequence[AssumedLinks],
+    upper_bound: float,
     orders: Sequence[Sequence[Order]],
 ) -> list[ClusterChoice] | None:
-    """Finds the best plan of all clusters that is worth less than a known one.
+    """Finds the best plans of all clusters that beat a known decision.
 
-    A narrow search finds a good plan and how time and cost trade in each cluster; that gives the weights with which
-    the bounds of the full search are tightest.
+    The first search keeps few labels. It finds a good decision, and how each cluster can trade delay for energy. From
+    this follow the time weights with which the bounds of the second, full search are tightest.
 
     Args:
-        problem: The round.
-        offers: Share and powers of each cluster's links.
-        upper: Objective of the known plan; infinite if there is none.
-        orders: Of devices in each cluster's known plans.
+        upper_bound: Objective of the known decision; infinite if there is none.
+        orders: Orders of devices in known plans of each cluster.
 
     Returns:
-        A choice a cluster; `None` if nothing is better.
+        One choice for each cluster; `None` if nothing beats the known decision.
     """
-    upper -= problem.penalty_weight * problem.fixed_seconds / problem.reference_seconds
+    upper_bound -= problem.penalty_weight * problem.fixed_seconds / problem.reference_seconds
     one_cluster = len(problem.clusters) == 1
     tables = [
-        cluster_costs(problem, cluster, offer, one_cluster=one_cluster)
-        for cluster, offer in zip(problem.clusters, offers, strict=True)
+        cluster_costs(problem, cluster, assumed, one_cluster=one_cluster)
+        for cluster, assumed in zip(problem.clusters, assumed_links, strict=True)
     ]
-    if any(not len(costs.options) for costs in tables):
+    if any(not costs.num_rows for costs in tables):
         return None
-    parts = [
-        _Part(costs, floor, (1.0,) if one_cluster else (1.0, 0.0), known, cold=math.isinf(upper))
-        for costs, floor, known in zip(tables, _floors(tables), orders, strict=True)
+    searches = [
+        _ClusterSearch(
+            costs,
+            least_bottleneck,
+            (1.0,) if one_cluster else (1.0, 0.0),
+            known,
+            improve_orders=math.isinf(upper_bound),
+        )
+        for costs, least_bottleneck, known in zip(
+            tables, _least_bottlenecks(tables), orders, strict=True
+        )
     ]
     found: list[ClusterChoice] | None = None
     for final in (False, True):
-        slack = 0.0 if final or math.isinf(upper) else _SLACK * abs(upper)
-        fronts = _fronts(problem, parts, upper + slack, final=final)
+        slack = 0.0 if final or math.isinf(upper_bound) else _SLACK * abs(upper_bound)
+        fronts = _fronts(problem, searches, upper_bound + slack, final=final)
         if fronts is None:
-            for part in parts:
-                part.look_further()
+            for one in searches:
+                one.improve_orders(1.0)
             continue
-        chosen = _choose(problem, fronts, upper)
+        chosen = _choose(problem, fronts, upper_bound)
         if chosen is not None:
-            upper = chosen.value
+            upper_bound = chosen.value
             found = [
-                ClusterChoice(one.costs, one.choice(index))
-                for one, index in zip(fronts, chosen.plans, strict=True)
+                ClusterChoice(front.costs, front.choice(index))
+                for front, index in zip(fronts, chosen.plans, strict=True)
             ]
         if final or all(
-            part.exact and one.complete for part, one in zip(parts, fronts, strict=True)
+            one.exact and front.complete for one, front in zip(searches, fronts, strict=True)
         ):
             break
-        shares = fair_weights([_weighed(one) for one in fronts])
-        for n, part in enumerate(parts):
-            part.weigh(shares[n], [found[n].order] if found else [])
+        weights = fair_weights([(front.delay_costs(), front.plans.summed_cost) for front in fronts])
+        for n, one in enumerate(searches):
+            one.set_fair_weight(weights[n], [found[n].order] if found else [])
     return found
 
 
-class _Part:
-    """One cluster of the search: tables of the orders that are looked at, and their bounds."""
+class _ClusterSearch:
+    """The search of one cluster: the tables of the orders that it compares, and their bounds."""
 
     def __init__(
         self,
         costs: ClusterCosts,
-        floor: Floats,
+        least_bottleneck: Floats,
         time_weights: tuple[float, ...],
         orders: Sequence[Order],
         *,
-        cold: bool,
+        improve_orders: bool,
     ) -> None:
         self.exact = costs.num_devices <= EXACT_DEVICES
-        self.share: float | None = None
-        self._all, self._all_floor = costs, floor
+        self.fair_weight: float | None = None
+        self._registered = costs, least_bottleneck
         self._time_weights, self._orders = time_weights, list(orders)
-        self.costs, self.floor, self.bounds = self._tables(1.0, improved=cold)
+        self.costs, self.least_bottleneck, self.bounds = self._tables(1.0, improve_orders)
 
-    def weigh(self, time_weight: float, orders: Sequence[Order]) -> None:
-        """Makes bounds for another weight of the cluster's time, and looks for orders that are good with it."""
+    def set_fair_weight(self, time_weight: float, orders: Sequence[Order]) -> None:
+        """Adds bounds for the fair weight, and looks for orders that are good with it."""
         self._orders.extend(orders)
-        self.look_further(time_weight)
-        self.share = time_weight
-        self.bounds = self.bounds.first_weighed(self.costs, time_weight)
+        self.improve_orders(time_weight)
+        self.fair_weight = time_weight
+        self.bounds = self.bounds.with_first_weight(self.costs, time_weight)
 
-    def look_further(self, time_weight: float = 1.0) -> None:
-        """Looks for better orders, where not all are looked at anyway."""
+    def improve_orders(self, time_weight: float) -> None:
+        """Looks for better orders, if the search does not compare all orders anyway."""
         if not self.exact:
-            self.costs, self.floor, self.bounds = self._tables(time_weight, improved=True)
+            self.costs, self.least_bottleneck, self.bounds = self._tables(time_weight, True)
 
-    def _tables(self, time_weight: float, *, improved: bool) -> tuple[ClusterCosts, Floats, Bounds]:
-        costs, floor = self._all, self._all_floor
+    def _tables(
+        self, time_weight: float, improve_orders: bool
+    ) -> tuple[ClusterCosts, Floats, Bounds]:
+        costs, least_bottleneck = self._registered
         if not self.exact:
-            costs, floor = promising_rows(
-                costs, floor, time_weight, self._orders, improved=improved
+            costs, least_bottleneck = promising_rows(
+                costs, least_bottleneck, time_weight, self._orders, improve=improve_orders
             )
-        grid = grid_over(costs, floor, _GRID)
+        grid = bottleneck_grid(costs, least_bottleneck, _NUM_CELLS)
         bounds = cluster_bounds(costs, grid, self._time_weights, in_order=not self.exact)
-        return costs, floor, bounds
+        return costs, least_bottleneck, bounds
 
 
 def _fronts(
-    problem: RoundProblem, parts: Sequence[_Part], upper: float, *, final: bool
-) -> list[Front] | None:
-    """The front of each cluster; `None` as soon as one shows that nothing is worth less than `upper`.
+    problem: RoundProblem, searches: Sequence[_ClusterSearch], upper_bound: float, *, final: bool
+) -> list[ParetoFront] | None:
+    """Finds the front of each cluster; returns `None` as soon as nothing can be better than `upper_bound`.
 
-    The cluster whose time weighs most comes first, and what its front says holds for the bounds of the others.
+    It starts with the cluster that has the largest fair weight. A complete front tightens the limits of the others.
     """
-    if math.isfinite(upper):
-        upper -= _ROUNDING * abs(upper)
+    if math.isfinite(upper_bound):
+        upper_bound -= _ROUNDING * abs(upper_bound)
     least = [
-        {one.time_weight: _least(part.costs, one) for one in part.bounds.weighed} for part in parts
+        {bound.time_weight: _least_cost(one.costs, bound) for bound in one.bounds.weighted}
+        for one in searches
     ]
-    term_limits = _term_limits(problem, [part.costs for part in parts])
-    fronts: dict[int, Front] = {}
-    for n in sorted(range(len(parts)), key=lambda n: -(parts[n].share or 0.0)):
-        part = parts[n]
-        others = [i for i in range(len(parts)) if i != n]
-        limits = _limits(part, [parts[i] for i in others], [least[i] for i in others], upper)
-        weighed = tuple(replace(one, limit=limits[one.time_weight]) for one in part.bounds.weighed)
-        width = (None if part.exact else _WIDTH) if final else FIRST_WIDTH
-        found = front(
-            part.costs,
-            part.floor,
-            replace(part.bounds, weighed=weighed),
-            term_limits[n],
+    error_limits = _error_limits(problem, [one.costs for one in searches])
+    fronts: dict[int, ParetoFront] = {}
+    for n in sorted(range(len(searches)), key=lambda n: -(searches[n].fair_weight or 0.0)):
+        one = searches[n]
+        others = [i for i in range(len(searches)) if i != n]
+        limits = _limits(
+            one, [searches[i] for i in others], [least[i] for i in others], upper_bound
+        )
+        weighted = tuple(
+            replace(bound, limit=limits[bound.time_weight]) for bound in one.bounds.weighted
+        )
+        width = (None if one.exact else _WIDTH) if final else FIRST_WIDTH
+        front = pareto_front(
+            one.costs,
+            one.least_bottleneck,
+            replace(one.bounds, weighted=weighted),
+            error_limits[n],
             width=width,
         )
-        if not len(found.plans):
+        if not len(front.plans):
             return None
-        fronts[n] = found
-        if found.complete:
-            time, cost = _weighed(found)
+        fronts[n] = front
+        if front.complete:
+            time, cost = front.delay_costs(), front.plans.summed_cost
             for weight, known in least[n].items():
                 least[n][weight] = max(known, float(np.min(weight * time + cost)))
-    return [fronts[n] for n in range(len(parts))]
+    return [fronts[n] for n in range(len(searches))]
 
 
 def _limits(
-    part: _Part, others: Sequence[_Part], least: Sequence[dict[float, float]], upper: float
+    one: _ClusterSearch,
+    others: Sequence[_ClusterSearch],
+    least: Sequence[dict[float, float]],
+    upper_bound: float,
 ) -> dict[float, float]:
-    """What a cluster may be worth in each weighing, when all others do as well as they can.
+    """Returns the largest weighted cost that a plan of one cluster may have, for each time weight.
 
-    The maximum of all times is at least any mean of them: its own time alone, another's alone, or the fair mean.
+    The largest delay cost is at least any weighted mean of all delay costs. Three means give limits: only this
+    cluster's delay counts, only the delay of one other cluster counts, or all count with their fair weights.
+
+    Args:
+        least: Of each other cluster, the least weighted cost for each time weight.
     """
     if not others:
-        return {1.0: upper}
-    cheapest = sum(one[0.0] for one in least)
+        return {1.0: upper_bound}
+    cheapest = sum(costs[0.0] for costs in least)
     limits = {
-        1.0: upper - cheapest,
-        0.0: upper - cheapest - max(one[1.0] - one[0.0] for one in least),
+        1.0: upper_bound - cheapest,
+        0.0: upper_bound - cheapest - max(costs[1.0] - costs[0.0] for costs in least),
     }
-    if part.share is not None:
+    if one.fair_weight is not None:
         fair = sum(
-            one[other.share]
-            for other, one in zip(others, least, strict=True)
-            if other.share is not None
+            costs[other.fair_weight]
+            for other, costs in zip(others, least, strict=True)
+            if other.fair_weight is not None
         )
-        limits[part.share] = min(limits.get(part.share, math.inf), upper - fair)
+        limits[one.fair_weight] = min(limits.get(one.fair_weight, math.inf), upper_bound - fair)
     return limits
 
 
-def _least(costs: ClusterCosts, bound: Bound) -> float:
-    """Least weighed total of a cluster."""
-    whole = bound.beyond[:, 0, costs.num_devices, costs.num_blocks]
-    return float(np.min(bound.time_weight * costs.end_price + costs.end_cost + whole))
+def _least_cost(costs: ClusterCosts, bound: Bound) -> float:
+    """Returns a lower bound on the weighted cost of every plan of a cluster."""
+    whole = bound.from_cell[:, 0, costs.num_devices, costs.num_blocks]
+    fixed = bound.time_weight * costs.fixed_delay_cost + costs.fixed_summed_cost
+    return float(np.min(fixed + whole))
 
 
-def _weighed(found: Front) -> tuple[Floats, Floats]:
-    """Priced time and cost of a front's plans."""
-    plans = found.plans
-    return plans.price + found.costs.stall_price[plans.row] * plans.stall, plans.cost
+def _least_bottlenecks(tables: Sequence[ClusterCosts]) -> list[Floats]:
+    """Returns the least bottleneck of each row of each cluster.
 
-
-def _floors(tables: Sequence[ClusterCosts]) -> list[Floats]:
-    """Least bottleneck of each row: the edge server's load when all other clusters ask for as little as they can."""
-    others = least_loads([costs.head_load for costs in tables])
+    That is the load of the edge server if all other clusters need as little of it as possible.
+    """
+    others = least_other_loads([costs.head_load for costs in tables])
     return [
-        (costs.head_load + load) / costs.options for costs, load in zip(tables, others, strict=True)
+        (costs.head_load + load) / costs.num_micro_batches
+        for costs, load in zip(tables, others, strict=True)
     ]
 
 
-def _term_limits(problem: RoundProblem, tables: Sequence[ClusterCosts]) -> list[Floats]:
-    """What codecs' errors may add in each cluster, by M."""
+def _error_limits(problem: RoundProblem, tables: Sequence[ClusterCosts]) -> list[Floats]:
+    """Returns for each row of each cluster what the errors of codecs may add to the convergence term."""
     limit = problem.convergence.limit
     if math.isinf(limit):
-        return [np.full(len(costs.options), math.inf) for costs in tables]
-    least = [float(np.min(costs.term)) for costs in tables]
+        return [np.full(costs.num_rows, math.inf) for costs in tables]
+    least = [float(np.min(costs.convergence_term)) for costs in tables]
     return [
-        limit * (1 + 1e-9) - costs.term - (sum(least) - own)
+        limit * (1 + 1e-9) - costs.convergence_term - (sum(least) - own)
         for costs, own in zip(tables, least, strict=True)
     ]
 
 
-def _choose(problem: RoundProblem, fronts: Sequence[Front], upper: float) -> Chosen | None:
-    """One plan a cluster, within the limits that they share."""
+def _choose(
+    problem: RoundProblem, fronts: Sequence[ParetoFront], upper_bound: float
+) -> Chosen | None:
+    """Chooses one plan of each front, within the limits that the clusters share."""
     candidates = []
-    for one in fronts:
-        row, plans = one.plans.row, one.plans
+    for front in fronts:
+        costs, plans, row = front.costs, front.plans, front.plans.row
         candidates.append(
             Candidates(
-                price=plans.price,
-                stall_price=one.costs.stall_price[row],
-                stall=plans.stall,
-                micro_batches=one.costs.options[row],
-                cost=plans.cost,
-                head_load=one.costs.head_load[row],
-                uses=np.stack([one.costs.term[row] + plans.error, one.costs.head_bytes[row]]),
+                delay_cost=plans.delay_cost,
+                bottleneck_price=costs.bottleneck_price[row],
+                bottleneck=plans.bottleneck,
+                num_micro_batches=costs.num_micro_batches[row],
+                summed_cost=plans.summed_cost,
+                head_load=costs.head_load[row],
+                uses=np.stack([costs.convergence_term[row] + plans.error, costs.head_bytes[row]]),
             )
         )
-    head = problem.clusters[0].edge_server
-    memory = math.inf if head.memory_bytes is None else head.memory_bytes - head.base_bytes
+    edge_server = problem.clusters[0].edge_server
+    memory = (
+        math.inf
+        if edge_server.memory_bytes is None
+        else edge_server.memory_bytes - edge_server.base_bytes
+    )
     limits = np.array([problem.convergence.limit * (1 + 1e-9), memory])
-    return choose(candidates, limits, upper)
+    return choose(candidates, limits, upper_bound)

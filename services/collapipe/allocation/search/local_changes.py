@@ -1,4 +1,7 @@
-"""Plans that differ from a plan by one step: what the segment programme may have missed, for links have fixed shares there."""
+"""Plans that differ from a plan by one small change.
+
+`place_segments` may miss them, because it assumes fixed shares. With fewer links, each link would get a larger share.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,18 +14,18 @@ from collapipe.allocation.round_model.problem import (
 )
 
 
-def neighbours(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan]:
+def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan]:
     """Yields plans in which one cluster has the next larger or smaller M, or one device less.
 
-    Shares and powers are left as they are; links of a plan with a device less are the first ones.
+    The links keep shares and powers that fit the old plan, so the caller replaces them.
     """
     for n, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
-        for other in (*_other_micro_batches(cluster, plan), *_without_a_device(plan)):
-            yield (*plans[:n], other, *plans[n + 1 :])
+        for changed in (*_with_other_micro_batches(cluster, plan), *_without_a_device(plan)):
+            yield (*plans[:n], changed, *plans[n + 1 :])
 
 
 def with_largest_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
-    """Gives every stage but the last the largest window that memory and the job allow: design (10)."""
+    """Gives every stage but the last one the largest window that memory and the job allow: docs/scheduling.md (10)."""
     return tuple(
         replace(
             plan,
@@ -38,7 +41,7 @@ def with_largest_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
     )
 
 
-def _other_micro_batches(cluster: ClusterProblem, plan: ClusterPlan) -> Iterator[ClusterPlan]:
+def _with_other_micro_batches(cluster: ClusterProblem, plan: ClusterPlan) -> Iterator[ClusterPlan]:
     options = cluster.micro_batch_options
     smaller = [option for option in options if option < plan.num_micro_batches]
     larger = [option for option in options if option > plan.num_micro_batches]
@@ -47,11 +50,11 @@ def _other_micro_batches(cluster: ClusterProblem, plan: ClusterPlan) -> Iterator
 
 
 def _without_a_device(plan: ClusterPlan) -> Iterator[ClusterPlan]:
-    """Its blocks go to the device before it or to the one after it."""
+    """Yields plans without one device, whose blocks move to the device before it or after it."""
     devices = range(1, len(plan.stages) - 1)
-    for left in devices:
-        gone = plan.stages[left]
-        for heir in (left - 1, left + 1):
+    for removed in devices:
+        gone = plan.stages[removed]
+        for heir in (removed - 1, removed + 1):
             if heir not in devices:
                 continue
             stages = list(plan.stages)
@@ -60,7 +63,7 @@ def _without_a_device(plan: ClusterPlan) -> Iterator[ClusterPlan]:
                 start_unit=min(stages[heir].start_unit, gone.start_unit),
                 stop_unit=max(stages[heir].stop_unit, gone.stop_unit),
             )
-            del stages[left]
+            del stages[removed]
             yield replace(plan, stages=tuple(stages), links=plan.links[:-1])
 
 

@@ -1,41 +1,50 @@
-"""The front of a cluster: every plan that some best decision of all clusters may need.
+"""The Pareto front of a cluster: every plan of the cluster that a best decision for all clusters may need.
 
-A plan is built from the head backwards, for the latency loop R_k of design (4) is a sum over what comes after. A partial plan is
-a label; all labels with equally many devices are extended at once, in arrays. A label is dropped when another with
-the same devices and blocks is nowhere worse, or when its bound exceeds what a known decision costs.
+This is a label-setting algorithm for a shortest-path problem with several costs. A *label* is a partial plan: the
+stages from some device to the head. The algorithm builds plans from the head backwards, because the latency loop of a
+stage, docs/scheduling.md (4), is a sum over what comes after the stage. In each layer it extends all labels with the
+same number of devices at once, as arrays. It drops a label
+
+- if another label with the same devices and blocks is at least as good in every respect (it is *dominated*), or
+- if the lower bound of every plan that extends it exceeds what a known decision costs.
+
+So the front is complete unless the caller limits the number of labels in a layer.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from collapipe.allocation.search.link_tables import Floats
+from collapipe.allocation.search.arrays import Bools, Floats, Ints
 from collapipe.allocation.search.segment_bounds import Bounds
-from collapipe.allocation.search.segment_costs import ClusterCosts, Ints
+from collapipe.allocation.search.segment_costs import ClusterCosts
 
-Mask = npt.NDArray[np.bool_]
-CHUNK = 2_000_000
-"""Extended labels made at once: keeps memory below some hundred MB."""
+_CHUNK = 2_000_000
+"""Most extended labels in memory at once; they take some hundred MB."""
+_MOST_LEADERS = 12
+"""Of each group of labels, so many are compared with all others of the group. The rest may keep dominated labels."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Partial plans: those of the devices from `device` to the head, which run blocks `start` and on.
+    """Partial plans, one in each position of the arrays.
+
+    A label runs the blocks from `start` to the last one on the devices from `device` to the head.
 
     Args:
-        row: Row of M.
-        device: The first one of the partial plan; K is the edge server.
-        start: Its first block.
-        mask: Devices that it runs, as bits; 0 where the order is given.
-        loop: Latency loop R in seconds; 0 where windows never starve.
-        price: Priced time.
-        stall: Bottleneck in seconds.
-        cost: Energy and error.
-        error: Convergence term of codecs.
-        parent: Label of the layer before that it extends.
-        option: Link option after `device`.
+        row: Row of the cost tables.
+        device: First device of the partial plan; K stands for the edge server.
+        start: First block.
+        mask: Bits of the devices in use; 0 if the devices come in one order.
+        loop: Latency loop of the first stage, in seconds; 0 if no window can starve.
+        delay_cost: Without the cost of the bottleneck.
+        bottleneck: In seconds.
+        summed_cost: Energy and convergence.
+        error: What codecs add to the convergence term.
+        parent: Index of the label of the layer before that this label extends.
+        codec: Index, in the link tables, of the codec on the link after `device`.
     """
 
     row: Ints
@@ -43,23 +52,22 @@ class Labels:
     start: Ints
     mask: Ints
     loop: Floats
-    price: Floats
-    stall: Floats
-    cost: Floats
+    delay_cost: Floats
+    bottleneck: Floats
+    summed_cost: Floats
     error: Floats
     parent: Ints
-    option: Ints
+    codec: Ints
 
     def take(self, index: npt.NDArray[np.generic]) -> "Labels":
-        """Some of them."""
+        """Returns the labels at some indices."""
         return Labels(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def __len__(self) -> int:
         return len(self.row)
 
 
-def joined(parts: list[Labels]) -> Labels:
-    """All labels of several sets."""
+def _joined(parts: list[Labels]) -> Labels:
     if len(parts) == 1:
         return parts[0]
     return Labels(
@@ -69,65 +77,69 @@ def joined(parts: list[Labels]) -> Labels:
 
 @dataclass(frozen=True)
 class PipelineChoice:
-    """One plan of a front: devices in pipeline order, where each one's blocks begin, and link options."""
+    """One plan of a front: devices in pipeline order, their first blocks, and the codecs of all links."""
 
     row: int
     devices: tuple[int, ...]
     starts: tuple[int, ...]
-    options: tuple[int, ...]
+    codecs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Front:
-    """Plans of one cluster, none of which beats another of its M in everything.
+class ParetoFront:
+    """Plans of one cluster of which none dominates another one of the same row.
 
     Args:
-        costs: What they are made of.
-        plans: One a label; `device` is the pipeline's first.
-        layers: What led to them, for `choice`.
-        layer: Number of devices of each plan.
-        complete: Whether no plan was left out that a best decision may need.
+        costs: The tables that the plans refer to.
+        plans: One label for each plan; `device` is the first device of the pipeline.
+        layers: All labels by their number of devices; `choice` follows their parents.
+        num_devices: Of each plan.
+        complete: Whether the front has every plan that a best decision may need.
     """
 
     costs: ClusterCosts
     plans: Labels
     layers: tuple[Labels, ...]
-    layer: Ints
+    num_devices: Ints
     complete: bool
 
-    def choice(self, index: int) -> PipelineChoice:
-        """Spells out one plan."""
+    def delay_costs(self) -> Floats:
+        """Returns the delay cost of each plan, if the load of the edge server is as low as possible."""
         plans = self.plans
-        devices, starts, options = [], [], [int(plans.option[index])]
-        label, depth = int(plans.parent[index]), int(self.layer[index])
+        return plans.delay_cost + self.costs.bottleneck_price[plans.row] * plans.bottleneck
+
+    def choice(self, index: int) -> PipelineChoice:
+        """Follows the parents of one plan to find its devices, segments and codecs."""
+        plans = self.plans
+        devices, starts, codecs = [], [], [int(plans.codec[index])]
+        label, depth = int(plans.parent[index]), int(self.num_devices[index])
         while depth > 0:
             labels = self.layers[depth]
             devices.append(int(labels.device[label]))
             starts.append(int(labels.start[label]))
-            options.append(int(labels.option[label]))
+            codecs.append(int(labels.codec[label]))
             label, depth = int(labels.parent[label]), depth - 1
-        return PipelineChoice(int(plans.row[index]), tuple(devices), tuple(starts), tuple(options))
+        return PipelineChoice(int(plans.row[index]), tuple(devices), tuple(starts), tuple(codecs))
 
 
-def front(
+def pareto_front(
     costs: ClusterCosts,
-    floor: Floats,
+    least_bottleneck: Floats,
     bounds: Bounds,
-    term_limits: Floats,
+    error_limits: Floats,
     *,
     width: int | None = None,
-) -> Front:
-    """Finds a cluster's front.
+) -> ParetoFront:
+    """Finds the Pareto front of a cluster.
 
     Args:
-        costs: The cluster.
-        floor: Least bottleneck. (m)
-        bounds: With limits; in one order when they were made for one.
-        term_limits: The most that codecs' errors may add to the convergence term. (m)
-        width: Keep so many labels of each M in each layer, those with the least bounds; `None` for all.
+        least_bottleneck: In seconds. (m)
+        bounds: Bounds with limits. They also say whether the devices come in one order.
+        error_limits: The most that the errors of codecs may add to the convergence term. (m)
+        width: Number of labels of each row that a layer keeps, those with the least bounds; `None` keeps all.
     """
     num_devices, num_blocks = costs.num_devices, costs.num_blocks
-    rows = np.arange(len(costs.options))
+    rows = np.arange(costs.num_rows)
     zeros, none = np.zeros(len(rows)), np.zeros(len(rows), np.int64)
     layer = Labels(
         row=rows,
@@ -135,70 +147,72 @@ def front(
         start=np.full(len(rows), num_blocks),
         mask=none,
         loop=np.where(costs.starves, costs.head_seconds, 0.0),
-        price=costs.end_price.copy(),
-        stall=np.maximum.reduce([floor, costs.entry_seconds, costs.head_seconds]),
-        cost=costs.end_cost.copy(),
+        delay_cost=costs.fixed_delay_cost.copy(),
+        bottleneck=np.maximum.reduce(
+            [least_bottleneck, costs.embedding_seconds, costs.head_seconds]
+        ),
+        summed_cost=costs.fixed_summed_cost.copy(),
         error=zeros,
         parent=none,
-        option=none,
+        codec=none,
     )
-    layers, ends, depths, complete = [layer], [], [], True
+    layers, finished, depths, complete = [layer], [], [], True
     for depth in range(1, num_devices + 1):
-        halves = _linked(costs, layer, bounds, term_limits)
-        if not len(halves):
+        linked = _with_next_device(costs, layer, bounds, error_limits)
+        if not len(linked):
             break
-        halves = halves.take(_undominated(costs, halves, halves.start))
+        linked = linked.take(_undominated(costs, linked))
         parts = [
-            part.take(_undominated(costs, part, part.start))
-            for part in _segments(costs, halves, bounds)
+            part.take(_undominated(costs, part)) for part in _with_segments(costs, linked, bounds)
         ]
-        layer = joined(parts)
+        layer = _joined(parts)
         if len(parts) > 1:
-            layer = layer.take(_undominated(costs, layer, layer.start))
+            layer = layer.take(_undominated(costs, layer))
         if width is not None and len(layer) > width:
-            few = _most_promising(costs, layer, bounds, width)
-            complete &= len(few) == len(layer)
-            layer = layer.take(few)
+            kept = _most_promising(costs, layer, bounds, width)
+            complete &= len(kept) == len(layer)
+            layer = layer.take(kept)
         layers.append(layer)
-        finished = layer.start == 0
-        if np.any(finished):
-            end = _entered(costs, layer, np.flatnonzero(finished), bounds, term_limits)
-            ends.append(end)
-            depths.append(np.full(len(end), depth))
-    if not ends:
-        return Front(costs, layer.take(none[:0]), tuple(layers), none[:0], complete)
-    plans, depth_of = joined(ends), np.concatenate(depths)
-    kept = _undominated(costs, plans, np.zeros_like(plans.start), by_row=True)
-    return Front(costs, plans.take(kept), tuple(layers), depth_of[kept], complete)
+        if np.any(layer.start == 0):
+            whole = _with_control_unit(costs, layer, bounds, error_limits)
+            finished.append(whole)
+            depths.append(np.full(len(whole), depth))
+    if not finished:
+        return ParetoFront(costs, layer.take(none[:0]), tuple(layers), none[:0], complete)
+    plans, depth_of = _joined(finished), np.concatenate(depths)
+    kept = _undominated(costs, plans, whole_plans=True)
+    return ParetoFront(costs, plans.take(kept), tuple(layers), depth_of[kept], complete)
 
 
-def _linked(costs: ClusterCosts, labels: Labels, bounds: Bounds, term_limits: Floats) -> Labels:
-    """Labels extended by the link from one more device; its blocks are still to be chosen."""
+def _with_next_device(
+    costs: ClusterCosts, labels: Labels, bounds: Bounds, error_limits: Floats
+) -> Labels:
+    """Extends labels by the link from one more device, whose segment is still to be chosen."""
     num_devices = costs.num_devices
-    open_ones = np.flatnonzero(labels.start > 0)
-    row, receiver = labels.row[open_ones], labels.device[open_ones]
+    open_labels = np.flatnonzero(labels.start > 0)
+    row, receiver = labels.row[open_labels], labels.device[open_labels]
     usable = np.isfinite(costs.link_load[row, :num_devices, receiver])
     senders = np.arange(num_devices)
     if bounds.first_cell is None:
         usable &= (senders < receiver[:, None])[:, :, None]
     else:
-        usable &= ((labels.mask[open_ones, None] >> senders) & 1 == 0)[:, :, None]
-    which, sender, option = np.nonzero(usable)
-    parent = open_ones[which]
-    return _over_link(costs, labels, parent, sender, option, bounds, term_limits)
+        usable &= ((labels.mask[open_labels, None] >> senders) & 1 == 0)[:, :, None]
+    which, sender, codec = np.nonzero(usable)
+    return _with_link(costs, labels, open_labels[which], sender, codec, bounds, error_limits)
 
 
-def _over_link(
+def _with_link(
     costs: ClusterCosts,
     labels: Labels,
     parent: Ints,
     sender: Ints,
-    option: Ints,
+    codec: Ints,
     bounds: Bounds,
-    term_limits: Floats,
+    error_limits: Floats,
 ) -> Labels:
+    """Extends the parents by links from the senders, and drops labels beyond a limit."""
     row = labels.row[parent]
-    link = (row, sender, labels.device[parent], option)
+    link = (row, sender, labels.device[parent], codec)
     bit = 0 if bounds.first_cell is None else np.left_shift(1, sender)
     extended = Labels(
         row=row,
@@ -206,28 +220,24 @@ def _over_link(
         start=labels.start[parent],
         mask=labels.mask[parent] | bit,
         loop=labels.loop[parent] + np.where(costs.starves[row], costs.link_loop[link], 0.0),
-        price=labels.price[parent] + costs.link_price[link],
-        stall=np.maximum(labels.stall[parent], costs.link_load[link]),
-        cost=labels.cost[parent] + costs.link_cost[link],
+        delay_cost=labels.delay_cost[parent] + costs.link_delay_cost[link],
+        bottleneck=np.maximum(labels.bottleneck[parent], costs.link_load[link]),
+        summed_cost=labels.summed_cost[parent] + costs.link_summed_cost[link],
         error=labels.error[parent] + costs.link_error[link],
         parent=parent,
-        option=option,
+        codec=codec,
     )
-    within = extended.error <= term_limits[row]
-    for bound in bounds.weighed:
-        weight = bound.time_weight
-        least = weight * (extended.price + costs.stall_price[row] * extended.stall) + extended.cost
-        within &= least <= bound.limit
+    within = (extended.error <= error_limits[row]) & _costs_within_limits(costs, extended, bounds)
     return extended if np.all(within) else extended.take(np.flatnonzero(within))
 
 
-def _segments(costs: ClusterCosts, halves: Labels, bounds: Bounds) -> Iterator[Labels]:
-    """Labels whose first device is given every number of blocks that it may run."""
+def _with_segments(costs: ClusterCosts, linked: Labels, bounds: Bounds) -> Iterator[Labels]:
+    """Gives the first device of each label every number of blocks that it can run."""
     num_blocks = costs.num_blocks
-    step = max(1, CHUNK // num_blocks)
+    step = max(1, _CHUNK // num_blocks)
     blocks = np.arange(1, num_blocks + 1)
-    for first in range(0, len(halves), step):
-        part = halves.take(np.arange(first, min(first + step, len(halves))))
+    for first in range(0, len(linked), step):
+        part = linked.take(np.arange(first, min(first + step, len(linked))))
         fits = (costs.window[part.row, part.device, 1:] > 0) & (blocks <= part.start[:, None])
         which, count = np.nonzero(fits)
         count += 1
@@ -237,114 +247,120 @@ def _segments(costs: ClusterCosts, halves: Labels, bounds: Bounds) -> Iterator[L
         compute = costs.compute[row, device, count]
         window = costs.window[row, device, count]
         loop = chosen.loop + np.where(costs.starves[row], compute, 0.0)
-        starving = np.where(window < costs.flight[row], loop / window, 0.0)
-        extended = Labels(
-            row=row,
-            device=device,
+        starving = np.where(window < costs.max_in_flight[row], loop / window, 0.0)
+        extended = replace(
+            chosen,
             start=start,
-            mask=chosen.mask,
             loop=loop,
-            price=chosen.price
-            + costs.device_price[row, device, count]
-            + costs.move_price[row, device, start, chosen.start],
-            stall=np.maximum.reduce([chosen.stall, compute, starving]),
-            cost=chosen.cost + costs.device_cost[row, device, count],
-            error=chosen.error,
-            parent=chosen.parent,
-            option=chosen.option,
+            delay_cost=chosen.delay_cost
+            + costs.segment_delay_cost[row, device, count]
+            + costs.move_delay_cost[row, device, start, chosen.start],
+            bottleneck=np.maximum.reduce([chosen.bottleneck, compute, starving]),
+            summed_cost=chosen.summed_cost + costs.segment_summed_cost[row, device, count],
         )
-        yield extended.take(np.flatnonzero(_within(costs, extended, bounds)))
+        yield extended.take(np.flatnonzero(_bounds_within_limits(costs, extended, bounds)))
 
 
-def _entered(
-    costs: ClusterCosts, labels: Labels, done: Ints, bounds: Bounds, term_limits: Floats
+def _with_control_unit(
+    costs: ClusterCosts, labels: Labels, bounds: Bounds, error_limits: Floats
 ) -> Labels:
-    """Whole plans: labels without open blocks, extended by the control unit's link."""
+    """Completes the labels that have all blocks: adds the link from the control unit."""
     num_devices = costs.num_devices
-    usable = np.isfinite(costs.link_load[labels.row[done], num_devices, labels.device[done]])
-    which, option = np.nonzero(usable)
-    parent = done[which]
+    full = np.flatnonzero(labels.start == 0)
+    usable = np.isfinite(costs.link_load[labels.row[full], num_devices, labels.device[full]])
+    which, codec = np.nonzero(usable)
+    parent = full[which]
     sender = np.full(len(parent), num_devices)
-    whole = _over_link(costs, labels, parent, sender, option, bounds, term_limits)
+    whole = _with_link(costs, labels, parent, sender, codec, bounds, error_limits)
     row = whole.row
-    loop = whole.loop + costs.entry_seconds[row]
-    starving = np.where(
-        costs.entry_window[row] < costs.flight[row], loop / costs.entry_window[row], 0.0
+    loop = whole.loop + costs.embedding_seconds[row]
+    window = costs.embedding_window[row]
+    starving = np.where(window < costs.max_in_flight[row], loop / window, 0.0)
+    # The loop no longer matters, so it must not distinguish whole plans.
+    whole = replace(
+        whole, bottleneck=np.maximum(whole.bottleneck, starving), loop=np.zeros(len(whole))
     )
-    whole = Labels(
-        **{
-            **{field.name: getattr(whole, field.name) for field in fields(Labels)},
-            "stall": np.maximum(whole.stall, starving),
-            "loop": np.zeros(len(whole)),  # no one waits for it any more
-        }
-    )
-    keep = np.ones(len(whole), bool)
-    for bound in bounds.weighed:
-        weight = bound.time_weight
-        total = weight * (whole.price + costs.stall_price[row] * whole.stall) + whole.cost
-        keep &= total <= bound.limit
-    return whole.take(np.flatnonzero(keep))
+    return whole.take(np.flatnonzero(_costs_within_limits(costs, whole, bounds)))
 
 
-def _least_totals(costs: ClusterCosts, labels: Labels, bounds: Bounds) -> Iterator[Floats]:
-    """For each weighing, the least weighed total of whatever a label leads to."""
+def _costs_within_limits(costs: ClusterCosts, labels: Labels, bounds: Bounds) -> Bools:
+    """Returns whether the weighted costs of the labels so far are within all limits."""
+    within = np.ones(len(labels), bool)
+    bottleneck_cost = costs.bottleneck_price[labels.row] * labels.bottleneck
+    for bound in bounds.weighted:
+        weighted = bound.time_weight * (labels.delay_cost + bottleneck_cost) + labels.summed_cost
+        within &= weighted <= bound.limit
+    return within
+
+
+def _bounds_within_limits(costs: ClusterCosts, labels: Labels, bounds: Bounds) -> Bools:
+    """Returns whether some plan that extends a label may be within all limits."""
+    within = np.ones(len(labels), bool)
+    for bound, least in zip(bounds.weighted, _lower_bounds(costs, labels, bounds), strict=True):
+        within &= np.isfinite(least) & (least <= bound.limit)
+    return within
+
+
+def _lower_bounds(costs: ClusterCosts, labels: Labels, bounds: Bounds) -> Iterator[Floats]:
+    """Yields for each weight a lower bound on the weighted cost of every plan that extends a label.
+
+    Either the bottleneck stays that of the label, and so in its cell, or it moves to a later cell.
+    """
     row, device, start = labels.row, labels.device, labels.start
-    cell = np.sum(bounds.grid.ends[row] < labels.stall[:, None], axis=1)
+    cell = np.sum(bounds.grid.ends[row] < labels.bottleneck[:, None], axis=1)
     first = cell
-    if bounds.standing is not None:
-        short = bounds.standing[row, :, device, start] < labels.loop[:, None]
-        first = np.maximum(first, np.sum(short, axis=1))
+    if bounds.longest_loop is not None:
+        too_long = bounds.longest_loop[row, :, device, start] < labels.loop[:, None]
+        first = np.maximum(first, np.sum(too_long, axis=1))
     if bounds.first_cell is not None:
         first = np.maximum(first, bounds.first_cell[row, labels.mask, start])
-    here = np.minimum(cell, bounds.grid.ends.shape[1] - 1)
-    for bound in bounds.weighed:
+    own_cell = np.minimum(cell, bounds.grid.ends.shape[1] - 1)
+    for bound in bounds.weighted:
         weight = bound.time_weight
-        ahead = bound.beyond[row, np.maximum(first, cell + 1), device, start]
-        inside = (
-            weight * costs.stall_price[row] * labels.stall + bound.within[row, here, device, start]
+        later = bound.from_cell[row, np.maximum(first, cell + 1), device, start]
+        same = (
+            weight * costs.bottleneck_price[row] * labels.bottleneck
+            + bound.prefix_cost[row, own_cell, device, start]
         )
-        inside = np.where(first > cell, np.inf, inside)
-        yield weight * labels.price + labels.cost + np.minimum(inside, ahead)
-
-
-def _within(costs: ClusterCosts, labels: Labels, bounds: Bounds) -> Mask:
-    keep = np.ones(len(labels), bool)
-    for bound, least in zip(bounds.weighed, _least_totals(costs, labels, bounds), strict=True):
-        keep &= np.isfinite(least) & (least <= bound.limit)
-    return keep
+        same = np.where(first > cell, np.inf, same)
+        yield weight * labels.delay_cost + labels.summed_cost + np.minimum(same, later)
 
 
 def _most_promising(
     costs: ClusterCosts, labels: Labels, bounds: Bounds, width: int
 ) -> npt.NDArray[np.intp]:
-    """So many labels of each M, those with the least bounds in the first weighing."""
-    least = next(iter(_least_totals(costs, labels, bounds)))
+    """Returns the indices of the labels of each row that have the least bounds for the first weight."""
+    least = next(iter(_lower_bounds(costs, labels, bounds)))
     order = np.lexsort((least, labels.row))
     row = labels.row[order]
     return order[np.arange(len(row)) - np.searchsorted(row, row) < width]
 
 
 def _undominated(
-    costs: ClusterCosts, labels: Labels, start: Ints, *, by_row: bool = False
+    costs: ClusterCosts, labels: Labels, *, whole_plans: bool = False
 ) -> npt.NDArray[np.intp]:
-    """Indices of labels that no other of the same row, device, blocks and mask beats; nearly all that are beaten go.
+    """Returns the indices of labels that no other label of the same group dominates.
 
-    Whatever is still to come, a price that is no higher, without the stall and with it, stays no higher: the stall
-    itself need not be compared. Labels of a group are sorted by their total; whatever one of the first ones beats is
-    left out.
+    A group has the same row, device, start and mask; whole plans are grouped by row. The bottleneck itself is not
+    compared. If one label has the lower delay cost both without the bottleneck and with it, no extension of the two
+    labels can reverse that.
+
+    The labels of a group are sorted by their cost, and the first ones are compared with all others. So a few dominated
+    labels of large groups remain, which costs time but no correctness.
     """
     if not len(labels):
         return np.zeros(0, np.intp)
-    time = labels.price + costs.stall_price[labels.row] * labels.stall
+    with_bottleneck = labels.delay_cost + costs.bottleneck_price[labels.row] * labels.bottleneck
     key = labels.row
-    if not by_row:
-        size = costs.num_blocks + 1
+    if not whole_plans:
+        num_starts = costs.num_blocks + 1
         key = (
-            (labels.mask * len(costs.options) + labels.row) * (costs.num_devices + 1)
-            + labels.device
-        ) * size + start
-    order = np.lexsort((time + labels.cost, key))
-    dims = np.stack([labels.price, time, labels.cost, labels.loop, labels.error])
+            (labels.mask * costs.num_rows + labels.row) * (costs.num_devices + 1) + labels.device
+        ) * num_starts + labels.start
+    order = np.lexsort((with_bottleneck + labels.summed_cost, key))
+    dims = np.stack(
+        [labels.delay_cost, with_bottleneck, labels.summed_cost, labels.loop, labels.error]
+    )
     dims, key = dims[:, order], key[order]
     dims = dims[np.any(dims != dims[:, :1], axis=1)]
     leader = 0
@@ -353,12 +369,12 @@ def _undominated(
         sizes = np.diff(np.append(first, len(key)))
         place = np.arange(len(key)) - np.repeat(first, sizes)
         behind = np.flatnonzero(place > leader)
-        if not len(behind) or (leader >= 12 and not by_row):
+        if not len(behind) or (leader >= _MOST_LEADERS and not whole_plans):
             return order
-        leads = behind - place[behind] + leader
-        beaten = behind[np.all(dims[:, leads] <= dims[:, behind], axis=0)]
-        if len(beaten):
+        leaders = behind - place[behind] + leader
+        dominated = behind[np.all(dims[:, leaders] <= dims[:, behind], axis=0)]
+        if len(dominated):
             keep = np.ones(len(key), bool)
-            keep[beaten] = False
+            keep[dominated] = False
             order, key, dims = order[keep], key[keep], dims[:, keep]
         leader += 1

@@ -1,10 +1,9 @@
-"""Transmit powers: alone in closed form, together with the shares, and under mutual interference."""
+"""Transmit powers: of one link in closed form, and of all links together with their shares."""
 
 import math
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import lambertw
 
 from collapipe.allocation.round_model.prediction import predict
@@ -15,25 +14,32 @@ from collapipe.allocation.round_model.problem import (
     RoundPlan,
     RoundProblem,
 )
+from collapipe.allocation.search.arrays import Bools, Floats
 from collapipe.allocation.search.bandwidth import Allocation, Point, solve_shares
-from collapipe.allocation.search.shared_links import SharedLinks, Vector, shared_links
+from collapipe.allocation.search.shared_links import SharedLinks, shared_links
 from collapipe.codecs import CodecName
 
 _LEAST_SIGNAL = 1e-3
-"""Signal to noise ratio below which power hardly changes energy: sending still slower saves less than 0.05 %."""
+"""The least signal-to-noise ratio: sending with less power saves less than 0.05 % of the energy."""
 
+_MAX_STEPS = 8
+"""Most convex problems for one allocation; two or three are usual."""
+_LEAST_GAIN = 3e-4
+"""An allocation ends after a step with a smaller relative gain."""
 _BRANCH = 1e-15 - 1 / math.e
-"""Where Lambert's W begins, but for rounding."""
+"""The least argument of Lambert's W, with a margin for rounding."""
 
 
-def best_watts(time_weight: Vector, joule_weight: Vector, gain: Vector, limit: Vector) -> Vector:
-    """The powers that minimise (time_weight + joule_weight p) / log2(1 + gain p): design, 6, D.
+def best_watts(time_weight: Floats, joule_weight: Floats, gain: Floats, limit: Floats) -> Floats:
+    """Returns the powers p that minimise (time_weight + joule_weight p) / log2(1 + gain p), in W.
+
+    This is the closed form of docs/scheduling.md, "How a round is solved", 3. All arrays have the same shape.
 
     Args:
-        time_weight: V', of a second of the transfer; any shape, as the others.
-        joule_weight: Q', of a joule.
+        time_weight: V', the price of a second of the transfer.
+        joule_weight: Q', the price of a joule.
         gain: h / (B (N0 + I0)), in 1/W; above 0.
-        limit: The most, in W; what a transmitter uses whose energy costs nothing.
+        limit: Largest power, in W. It is the best power if energy costs nothing.
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.where(joule_weight > 0, time_weight * gain / joule_weight, math.inf)
@@ -48,25 +54,21 @@ def allocate(
     problem: RoundProblem,
     plans: RoundPlan,
     *,
-    tolerance: float = 3e-4,
-    max_steps: int = 8,
     time_limit_seconds: float | None = None,
 ) -> Allocation:
-    """Finds shares and powers that minimise design (13) with everything else in the plans as it is.
+    """Finds shares and powers that minimise docs/scheduling.md (13) and leave the rest of the plans as it is.
 
-    Shares and powers are solved for together: with one of them fixed, the other often cannot move alone, for a slower
-    link would hold up a bottleneck that a wider one would not. Links that share no channel get no share and full power,
-    which is optimal for them: without a limit on bandwidth, a bit costs the same energy at any power.
+    Shares and powers are solved for together. If one of them is fixed, the other often cannot improve alone: less power
+    would slow down a link that is the bottleneck, unless the link also gets a larger share.
 
-    Plans with a link that carries nothing, or with no way to take their states, are given back as they are: no share or
-    power helps, and what is predicted of them says so.
+    Links without a shared channel get full power and an infinite share. This is optimal, because with unlimited
+    bandwidth a bit takes the same energy at any power.
+
+    Plans that need infinite time whatever the shares and powers are returned unchanged, with this prediction.
 
     Args:
-        problem: The round.
-        plans: Their shares and powers are where the search starts.
-        tolerance: Relative gain of a step at which it ends.
-        max_steps: The most steps; two or three are usual.
-        time_limit_seconds: For one convex problem.
+        plans: The search starts from their shares and powers.
+        time_limit_seconds: For each convex problem.
 
     Raises:
         SolverFailedError: The solver did not reach an optimum.
@@ -81,14 +83,14 @@ def allocate(
     free = _costly(links, point.shares)
     value = links.objective(point.times, point.watts)
     prices = None
-    for _ in range(max_steps if free.any() else 1):
+    for _ in range(_MAX_STEPS if free.any() else 1):
         found, prices = solve_shares(links, point, free, time_limit_seconds=time_limit_seconds)
         watts = _bounded(links, found.shares, found.watts)
         found = Point(found.shares, watts, links.times(found.shares, watts))
         better = links.objective(found.times, found.watts)
         if better < value:
             point = found
-        if better >= value * (1 - tolerance):
+        if better >= value * (1 - _LEAST_GAIN):
             break
         value = better
     settled = links.applied(plans, point.shares, point.watts)
@@ -102,7 +104,7 @@ def full_link(
     codec: CodecName = "fp32",
     share: float = math.inf,
 ) -> LinkPlan:
-    """A link with a share and full power; 0 W on wires."""
+    """Returns a link with a share and full power, which is 0 W on wires."""
     if not isinstance(cluster.links[sender, receiver], RadioLink):
         return LinkPlan(codec, share)
     hosts = cluster.hosts
@@ -112,7 +114,7 @@ def full_link(
 
 
 def _start(links: SharedLinks, plans: RoundPlan) -> Point:
-    """Shares and powers of the plans where they are usable, else equal shares and powers in closed form."""
+    """Returns the shares and powers of the plans if they are usable, else equal shares and powers in closed form."""
     shares = np.array([plans[n].links[i].share for n, i in links.positions])
     if np.all(np.isfinite(shares)) and np.all(shares > 0):
         used = np.bincount(links.channel, shares, minlength=len(links.totals))
@@ -122,31 +124,31 @@ def _start(links: SharedLinks, plans: RoundPlan) -> Point:
     watts = links.powers(plans)
     if np.any(watts[links.radio] <= 0):
         delay = links.delay
-        # as if every link of a cluster held up the pipeline for its part of the time
+        # The bottleneck is not known yet, so each link of a cluster counts as an equal part of it.
         users = np.maximum((delay.times > 0).sum(axis=1), 1)
         weight = (delay.times + (delay.times > 0) * (delay.repeats / users)[:, None]).sum(axis=0)
         both = np.concatenate([shares, shares])
         gain = np.where(links.radio, links.gain / both, 1.0)
-        watts = best_watts(links.delay_weight * weight, links.joule_weight, gain, links.limit_watts)
+        watts = best_watts(links.second_price * weight, links.joule_price, gain, links.limit_watts)
     watts = _bounded(links, shares, watts)
     return Point(shares, watts, links.times(shares, watts))
 
 
 def _is_finite(links: SharedLinks, point: Point) -> bool:
-    """Whether the round ends at all."""
+    """Returns whether the round takes a finite time."""
     return bool(
         np.isfinite(point.times).all() and np.isfinite(links.delay.round_seconds(point.times)).all()
     )
 
 
-def _costly(links: SharedLinks, shares: Vector) -> NDArray[np.bool_]:
-    """Which directions may save energy by sending slower, (J)."""
+def _costly(links: SharedLinks, shares: Floats) -> Bools:
+    """Returns which directions may save energy if they send more slowly. (J)"""
     both = np.concatenate([shares, shares])
-    return (links.joule_weight > 0) & (links.limit_watts * links.gain > _LEAST_SIGNAL * both)
+    return (links.joule_price > 0) & (links.limit_watts * links.gain > _LEAST_SIGNAL * both)
 
 
-def _bounded(links: SharedLinks, shares: Vector, watts: Vector) -> Vector:
-    """Powers within their limits, full where energy costs nothing, and no lower than saves energy."""
+def _bounded(links: SharedLinks, shares: Floats, watts: Floats) -> Floats:
+    """Limits the powers; they are full where energy costs nothing, and not so low that less would save nothing."""
     both = np.concatenate([shares, shares])
     least = _LEAST_SIGNAL * both / np.where(links.radio, links.gain, math.inf)
     bounded = np.clip(watts, np.minimum(least, links.limit_watts), links.limit_watts)
@@ -154,7 +156,7 @@ def _bounded(links: SharedLinks, shares: Vector, watts: Vector) -> Vector:
 
 
 def _with_unshared_links_full(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
-    """The plans with full power and no share on links that share no channel."""
+    """Returns the plans with full power and an infinite share on links that share no channel."""
     found = []
     for cluster, plan in zip(problem.clusters, plans, strict=True):
         if cluster.channel is None:

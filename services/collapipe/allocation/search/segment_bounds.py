@@ -1,8 +1,12 @@
-"""Lower bounds of what the front of a pipeline costs, by dynamic programming over a grid of bottlenecks.
+"""Lower bounds on the cost of the part of a pipeline that the search has not built yet.
 
-Segments are found from the head backwards. What is still open, the blocks before `s` and the way from the control
-unit to device k, costs at least what this module says: bottlenecks fall into cells of a grid, and for each cell the
-cheapest way that keeps within it is exact but for windows and, where any order is allowed, for a device that runs twice.
+The search builds a pipeline from the head backwards. What is missing is a *prefix*: the link of the control unit, the
+segments of the blocks before s, and the link into device k. A dynamic programme computes the cheapest prefix for each
+device k and each block s, and for each cell of a grid of bottlenecks. In a cell, only segments and links are allowed
+that take no longer than the cell's end.
+
+The result is a lower bound, because the programme ignores two restrictions. It knows little of windows, and where
+devices may come in any order it may use a device twice.
 """
 
 from collections.abc import Sequence
@@ -10,143 +14,149 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collapipe.allocation.search.link_tables import Floats
-from collapipe.allocation.search.segment_costs import ClusterCosts, Ints
-from collapipe.allocation.search.segment_windows import Blocked, blocked_segments, standing_loops
+from collapipe.allocation.search.arrays import Bools, Floats, Ints
+from collapipe.allocation.search.segment_costs import ClusterCosts
+from collapipe.allocation.search.segment_windows import blocked_segments, longest_loops
 
 _HUGE = 1e300
-"""Stands for an infinite bottleneck where it is multiplied."""
+"""Replaces an infinite bottleneck in products."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What is added up along a pipeline, and what each step takes of a micro-batch. Axes as in `ClusterCosts`.
+    """The parts of a pipeline: their costs, which add up, and their times, which the bottleneck limits.
+
+    The axes are those of `ClusterCosts`. Everything is infinite where a segment does not fit or a link does not exist.
 
     Args:
-        device: Price of blocks s to e; infinite where they do not fit. (m, k, s, e)
-        link: Price; infinite where there is no link. (m, sender, receiver, codec)
-        compute: Seconds, likewise infinite. (m, k, d)
-        load: Seconds, likewise infinite. (m, sender, receiver, codec)
+        segment: Cost of running blocks s to e on device k. (m, k, s, e)
+        link: Cost. (m, sender, receiver, codec)
+        compute: Seconds of a segment. (m, k, d)
+        load: Seconds for which a micro-batch occupies a link. (m, sender, receiver, codec)
     """
 
-    device: Floats
+    segment: Floats
     link: Floats
     compute: Floats
     load: Floats
 
 
-def priced_steps(costs: ClusterCosts, time_weight: float) -> Steps:
-    """Costs, and so much of the priced time."""
-    segment = time_weight * costs.device_price + costs.device_cost
-    device = _by_range(costs, segment)
+def weighted_steps(costs: ClusterCosts, time_weight: float) -> Steps:
+    """Returns steps that cost `time_weight` times the delay cost, plus the summed cost."""
+    by_count = time_weight * costs.segment_delay_cost + costs.segment_summed_cost
+    segment = _by_range(costs, by_count)
     if time_weight:
-        device = device + time_weight * costs.move_price
-    return _steps(costs, device, time_weight * costs.link_price + costs.link_cost)
+        segment = segment + time_weight * costs.move_delay_cost
+    return _steps(costs, segment, time_weight * costs.link_delay_cost + costs.link_summed_cost)
 
 
 def error_steps(costs: ClusterCosts) -> Steps:
-    """What codecs add to the convergence term."""
+    """Returns steps that cost what their codec adds to the convergence term."""
     return _steps(costs, _by_range(costs, np.zeros_like(costs.compute)), costs.link_error)
 
 
 def _by_range(costs: ClusterCosts, segment: Floats) -> Floats:
-    """Prices by number of blocks as prices by range; who runs nothing takes no part."""
+    """Converts costs by number of blocks, (m, k, d), to costs by range, (m, k, s, e); an empty range is not allowed."""
     blocks = np.arange(costs.num_blocks + 1)
     span = blocks[None, :] - blocks[:, None]
     segment = np.where((costs.window > 0) & (blocks > 0), segment, np.inf)
     return np.asarray(segment[:, :, np.maximum(span, 0)])
 
 
-def _steps(costs: ClusterCosts, device: Floats, link: Floats) -> Steps:
+def _steps(costs: ClusterCosts, segment: Floats, link: Floats) -> Steps:
     link = np.where(np.isfinite(costs.link_load), link, np.inf)
-    return Steps(device, link, costs.compute, costs.link_load)
+    return Steps(segment, link, costs.compute, costs.link_load)
 
 
-def cheapest_fronts(
-    steps: Steps, grid: Floats, *, in_order: bool, blocked: Blocked | None = None
+def cheapest_prefixes(
+    steps: Steps, grid: Floats, *, in_order: bool, blocked: Bools | None = None
 ) -> Floats:
-    """The least price of the front of a pipeline.
+    """Computes the least cost of a prefix of a pipeline by dynamic programming.
 
     Args:
-        steps: What is added up.
-        grid: Bottlenecks that devices and links keep within. (m, g)
-        in_order: Whether devices come in the order of the tables; else in any, and one may come twice.
-        blocked: Segments that may not be. (m, g, k, s, e)
+        grid: Bottlenecks that no segment and no link may exceed. (m, g)
+        in_order: Whether devices come in the order of the tables. Otherwise they come in any order, and the programme
+            may use a device twice.
+        blocked: Segments that are not allowed. (m, g, k, s, e)
 
     Returns:
-        By (m, g, k, s): of the control unit's link, the segments of blocks 0 to s and the links up to the one that
-        leads into device k, or with k = K the edge server.
+        The least cost of the control unit's link, the segments of blocks 0 to s, and the links up to the one into
+        device k. The last k stands for the edge server. (m, g, k, s)
     """
     num_devices, num_blocks = steps.compute.shape[1], steps.compute.shape[2] - 1
     link = np.where(
         steps.load[:, None] <= grid[:, :, None, None, None], steps.link[:, None], np.inf
     ).min(axis=-1)
     over = np.where(steps.compute[:, None] <= grid[:, :, None, None], 0.0, np.inf)
-    into = np.full((*grid.shape, num_devices + 1, num_blocks + 1), np.inf)
-    into[..., :num_devices, 0] = link[:, :, num_devices, :num_devices]
+    cheapest = np.full((*grid.shape, num_devices + 1, num_blocks + 1), np.inf)
+    cheapest[..., :num_devices, 0] = link[:, :, num_devices, :num_devices]
     between = link[:, :, :num_devices]
     if in_order:
         blocks = np.arange(num_blocks + 1)
         span = np.maximum(blocks[None, :] - blocks[:, None], 0)
         for k in range(num_devices):
-            segment = steps.device[:, None, k] + over[:, :, k][:, :, span]
+            segment = steps.segment[:, None, k] + over[:, :, k][:, :, span]
             if blocked is not None:
                 segment[blocked[:, :, k]] = np.inf
-            ended = np.min(into[:, :, k, :, None] + segment, axis=2)
+            ended = np.min(cheapest[:, :, k, :, None] + segment, axis=2)
             later = ended[:, :, None, :] + between[:, :, k, k + 1 :, None]
-            into[:, :, k + 1 :] = np.minimum(into[:, :, k + 1 :], later)
-        return into
+            cheapest[:, :, k + 1 :] = np.minimum(cheapest[:, :, k + 1 :], later)
+        return cheapest
     for e in range(1, num_blocks + 1):
-        segment = steps.device[:, None, :, :e, e] + over[:, :, :, e:0:-1]
+        segment = steps.segment[:, None, :, :e, e] + over[:, :, :, e:0:-1]
         if blocked is not None:
             segment[blocked[:, :, :, :e, e]] = np.inf
-        ended = np.min(into[:, :, :num_devices, :e] + segment, axis=3)
-        into[..., e] = np.min(ended[..., None] + between, axis=2)
-    return into
+        ended = np.min(cheapest[:, :, :num_devices, :e] + segment, axis=3)
+        cheapest[..., e] = np.min(ended[..., None] + between, axis=2)
+    return cheapest
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells of bottlenecks, ascending.
+    """Cells of bottlenecks, in ascending order.
 
     Args:
-        ends: The most in each; the last is infinite. (m, g)
-        starts: The least in each that a pipeline can have. (m, g)
+        ends: The largest bottleneck of each cell; the last one is infinite. (m, g)
+        starts: The smallest bottleneck that a pipeline in the cell can have. (m, g)
     """
 
     ends: Floats
     starts: Floats
 
 
-def bottlenecks(compute: Floats, load: Floats, least: float) -> Floats:
-    """What the bottleneck of a pipeline may be where no window starves: a step's time, or the least there is."""
+def possible_bottlenecks(compute: Floats, load: Floats, least: float) -> Floats:
+    """Returns every bottleneck that a pipeline can have if no window starves, ascending.
+
+    Such a bottleneck is the time of a segment, the time of a link, or `least`.
+    """
     times = np.concatenate([compute.ravel(), load.ravel()])
     return np.unique(np.append(times[(times > least) & np.isfinite(times)], least))
 
 
-def grid_over(costs: ClusterCosts, least: Floats, size: int) -> Grid:
-    """Spreads cells over the bottlenecks that there may be.
+def bottleneck_grid(costs: ClusterCosts, least: Floats, num_cells: int) -> Grid:
+    """Spreads cells evenly over the ranks of the possible bottlenecks.
 
     Args:
-        costs: The cluster.
-        least: Floor of the bottleneck. (m)
-        size: Cells.
+        least: Least bottleneck of each row. (m)
     """
     times = [
-        bottlenecks(compute, load, floor)
+        possible_bottlenecks(compute, load, floor)
         for compute, load, floor in zip(costs.compute, costs.link_load, least, strict=True)
     ]
     ends = []
     for row in times:
         index = np.arange(len(row))
-        if len(row) >= size:
-            index = np.linspace(0, len(row) - 1, size - 1).astype(np.intp)
-        ends.append(np.append(row[index], np.full(size - len(index), np.inf)))
-    return Grid(np.stack(ends), _starts(costs, times, np.stack(ends)))
+        if len(row) >= num_cells:
+            index = np.linspace(0, len(row) - 1, num_cells - 1).astype(np.intp)
+        ends.append(np.append(row[index], np.full(num_cells - len(index), np.inf)))
+    return Grid(np.stack(ends), _cell_starts(costs, times, np.stack(ends)))
 
 
-def _starts(costs: ClusterCosts, times: Sequence[Floats], ends: Floats) -> Floats:
-    """The next possible bottleneck after the cell before; where windows starve any number may be one."""
+def _cell_starts(costs: ClusterCosts, times: Sequence[Floats], ends: Floats) -> Floats:
+    """Returns the first possible bottleneck after the end of the cell before.
+
+    Where windows starve, any number may be a bottleneck, so the cell starts at the end of the cell before.
+    """
     starts = np.concatenate([[[row[0]] for row in times], ends[:, :-1]], axis=1)
     for m in np.flatnonzero(~costs.starves).tolist():
         after = np.searchsorted(times[m], starts[m, 1:], side="right")
@@ -156,45 +166,48 @@ def _starts(costs: ClusterCosts, times: Sequence[Floats], ends: Floats) -> Float
 
 @dataclass(frozen=True)
 class Bound:
-    """Of one weighing of time against cost.
+    """Lower bounds on the *weighted cost*: `time_weight` times the delay cost, plus the summed cost.
 
     Args:
-        time_weight: Of the priced time, 0 to 1.
-        within: Price of the front when the bottleneck stays within a cell's end. (m, g, k, s)
-        beyond: Least of price and stall over all cells from one on; one cell more than the grid, infinite. Likewise.
-        limit: A cluster whose weighed time and cost exceed this is in no best decision.
+        time_weight: From 0 to 1.
+        prefix_cost: Least weighted cost of a prefix, without the bottleneck's, if the bottleneck is at most the end
+            of the cell. (m, g, k, s)
+        from_cell: Least weighted cost of a prefix and of the bottleneck, if the bottleneck is in this cell or a later
+            one. The grid has one more cell here, which is infinite. (m, g + 1, k, s)
+        limit: A plan of the cluster with a larger weighted cost is in no best decision.
     """
 
     time_weight: float
-    within: Floats
-    beyond: Floats
+    prefix_cost: Floats
+    from_cell: Floats
     limit: float
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of one cluster.
+    """The bounds of one cluster.
 
     Args:
         grid: Cells of bottlenecks.
-        blocked: Segments that no window allows, where windows may starve. (m, g, k, s, e)
-        standing: Longest loop from device k on that the front can stand, likewise. (m, g, k, s)
-        first_cell: Where the devices that are left can run the blocks that are left: (m, mask, s), or `None` for one
-            order.
-        weighed: Each is a reason to give up.
+        blocked: Segments that no window allows; `None` if no window starves. (m, g, k, s, e)
+        longest_loop: Longest latency loop from device k on that some prefix allows; `None` if no window starves.
+            (m, g, k, s)
+        first_cell: First cell in which the unused devices can run the blocks before s. The mask has a bit for each
+            device that is in use. `None` if the devices come in one order. (m, mask, s)
+        weighted: Bounds for several weights. A partial plan that exceeds the limit of any of them is dropped.
     """
 
     grid: Grid
-    blocked: Blocked | None
-    standing: Floats | None
+    blocked: Bools | None
+    longest_loop: Floats | None
     first_cell: Ints | None
-    weighed: tuple[Bound, ...]
+    weighted: tuple[Bound, ...]
 
-    def first_weighed(self, costs: ClusterCosts, time_weight: float) -> "Bounds":
-        """With one more weighing, the first; the same if it is there already."""
-        if any(bound.time_weight == time_weight for bound in self.weighed):
+    def with_first_weight(self, costs: ClusterCosts, time_weight: float) -> "Bounds":
+        """Puts bounds for one more weight before the others; returns the same object if it has this weight."""
+        if any(bound.time_weight == time_weight for bound in self.weighted):
             return self
-        return replace(self, weighed=(_bound(costs, self, time_weight), *self.weighed))
+        return replace(self, weighted=(_bound(costs, self, time_weight), *self.weighted))
 
 
 def cluster_bounds(
@@ -204,40 +217,34 @@ def cluster_bounds(
     *,
     in_order: bool,
 ) -> Bounds:
-    """Tabulates the bounds of a cluster, with infinite limits.
-
-    Args:
-        costs: The cluster.
-        grid: Cells of bottlenecks.
-        time_weights: Of each weighing.
-        in_order: See `cheapest_fronts`.
-    """
-    blocked = standing = None
+    """Tabulates the bounds of a cluster, with infinite limits; `in_order` as in `cheapest_prefixes`."""
+    blocked = longest_loop = None
     if np.any(costs.starves):
         blocked = blocked_segments(costs, grid.ends, in_order=in_order)
-        standing = standing_loops(costs, grid.ends, in_order=in_order)
-    first = None if in_order else _first_cells(costs, grid.ends)
-    bounds = Bounds(grid, blocked, standing, first, ())
-    return replace(bounds, weighed=tuple(_bound(costs, bounds, weight) for weight in time_weights))
+        longest_loop = longest_loops(costs, grid.ends, in_order=in_order)
+    first_cell = None if in_order else _first_cells(costs, grid.ends)
+    bounds = Bounds(grid, blocked, longest_loop, first_cell, ())
+    weighted = tuple(_bound(costs, bounds, weight) for weight in time_weights)
+    return replace(bounds, weighted=weighted)
 
 
-def _bound(costs: ClusterCosts, bounds: Bounds, weight: float) -> Bound:
-    within = cheapest_fronts(
-        priced_steps(costs, weight),
+def _bound(costs: ClusterCosts, bounds: Bounds, time_weight: float) -> Bound:
+    prefix_cost = cheapest_prefixes(
+        weighted_steps(costs, time_weight),
         bounds.grid.ends,
         in_order=bounds.first_cell is None,
         blocked=bounds.blocked,
     )
-    stall_price = weight * costs.stall_price[:, None]
-    stall = np.where(stall_price > 0, stall_price * np.minimum(bounds.grid.starts, _HUGE), 0.0)
-    total = within + stall[:, :, None, None]
-    beyond = np.minimum.accumulate(total[:, ::-1], axis=1)[:, ::-1]
-    beyond = np.concatenate([beyond, np.full_like(beyond[:, :1], np.inf)], axis=1)
-    return Bound(weight, within, beyond, np.inf)
+    price = time_weight * costs.bottleneck_price[:, None]
+    bottleneck_cost = np.where(price > 0, price * np.minimum(bounds.grid.starts, _HUGE), 0.0)
+    total = prefix_cost + bottleneck_cost[:, :, None, None]
+    from_cell = np.minimum.accumulate(total[:, ::-1], axis=1)[:, ::-1]
+    from_cell = np.concatenate([from_cell, np.full_like(from_cell[:, :1], np.inf)], axis=1)
+    return Bound(time_weight, prefix_cost, from_cell, np.inf)
 
 
 def _first_cells(costs: ClusterCosts, grid: Floats) -> Ints:
-    """First cell in which the devices that a mask leaves can hold and run so many blocks: (m, mask, s)."""
+    """Finds the first cell in which the devices outside a mask can hold and run s blocks: (m, mask, s)."""
     num_devices, num_blocks = costs.num_devices, costs.num_blocks
     held = np.max(
         np.where(
@@ -248,7 +255,7 @@ def _first_cells(costs: ClusterCosts, grid: Floats) -> Ints:
         axis=-1,
     )
     masks = np.arange(2**num_devices)
-    left = (masks[:, None] >> np.arange(num_devices)) & 1 == 0
-    most = held @ left.T.astype(np.int64)
+    unused = (masks[:, None] >> np.arange(num_devices)) & 1 == 0
+    most = held @ unused.T.astype(np.int64)
     cells: Ints = np.sum(most[..., None] < np.arange(num_blocks + 1), axis=1)
     return cells

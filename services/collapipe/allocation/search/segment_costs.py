@@ -1,8 +1,9 @@
-"""What every choice of a cluster costs, as arrays: the model of `prediction`, tabulated once for a segment programme.
+"""What every choice of one cluster costs, as arrays that are computed once for each search.
 
-Axes: m is a row: a choice of M, k a device, d a number of blocks, s and e the first and one past the last block. Senders of
-links are the devices and, last, the control unit; receivers are the devices and, last, the edge server. What is
-*priced* is in units of the objective, design (13); the rest is in seconds.
+The arrays follow the model of `round_model.prediction`. Their axes are:
+m: a row, which stands for one number of micro-batches M and may have its own order of devices;
+k: a device; d: a number of blocks; s and e: the first block of a segment, and the block after its last one.
+Senders of links are the devices and then the control unit. Receivers are the devices and then the edge server.
 """
 
 from collections.abc import Sequence
@@ -13,66 +14,74 @@ import numpy.typing as npt
 
 from collapipe.allocation.round_model.prediction import moved_blocks, state_seconds
 from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem
-from collapipe.allocation.search.link_tables import Floats, Offers, link_tables
-
-Ints = npt.NDArray[np.int64]
+from collapipe.allocation.search.arrays import Bools, Floats, Ints
+from collapipe.allocation.search.link_tables import AssumedLinks, link_tables
 
 
 @dataclass(frozen=True)
 class ClusterCosts:
-    """The tables of one cluster.
+    """The cost tables of one cluster.
 
-    A time that is added to the latency loop of a mini-batch is priced at `loop_price`; a second of the bottleneck
-    at `stall_price`. The objective of a pipeline is the sum of prices, and `stall_price` times its bottleneck.
+    The objective of docs/scheduling.md (13) takes the largest *delay cost* of all clusters and adds the *summed costs*
+    of all clusters. The delay cost of a pipeline is the sum of the `*_delay_cost` entries of its parts, plus
+    `bottleneck_price` times its bottleneck. The summed cost contains energy and convergence. Both have the unit of
+    the objective. A *price* is a cost for each second.
 
     Args:
-        options: M of each row; only values whose first and last stage fit their hosts are here.
-        devices: Index of each device among the cluster's; rows may have their own order. (m, k)
-        flight: Micro-batches under way at most: windows of so many never starve. (m)
-        loop_price, stall_price: Of a second. (m)
-        end_price, end_cost: What first and last stage and the round itself add. (m)
-        entry_seconds, head_seconds: Compute of first and last stage. (m)
-        entry_window: Largest window of the first stage. (m)
-        head_load: What the cluster asks of the edge server in a mini-batch, in seconds. (m)
-        head_bytes: Least memory of the last stage, without the host's base. (m)
-        term: Convergence term without codecs' errors: its part of (11). (m)
+        num_micro_batches: M of each row. Rows whose first or last stage does not fit its host are left out. (m)
+        devices: Index of each device among the cluster's devices. (m, k)
+        max_in_flight: Windows of this size never starve a stage. (m)
+        loop_price: For a second that is added to the latency loop of a mini-batch. (m)
+        bottleneck_price: For a second of the bottleneck. (m)
+        fixed_delay_cost, fixed_summed_cost: Of the first and the last stage, the step and the upload. (m)
+        embedding_seconds, head_seconds: Compute time of the first and the last stage. (m)
+        embedding_window: Largest window of the first stage. (m)
+        head_load: Seconds of the edge server's processor that the cluster needs for a mini-batch. (m)
+        head_bytes: Least memory of the last stage, without the base of its host. (m)
+        convergence_term: The cluster's part of (11), without the errors of codecs. (m)
         compute: Seconds of a segment; infinite where it does not fit. (m, k, d)
-        window: Largest window that memory and limit allow; 0 where the segment does not fit. (m, k, d)
-        device_price, device_cost: Priced time, and energy, of a segment. (m, k, d)
-        move_price: Of gathering and moving blocks s to e. (m, k, s, e)
-        link_load: Of a micro-batch; infinite where there is no link. (m, sender, receiver, codec)
-        link_loop: What it adds to the loop; likewise.
-        link_price, link_cost: Priced time, and energy and error; likewise.
-        link_error: What it adds to the convergence term; 0 where no limit is set on that. Likewise.
-        link_codec: Index into `problem.codecs`; likewise.
+        window: Largest window that memory and the limit allow; 0 where the segment does not fit. (m, k, d)
+        segment_delay_cost, segment_summed_cost: Of computing a segment. (m, k, d)
+        move_delay_cost: Of gathering and moving blocks s to e. (m, k, s, e)
+        link_load: Seconds for which a micro-batch occupies a link; infinite where there is no link.
+            (m, sender, receiver, codec)
+        link_loop: Seconds that the link adds to the latency loop. Axes as `link_load`.
+        link_delay_cost, link_summed_cost: Axes as `link_load`.
+        link_error: What the link adds to the convergence term; 0 if that term has no limit. Axes as `link_load`.
+        link_codec: Index into `problem.codecs`. Axes as `link_load`.
         starves: Whether some window may be the bottleneck. (m)
     """
 
-    options: Ints
+    num_micro_batches: Ints
     devices: Ints
-    flight: Ints
+    max_in_flight: Ints
     loop_price: Floats
-    stall_price: Floats
-    end_price: Floats
-    end_cost: Floats
-    entry_seconds: Floats
+    bottleneck_price: Floats
+    fixed_delay_cost: Floats
+    fixed_summed_cost: Floats
+    embedding_seconds: Floats
     head_seconds: Floats
-    entry_window: Ints
+    embedding_window: Ints
     head_load: Floats
     head_bytes: Floats
-    term: Floats
+    convergence_term: Floats
     compute: Floats
     window: Ints
-    device_price: Floats
-    device_cost: Floats
-    move_price: Floats
+    segment_delay_cost: Floats
+    segment_summed_cost: Floats
+    move_delay_cost: Floats
     link_load: Floats
     link_loop: Floats
-    link_price: Floats
-    link_cost: Floats
+    link_delay_cost: Floats
+    link_summed_cost: Floats
     link_error: Floats
     link_codec: Ints
-    starves: npt.NDArray[np.bool_]
+    starves: Bools
+
+    @property
+    def num_rows(self) -> int:
+        """Length of axis m."""
+        return len(self.num_micro_batches)
 
     @property
     def num_devices(self) -> int:
@@ -85,15 +94,15 @@ class ClusterCosts:
         return int(self.compute.shape[2]) - 1
 
     def rows(self, chosen: Sequence[int] | npt.NDArray[np.intp]) -> "ClusterCosts":
-        """Some rows."""
+        """Returns the tables of the chosen rows."""
         index = np.asarray(chosen, dtype=np.intp)
         return replace(
             self, **{field.name: getattr(self, field.name)[index] for field in fields(self)}
         )
 
     def reordered(self, orders: Ints) -> "ClusterCosts":
-        """The same with the devices of each row in another order: (m, position)."""
-        row = np.arange(len(self.options))[:, None]
+        """Returns the same tables with the devices of each row in another order: (m, position)."""
+        row = np.arange(self.num_rows)[:, None]
         last = np.full((len(row), 1), self.num_devices)
         ends = np.concatenate([orders, last], axis=1)
         return replace(
@@ -106,8 +115,22 @@ class ClusterCosts:
         )
 
 
-_DEVICE_TABLES = ("devices", "compute", "window", "device_price", "device_cost", "move_price")
-_LINK_TABLES = ("link_load", "link_loop", "link_price", "link_cost", "link_error", "link_codec")
+_DEVICE_TABLES = (
+    "devices",
+    "compute",
+    "window",
+    "segment_delay_cost",
+    "segment_summed_cost",
+    "move_delay_cost",
+)
+_LINK_TABLES = (
+    "link_load",
+    "link_loop",
+    "link_delay_cost",
+    "link_summed_cost",
+    "link_error",
+    "link_codec",
+)
 
 
 def largest_windows(
@@ -116,30 +139,33 @@ def largest_windows(
     state_bytes: Floats,
     stash_bytes: Floats,
     micro_batch_size: Floats,
-    flight: Ints,
+    max_in_flight: Ints,
 ) -> Ints:
-    """The largest windows that a host's memory and the job's limit allow: design (10).
+    """Returns the largest windows that the memory of a host and the limit of the job allow: docs/scheduling.md (10).
+
+    The arrays broadcast against each other.
 
     Args:
-        problem: The round.
-        host: Whose memory.
-        state_bytes, stash_bytes: Of what it would run; stash of one sample.
-        micro_batch_size: Samples.
-        flight: Micro-batches under way at most; arrays broadcast against each other.
+        state_bytes: State of the units that the host would run.
+        stash_bytes: What these units keep of one sample for the backward pass.
+        micro_batch_size: In samples.
+        max_in_flight: Most micro-batches that can be in flight.
 
     Returns:
         Windows of the common shape; 0 where not even one micro-batch fits.
     """
     most = (
-        flight if problem.in_flight_limit is None else np.minimum(flight, problem.in_flight_limit)
+        max_in_flight
+        if problem.in_flight_limit is None
+        else np.minimum(max_in_flight, problem.in_flight_limit)
     )
-    shape = np.broadcast_shapes(state_bytes.shape, micro_batch_size.shape, flight.shape)
+    shape = np.broadcast_shapes(state_bytes.shape, micro_batch_size.shape, max_in_flight.shape)
     limit = host.memory_bytes
     if limit is None:
         return np.broadcast_to(most, shape).astype(np.int64)
 
-    def fits(window: Ints) -> npt.NDArray[np.bool_]:
-        """In the order of `ModelCost.memory_bytes`, so that not even rounding tells them apart."""
+    def fits(window: Ints) -> Bools:
+        # The order of operations is that of `ModelCost.memory_bytes`, so that both round alike.
         activation = problem.model.activation_bytes
         kept = (
             window * activation + stash_bytes if problem.model.recompute else window * stash_bytes
@@ -156,130 +182,141 @@ def largest_windows(
 
 
 def cluster_costs(
-    problem: RoundProblem, cluster: ClusterProblem, offers: Offers, *, one_cluster: bool
+    problem: RoundProblem, cluster: ClusterProblem, assumed: AssumedLinks, *, one_cluster: bool
 ) -> ClusterCosts:
     """Tabulates one cluster.
 
     Args:
-        problem: The round.
-        cluster: One of its clusters.
-        offers: Share and powers of its links.
-        one_cluster: Whether time and energy have one price, for no other cluster's time counts: then energy is
-            priced like time, and nothing is left in the tables of costs.
+        one_cluster: Whether the problem has no other cluster. Then nothing distinguishes delay costs from summed
+            costs, so all costs go into the tables of delay costs, and the tables of summed costs are 0.
 
     Returns:
-        Tables with rows for those values of M whose first and last stage fit their hosts, maybe none.
+        Tables with a row for each M whose first and last stage fit their hosts. There may be no such row.
     """
     model, num_blocks = problem.model, problem.model.num_blocks
     devices = cluster.devices
-    options = np.array(cluster.micro_batch_options, np.int64)
-    size = problem.mini_batch / options
-    each = problem.update_per_micro_batch
-    flight = np.ones_like(options) if each else options
-    passes = (problem.local_steps * options).astype(float)
-    second = problem.penalty_weight / problem.reference_seconds
-    loops, stalls = (options, 0) if each else (1, options - 1)
-    loop_price: Floats = second * problem.local_steps * (loops * np.ones(len(options)))
-    stall_price: Floats = second * problem.local_steps * (stalls * np.ones(len(options)))
+    num_micro_batches = np.array(cluster.micro_batch_options, np.int64)
+    size = problem.mini_batch / num_micro_batches
+    flushes = problem.update_per_micro_batch
+    max_in_flight = np.ones_like(num_micro_batches) if flushes else num_micro_batches
+    passes = (problem.local_steps * num_micro_batches).astype(float)
+    second_price = problem.penalty_weight / problem.reference_seconds
+    loops, repeats = (num_micro_batches, 0) if flushes else (1, num_micro_batches - 1)
+    ones = np.ones(len(num_micro_batches))
+    loop_price: Floats = second_price * problem.local_steps * (loops * ones)
+    bottleneck_price: Floats = second_price * problem.local_steps * (repeats * ones)
 
     def window(host: Host, start_unit: int, stop_unit: int) -> Ints:
         state = np.array(model.state_bytes(start_unit, stop_unit))
         stash = np.array(model.head_stash_bytes if start_unit else model.embedding_stash_bytes)
-        return largest_windows(problem, host, state, stash, size, flight)
+        return largest_windows(problem, host, state, stash, size, max_in_flight)
 
     def seconds(host: Host, start_unit: int, stop_unit: int) -> Floats:
         work = model.work(start_unit, stop_unit)
         return np.array([host.compute_seconds(b, work) for b in size])
 
-    entry, head = cluster.control_unit, cluster.edge_server
-    entry_seconds = seconds(entry, 0, 1)
-    head_seconds = seconds(head, num_blocks + 1, num_blocks + 2)
-    head_window = window(head, num_blocks + 1, num_blocks + 2)
-    term = _term(problem, cluster, options)
-    steps = options * cluster.step_seconds if each else np.full(len(options), cluster.step_seconds)
-    end_price = loop_price * (entry_seconds + head_seconds) + second * (
-        problem.local_steps * steps + cluster.upload_seconds
+    control_unit, edge_server = cluster.control_unit, cluster.edge_server
+    embedding_seconds = seconds(control_unit, 0, 1)
+    head_seconds = seconds(edge_server, num_blocks + 1, num_blocks + 2)
+    head_window = window(edge_server, num_blocks + 1, num_blocks + 2)
+    convergence_term = _convergence_term(problem, cluster, num_micro_batches)
+    num_updates = num_micro_batches if flushes else np.ones_like(num_micro_batches)
+    fixed_delay_cost = loop_price * (embedding_seconds + head_seconds) + second_price * (
+        problem.local_steps * (num_updates * cluster.step_seconds) + cluster.upload_seconds
     )
-    end_cost = passes * (
-        entry.joule_weight * entry.busy_watts * entry_seconds
-        + head.joule_weight * head.busy_watts * head_seconds
+    fixed_summed_cost = passes * (
+        control_unit.joule_weight * control_unit.busy_watts * embedding_seconds
+        + edge_server.joule_weight * edge_server.busy_watts * head_seconds
     )
     if problem.convergence.weight:
-        end_cost = end_cost + problem.penalty_weight * problem.convergence.weight * term
+        fixed_summed_cost = (
+            fixed_summed_cost
+            + problem.penalty_weight * problem.convergence.weight * convergence_term
+        )
 
-    shape = (len(options), len(devices), num_blocks + 1)
+    shape = (len(num_micro_batches), len(devices), num_blocks + 1)
     blocks = np.arange(num_blocks + 1)
-    some: Floats = blocks[1:].astype(np.float64)
+    some_blocks: Floats = blocks[1:].astype(np.float64)
     compute, windows = np.full(shape, np.inf), np.zeros(shape, np.int64)
-    device_cost = np.zeros(shape)
+    segment_summed_cost = np.zeros(shape)
     for k, device in enumerate(devices):
         windows[:, k, 1:] = largest_windows(
             problem,
             device,
-            some * model.block_state_bytes,
-            some * model.block_stash_bytes,
+            some_blocks * model.block_state_bytes,
+            some_blocks * model.block_stash_bytes,
             size[:, None],
-            flight[:, None],
+            max_in_flight[:, None],
         )
         if not np.isfinite(state_seconds(problem, device, 1)):
             windows[:, k] = 0
-        each_second = (
+        segment_seconds = (
             device.seconds_per_micro_batch + size[:, None] * device.seconds_per_sample * blocks
         )
-        compute[:, k] = np.where(windows[:, k] > 0, each_second, np.inf)
-        watts = device.joule_weight * device.busy_watts
-        device_cost[:, k] = passes[:, None] * watts * each_second
-    move_price = (
-        second * np.stack([_move_seconds(problem, cluster, device) for device in devices])
+        compute[:, k] = np.where(windows[:, k] > 0, segment_seconds, np.inf)
+        watt_price = device.joule_weight * device.busy_watts
+        segment_summed_cost[:, k] = passes[:, None] * watt_price * segment_seconds
+    move_delay_cost = (
+        second_price * np.stack([_move_seconds(problem, cluster, device) for device in devices])
         if devices
         else np.zeros((0, num_blocks + 1, num_blocks + 1))
     )
-    device_price = loop_price[:, None, None] * np.where(windows > 0, compute, 0.0)
-    links = link_tables(problem, cluster, offers, size, passes)
-    link_price, link_cost = loop_price[:, None, None, None] * links.loop, links.cost
+    segment_delay_cost = loop_price[:, None, None] * np.where(windows > 0, compute, 0.0)
+    links = link_tables(problem, cluster, assumed, size, passes)
+    link_delay_cost = loop_price[:, None, None, None] * links.loop
+    link_summed_cost = links.summed_cost
     if one_cluster:
-        end_price, end_cost = end_price + end_cost, np.zeros_like(end_cost)
-        device_price, device_cost = device_price + device_cost, np.zeros_like(device_cost)
-        link_price, link_cost = link_price + link_cost, np.zeros_like(link_cost)
-    entry_window = window(entry, 0, 1)
-    fitting = windows > 0
+        fixed_delay_cost = fixed_delay_cost + fixed_summed_cost
+        segment_delay_cost = segment_delay_cost + segment_summed_cost
+        link_delay_cost = link_delay_cost + link_summed_cost
+        fixed_summed_cost = np.zeros_like(fixed_summed_cost)
+        segment_summed_cost = np.zeros_like(segment_summed_cost)
+        link_summed_cost = np.zeros_like(link_summed_cost)
+    embedding_window = window(control_unit, 0, 1)
+    narrow = (windows > 0) & (windows < max_in_flight[:, None, None])
     costs = ClusterCosts(
-        options=options,
+        num_micro_batches=num_micro_batches,
         devices=np.broadcast_to(np.arange(len(devices)), shape[:2]),
-        flight=flight,
+        max_in_flight=max_in_flight,
         loop_price=loop_price,
-        stall_price=stall_price,
-        end_price=end_price,
-        end_cost=end_cost,
-        entry_seconds=entry_seconds,
+        bottleneck_price=bottleneck_price,
+        fixed_delay_cost=fixed_delay_cost,
+        fixed_summed_cost=fixed_summed_cost,
+        embedding_seconds=embedding_seconds,
         head_seconds=head_seconds,
-        entry_window=entry_window,
-        head_load=options * head_seconds,
+        embedding_window=embedding_window,
+        head_load=num_micro_batches * head_seconds,
         head_bytes=np.array(
             [model.memory_bytes(num_blocks + 1, num_blocks + 2, 1, b) for b in size]
         ),
-        term=term,
+        convergence_term=convergence_term,
         compute=compute,
         window=windows,
-        device_price=device_price,
-        device_cost=device_cost,
-        move_price=np.broadcast_to(move_price, (len(options), *move_price.shape)),
+        segment_delay_cost=segment_delay_cost,
+        segment_summed_cost=segment_summed_cost,
+        move_delay_cost=np.broadcast_to(
+            move_delay_cost, (len(num_micro_batches), *move_delay_cost.shape)
+        ),
         link_load=links.load,
         link_loop=links.loop,
-        link_price=link_price,
-        link_cost=link_cost,
+        link_delay_cost=link_delay_cost,
+        link_summed_cost=link_summed_cost,
         link_error=links.error,
         link_codec=np.broadcast_to(np.arange(links.load.shape[-1]), links.load.shape),
-        starves=(entry_window < flight)
-        | np.any(fitting & (windows < flight[:, None, None]), axis=(1, 2)),
+        starves=(embedding_window < max_in_flight) | np.any(narrow, axis=(1, 2)),
     )
-    return _without_bad_codecs(costs).rows(np.flatnonzero((entry_window > 0) & (head_window > 0)))
+    fitting_rows = np.flatnonzero((embedding_window > 0) & (head_window > 0))
+    return _without_dominated_codecs(costs).rows(fitting_rows)
 
 
-def _term(problem: RoundProblem, cluster: ClusterProblem, options: Ints) -> Floats:
-    """A cluster's part of design (11), without its codecs."""
+def _convergence_term(
+    problem: RoundProblem, cluster: ClusterProblem, num_micro_batches: Ints
+) -> Floats:
+    """Returns a cluster's part of docs/scheduling.md (11), without the errors of its codecs: (m)."""
     c0, c1, c2, _, c4 = problem.convergence.constants
-    updates = options if problem.update_per_micro_batch else np.ones_like(options)
+    updates = (
+        num_micro_batches if problem.update_per_micro_batch else np.ones_like(num_micro_batches)
+    )
     samples = problem.mini_batch / updates
     steps = problem.local_steps
     return np.asarray(
@@ -294,7 +331,10 @@ def _term(problem: RoundProblem, cluster: ClusterProblem, options: Ints) -> Floa
 
 
 def _move_seconds(problem: RoundProblem, cluster: ClusterProblem, device: Host) -> Floats:
-    """Gathering of blocks s to e, and moving those that were not there, divided by the horizon: (s, e)."""
+    """Returns the seconds of gathering blocks s to e and of moving those that are new on the device: (s, e).
+
+    Moving counts divided by the horizon.
+    """
     num_blocks = problem.model.num_blocks
     block_seconds = state_seconds(problem, device, 1)
     if not np.isfinite(block_seconds):
@@ -302,30 +342,36 @@ def _move_seconds(problem: RoundProblem, cluster: ClusterProblem, device: Host) 
     new = [
         moved_blocks(cluster, device.host_id, unit, unit + 1) for unit in range(1, num_blocks + 1)
     ]
-    upto = np.arange(num_blocks + 1) + np.cumsum([0, *new]) / problem.migration_horizon_rounds
-    return np.asarray(block_seconds * (upto[None, :] - upto[:, None]))
+    up_to = np.arange(num_blocks + 1) + np.cumsum([0, *new]) / problem.migration_horizon_rounds
+    return np.asarray(block_seconds * (up_to[None, :] - up_to[:, None]))
 
 
-def _without_bad_codecs(costs: ClusterCosts) -> ClusterCosts:
-    """Leaves only codecs that no other of the same link beats in every respect."""
+def _without_dominated_codecs(costs: ClusterCosts) -> ClusterCosts:
+    """Removes a codec from a link if another codec of that link is at least as good in every respect."""
     dims = np.stack(
-        [costs.link_load, costs.link_loop, costs.link_price, costs.link_cost, costs.link_error]
+        [
+            costs.link_load,
+            costs.link_loop,
+            costs.link_delay_cost,
+            costs.link_summed_cost,
+            costs.link_error,
+        ]
     )
     count = dims.shape[-1]
-    beaten = np.isinf(costs.link_load)
+    dominated = np.isinf(costs.link_load)
     for a in range(count):
         for b in range(count):
             if a == b:
                 continue
             better = np.all(dims[..., a] <= dims[..., b], axis=0)
-            if b < a:  # of two that are equal, the first stays
+            if b < a:  # Of two equal codecs, the first one stays.
                 better &= np.any(dims[..., a] < dims[..., b], axis=0)
-            beaten[..., b] |= better
-    kept = np.argsort(beaten, axis=-1, kind="stable")
-    most = max(1, int(np.max(np.sum(~beaten, axis=-1), initial=0)))
+            dominated[..., b] |= better
+    kept = np.argsort(dominated, axis=-1, kind="stable")
+    most = max(1, int(np.max(np.sum(~dominated, axis=-1), initial=0)))
     tables = {
         name: np.take_along_axis(getattr(costs, name), kept, axis=-1)[..., :most]
         for name in _LINK_TABLES
     }
-    gone = np.take_along_axis(beaten, kept, axis=-1)[..., :most]
-    return replace(costs, **{**tables, "link_load": np.where(gone, np.inf, tables["link_load"])})
+    removed = np.take_along_axis(dominated, kept, axis=-1)[..., :most]
+    return replace(costs, **{**tables, "link_load": np.where(removed, np.inf, tables["link_load"])})

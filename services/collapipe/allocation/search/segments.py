@@ -1,6 +1,7 @@
-"""Segments, order, micro-batches, windows and codecs of all clusters, for given shares and powers: design (13), 6 A, B and E.
+"""Finds segments, order, micro-batches, windows and codecs of all clusters for given shares and powers.
 
-Exact where every order of devices can be looked at; see `order` for more devices.
+This is step 1 and 2 of docs/scheduling.md, "How a round is solved". The result is exact if no cluster has more than
+`EXACT_DEVICES` devices. With more devices, `device_order` proposes orders.
 """
 
 import math
@@ -17,27 +18,28 @@ from collapipe.allocation.round_model.problem import (
 )
 from collapipe.allocation.search.infeasible import why_infeasible
 from collapipe.allocation.search.joint_search import ClusterChoice, search
-from collapipe.allocation.search.link_tables import Offers
+from collapipe.allocation.search.link_tables import AssumedLinks
 from collapipe.errors import InfeasibleError
-
-LinkOffers = Sequence[Offers]
-"""Share and powers of every possible link, one mapping a cluster; see `Offers`."""
 
 
 def place_segments(
-    problem: RoundProblem, offers: LinkOffers, *, starts: Sequence[RoundPlan] = ()
+    problem: RoundProblem,
+    assumed_links: Sequence[AssumedLinks],
+    *,
+    starts: Sequence[RoundPlan] = (),
 ) -> RoundPlan:
-    """Finds the plan that minimises design (13) for given shares and powers.
+    """Finds the plans that minimise docs/scheduling.md (13) for given shares and powers.
 
-    Windows are as large as memory and the job allow while it searches, and as small as does no harm in the end.
+    During the search, windows are as large as memory and the job allow. The result has the smallest windows that
+    cost no time, and a little slack.
 
     Args:
-        problem: The round.
-        offers: Share and powers of every link that may be used; their codecs do not matter.
-        starts: Plans that are known, like the one in force; what is found is at least as good as each that is feasible.
+        assumed_links: For each cluster, the share and the powers of every link that may be used. Their codecs do not
+            matter.
+        starts: Known plans, like those of the previous round. The result is at least as good as each feasible one.
 
     Raises:
-        InfeasibleError: No plan keeps within the limits; says which one and what would be needed.
+        InfeasibleError: No plan keeps the limits. The message says which limit, and what to change.
     """
     best, value = None, math.inf
     for start in starts:
@@ -45,22 +47,22 @@ def place_segments(
             objective = predict(problem, start).objective
             if objective < value:
                 best, value = start, objective
-    found = search(problem, offers, value, _orders(problem, best))
+    found = search(problem, assumed_links, value, _known_orders(problem, best))
     if found is not None:
         plans = tuple(
-            _cluster_plan(problem, cluster, offer, one)
-            for cluster, offer, one in zip(problem.clusters, offers, found, strict=True)
+            _cluster_plan(problem, cluster, assumed, one)
+            for cluster, assumed, one in zip(problem.clusters, assumed_links, found, strict=True)
         )
         plans = _with_head_windows(problem, plans)
         if predict(problem, plans).objective < value:
             best = plans
     if best is None:
-        raise InfeasibleError(why_infeasible(problem, offers))
+        raise InfeasibleError(why_infeasible(problem, assumed_links))
     return with_least_windows(problem, best)
 
 
-def _orders(problem: RoundProblem, best: RoundPlan | None) -> list[list[tuple[int, ...]]]:
-    """Orders of devices, by index, in the plan in force and in the best one that is known."""
+def _known_orders(problem: RoundProblem, best: RoundPlan | None) -> list[list[tuple[int, ...]]]:
+    """Returns for each cluster the orders of devices, by index, in its previous plan and in the best known plan."""
     orders = []
     for n, cluster in enumerate(problem.clusters):
         ids = [device.host_id for device in cluster.devices]
@@ -76,13 +78,13 @@ def _orders(problem: RoundProblem, best: RoundPlan | None) -> list[list[tuple[in
 
 
 def _cluster_plan(
-    problem: RoundProblem, cluster: ClusterProblem, offers: Offers, found: ClusterChoice
+    problem: RoundProblem, cluster: ClusterProblem, assumed: AssumedLinks, found: ClusterChoice
 ) -> ClusterPlan:
-    """A choice in the contract's terms, with the largest windows."""
+    """Converts a choice to a plan with the largest windows."""
     costs, choice = found.costs, found.choice
     row, last = choice.row, problem.model.num_blocks + 1
     stops = (*choice.starts[1:], problem.model.num_blocks)
-    stages = [StagePlan(cluster.control_unit.host_id, 0, 1, int(costs.entry_window[row]))]
+    stages = [StagePlan(cluster.control_unit.host_id, 0, 1, int(costs.embedding_window[row]))]
     for device, start, stop in zip(choice.devices, choice.starts, stops, strict=True):
         window = int(costs.window[row, device, stop - start])
         host_id = cluster.devices[costs.devices[row, device]].host_id
@@ -92,20 +94,18 @@ def _cluster_plan(
     receivers = (*choice.devices, costs.num_devices)
     links = tuple(
         replace(
-            offers[stages[i].host_id, stages[i + 1].host_id],
-            codec=problem.codecs[
-                costs.link_codec[row, senders[i], receivers[i], choice.options[i]]
-            ],
+            assumed[stages[i].host_id, stages[i + 1].host_id],
+            codec=problem.codecs[costs.link_codec[row, senders[i], receivers[i], choice.codecs[i]]],
         )
         for i in range(len(senders))
     )
-    return ClusterPlan(tuple(stages), int(costs.options[row]), links)
+    return ClusterPlan(tuple(stages), int(costs.num_micro_batches[row]), links)
 
 
 def _with_head_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
-    """Gives the last stages as much slack as the edge server's memory, which they share, allows.
+    """Gives the last stages as much slack as the memory of the edge server allows, which all clusters share.
 
-    The model needs one micro-batch there, for a head's loop is its own compute.
+    One micro-batch would be enough for the model, because the loop of a head is only its own compute time.
     """
     head, last = problem.clusters[0].edge_server, problem.model.num_blocks + 1
     most = problem.in_flight_limit or 1 + WINDOW_SLACK
@@ -129,9 +129,9 @@ def _with_head_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
 
 
 def with_least_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
-    """Takes from each window what its cluster does not miss, so that no memory is set aside for nothing.
+    """Reduces each window to the smallest one that keeps the cluster's bottleneck, plus `WINDOW_SLACK`.
 
-    Some slack stays: times are not as even as the model has them.
+    A larger window would only reserve memory. The slack is there because real times vary more than the model's.
     """
     narrow = tuple(
         replace(plan, stages=tuple(replace(stage, in_flight=1) for stage in plan.stages))
@@ -156,7 +156,10 @@ def with_least_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
 
 
 def _is_pipeline(problem: RoundProblem, plans: RoundPlan) -> bool:
-    """Whether each plan leads from the control unit over known devices to the edge server, as the ones found here do."""
+    """Returns whether each plan has the form of the plans found here.
+
+    Such a plan has the embedding on the control unit, blocks on known devices, and the head on the edge server.
+    """
     if len(plans) != len(problem.clusters):
         return False
     for cluster, plan in zip(problem.clusters, plans, strict=True):

@@ -1,4 +1,7 @@
-"""What design (13) is of the times on links that share channels, everything else in a plan being given."""
+"""The objective as a function of the transfer times on links that share channels; the rest of the plans is given.
+
+`bandwidth` and `power` minimise this function.
+"""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+import numpy.typing as npt
 
 from collapipe.allocation.round_model.prediction import (
     LinkPrediction,
@@ -20,100 +23,106 @@ from collapipe.allocation.round_model.problem import (
     RoundPlan,
     RoundProblem,
 )
+from collapipe.allocation.search.arrays import Bools, Floats
 from collapipe.codecs import CODECS
 
-Vector: TypeAlias = NDArray[np.float64]
-_Key: TypeAlias = tuple[int, int]  # cluster and link
+LinkPosition: TypeAlias = tuple[int, int]
+"""Index of a cluster, and index of a link in the cluster's plan."""
 
 
 @dataclass(frozen=True)
-class DelayRows:
-    """Design (5) and (6) as functions of the times of J directions, in seconds.
+class RoundDelay:
+    """The round time of each cluster as a function of the transfer times t: docs/scheduling.md (5) and (6).
 
-    Cluster n of N takes `constant[n] + times[n] @ t + repeats[n] * z[n]` seconds of a round, and its bottleneck z[n] is
-    the largest of `least[n]` and its rows `row_constant[r] + row_times[r] @ t`.
+    The vector t has one entry for each of J directions, in seconds. Cluster n takes
+    `constant[n] + times[n] @ t + repeats[n] * z[n]` seconds for a round. Its bottleneck z[n] is the largest of
+    `least[n]` and the values `row_constant[r] + row_times[r] @ t` of the rows r of this cluster.
 
     Args:
-        constant, repeats, least: (N).
-        times: (N, J).
-        row_cluster: Whose bottleneck a row bounds, (R).
-        row_constant: (R).
-        row_times: (R, J).
+        constant, repeats, least: (N)
+        times: (N, J)
+        row_cluster: Index of the cluster whose bottleneck a row bounds. (R)
+        row_constant: (R)
+        row_times: (R, J)
     """
 
-    constant: Vector
-    times: Vector
-    repeats: Vector
-    least: Vector
-    row_cluster: NDArray[np.intp]
-    row_constant: Vector
-    row_times: Vector
+    constant: Floats
+    times: Floats
+    repeats: Floats
+    least: Floats
+    row_cluster: npt.NDArray[np.intp]
+    row_constant: Floats
+    row_times: Floats
 
-    def bottlenecks(self, times: Vector) -> Vector:
-        """Bottleneck of each cluster, (N)."""
-        found: Vector = self.least.copy()
+    def bottlenecks(self, times: Floats) -> Floats:
+        """Returns the bottleneck of each cluster, in seconds. (N)"""
+        found: Floats = self.least.copy()
         np.maximum.at(found, self.row_cluster, self.row_constant + self.row_times @ times)
         return found
 
-    def round_seconds(self, times: Vector) -> Vector:
-        """What each cluster adds to the maximum of design (6), (N)."""
+    def round_seconds(self, times: Floats) -> Floats:
+        """Returns the seconds of a round in each cluster. (N)"""
         worst = self.bottlenecks(times)
-        found: Vector = self.constant + self.times @ times + self.repeats * worst
+        found: Floats = self.constant + self.times @ times + self.repeats * worst
         return found
 
 
 @dataclass(frozen=True)
 class SharedLinks:
-    """The links of a plan that share channels.
+    """The links of the plans that share channels.
 
-    With m links, vectors over directions have J = 2 m entries: forward of every link, then backward. Times are seconds
-    of a micro-batch on the link, without coding.
+    Vectors over m links have the shape (m). Vectors over directions have the shape (J) with J = 2 m: first the forward
+    direction of every link, then the backward directions. A transfer time is the seconds of a micro-batch on the link,
+    without coding.
 
     Args:
-        positions: Cluster and link of each, (m).
-        radio: Which directions are radios, (J).
-        channel: Index of its channel, (m).
-        channel_names: The channels.
-        totals: What each channel shares.
-        bits: That a micro-batch puts on the link, (J).
-        gain: h / (N0 + I0): times W over Hz it is the signal to noise ratio; 0 on wires, (J).
-        efficiency: Of design (1), (J).
-        capacity_bps: Of wires; infinite on radios, (J).
-        limit_watts: Of the transmitter; 0 on wires, (J).
-        joule_weight: What a joule of a micro-batch costs in design (13), (J).
-        delay_weight: What a second of the round costs: V / tau_ref.
-        delay: The delay as a function of times.
+        positions: (m)
+        radio: Whether a direction is a radio. (J)
+        channel: Index of the link's channel. (m)
+        channel_names: Names of the channels.
+        totals: Bandwidth of each channel.
+        bits: Bits of a micro-batch. (J)
+        gain: h / (N0 + I0); 0 on wires. The signal-to-noise ratio is this gain times the power over the share. (J)
+        efficiency: Measured rate over that of docs/scheduling.md (1). (J)
+        capacity_bps: Of wires; infinite on radios. (J)
+        limit_watts: Largest power of the sender; 0 on wires. (J)
+        joule_price: Cost in the objective for a joule that each micro-batch takes. (J)
+        second_price: Cost in the objective for a second of the round: V / tau_ref.
+        delay: The round time as a function of the transfer times.
     """
 
-    positions: tuple[_Key, ...]
-    radio: NDArray[np.bool_]
-    channel: NDArray[np.intp]
+    positions: tuple[LinkPosition, ...]
+    radio: Bools
+    channel: npt.NDArray[np.intp]
     channel_names: tuple[str, ...]
-    totals: Vector
-    bits: Vector
-    gain: Vector
-    efficiency: Vector
-    capacity_bps: Vector
-    limit_watts: Vector
-    joule_weight: Vector
-    delay_weight: float
-    delay: DelayRows
+    totals: Floats
+    bits: Floats
+    gain: Floats
+    efficiency: Floats
+    capacity_bps: Floats
+    limit_watts: Floats
+    joule_price: Floats
+    second_price: float
+    delay: RoundDelay
 
-    def equal_shares(self) -> Vector:
-        """What each link has when its channel is split equally, (m)."""
+    def equal_shares(self) -> Floats:
+        """Returns the share of each link if its channel is split equally. (m)"""
         users = np.bincount(self.channel, minlength=len(self.totals))
         return np.asarray((self.totals / users)[self.channel])
 
-    def times(self, shares: Vector, watts: Vector) -> Vector:
-        """Times of all directions: design (1) and (3). Shares are (m), powers (J)."""
+    def times(self, shares: Floats, watts: Floats) -> Floats:
+        """Returns the transfer times for shares (m) and powers (J): docs/scheduling.md (1) and (3). (J)"""
         both = np.concatenate([shares, shares])
         with np.errstate(divide="ignore", invalid="ignore"):
             hertz_rate = self.efficiency * both * np.log1p(watts * self.gain / both) / math.log(2)
             rate = np.where(self.radio, hertz_rate, np.minimum(both, self.capacity_bps))
             return np.where(rate > 0, self.bits / rate, math.inf)
 
-    def least_watts(self, shares: Vector, times: Vector) -> Vector:
-        """The least powers that meet these times, within their limits: design (1) inverted; 0 on wires, (J)."""
+    def least_watts(self, shares: Floats, times: Floats) -> Floats:
+        """Returns the least powers, within their limits, that reach these times: the inverse of docs/scheduling.md (1).
+
+        They are 0 on wires. (J)
+        """
         both = np.concatenate([shares, shares])
         signal = np.expm1(
             np.minimum(self.bits * math.log(2) / (self.efficiency * both * times), 700.0)
@@ -121,13 +130,13 @@ class SharedLinks:
         gain = np.where(self.radio, self.gain, math.inf)
         return np.asarray(np.minimum(signal * both / gain, self.limit_watts))
 
-    def objective(self, times: Vector, watts: Vector) -> float:
-        """Design (13) but for what no share or power changes."""
+    def objective(self, times: Floats, watts: Floats) -> float:
+        """Returns the part of docs/scheduling.md (13) that depends on shares and powers."""
         seconds = float(self.delay.round_seconds(times).max())
-        return self.delay_weight * seconds + float(self.joule_weight @ (watts * times))
+        return self.second_price * seconds + float(self.joule_price @ (watts * times))
 
-    def applied(self, plans: RoundPlan, shares: Vector, watts: Vector) -> RoundPlan:
-        """The plans with these shares and powers on these links."""
+    def applied(self, plans: RoundPlan, shares: Floats, watts: Floats) -> RoundPlan:
+        """Returns the plans with these shares and powers on the shared links."""
         links = [list(plan.links) for plan in plans]
         for i, (n, position) in enumerate(self.positions):
             links[n][position] = replace(
@@ -140,8 +149,8 @@ class SharedLinks:
             replace(plan, links=tuple(given)) for plan, given in zip(plans, links, strict=True)
         )
 
-    def powers(self, plans: RoundPlan) -> Vector:
-        """What the plans give the transmitters of these links, (J)."""
+    def powers(self, plans: RoundPlan) -> Floats:
+        """Returns the powers of the plans on the shared links. (J)"""
         given = [plans[n].links[i] for n, i in self.positions]
         return np.array(
             [link.forward_watts for link in given] + [link.backward_watts for link in given]
@@ -149,9 +158,9 @@ class SharedLinks:
 
 
 def shared_links(problem: RoundProblem, plans: RoundPlan) -> SharedLinks | None:
-    """Collects the links that share channels; `None` where there are none or nothing is sent.
+    """Collects the links that share channels; returns `None` if there are none or nothing is sent.
 
-    What the plans say of shares and powers does not matter on these links, and counts on all others.
+    The shares and powers of the plans do not matter on these links. On all other links they count.
     """
     positions = [
         (n, i)
@@ -190,17 +199,20 @@ def shared_links(problem: RoundProblem, plans: RoundPlan) -> SharedLinks | None:
         efficiency=efficiency,
         capacity_bps=capacity,
         limit_watts=columns["limit"],
-        joule_weight=columns["joules"],
-        delay_weight=problem.penalty_weight / problem.reference_seconds,
-        delay=_delay_rows(problem, plans, {key: at for at, key in enumerate(positions)}),
+        joule_price=columns["joules"],
+        second_price=problem.penalty_weight / problem.reference_seconds,
+        delay=_round_delay(problem, plans, {key: at for at, key in enumerate(positions)}),
     )
 
 
-def _delay_rows(problem: RoundProblem, plans: RoundPlan, index: Mapping[_Key, int]) -> DelayRows:
+def _round_delay(
+    problem: RoundProblem, plans: RoundPlan, index: Mapping[LinkPosition, int]
+) -> RoundDelay:
     num_clusters, count = len(plans), len(index)
     constant, repeats, least = (np.zeros(num_clusters) for _ in range(3))
     times = np.zeros((num_clusters, 2 * count))
-    rows: list[tuple[int, float, float, list[int]]] = []  # cluster, constant, factor, directions
+    # Each row has a cluster, a constant, a factor and directions.
+    rows: list[tuple[int, float, float, list[int]]] = []
     prediction = predict(problem, plans)
     for n, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
         predicted = prediction.clusters[n]
@@ -223,7 +235,7 @@ def _delay_rows(problem: RoundProblem, plans: RoundPlan, index: Mapping[_Key, in
         for _, pair in shared:
             times[n, pair] = problem.local_steps * passes
         if problem.update_per_micro_batch or plan.num_micro_batches == 1:
-            continue  # micro-batches do not follow each other: nothing waits for a bottleneck
+            continue  # No micro-batch follows another one, so there is no bottleneck.
         repeats[n] = problem.local_steps * (plan.num_micro_batches - 1)
         own = [link.load_seconds for i, link in enumerate(links) if (n, i) not in index]
         least[n] = max([*computes, *own])
@@ -243,7 +255,7 @@ def _delay_rows(problem: RoundProblem, plans: RoundPlan, index: Mapping[_Key, in
     row_times = np.zeros((len(rows), 2 * count))
     for r, (_, _, factor, directions) in enumerate(rows):
         row_times[r, directions] = factor
-    return DelayRows(
+    return RoundDelay(
         constant,
         times,
         repeats,
@@ -255,9 +267,9 @@ def _delay_rows(problem: RoundProblem, plans: RoundPlan, index: Mapping[_Key, in
 
 
 def _ends(
-    problem: RoundProblem, plans: RoundPlan, key: _Key
+    problem: RoundProblem, plans: RoundPlan, key: LinkPosition
 ) -> tuple[tuple[Link, Host], tuple[Link, Host]]:
-    """Both directions of a link, each with the host that sends."""
+    """Returns both directions of a link, each with the host that sends."""
     cluster, stages = problem.clusters[key[0]], plans[key[0]].stages
     first, second = stages[key[1]].host_id, stages[key[1] + 1].host_id
     hosts = cluster.hosts
@@ -267,8 +279,8 @@ def _ends(
     )
 
 
-def _without_transfer(problem: RoundProblem, plans: RoundPlan, key: _Key) -> LinkPrediction:
-    """What is left of a link's times when it carries any amount at once: coding and latency."""
+def _without_transfer(problem: RoundProblem, plans: RoundPlan, key: LinkPosition) -> LinkPrediction:
+    """Returns the times of a link without the transfer times: only coding and latency remain."""
     plan = plans[key[0]]
     raw_bytes = problem.mini_batch / plan.num_micro_batches * problem.model.activation_bytes
     coding = raw_bytes * CODECS[plan.links[key[1]].codec].seconds_per_byte
