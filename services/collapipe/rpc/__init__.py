@@ -1,4 +1,4 @@
-"""gRPC, in one place: the only package that knows its options, its credentials and its status codes."""
+"""The only package that knows gRPC's options, credentials and status codes."""
 
 from collapipe.rpc.channel import ChannelPool, call, open_authority_channel, open_channel
 from collapipe.rpc.credentials import Presented, Security

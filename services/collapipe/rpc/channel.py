@@ -1,4 +1,4 @@
-"""Makes channels: options, credentials, retries; one channel a peer."""
+"""Opens channels with options, credentials and retries, and makes unary calls."""
 
 import json
 import threading
@@ -24,7 +24,7 @@ _IDEMPOTENT = {
     ],
     "collapipe.v1.DeviceAgentService": ["ProfileBlock"],
 }
-"""What may be asked again when nobody answered; streams are never retried by gRPC."""
+"""Unary calls that gRPC repeats if the server is unavailable. A new RPC need not be here."""
 
 _RETRIES = {
     "methodConfig": [
@@ -47,23 +47,21 @@ _RETRIES = {
 
 _CHANNEL_OPTIONS = [
     *COMMON_OPTIONS,
-    # peers are on the local network: a proxy of the machine's environment does not lead to them
+    # Peers are on the local network, and the proxy of this machine does not lead there.
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config", json.dumps(_RETRIES)),
-    # a peer that restarted is found again soon: until then, calls that do not wait for it fail at once
+    # A peer that restarted is found again soon. Until then, calls without `wait_for_ready` fail at once.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 
 
 def open_channel(address: str, security: Security, role: Role | None = None) -> grpc.Channel:
-    """Opens a channel to "host:port"; connects when it is first used.
+    """Opens a channel to "host:port", which connects when it is first used.
 
     Args:
-        address: Where the peer serves.
-        security: What to show it.
-        role: Whom one wants to reach, whatever the address. Without it, the peer's certificate must have the host of
-            the address; a host can be shared, or lent to another machine, a role cannot.
+        role: The role that the peer's certificate must have, whatever the address. Without a role, the certificate must
+            name the host of the address. Another machine can take over an address, but not a role.
     """
     credentials = security.channel_credentials()
     if credentials is None:
@@ -72,7 +70,7 @@ def open_channel(address: str, security: Security, role: Role | None = None) -> 
 
 
 def open_authority_channel(address: str, authority_pem: bytes) -> grpc.Channel:
-    """Opens a channel to the authority with this certificate; whoever calls needs none."""
+    """Opens a channel to the authority that has the certificate `authority_pem`. The caller needs no certificate."""
     return grpc.secure_channel(
         address,
         grpc.ssl_channel_credentials(authority_pem),
@@ -81,16 +79,12 @@ def open_authority_channel(address: str, authority_pem: bytes) -> grpc.Channel:
 
 
 def _expecting(role: Role | None) -> list[tuple[str, str]]:
-    """What a certificate must have instead of the host of the address."""
+    """Returns the option by which the peer's certificate must name a role instead of the host of the address."""
     return [] if role is None else [("grpc.ssl_target_name_override", role.server_name)]
 
 
 class ChannelPool:
-    """One channel a peer, opened when first needed.
-
-    Args:
-        security: What to show to peers.
-    """
+    """Opens a channel to each peer on first use, and keeps it for later calls."""
 
     def __init__(self, security: Security) -> None:
         self._security = security
@@ -98,14 +92,14 @@ class ChannelPool:
         self._channels: dict[tuple[str, Role | None], grpc.Channel] = {}
 
     def channel(self, address: str, role: Role | None = None) -> grpc.Channel:
-        """The channel to "host:port", as `open_channel` opens it."""
+        """Returns the channel to "host:port"; see `open_channel`."""
         with self._lock:
             if (address, role) not in self._channels:
                 self._channels[address, role] = open_channel(address, self._security, role)
             return self._channels[address, role]
 
     def close(self) -> None:
-        """Closes every channel; calls in progress end."""
+        """Closes every channel, and ends calls in progress."""
         with self._lock:
             for channel in self._channels.values():
                 channel.close()
@@ -115,8 +109,11 @@ class ChannelPool:
 def call(method: Callable[..., T], request: Any, peer: str, seconds: float) -> T:
     """Makes a unary call with a deadline.
 
+    Args:
+        peer: Names the peer in errors.
+
     Raises:
-        CollapipeError: What the peer answered with, or `PeerLostError`.
+        CollapipeError: The error that the peer answered with, or `PeerLostError`.
     """
     try:
         return method(request, timeout=seconds)

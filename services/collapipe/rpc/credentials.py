@@ -1,4 +1,4 @@
-"""Mutual TLS, or plain text where somebody asked for it by name."""
+"""Mutual TLS between services, or plain text if the operator asks for it."""
 
 import datetime
 import os
@@ -17,7 +17,7 @@ _REMEDY = "make one with `collapipe certs issue`, or `collapipe join` with a tok
 
 @dataclass(frozen=True)
 class Presented:
-    """What this process shows to its peers."""
+    """The identity that this process shows to its peers, and the end of its certificate."""
 
     identity: Identity
     expires: datetime.datetime
@@ -25,15 +25,13 @@ class Presented:
 
 @dataclass(frozen=True)
 class Security:
-    """How the services of a deployment know each other.
+    """How this process and its peers authenticate each other. Without files, they use plain text.
 
     Args:
         ca: Certificate of the authority that both sides trust, PEM.
-        certificate: Of this process, PEM.
-        key: Of the certificate, PEM.
-        asks_callers: Whether callers of a server need a certificate. Without, its methods look at who they are.
-
-    Without files, everything is plain text: use `Security.insecure()` to say so.
+        certificate: Certificate of this process, PEM.
+        key: Private key of that certificate, PEM.
+        asks_callers: Whether a server asks its callers for a certificate. If not, its methods check the callers.
     """
 
     ca: Path | None = None
@@ -43,31 +41,31 @@ class Security:
 
     @classmethod
     def insecure(cls) -> "Security":
-        """Plain text."""
+        """Returns the security of plain text."""
         return cls()
 
     @classmethod
     def of(
         cls, insecure: bool, ca: Path | None, certificate: Path | None, key: Path | None
     ) -> "Security":
-        """Checks what an operator asked for.
+        """Returns the security that an operator asked for.
 
         Raises:
-            InvalidInputError: Neither or both were asked for, or a file cannot be used.
-            WrongStateError: The certificate is not valid now.
+            InvalidInputError: The operator asked for both plain text and TLS, or for neither, or a file cannot be used.
+            WrongStateError: The certificate has expired, or is not valid yet.
         """
         files = {"--tls-ca": ca, "--tls-cert": certificate, "--tls-key": key}
         if insecure:
             if any(files.values()):
                 raise InvalidInputError(
-                    "--insecure and --tls-... contradict each other: choose one"
+                    "--insecure and --tls-... contradict each other: leave one out"
                 )
             return cls.insecure()
         missing = [flag for flag, path in files.items() if path is None]
         if missing:
             raise InvalidInputError(
-                f"{', '.join(missing)} not given: name the three files of mutual TLS, which `collapipe certs` and "
-                "`collapipe join` make, or pass --insecure to speak plain text on a network that you trust"
+                f"{', '.join(missing)} not given: name the three files that `collapipe certs` or `collapipe join` made, "
+                "or use --insecure for plain text in a network that you trust"
             )
         for flag, path in files.items():
             if path is not None and not os.path.isfile(path):
@@ -80,11 +78,11 @@ class Security:
 
     @property
     def is_insecure(self) -> bool:
-        """Whether everything is plain text."""
+        """Whether this process uses plain text."""
         return self.ca is None
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """What a server asks of its callers; `None` for plain text."""
+        """Returns the credentials of a server; `None` for plain text."""
         if self.ca is None or self.certificate is None or self.key is None:
             return None
         pair = (self.key.read_bytes(), self.certificate.read_bytes())
@@ -95,7 +93,7 @@ class Security:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """What a caller shows; `None` for plain text."""
+        """Returns the credentials of a caller; `None` for plain text."""
         if self.ca is None or self.certificate is None or self.key is None:
             return None
         return grpc.ssl_channel_credentials(
@@ -103,13 +101,13 @@ class Security:
         )
 
     def presented(self) -> Presented | None:
-        """What this process shows to its peers; `None` for plain text.
+        """Returns what this process shows to its peers; `None` for plain text.
 
-        Looks at it as a peer will: gRPC would only log what is wrong with the files, and fail every handshake.
+        It checks the files as a peer would. gRPC would only log the mistake, and every handshake would fail.
 
         Raises:
-            InvalidInputError: No peer would ever accept it.
-            WrongStateError: It is not valid now, which a renewal or a clock that is set changes.
+            InvalidInputError: No peer would ever accept the certificate.
+            WrongStateError: The certificate has expired, or is not valid yet. A renewal or a correct clock would help.
         """
         if self.is_insecure:
             return None
@@ -121,13 +119,16 @@ class Security:
         identity = Identity.from_uris([name for kind, name in names if kind == "URI"])
         if identity is None:
             raise InvalidInputError(
-                f"--tls-cert {self.certificate}: has no role, which is a URI like "
+                f"--tls-cert {self.certificate}: the certificate has no role, which is a URI like "
                 f"{Identity(Role.DEVICE_AGENT, 'device-0-0').uri} among its alternative names; {_REMEDY}"
             )
         return Presented(identity, expires)
 
     def _as_a_peer_sees_it(self) -> dict[str, Any]:
-        """Shakes hands with itself in memory: the standard library tells what is in a certificate only to its peer."""
+        """Returns the content of the certificate, from a TLS handshake in memory.
+
+        The standard library gives the content of a certificate only to the peer of a connection.
+        """
         peer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         this = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         this.check_hostname, this.verify_mode = False, ssl.CERT_NONE
@@ -136,16 +137,16 @@ class Security:
             peer.load_verify_locations(self.ca)
         except OSError as error:
             raise InvalidInputError(
-                f"--tls-ca {self.ca}: no certificate in PEM can be read from it ({error})"
+                f"--tls-ca {self.ca}: the file has no certificate in PEM ({error}); {_REMEDY}"
             ) from None
         try:
             for context in (peer, this):
-                # an empty password: an encrypted key fails, and nobody is asked
+                # With an empty password, an encrypted key fails instead of asking for a password.
                 context.load_cert_chain(str(self.certificate), self.key, password="")
         except OSError as error:
             raise InvalidInputError(
-                f"--tls-cert {self.certificate}, --tls-key {self.key}: no certificate and its unencrypted key "
-                f"in PEM ({error})"
+                f"--tls-cert {self.certificate}, --tls-key {self.key}: they are no certificate with its unencrypted key "
+                f"in PEM ({error}); {_REMEDY}"
             ) from None
         to_peer, to_this = ssl.MemoryBIO(), ssl.MemoryBIO()
         ends = [
@@ -168,7 +169,10 @@ class Security:
         kind: type[CollapipeError] = WrongStateError
         now = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC"
         if "expired" in reason:
-            remedy = f"renew it with `collapipe certs issue`, or join again; the clock of this machine says {now}"
+            remedy = (
+                "renew it with `collapipe certs issue`, or join again; the clock of this machine "
+                f"says {now}"
+            )
         elif "not yet valid" in reason:
             remedy = f"set the clock of this machine, which says {now}"
         else:

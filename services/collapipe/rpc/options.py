@@ -1,15 +1,15 @@
-"""The options that both ends of a connection have to agree on."""
+"""The gRPC options of servers, and those that clients and servers must have in common."""
 
 KEEPALIVE_SECONDS = 10
-"""A connection is probed this often: a peer that was unplugged is noticed without waiting for TCP."""
+"""How often each end checks an idle connection. It notices an unplugged peer long before TCP would."""
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""Chunks are 1 MiB; a plan or a step of the largest model stays far below."""
+"""Far more than any message needs: chunks have 1 MiB, and plans and steps of the largest model are smaller still."""
 
 COMMON_OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # one chunk in one HTTP/2 frame: a fifth of the time of the default 16 KiB frames
+    # A whole chunk fits into one HTTP/2 frame. Sending takes a fifth of the time that the default of 16 KiB takes.
     ("grpc.http2.max_frame_size", (16 << 20) - 1),
     ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_SECONDS * 1000),
@@ -19,10 +19,10 @@ COMMON_OPTIONS = [
 
 SERVER_OPTIONS = [
     *COMMON_OPTIONS,
-    # the other half of the agreement: without it a server answers such probes with "too_many_pings"
+    # Without these two options, a server would answer the keepalive pings with "too_many_pings".
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_SECONDS * 500),
     ("grpc.http2.max_ping_strikes", 0),
-    # two servers on one port would share its calls; the second shall fail instead
+    # Two servers on one port would share its calls. Instead, the second server fails.
     ("grpc.so_reuseport", 0),
 ]
 
@@ -30,11 +30,11 @@ _LARGEST_PUBLIC_MESSAGE_BYTES = 64 << 10
 
 PUBLIC_SERVER_OPTIONS = [
     *(option for option in SERVER_OPTIONS if option[0] != "grpc.max_receive_message_length"),
-    # strangers get little memory and little time, and may be back for more: what is asked here is asked once
+    # Unknown callers get little memory and little time. A few short calls are all that they need.
     ("grpc.max_receive_message_length", _LARGEST_PUBLIC_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", 4),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_age_ms", 20_000),
     ("grpc.max_connection_age_grace_ms", 5_000),
 ]
-"""Of a server that callers need no certificate for."""
+"""Options of a server that asks callers for no certificate."""

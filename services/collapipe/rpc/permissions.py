@@ -1,4 +1,4 @@
-"""Who may call what: one table, and the checks of a caller's certificate against it."""
+"""Says which roles may call each method, and checks the certificates of callers against that."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from collapipe.certificates.identity import Identity, Role
 from collapipe.errors import NotPermittedError
 
 ANYBODY = frozenset(Role)
-"""Also callers without a certificate, on a server that asks for none: the method itself looks at who they are."""
+"""Also callers without a certificate, if the server asks for none. Then the method itself checks the caller."""
 
 _STAGE_HOSTS = frozenset({Role.CONTROL_UNIT, Role.DEVICE_AGENT, Role.EDGE_SERVER})
 _SCHEDULER = frozenset({Role.SCHEDULER})
@@ -17,7 +17,7 @@ _CLIENT = frozenset({Role.CLIENT})
 
 Permissions = Mapping[str, Mapping[str, frozenset[Role]]]
 
-CALLERS: Permissions = {
+PERMISSIONS: Permissions = {
     "collapipe.v1.BlobService": {"FetchBlob": _STAGE_HOSTS},
     "collapipe.v1.ControlUnitService": {"PrepareData": _SCHEDULER, "RunRound": _SCHEDULER},
     "collapipe.v1.DeviceAgentService": {"ProfileBlock": _SCHEDULER},
@@ -31,7 +31,7 @@ CALLERS: Permissions = {
     "collapipe.v1.SchedulerService": {
         "RegisterHost": _STAGE_HOSTS,
         "Heartbeat": _STAGE_HOSTS,
-        # stage hosts too: `collapipe doctor` on a box reaches for its peers
+        # `collapipe doctor` on a stage host asks for the addresses of its peers.
         "ListHosts": _CLIENT | _STAGE_HOSTS,
         "SubmitJob": _CLIENT,
         "WatchJob": _CLIENT,
@@ -43,31 +43,28 @@ CALLERS: Permissions = {
     },
     "collapipe.v1.StageService": {
         "RunStage": frozenset({Role.CONTROL_UNIT}),
-        # of the stage before, which is never the head
+        # The previous stage calls this, and the stage with the head is never a previous stage.
         "ExchangeActivations": frozenset({Role.CONTROL_UNIT, Role.DEVICE_AGENT}),
     },
 }
-"""By service and method. What is not in it is nobody's: a test compares it with the protocol."""
+"""The roles that may call each method of each service. A new RPC needs a line here and nothing else.
 
-_OF_EVERY_PEER = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
-"""Tell nothing of a job, to peers that have a certificate."""
+Nobody may call a method that is missing here. A test compares this table with the protocol.
+"""
 
 
-def check_permitted(method: str, context: grpc.ServicerContext, callers: Permissions) -> None:
-    """Refuses a call that the caller's role may not make.
+def check_permitted(method: str, context: grpc.ServicerContext, permissions: Permissions) -> None:
+    """Refuses a call that the role of the caller may not make.
 
     Args:
         method: "/service/method".
-        context: Of the call, on a server that speaks TLS.
-        callers: The table.
+        context: Of a call on a server that speaks TLS.
 
     Raises:
-        NotPermittedError: The role is another, or the certificate has none.
+        NotPermittedError: The caller has another role, or its certificate has no role.
     """
     _, service, name = method.split("/", 2)
-    if service in _OF_EVERY_PEER:
-        return
-    allowed = callers.get(service, {}).get(name, frozenset())
+    allowed = permissions.get(service, {}).get(name, frozenset())
     if allowed == ANYBODY:
         return
     caller = _identity(context)
@@ -80,15 +77,14 @@ def check_permitted(method: str, context: grpc.ServicerContext, callers: Permiss
 
 
 def check_is_caller(context: grpc.ServicerContext, name: str, role: Role | None = None) -> None:
-    """Refuses a message in which the caller says to be somebody else; in plain text, anybody is who they say.
+    """Refuses a message in which the caller uses another name or role than its certificate. Plain text allows any.
 
     Args:
-        context: Of the call.
-        name: The host id that the caller says is its own.
-        role: The role that it says to have; `None` where it says none.
+        name: The host id that the caller claims.
+        role: The role that the caller claims; `None` if the message has no role.
 
     Raises:
-        NotPermittedError: The certificate says otherwise.
+        NotPermittedError: The certificate has another name or role.
     """
     if not _is_tls(context):
         return
@@ -106,13 +102,13 @@ def _is_tls(context: grpc.ServicerContext) -> bool:
 
 
 def _properties(context: grpc.ServicerContext, key: str) -> list[str]:
-    # the stubs take each for one text: there may be several
+    # The type stubs declare one value for each key, but gRPC returns a list.
     values: Any = context.auth_context().get(key, [])
     return [value.decode(errors="replace") for value in values]
 
 
 def _identity(context: grpc.ServicerContext) -> Identity:
-    # `peer_uri`, and not all alternative names: a DNS name could be spelt like an identity
+    # Only URIs count. Among all alternative names, a DNS name could look like an identity.
     identity = Identity.from_uris(_properties(context, "peer_uri"))
     if identity is None:
         raise NotPermittedError(

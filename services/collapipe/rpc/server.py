@@ -1,4 +1,4 @@
-"""Makes servers: options, credentials, roles, health, drain."""
+"""Starts gRPC servers with options, credentials, permissions and health checks, and drains them."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,28 +10,28 @@ from collapipe.errors import InvalidInputError
 from collapipe.rpc.credentials import Security
 from collapipe.rpc.interceptor import CallInterceptor
 from collapipe.rpc.options import PUBLIC_SERVER_OPTIONS, SERVER_OPTIONS
-from collapipe.rpc.permissions import CALLERS, Permissions
+from collapipe.rpc.permissions import PERMISSIONS, Permissions
 
 MAX_CONCURRENT_CALLS = 64
-"""Calls that a server works on at a time; a stream counts as long as it is open. An edge server needs two
-streams a cluster, a device three in all, a scheduler one for each client that watches."""
+"""Most calls that a server works on at the same time; an open stream is one call. An edge server needs two streams for
+each cluster, a device needs three, and a scheduler needs one for each client that watches a job."""
 
 _DRAIN_SECONDS = 5.0
 
 
 class Server:
-    """A server that is serving."""
+    """A running server."""
 
     def __init__(
         self, server: grpc.Server, address: str, health_servicer: health.HealthServicer
     ) -> None:
         self.address = address
-        """Where it serves, "host:port", with the port that it got."""
+        """The "host:port" at which it serves, with the real port if a free one was asked for."""
         self._server = server
         self._health = health_servicer
 
     def drain(self, seconds: float = _DRAIN_SECONDS) -> None:
-        """Reports NOT_SERVING, takes no new calls, and ends those in progress after some time."""
+        """Reports NOT_SERVING and refuses new calls. Calls in progress get some seconds to end."""
         self._health.enter_graceful_shutdown()
         self._server.stop(seconds).wait()
 
@@ -40,32 +40,32 @@ def serve(
     listen: str,
     security: Security,
     add_services: Callable[[grpc.Server, str], None],
-    callers: Permissions = CALLERS,
+    permissions: Permissions = PERMISSIONS,
 ) -> Server:
     """Starts a server.
 
     Args:
-        listen: "host:port"; port 0 takes a free one.
-        security: What to ask of callers.
-        add_services: Adds the services; is given the server and the address that it got.
-        callers: Who may call what, where callers are known.
+        listen: "host:port"; port 0 takes a free port.
+        add_services: Adds the services to the server, given the address of the server.
+        permissions: The roles that may call each method. Plain text knows no roles, and ignores it.
 
     Raises:
-        InvalidInputError: The address is in use, or is none.
+        InvalidInputError: The address is invalid or in use.
     """
     pool = ThreadPoolExecutor(MAX_CONCURRENT_CALLS, thread_name_prefix="call")
     server = grpc.server(
         pool,
-        interceptors=[CallInterceptor(None if security.is_insecure else callers)],
+        interceptors=[CallInterceptor(None if security.is_insecure else permissions)],
         options=SERVER_OPTIONS if security.asks_callers else PUBLIC_SERVER_OPTIONS,
     )
-    # its own thread: a server whose calls are all busy is still healthy
+    # Health checks have their own thread, because a server whose calls are all busy is still healthy.
     health_pool = ThreadPoolExecutor(1, thread_name_prefix="health")
     health_servicer = health.HealthServicer(
         experimental_non_blocking=True,
         experimental_thread_pool=health_pool,
     )
-    # as it does for Watch; by `vars`, since the stubs know no functions behind methods
+    # The health service uses that thread for Watch only, unless Check has this attribute, too. The access by `vars` is
+    # for mypy, which does not allow attributes of methods.
     vars(health.HealthServicer)["Check"].experimental_thread_pool = health_pool
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     credentials = security.server_credentials()
@@ -77,11 +77,11 @@ def serve(
         )
     except RuntimeError:
         port = 0
-    # of a port beyond 65535, gRPC takes what is left of it
+    # gRPC silently reduces a port beyond 65535 to another port.
     if not port or listen.rpartition(":")[2] not in ("0", str(port)):
         raise InvalidInputError(
-            f"cannot listen on {listen}: the port is in use, or the address is not of this machine or not "
-            "host:port; choose another with --listen, or port 0 for any free one"
+            f"cannot listen on {listen}: the port is in use, or this is not a host:port of this machine; "
+            "choose another one with --listen, or port 0 for any free port"
         )
     address = f"{listen.rpartition(':')[0]}:{port}"
     add_services(server, address)

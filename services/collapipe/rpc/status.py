@@ -1,4 +1,4 @@
-"""One catalogue: what the core raises, what a caller sees, and back again."""
+"""Turns the errors of CollaPipe into gRPC statuses on the server, and back into errors at the caller."""
 
 import grpc
 
@@ -18,26 +18,26 @@ _CODES: list[tuple[type[errors.CollapipeError], grpc.StatusCode]] = [
 ]
 
 LOST_PEER_KEY = "collapipe-lost-peer-bin"
-"""Trailing metadata that names a lost third process, to tell it from the loss of the server itself."""
+"""Trailing metadata with the host id of a lost peer of the server. Without it, the server itself is lost."""
 
 _MAX_DETAILS_BYTES = 2000
-"""Longest explanation that a status carries; gRPC drops a call whose status, escaped, takes more than 8 KiB."""
+"""Longest text in a status. gRPC drops a call if the escaped status has more than 8 KiB."""
 
 
 def to_code(error: errors.CollapipeError) -> grpc.StatusCode:
-    """The status of an error of the core."""
-    return next(code for kind, code in _CODES if isinstance(error, kind))
+    """Returns the status code of an error."""
+    return next(code for error_type, code in _CODES if isinstance(error, error_type))
 
 
 def trailing_metadata(error: errors.CollapipeError) -> tuple[tuple[str, bytes], ...]:
-    """What travels beside the status."""
+    """Returns the metadata that the server sends with the status of an error."""
     if isinstance(error, errors.PeerLostError):
         return ((LOST_PEER_KEY, error.host_id.encode()),)
     return ()
 
 
 def details(explanation: str) -> str:
-    """An explanation, shortened to what a status can carry."""
+    """Shortens an explanation so that it fits into a status."""
     encoded = explanation.encode()
     if len(encoded) <= _MAX_DETAILS_BYTES:
         return explanation
@@ -45,11 +45,10 @@ def details(explanation: str) -> str:
 
 
 def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
-    """The error of the core behind a failed call.
+    """Returns the error that made a call fail.
 
     Args:
-        error: What the call raised.
-        peer: Who was called.
+        peer: The host id or name of the server.
     """
     code, explanation = error.code(), error.details() or ""
     metadata = {item.key: item.value for item in error.trailing_metadata() or ()}
@@ -61,50 +60,50 @@ def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
             peer,
             f"{peer} cannot be reached ({_first_line(explanation) or code.name}): {_remedy(explanation)}",
         )
-    for kind, of_kind in _CODES:
-        if code is of_kind:
-            return kind(explanation)
+    for error_type, error_code in _CODES:
+        if code is error_code:
+            return error_type(explanation)
     return errors.AttemptFailedError(
         f"{peer} failed with {code.name}: {explanation or 'see its log'}"
     )
 
 
 _ANOTHER_NAME = (
-    "its certificate has another name or role: see whether this is the address of the right service, and issue its "
-    "certificate with --address and the host that is called here"
+    "its certificate has another name or role: check that this is the address of the right service, and issue its "
+    "certificate with --address and the host of this address"
 )
 _ANOTHER_AUTHORITY = (
-    "its certificate is of another authority: both sides need certificates of one and the same"
+    "its certificate is of another authority: both sides need certificates of one authority"
 )
 _REMEDIES = [
     ("certificate has expired", "its certificate has expired: renew it, and start it again"),
-    ("certificate is not yet valid", "see whether the clocks of both machines are right"),
+    ("certificate is not yet valid", "check the clocks of both machines"),
     ("Hostname Verification", _ANOTHER_NAME),
-    ("is not in peer certificate", _ANOTHER_NAME),  # in older versions of gRPC
+    ("is not in peer certificate", _ANOTHER_NAME),  # Text of older versions of gRPC.
     (
         "WRONG_VERSION_NUMBER",
-        "it speaks plain text (--insecure), and this side TLS: choose one for both",
+        "it speaks plain text (--insecure), and this side speaks TLS: choose one for both",
     ),
     ("handshake failed", _ANOTHER_AUTHORITY),
     (
         "Deadline Exceeded",
-        "it did not answer in time: see in its log whether it is busy or hangs, and whether a firewall swallows the call",
+        "it did not answer in time: its log says whether it is busy or hangs; a firewall may also drop the call",
     ),
     (
         "Socket closed",
-        "it hung up. If it runs, it did not accept how it was called: this side's certificate may have expired or be "
-        "of another authority (`collapipe certs list` tells), or one side speaks TLS and the other plain text; with "
-        "GRPC_VERBOSITY=INFO in its environment, its log tells which",
+        "it closed the connection. If it runs, it refused the call: this side's certificate may have expired or be "
+        "of another authority (see `collapipe certs list`), or one side speaks TLS and the other plain text. With "
+        "GRPC_VERBOSITY=INFO in its environment, its log says which",
     ),
 ]
-"""What gRPC says of a connection that did not come about, and what an operator does then; the first that fits."""
+"""Part of gRPC's text about a failed connection, and the remedy. The first part that fits counts."""
 
 
 def _remedy(explanation: str) -> str:
-    for sign, remedy in _REMEDIES:
-        if sign in explanation:
+    for text, remedy in _REMEDIES:
+        if text in explanation:
             return remedy
-    return "see whether it runs and whether its address is right"
+    return "check that it runs and that its address is right"
 
 
 def _first_line(text: str) -> str:

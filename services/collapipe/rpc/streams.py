@@ -1,7 +1,7 @@
-"""Long work over a stream: signs of life on one side, a deadline on silence on the other.
+"""Calls that take long: the server streams signs of life, and the caller gives up after a silence.
 
-A slow Raspberry Pi that reports progress is not dead, and a dead one reports nothing: so whoever works says
-something every second, and whoever waits gives up after a silence, not after a duration.
+A slow Raspberry Pi that reports progress is alive. So no call has a deadline on its duration; only a silence of the
+server is limited.
 """
 
 import queue
@@ -17,24 +17,24 @@ from collapipe.rpc.status import to_error
 T = TypeVar("T")
 
 _READ_AHEAD = 8
-"""Answers that are read before they are wanted."""
+"""Answers that are received before the caller asks for them."""
 
 SIGN_OF_LIFE_SECONDS = 1.0
-"""How often work in progress says that it is alive."""
+"""Longest time between two messages of a server that works."""
 
 
 class Outbox(Generic[T]):
-    """A queue that a stream drains: iterating over it ends after `close`."""
+    """A queue of messages for a stream. Iterating over it ends after `close`."""
 
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[T | None] = queue.SimpleQueue()
 
     def put(self, item: T) -> None:
-        """Appends an item; what is put after `close` is never sent."""
+        """Appends an item. Items after `close` are never sent."""
         self._items.put(item)
 
     def close(self) -> None:
-        """Ends the stream behind what is queued."""
+        """Ends the stream behind the queued items."""
         self._items.put(None)
 
     def __iter__(self) -> Iterator[T]:
@@ -48,38 +48,32 @@ def work_with_signs_of_life(
     cancel: Callable[[CancelledError], None],
     context: grpc.ServicerContext,
 ) -> Iterator[T]:
-    """Answers a stream from work in a thread of its own.
+    """Runs work in its own thread, and yields its messages and signs of life.
 
     Args:
-        work: Does the work; is given a function that sends a message. What it raises ends the stream.
-        sign_of_life: Makes the message that is sent when the work was silent for a second.
-        cancel: Called once if the caller goes away before the work ends; must make `work` end soon.
-        context: Of the call.
-
-    Yields:
-        What `work` sends, and signs of life.
+        work: Does the work, given a function that sends a message. Its exception ends the stream.
+        sign_of_life: Makes the message for each second in which the work sends nothing.
+        cancel: Called once if the caller goes away before the work ends. It must make `work` end soon.
     """
     outbox: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    over = (
-        threading.Lock()
-    )  # taken by what comes first: the end of the work, or the caller's leaving
+    # Whichever comes first acquires this lock for good: the end of the work, or the departure of the caller.
+    ended = threading.Lock()
 
     def run() -> None:
         failure = None
         try:
             work(lambda message: outbox.put((message, None)))
-        except BaseException as error:  # handed over to the thread that answers
+        except BaseException as error:  # The thread that answers the call raises it.
             failure = error
-        over.acquire(blocking=False)
+        ended.acquire(blocking=False)
         outbox.put((None, failure))
 
-    def on_leaving() -> None:
-        if over.acquire(blocking=False):
-            cancel(CancelledError("whoever asked for this work went away"))
+    def on_departure() -> None:
+        if ended.acquire(blocking=False):
+            cancel(CancelledError("the caller of this work went away"))
 
     thread = threading.Thread(target=run, name="work", daemon=True)
-    if not context.add_callback(on_leaving):
+    if not context.add_callback(on_departure):
         raise CancelledError("the caller went away before the work began")
     thread.start()
     try:
@@ -95,31 +89,31 @@ def work_with_signs_of_life(
                 raise error
             else:
                 return
-    finally:  # also when the caller went away between two messages
-        on_leaving()
+    finally:  # gRPC also ends this generator here if the caller goes away between two messages.
+        on_departure()
         thread.join()
 
 
 def within_silence(
     call: Iterable[T], silence_seconds: float, host_id: str, waiting_for: Callable[[], str]
 ) -> Iterator[T]:
-    """Iterates over the answers of a streaming call, and gives up when they stop coming.
+    """Yields the answers of a streaming call, and gives up after a silence.
 
     Args:
         call: A streaming call of a stub.
         silence_seconds: Longest wait for the next answer.
         host_id: The peer, for errors.
-        waiting_for: What the caller waits for, in words.
+        waiting_for: Returns what the peer is to do, in words, for errors.
 
     Raises:
         PeerLostError: The peer ended, cannot be reached, or is silent.
-        CollapipeError: What the peer answered with.
+        CollapipeError: The error that the peer answered with.
     """
-    # bounded: a caller that is slower than the network holds it up, and is not filled with what it brings
+    # The bound makes a peer wait for a caller that is slower than the network, so that answers do not fill the memory.
     answers: queue.Queue[T | BaseException | None] = queue.Queue(_READ_AHEAD)
     abandoned = threading.Event()
 
-    def pump() -> None:
+    def receive() -> None:
         try:
             for answer in call:
                 answers.put(answer)
@@ -130,7 +124,7 @@ def within_silence(
         else:
             answers.put(None)
 
-    threading.Thread(target=pump, name=f"answers of {host_id}", daemon=True).start()
+    threading.Thread(target=receive, name=f"answers of {host_id}", daemon=True).start()
     try:
         while True:
             try:
@@ -139,7 +133,7 @@ def within_silence(
                 raise PeerLostError(
                     host_id,
                     f"{host_id} has said nothing for {silence_seconds:g} s while it was to "
-                    f"{waiting_for()}: see whether it runs and can be reached",
+                    f"{waiting_for()}: check that it runs and can be reached",
                 ) from None
             if answer is None:
                 return
@@ -149,5 +143,5 @@ def within_silence(
     finally:
         call.cancel()  # type: ignore[attr-defined]
         abandoned.set()
-        while not answers.empty():  # lets a pump go on that waits for room
+        while not answers.empty():  # The receiving thread may wait for room.
             answers.get_nowait()

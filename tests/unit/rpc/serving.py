@@ -55,7 +55,7 @@ def serving(
     of_server: Security | None = None,
     of_client: Security | None = None,
     listen: str = "127.0.0.1:0",
-    callers: Permissions = ALL_ROLES,
+    permissions: Permissions = ALL_ROLES,
     expected: Role | None = None,
 ) -> Iterator[Served]:
     plain = Security.insecure()
@@ -64,7 +64,7 @@ def serving(
         listen,
         of_server or plain,
         lambda grpc_server, address: grpc_server.add_generic_rpc_handlers((methods,)),
-        callers,
+        permissions,
     )
     channel = open_channel(server.address, of_client or plain, expected)
     try:

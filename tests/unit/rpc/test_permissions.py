@@ -14,7 +14,7 @@ from collapipe import v1
 from collapipe.certificates import Identity, Role
 from collapipe.errors import NotPermittedError
 from collapipe.rpc import Security, check_is_caller, to_error
-from collapipe.rpc.permissions import CALLERS
+from collapipe.rpc.permissions import PERMISSIONS
 
 from .authorities import Authority
 from .serving import ARITIES, ECHO, SERVICE, serving
@@ -41,12 +41,12 @@ def test_every_method_of_the_protocol_is_in_the_table_and_no_other() -> None:
             descriptor = importlib.import_module(f"collapipe.v1.{module.name}").DESCRIPTOR
             for service in descriptor.services_by_name.values():
                 protocol[service.full_name] = set(service.methods_by_name)
-    assert {service: set(methods) for service, methods in CALLERS.items()} == protocol
+    assert {service: set(methods) for service, methods in PERMISSIONS.items()} == protocol
     assert len(protocol) >= 8
 
 
 def test_nobody_who_is_not_a_client_may_change_jobs() -> None:
-    scheduler = CALLERS["collapipe.v1.SchedulerService"]
+    scheduler = PERMISSIONS["collapipe.v1.SchedulerService"]
     for method in ("SubmitJob", "CancelJob"):
         assert scheduler[method] == {Role.CLIENT}
     hosts = {Role.CONTROL_UNIT, Role.DEVICE_AGENT, Role.EDGE_SERVER}
@@ -56,7 +56,7 @@ def test_nobody_who_is_not_a_client_may_change_jobs() -> None:
 @pytest.mark.parametrize("arity", ARITIES)
 def test_role_in_the_table_is_admitted(authority: Authority, arity: str) -> None:
     server, client = authority.security("scheduler:server"), authority.security("client:me")
-    with serving(ECHO, server, client, callers=ONLY_CLIENTS) as served:
+    with serving(ECHO, server, client, permissions=ONLY_CLIENTS) as served:
         assert served.call(arity)
 
 
@@ -71,7 +71,7 @@ def test_other_role_is_refused_before_the_method_begins(authority: Authority, ar
     server = authority.security("scheduler:server")
     device = authority.security("device-agent:device-0-0")
     with (
-        serving({arity: begin}, server, device, callers=ONLY_CLIENTS) as served,
+        serving({arity: begin}, server, device, permissions=ONLY_CLIENTS) as served,
         pytest.raises(grpc.RpcError) as raised,
     ):
         served.call(arity)
@@ -84,7 +84,7 @@ def test_other_role_is_refused_before_the_method_begins(authority: Authority, ar
 def test_method_that_is_not_in_the_table_is_refused(authority: Authority) -> None:
     server, client = authority.security("scheduler:server"), authority.security("client:me")
     with (
-        serving(ECHO, server, client, callers={}) as served,
+        serving(ECHO, server, client, permissions={}) as served,
         pytest.raises(grpc.RpcError) as raised,
     ):
         served.call("unary_unary")
@@ -92,7 +92,7 @@ def test_method_that_is_not_in_the_table_is_refused(authority: Authority) -> Non
 
 
 def test_plain_text_knows_no_roles() -> None:
-    with serving(ECHO, callers={}) as served:
+    with serving(ECHO, permissions={}) as served:
         assert served.call("unary_unary") == [b"ask"]
 
 
@@ -123,7 +123,7 @@ def test_certificate_without_exactly_one_role_is_refused_with_the_remedy(
 
 def test_health_is_open_to_every_peer_with_a_certificate(authority: Authority) -> None:
     server, nobody = authority.security("scheduler:server"), authority.without_role("nobody")
-    with serving(ECHO, server, nobody, callers={}) as served:
+    with serving(ECHO, server, nobody, permissions={}) as served:
         stub = health_pb2_grpc.HealthStub(served.channel)
         answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -187,7 +187,7 @@ def test_public_method_serves_callers_without_a_certificate_little(
 ) -> None:
     everybody = {SERVICE: dict.fromkeys(ARITIES, frozenset(Role))}
     with (
-        serving(ECHO, public, callers=everybody) as served,
+        serving(ECHO, public, permissions=everybody) as served,
         grpc.secure_channel(served.server.address, stranger) as channel,
     ):
         method = channel.unary_unary(f"/{SERVICE}/unary_unary")
