@@ -1,4 +1,4 @@
-"""Small JSON documents that are replaced atomically: a reader sees the old one or the new one."""
+"""Small JSON documents that are replaced atomically, so that a reader sees the old one or the new one."""
 
 import errno
 import json
@@ -12,10 +12,10 @@ from collapipe.errors import CorruptDataError
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Replaces a document; after the return it survives the death of the process and of the machine."""
+    """Replaces a document. On return, the new one survives a crash of the process or of the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
-    with naming(temporary), open(temporary, "w", encoding="utf-8") as file:
+    with name_full_disk(temporary), open(temporary, "w", encoding="utf-8") as file:
         json.dump(document, file, indent=1, sort_keys=True)
         file.flush()
         os.fsync(file.fileno())
@@ -24,10 +24,10 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Reads a document; `None` where there is none.
+    """Reads a document; returns `None` if there is no file.
 
     Raises:
-        CorruptDataError: The file is not what `write_document` writes.
+        CorruptDataError: The file is not a JSON object.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -41,8 +41,8 @@ def read_document(path: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Makes the error of a full disk name the file that found no room."""
+def name_full_disk(path: Path) -> Iterator[None]:
+    """Adds the path of the file to the error about a full disk."""
     try:
         yield
     except OSError as error:
@@ -52,7 +52,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes renames in a directory durable."""
+    """Makes earlier renames in a directory survive a crash of the machine."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,20 +1,19 @@
-"""What can go wrong, as the whole system names it.
+"""The errors of CollaPipe.
 
-The core raises these; `collapipe.rpc.status` is the one place that knows which gRPC status each becomes.
-A message says what was wrong, the value, the limit and the remedy.
+A message says what was wrong, the value, the limit and the remedy. `collapipe.rpc.status` has the gRPC status of each.
 """
 
 
 class CollapipeError(Exception):
-    """Base of every expected failure."""
+    """Base class of every expected failure."""
 
 
 class InvalidInputError(CollapipeError):
-    """A file, a job or a request that cannot be used as it is."""
+    """A file, a job or a request is wrong."""
 
 
 class WrongStateError(CollapipeError):
-    """A well-formed request at the wrong time: another job, round, attempt or plan is in force."""
+    """A correct request came at the wrong time: another job, round, attempt or plan is current."""
 
 
 class InfeasibleError(CollapipeError):
@@ -22,19 +21,19 @@ class InfeasibleError(CollapipeError):
 
 
 class NotPermittedError(CollapipeError):
-    """The caller is known, or unknown, and may not do this."""
+    """The caller may not do this."""
 
 
 class NotFoundError(CollapipeError):
-    """Something named by the request is not known here."""
+    """The request names something that is not here."""
 
 
 class PeerLostError(CollapipeError):
     """Another process ended, went silent or cannot be reached.
 
     Args:
-        host_id: The peer, as registered; empty when unknown.
-        message: What happened to it, and what to do.
+        host_id: The registered id of the peer; empty if unknown.
+        message: What happened to the peer, and the remedy.
     """
 
     def __init__(self, host_id: str, message: str) -> None:
@@ -43,7 +42,7 @@ class PeerLostError(CollapipeError):
 
 
 class AttemptFailedError(CollapipeError):
-    """Another host gave up the attempt, and says why."""
+    """Another host gave up the attempt."""
 
 
 class CorruptDataError(CollapipeError):
@@ -55,4 +54,4 @@ class DivergedError(CollapipeError):
 
 
 class CancelledError(CollapipeError):
-    """Whoever asked for the work no longer wants it."""
+    """The caller cancelled the work, or went away."""

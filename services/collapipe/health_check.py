@@ -1,6 +1,6 @@
-"""`python -m collapipe.health_check`: asks the service of this container whether it serves; the health check of deployments.
+"""`python -m collapipe.health_check` asks the service of this container whether it serves.
 
-Takes the settings of the service from where the service takes them.
+It reads the same settings as the service: the environment, --config and flags.
 """
 
 import sys
@@ -15,23 +15,23 @@ from collapipe.service_process import ServiceSettings, parse_settings
 _DEADLINE_SECONDS = 5.0
 
 
-class ProbeSettings(ServiceSettings):
-    """What of a service's settings tells how to reach it; the others are no concern of a probe."""
+class HealthCheckSettings(ServiceSettings):
+    """The settings that every service has. Settings of one kind of service are ignored."""
 
     model_config = SettingsConfigDict(extra="ignore")
 
 
-def probe(settings: ServiceSettings) -> None:
-    """Asks grpc.health.v1.
+def check_health(settings: ServiceSettings) -> None:
+    """Asks the health service (grpc.health.v1).
 
     Raises:
-        PeerLostError: The service does not serve, or did not answer in time.
-        InvalidInputError: The settings do not say where it is.
+        PeerLostError: The service does not serve, or does not answer in time.
+        InvalidInputError: The settings do not say at which port the service listens.
     """
     host, _, port = settings.listen.rpartition(":")
     if port in ("", "0"):
         raise InvalidInputError(
-            f"the service listens on {settings.listen!r}, a port that a probe cannot know: give --listen HOST:PORT"
+            f"the service listens on {settings.listen!r}, which names no fixed port: set --listen HOST:PORT"
         )
     address = f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
     with open_channel(address, settings.security) as channel:
@@ -43,11 +43,11 @@ def probe(settings: ServiceSettings) -> None:
 
 
 def main() -> None:
-    """Exits with 0 when the service serves, with 1 and the reason when it does not."""
+    """Exits with 0 if the service serves, else with 1 and the reason."""
     try:
-        probe(parse_settings(ProbeSettings))
+        check_health(parse_settings(HealthCheckSettings))
     except CollapipeError as error:
-        sys.exit(f"probe: {error}")
+        sys.exit(f"health check: {error}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""What every service's process does before and after it serves."""
+"""The process of every service: its settings, its signals, its ready file and its allocator."""
 
+import argparse
 import contextlib
 import ctypes
 import logging
@@ -36,7 +37,7 @@ _PARENT_POLL_SECONDS = 0.5
 
 
 class ServiceSettings(BaseSettings):
-    """Settings of every service: flags of the command line, COLLAPIPE_* in the environment, then --config."""
+    """Settings of every service. A flag overrides COLLAPIPE_* in the environment, and that overrides --config."""
 
     model_config = SettingsConfigDict(
         env_prefix="COLLAPIPE_",
@@ -50,30 +51,32 @@ class ServiceSettings(BaseSettings):
 
     host_id: str = Field(
         default="",
-        description="Identity of this process; by default the name in its certificate, or made of its address.",
+        description="Name of this host. By default the name in its certificate, or host-ADDRESS without one.",
     )
     listen: str = Field(
-        default="127.0.0.1:0", description="Where to serve gRPC; port 0 takes a free one."
+        default="127.0.0.1:0",
+        description="Where to serve gRPC, host:port; port 0 takes a free port.",
     )
     advertise: str = Field(
-        default="", description="Where others reach it; by default the listen address."
+        default="",
+        description="Where other hosts can reach it, host:port; by default the listen address.",
     )
     metrics_listen: str = Field(
-        default="127.0.0.1:0", description="Where to serve /metrics; empty for nowhere."
+        default="127.0.0.1:0", description="Where to serve /metrics, host:port; empty serves none."
     )
-    insecure: bool = Field(default=False, description="Speak plain text.")
+    insecure: bool = Field(default=False, description="Use plain text instead of mutual TLS.")
     tls_ca: Path | None = Field(default=None, description="Certificate of the authority, PEM.")
     tls_cert: Path | None = Field(default=None, description="Certificate of this process, PEM.")
-    tls_key: Path | None = Field(default=None, description="Key of the certificate, PEM.")
+    tls_key: Path | None = Field(default=None, description="Private key of that certificate, PEM.")
     ready_file: Path | None = Field(
-        default=None, description="Written as JSON as soon as the process serves."
+        default=None, description="JSON file that is written as soon as the process serves."
     )
     exit_with_parent: int | None = Field(
-        default=None, description="End when this process, which started it, ends."
+        default=None, description="Process id of the parent; the service ends when the parent ends."
     )
-    log_format: LogFormat = Field(default="text", description="text or json.")
+    log_format: LogFormat = Field(default="text", description="Format of log lines: text or json.")
     threads: int = Field(
-        default=1, ge=1, description="Threads that compute; results depend on their number."
+        default=1, ge=1, description="Threads that compute. Results depend on their number."
     )
     config: Path | None = Field(default=None, description="TOML file with any of these settings.")
 
@@ -86,45 +89,42 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Environment before file; the command line comes before both by itself."""
+        """Returns the sources after the command line, which pydantic-settings always reads first."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file())
 
     @property
     def security(self) -> Security:
-        """How this process and its peers know each other; raises `InvalidInputError`."""
+        """How this process and its peers authenticate each other; raises `InvalidInputError`."""
         return Security.of(self.insecure, self.tls_ca, self.tls_cert, self.tls_key)
 
 
 @dataclass(frozen=True)
 class Running:
-    """A service that serves."""
+    """A running service: the address at which it serves gRPC, and a function that ends it in good order."""
 
     address: str
-    """Where it serves gRPC."""
     drain: Callable[[], None]
-    """Ends it in good order."""
 
 
 S = TypeVar("S", bound=ServiceSettings)
 
 
 def run_service(service: str, settings_class: type[S], start: Callable[[S, str], Running]) -> None:
-    """Runs a service until it is asked to end; the body of every `python -m collapipe.<service>`.
+    """Runs a service until SIGTERM or SIGINT: the body of every `python -m collapipe.<service>`.
 
     Args:
-        service: Its name, for logs.
-        settings_class: Its settings.
-        start: Starts serving; is given the settings and where /metrics is served.
+        service: The name of its role, for logs and for the check of its certificate.
+        start: Starts to serve, given the settings and the address of /metrics.
     """
-    # a queue: a handler that sets an Event may deadlock with the wait that it interrupts
+    # A handler that sets an Event could deadlock with the wait that it interrupts. A SimpleQueue cannot.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    asked = False
+    asked_to_end = False
 
     def on_signal(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:  # asked twice: no patience
+        nonlocal asked_to_end
+        if asked_to_end:  # The second signal ends the process at once.
             os._exit(1)
-        asked = True
+        asked_to_end = True
         signals.put(number)
 
     signal.signal(signal.SIGTERM, on_signal)
@@ -137,13 +137,13 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
         configure_logging(settings.log_format, service, settings.host_id or service)
         tune_allocator()
         if settings.exit_with_parent is not None:
-            parent = settings.exit_with_parent
-            threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+            arguments = (settings.exit_with_parent,)
+            threading.Thread(target=_exit_with_parent, args=arguments, daemon=True).start()
         metrics_address = serve_metrics(settings.metrics_listen)
         running = start(settings, metrics_address)
     except CollapipeError as error:
         print(f"{service}: {error}", file=sys.stderr)
-        # 2 is for good: whoever restarts services need not try again
+        # systemd does not restart a service that ended with 2: a mistake of the operator stays one.
         sys.exit(2 if isinstance(error, InvalidInputError) else 1)
     if settings.ready_file is not None:
         write_document(
@@ -152,13 +152,13 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
         )
     logger.info("serving on %s, metrics on %s", running.address, metrics_address or "no address")
     if presented is None:
-        logger.info("plain text: whoever reaches this service can use it")
+        logger.info("plain text: everybody who can reach this service may use it")
     else:
         logger.info(
             "known as %s until %s", presented.identity, f"{presented.expires:%Y-%m-%d %H:%M} UTC"
         )
-    while not asked:
-        # a signal in the moment before a wait does not interrupt it: look again every second
+    while not asked_to_end:
+        # A signal just before the wait does not interrupt it, so the wait lasts one second at most.
         with contextlib.suppress(queue.Empty):
             signals.get(timeout=1.0)
     logger.info("draining")
@@ -170,7 +170,7 @@ def parse_settings(settings_class: type[S]) -> S:
     config = _config_file()
     if config is not None and not os.path.isfile(config):
         raise InvalidInputError(
-            f"--config {config}: there is no such file, or this user may not look for it"
+            f"--config {config}: there is no such file, or this user may not read its folder"
         )
     try:
         return settings_class()
@@ -182,38 +182,36 @@ def parse_settings(settings_class: type[S]) -> S:
         raise InvalidInputError(f"{'; '.join(mistakes)} (see --help)") from None
     except SettingsError as error:
         raise InvalidInputError(f"{error} (see --help)") from None
-    except ValueError as error:  # of the file, which is not TOML
+    except ValueError as error:  # The file is not TOML.
         raise InvalidInputError(f"--config {config}: {error}") from None
 
 
 def _take_identity(settings: ServiceSettings, service: str, identity: Identity) -> None:
-    """Makes this process who its certificate says: peers would refuse it under any other name."""
+    """Gives this process the name in its certificate. Peers would refuse every other name."""
     if identity.role.value != service:
         raise InvalidInputError(
             f"--tls-cert {settings.tls_cert} is of {identity}, and this is a {service}: make a certificate with "
-            f"`collapipe certs issue DIR {service}:{identity.name}`, or start what it is for"
+            f"`collapipe certs issue DIR {service}:{identity.name}`, or start the service of the certificate"
         )
     if settings.host_id not in ("", identity.name):
         raise InvalidInputError(
             f"--host-id {settings.host_id} is not the name in --tls-cert {settings.tls_cert}, {identity.name}: leave "
-            "it out, or make a certificate for it"
+            "--host-id out, or make a certificate for that name"
         )
     settings.host_id = identity.name
 
 
 def _config_file() -> Path | None:
-    """The file that --config names: needed before the settings are parsed."""
-    for position, argument in enumerate(sys.argv):
-        if argument == "--config" and position + 1 < len(sys.argv):
-            return Path(sys.argv[position + 1])
-        if argument.startswith("--config="):
-            return Path(argument.partition("=")[2])
-    named = os.environ.get("COLLAPIPE_CONFIG")
-    return Path(named) if named else None
+    """Returns the file that --config names, before pydantic-settings parses the command line."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    default = os.environ.get("COLLAPIPE_CONFIG") or None
+    parser.add_argument("--config", nargs="?", type=Path, default=default)
+    config: Path | None = parser.parse_known_args()[0].config
+    return config
 
 
 def _exit_with_parent(parent: int) -> None:
-    """Ends this process when its parent is gone: a client that was killed leaves no services behind."""
+    """Ends this process when its parent has ended, so that a killed client leaves no services behind."""
     while os.getppid() == parent:
         time.sleep(_PARENT_POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -222,9 +220,9 @@ def _exit_with_parent(parent: int) -> None:
 
 
 def tune_allocator() -> None:
-    """Keeps freed memory for the next tensor instead of returning it to the kernel, page fault by page fault.
+    """Makes glibc keep freed memory for the next tensor, because getting it from the kernel again takes page faults.
 
-    Saves a tenth of the processor time of training, and most of that of large transfers. Only glibc has it.
+    This saves a tenth of the processor time of training, and most of the processor time of large transfers.
     """
     m_trim_threshold, m_top_pad, m_mmap_threshold, m_arena_max = -1, -2, -3, -8
     try:
@@ -232,9 +230,9 @@ def tune_allocator() -> None:
     except (AttributeError, OSError):
         return
     if not mallopt(m_mmap_threshold, 1 << 30):
-        mallopt(m_mmap_threshold, 32 << 20)  # the most that an older glibc takes
+        mallopt(m_mmap_threshold, 32 << 20)  # The largest value that an older glibc accepts.
     mallopt(m_trim_threshold, (1 << 31) - 1)
-    mallopt(m_top_pad, 16 << 20)  # not resident until it is used
-    # the arenas of other threads hold at most 64 MiB and map what is larger anew each time: six times the processor
-    # time for tensors of 100 MiB. In one arena a thread also reuses what another freed
+    mallopt(m_top_pad, 16 << 20)  # These bytes become resident only when they are used.
+    # All threads share one arena, so that a thread reuses memory that another thread freed. The arenas of other threads
+    # would hold at most 64 MiB, and map larger tensors anew each time. For 100 MiB that takes six times as long.
     mallopt(m_arena_max, 1)

@@ -70,7 +70,7 @@ class Security:
         for flag, path in files.items():
             if path is not None and not os.path.isfile(path):
                 raise InvalidInputError(
-                    f"{flag} {path}: there is no such file, or this user may not look for it; {_REMEDY}"
+                    f"{flag} {path}: there is no such file, or this user may not read its folder; {_REMEDY}"
                 )
         security = cls(ca, certificate, key)
         security.presented()

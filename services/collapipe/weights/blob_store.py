@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from collapipe.documents import naming, sync_directory
+from collapipe.documents import name_full_disk, sync_directory
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
 
 Buffer = bytes | memoryview
@@ -47,7 +47,7 @@ class BlobStore:
         checksum = hashlib.sha256()
         temporary = self._directory / f"{digest}.{uuid.uuid4().hex}.partial"
         try:
-            with naming(temporary), open(temporary, "wb") as file:
+            with name_full_disk(temporary), open(temporary, "wb") as file:
                 for piece in pieces:
                     checksum.update(piece)
                     file.write(piece)
