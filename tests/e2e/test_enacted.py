@@ -137,7 +137,7 @@ def rests_on_telemetry(rounds: Sequence[Decided]) -> None:
     for one in rounds[1:]:
         assert one.decision.estimates is not None
         assert one.decision.estimates.missing == ()
-        assert one.decision.kept in ("", "hysteresis")
+        assert one.decision.kept_because in ("", "hysteresis")
 
 
 def has_changed(values: Sequence[object]) -> bool:

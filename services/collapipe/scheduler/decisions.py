@@ -1,6 +1,7 @@
 """The decision about a round, with everything that it rests on, so that it can be explained and repeated."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ FORMAT_VERSION = 2
 """Version of the JSON of a `RoundDecision`. Raise it whenever an older document can no longer be read."""
 
 TIME_LIMIT_SECONDS = 5.0
-"""Time limit for a decision. A decision that takes longer keeps the current plans: rounds do not wait for it."""
+"""Time limit for a decision. A decision that takes longer keeps the current plans: rounds do not wait for
+it."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,8 @@ def keep_current(
 
 
 def decide_again(decision: RoundDecision) -> RoundDecision:
-    """Repeats a decision from its input. A decision in which the strategy had no say, or failed, stays as it is."""
+    """Repeats a decision from its input. A decision in which the strategy had no say, or failed, stays as it
+    is."""
     if decision.kept_because in ("telemetry_missing", "evaluation", "solver_failed", "solver_slow"):
         return decision
     return decide(decision.question, decision.estimates, time_limit_seconds=None)
@@ -168,7 +171,8 @@ def decide_again(decision: RoundDecision) -> RoundDecision:
 def full_round_seconds(decision: RoundDecision) -> float:
     """Returns the predicted duration of the round, migration included.
 
-    The prediction itself counts only the part of the migration that one round of the migration horizon has to bear.
+    The prediction itself counts only the part of the migration that one round of the migration horizon has to
+    bear.
     """
     problem = decision.question.problem
     horizon = problem.migration_horizon_rounds
@@ -176,6 +180,23 @@ def full_round_seconds(decision: RoundDecision) -> float:
         cluster.round_seconds + cluster.migrate_seconds * (1 - 1 / horizon)
         for cluster in decision.prediction.clusters
     )
+
+
+def hosts_of(plans: RoundPlan) -> set[str]:
+    """Returns the ids of the hosts that run stages."""
+    return {stage.host_id for plan in plans for stage in plan.stages}
+
+
+def link_shares(plans: RoundPlan) -> dict[str, float]:
+    """Returns the share of each link in the plans, by "sender>receiver", in both directions."""
+    return {
+        link: link_plan.share
+        for plan in plans
+        for (before, after), link_plan in zip(
+            itertools.pairwise(plan.stages), plan.links, strict=True
+        )
+        for link in (f"{before.host_id}>{after.host_id}", f"{after.host_id}>{before.host_id}")
+    }
 
 
 def num_moved_blocks(before: ClusterPlan | None, after: ClusterPlan) -> int:

@@ -28,7 +28,8 @@ _HOPELESS_BACKLOG = 10.0
 def explain(decision: RoundDecision) -> list[str]:
     """Explains a decision in statements of one line each.
 
-    The statements say what was chosen, what limits the speed, which limits bind, and which improvement would help.
+    The statements say what was chosen, what limits the speed, which limits bind, and which improvement would
+    help.
     """
     problem, prediction = decision.question.problem, decision.prediction
     lines = [
@@ -148,7 +149,8 @@ def _energy_queues(decision: RoundDecision) -> Iterator[str]:
 
 
 def _best_improvement(decision: RoundDecision) -> Iterator[str]:
-    """Predicts the round with each processor and link improved in turn, for the same plans, and names the best."""
+    """Predicts the round with each processor and link improved in turn, for the same plans, and names the
+    best."""
     now = decision.prediction.round_seconds
     saved: list[tuple[float, str]] = []
     for index, cluster in enumerate(decision.question.problem.clusters):

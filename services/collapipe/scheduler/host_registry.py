@@ -50,7 +50,8 @@ class JobHosts:
 
 
 class HostRegistry:
-    """All hosts that have registered, in the order of their first registration. Safe to use from many threads.
+    """All hosts that have registered, in the order of their first registration. Safe to use from many
+    threads.
 
     Args:
         clock: Returns seconds; only differences are used.

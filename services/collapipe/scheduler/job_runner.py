@@ -1,6 +1,7 @@
 """Runs a job from its queue entry to its last commit.
 
-Start with `JobRunner.run`, the life of a job, and `JobRunner._run_round`, the transaction of docs/architecture.md.
+Start with `JobRunner.run`, the life of a job, and `JobRunner._run_round`, the transaction of
+docs/architecture.md.
 """
 
 import logging

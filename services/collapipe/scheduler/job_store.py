@@ -150,7 +150,8 @@ class JobStore:
 
         Raises:
             NotFoundError: There is no job of this name.
-            InvalidInputError: The job still runs, or a setting has changed that would change what was trained.
+            InvalidInputError: The job still runs, or a setting has changed that would change what was
+                trained.
         """
         jobs = [document for document in self.all() if document.job.name == config.name]
         if not jobs:
@@ -197,7 +198,8 @@ class JobStore:
         return _read(self._round_path(job_id, round_index), RoundDocument)
 
     def round(self, job_id: str, round_index: int) -> RoundDocument:
-        """Returns the last attempt at a round; raises `NotFoundError` if the job or the attempt does not exist."""
+        """Returns the last attempt at a round; raises `NotFoundError` if the job or the attempt does not
+        exist."""
         self.get(job_id)
         document = self.find_round(job_id, round_index)
         if document is None:

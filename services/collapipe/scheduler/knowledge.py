@@ -1,7 +1,7 @@
 """What the scheduler knows about the hosts, links and model of a job.
 
-The first values come from profiles and probes; every round replaces or averages them with measured values. They are
-stored with the job, so that a restarted scheduler continues with them.
+The first values come from profiles and probes; every round replaces or averages them with measured values.
+They are stored with the job, so that a restarted scheduler continues with them.
 """
 
 import math
@@ -19,7 +19,8 @@ _OLD_WEIGHT = 0.5
 """Weight of the old value in a running average."""
 
 _CHANGE = 0.25
-"""A value that differs from the average by more than this share replaces it: the host or link itself has changed."""
+"""A value that differs from the average by more than this share replaces it: the host or link itself has
+changed."""
 
 _PROFILE_NOISE = 0.2
 """Two profiles of an unchanged device differ by less than this share."""
@@ -51,8 +52,8 @@ class HostKnowledge(_Known):
     source: Literal["guess", "profile", "rounds"] = "guess"
     """How `seconds_per_sample` was obtained."""
     profiled_seconds_per_sample: float = 0.0
-    """Result of the last profile; 0 without one. A profile uses other text lengths than rounds do, so this value is
-    compared with other profiles only."""
+    """Result of the last profile; 0 without one. A profile uses other text lengths than rounds do, so this
+    value is compared with other profiles only."""
 
 
 class LinkKnowledge(_Known):
@@ -65,8 +66,8 @@ class LinkKnowledge(_Known):
     efficiency: float = 1.0
     """Measured rate of a radio link divided by the rate of docs/scheduling.md (1)."""
     probed_bps: float = 0.0
-    """Result of the last probe that ran while the sender had no blocks; 0 without one. It is compared with other
-    probes only."""
+    """Result of the last probe that ran while the sender had no blocks; 0 without one. It is compared with
+    other probes only."""
     gather_bps: float | None = None
     """Rate at which unit states were last gathered over this link; only from a device to its control unit."""
     probed_bps_at_gathering: float = 0.0
@@ -94,8 +95,9 @@ class LinkKnowledge(_Known):
     def expected_gather_bps(self, default_bps: float) -> float:
         """Returns the rate at which unit states would be gathered over this link now.
 
-        If probes show that the link has become faster since the last gathering, then the rate grows by the same
-        factor, up to `default_bps`. The device then gets blocks again, and the next gathering measures it.
+        If probes show that the link has become faster since the last gathering, then the rate grows by the
+        same factor, up to `default_bps`. The device then gets blocks again, and the next gathering measures
+        it.
 
         Args:
             default_bps: Rate of the other devices; returned if nothing was gathered over this link yet.
@@ -108,20 +110,16 @@ class LinkKnowledge(_Known):
         return min(scaled, max(self.gather_bps, default_bps))
 
 
-class BlockKnowledge(_Known):
-    """Memory of one block."""
-
-    state_bytes: int = 0
-    stash_bytes_per_sample: int = 0
-
-
 class Knowledge(_Known):
     """Everything about a job that its job file does not say."""
 
     hosts: dict[str, HostKnowledge] = Field(default_factory=dict)
     links: dict[str, LinkKnowledge] = Field(default_factory=dict)
     """By "sender>receiver"."""
-    block: BlockKnowledge = Field(default_factory=BlockKnowledge)
+    block_state_bytes: int = 0
+    """Weights, gradients and optimizer state of a block; 0 if not measured."""
+    block_stash_bytes: int = 0
+    """Activation stash of a block for one sample."""
     activation_bytes: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Size of one sample's activation in fp32."""
     step_seconds: dict[int, float] = Field(default_factory=dict)
@@ -184,8 +182,8 @@ class Knowledge(_Known):
         Args:
             seconds_per_sample: Profiled time of a block, by device.
             links: Probe results, by "sender>receiver".
-            used_hosts: Hosts of the last round. Their gather rates are newer than a probe, and their streams slowed
-                the probe down, so their probes do not change gather rates.
+            used_hosts: Hosts of the last round. Their gather rates are newer than a probe, and their streams
+                slowed the probe down, so their probes do not change gather rates.
         """
         for host_id, profiled in seconds_per_sample.items():
             host = self.hosts[host_id]
@@ -213,8 +211,8 @@ class Knowledge(_Known):
         """Adds how the unit states of each cluster were gathered.
 
         Args:
-            clusters: One mapping for each cluster. It maps "device>control unit" to the gathered bytes and to the
-                seconds from the common start of all devices to the end of this device.
+            clusters: One mapping for each cluster. It maps "device>control unit" to the gathered bytes and to
+                the seconds from the common start of all devices to the end of this device.
         """
         rates: list[float] = []
         for gathered in clusters:
@@ -258,7 +256,8 @@ class Knowledge(_Known):
             host.busy_watts = _average(host.busy_watts or None, measured.busy_watts)
 
     def _scale_profiles(self) -> None:
-        """Scales the profiles of unused devices by the median ratio of round time to profile time of the others."""
+        """Scales the profiles of unused devices by the median ratio of round time to profile time of the
+        others."""
         ratios = [
             host.seconds_per_sample / host.profiled_seconds_per_sample
             for host in self.hosts.values()
@@ -300,7 +299,8 @@ class Knowledge(_Known):
 def _split_shared_time(ends: Mapping[str, float]) -> dict[str, float]:
     """Divides the total time of senders that start together: at each moment, evenly among the active senders.
 
-    The parts add up to the total time, as predictions assume. A late sender does not lengthen the part of an early one.
+    The parts add up to the total time, as predictions assume. A late sender does not lengthen the part of an
+    early one.
     """
     parts: dict[str, float] = {}
     part = last = 0.0

@@ -4,7 +4,6 @@ Start with `Planner.decide`, which runs before a round, and `Planner.round_commi
 """
 
 import importlib
-import itertools
 import logging
 import math
 import threading
@@ -22,7 +21,9 @@ from collapipe.scheduler.decisions import (
     RoundDecision,
     decide,
     full_round_seconds,
+    hosts_of,
     keep_current,
+    link_shares,
     num_moved_blocks,
 )
 from collapipe.scheduler.host_registry import JobHosts
@@ -89,7 +90,8 @@ class Planner:
 
         Args:
             sizes: Sizes of the model.
-            stored: The document of an earlier `to_json`. It is ignored if it does not fit the job or the hosts.
+            stored: The document of an earlier `to_json`. It is ignored if it does not fit the job or the
+                hosts.
         """
         is_adaptive = job.schedule.strategy == "dssra"
         explorer = Explorer(job, model, hosts, channels) if is_adaptive else None
@@ -132,8 +134,8 @@ class Planner:
         """Decides one round.
 
         Args:
-            earlier_micro_batches: Micro-batches of each cluster in an earlier attempt at this round. A retry must
-                keep them, because another number would change the results.
+            earlier_micro_batches: Micro-batches of each cluster in an earlier attempt at this round. A retry
+                must keep them, because another number would change the results.
             evaluation_only: The round trains nothing, so the current plans are kept.
 
         Raises:
@@ -166,7 +168,8 @@ class Planner:
         return to_messages(self._addresses, problem, decision.plans), decision
 
     def round_started(self) -> None:
-        """Starts the telemetry window of the decided round, and the measurements of what the round does not use."""
+        """Starts the telemetry window of the decided round, and the measurements of what the round does not
+        use."""
         self._round_start = self._telemetry.now()
         decision = self._decision
         if self._explorer and decision and decision.kept_because != "evaluation":
@@ -236,7 +239,7 @@ class Planner:
             return False
         if self._job.schedule.strategy != "dssra":
             return False
-        return estimates is None or not _hosts_of(self._current_plans).isdisjoint(estimates.missing)
+        return estimates is None or not hosts_of(self._current_plans).isdisjoint(estimates.missing)
 
     def _update_from_telemetry(self) -> Estimates | None:
         """Adds the measurements since the start of the last round; returns `None` if there are none."""
@@ -251,7 +254,7 @@ class Planner:
             logger.warning("rejected implausible telemetry: %s", reason)
         if estimates.missing:
             logger.warning("no recent telemetry from %s", ", ".join(estimates.missing))
-        self._knowledge.update(estimates, self._current_plans, _link_shares(self._current_plans))
+        self._knowledge.update(estimates, self._current_plans, link_shares(self._current_plans))
         return estimates
 
     def _update_from_explorer(self) -> None:
@@ -260,12 +263,13 @@ class Planner:
         found = self._explorer.collect()
         plans = self._current_plans or ()
         # The streams of links in use give newer rates than a probe.
-        in_use = _link_shares(plans)
+        in_use = link_shares(plans)
         unused_links = {name: link for name, link in found.links.items() if name not in in_use}
-        self._knowledge.update_unused(found.seconds_per_sample, unused_links, _hosts_of(plans))
+        self._knowledge.update_unused(found.seconds_per_sample, unused_links, hosts_of(plans))
 
     def _detect_radio_links(self) -> None:
-        """Waits until the hosts report which links are radio links. They report it once they have been probed."""
+        """Waits until the hosts report which links are radio links. They report it once they have been
+        probed."""
         interval = self._telemetry.interval_seconds
         for _ in range(2 * MIN_SCRAPES):
             time.sleep(interval)
@@ -306,7 +310,7 @@ class Planner:
         known = self._knowledge.hosts
         return all(
             host_id in known and known[host_id].source == "rounds"
-            for host_id in _hosts_of(decision.plans)
+            for host_id in hosts_of(decision.plans)
         )
 
     def _export_metrics(self, decision: RoundDecision) -> None:
@@ -344,19 +348,3 @@ def _energy_joules(
             seconds = times[stage.host_id].forward_seconds + times[stage.host_id].backward_seconds
             energy[stage.host_id] = energy.get(stage.host_id, 0.0) + sending + watts * seconds
     return energy
-
-
-def _hosts_of(plans: RoundPlan) -> set[str]:
-    return {stage.host_id for plan in plans for stage in plan.stages}
-
-
-def _link_shares(plans: RoundPlan) -> dict[str, float]:
-    """Returns the share of each link in the plans, by "sender>receiver", in both directions."""
-    return {
-        link: link_plan.share
-        for plan in plans
-        for (before, after), link_plan in zip(
-            itertools.pairwise(plan.stages), plan.links, strict=True
-        )
-        for link in (f"{before.host_id}>{after.host_id}", f"{after.host_id}>{before.host_id}")
-    }

@@ -1,6 +1,5 @@
 """Measures devices and links: profiles time a block on a device, probes measure the rate of a link."""
 
-import itertools
 import logging
 import threading
 from collections import deque
@@ -12,8 +11,9 @@ from collapipe.allocation import RoundPlan
 from collapipe.errors import CollapipeError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, call
+from collapipe.scheduler.decisions import hosts_of, link_shares
 from collapipe.scheduler.host_registry import JobHosts
-from collapipe.scheduler.knowledge import BlockKnowledge, HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import link_pairs
 from collapipe.v1 import (
     device_agent_pb2,
@@ -36,13 +36,15 @@ _PROBES_PER_ROUND = 4
 """A probe takes a third of a second, and slows down the streams of the round meanwhile."""
 
 _PROBE_SECONDS = 25.0
-"""Deadline of a probe. It takes well under a second on a good link, and several seconds on a very slow one."""
+"""Deadline of a probe. It takes well under a second on a good link, and several seconds on a very slow
+one."""
 
 
 def profile_hosts(
     job: JobConfig, model: plan_pb2.ModelSpec, hosts: JobHosts, channels: ChannelPool
 ) -> Knowledge:
-    """Times a block on every device, unless no decision depends on the result. A configured speed takes precedence.
+    """Times a block on every device, unless no decision depends on the result. A configured speed takes
+    precedence.
 
     Raises:
         CollapipeError: A device did not answer.
@@ -71,18 +73,16 @@ def profile_hosts(
             source="profile",
             profiled_seconds_per_sample=0.0 if device.speed else profile.seconds_per_sample,
         )
-    knowledge.block = BlockKnowledge(
-        state_bytes=max(profile.state_bytes for profile in profiles),
-        stash_bytes_per_sample=max(profile.stash_bytes_per_sample for profile in profiles),
-    )
+    knowledge.block_state_bytes = max(profile.state_bytes for profile in profiles)
+    knowledge.block_stash_bytes = max(profile.stash_bytes_per_sample for profile in profiles)
     return knowledge
 
 
 def probe_links(hosts: JobHosts, channels: ChannelPool) -> dict[str, LinkKnowledge]:
     """Probes every link that a plan may use, and returns the results by "sender>receiver".
 
-    A host takes part in only one probe at a time, because simultaneous probes would share its network interface and
-    measure each other. A link whose probe fails gets rate 0, so no plan uses it.
+    A host takes part in only one probe at a time, because simultaneous probes would share its network
+    interface and measure each other. A link whose probe fails gets rate 0, so no plan uses it.
     """
     by_id = hosts.by_id
     waiting = _all_pairs(hosts)
@@ -119,8 +119,8 @@ class UnusedMeasurements:
 class Explorer:
     """Measures what a round does not use, while the round runs.
 
-    Without these measurements, a device or link that was slow once would never be used again. All devices without
-    blocks are profiled. Of the links without a stream, those with the oldest probes are probed.
+    Without these measurements, a device or link that was slow once would never be used again. All devices
+    without blocks are profiled. Of the links without a stream, those with the oldest probes are probed.
     """
 
     def __init__(
@@ -140,14 +140,9 @@ class Explorer:
         """Starts to measure what these plans do not use, unless earlier measurements still run."""
         if self._running is not None:
             return
-        working = {stage.host_id for plan in plans for stage in plan.stages}
-        used = {
-            frozenset((before.host_id, after.host_id))
-            for plan in plans
-            for before, after in itertools.pairwise(plan.stages)
-        }
-        idle = [d for d in self._devices if d.host_id not in working and not d.speed]
-        unused = [pair for pair in self._oldest_probes_first if frozenset(pair) not in used]
+        used_hosts, used_links = hosts_of(plans), link_shares(plans)
+        idle = [d for d in self._devices if d.host_id not in used_hosts and not d.speed]
+        unused = [pair for pair in self._oldest_probes_first if ">".join(pair) not in used_links]
         chosen = unused[:_PROBES_PER_ROUND]
         for pair in chosen:
             self._oldest_probes_first.remove(pair)

@@ -1,4 +1,5 @@
-"""Builds the optimisation problem of a round from the job, its hosts and what is known about them. Pure functions."""
+"""Builds the optimisation problem of a round from the job, its hosts and what is known about them. Pure
+functions."""
 
 import itertools
 import math
@@ -70,7 +71,8 @@ def build_problem(
 
     Args:
         previous: The plans of the last committed round.
-        earlier_micro_batches: Micro-batches of each cluster in an earlier attempt at this round; a retry keeps them.
+        earlier_micro_batches: Micro-batches of each cluster in an earlier attempt at this round; a retry
+            keeps them.
     """
     schedule = job.schedule
     channels: dict[str, float] = {}
@@ -182,11 +184,10 @@ def _links(
 
 
 def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> ModelCost:
-    block = knowledge.block
     return ModelCost(
         num_blocks=model.num_blocks,
-        block_state_bytes=block.state_bytes or _STATE_PER_WEIGHT * model.unit_bytes[1],
-        block_stash_bytes=block.stash_bytes_per_sample,
+        block_state_bytes=knowledge.block_state_bytes or _STATE_PER_WEIGHT * model.unit_bytes[1],
+        block_stash_bytes=knowledge.block_stash_bytes,
         activation_bytes=knowledge.activation_bytes,
         # The times of the control unit and the edge server are measured or guessed for the whole unit.
         embedding_work=1.0,
@@ -194,6 +195,6 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         embedding_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[0],
         head_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[-1],
         embedding_stash_bytes=knowledge.activation_bytes,
-        head_stash_bytes=model.head_blocks * block.stash_bytes_per_sample,
+        head_stash_bytes=model.head_blocks * knowledge.block_stash_bytes,
         recompute=job.training.recompute,
     )

@@ -186,7 +186,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 @contextmanager
 def _refusing_contradictions() -> Iterator[None]:
-    """Reports a stored decision whose parts contradict each other as damaged, instead of failing with a stack trace."""
+    """Reports a stored decision whose parts contradict each other as damaged, instead of failing with a stack
+    trace."""
     try:
         yield
     except (LookupError, ValueError, TypeError, ArithmeticError) as error:

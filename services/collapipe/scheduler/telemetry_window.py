@@ -39,7 +39,8 @@ class Telemetry:
 
         Args:
             knowledge: Expected values, against which the estimates are checked.
-            since: Desired start of the window. It starts earlier if it would be shorter than `MIN_SCRAPES` scrapes.
+            since: Desired start of the window. It starts earlier if it would be shorter than `MIN_SCRAPES`
+                scrapes.
             earliest: The window never starts before this time.
         """
         end = self.now()

@@ -13,7 +13,7 @@ from collapipe.scheduler.host_registry import (
     ClusterHosts,
     JobHosts,
 )
-from collapipe.scheduler.knowledge import BlockKnowledge, HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.round_problem import ModelSizes, link_pairs
 from collapipe.scheduler.telemetry_window import Telemetry
@@ -64,7 +64,8 @@ def knowledge(
     return Knowledge(
         hosts=known,
         links=links,
-        block=BlockKnowledge(state_bytes=16000, stash_bytes_per_sample=3000),
+        block_state_bytes=16000,
+        block_stash_bytes=3000,
         activation_bytes=10000.0,
     )
 
@@ -128,7 +129,8 @@ def planner(
 def summary(
     of: JobHosts, busy_seconds: float = 1.0, gathered_seconds: Mapping[str, float] | None = None
 ) -> job_pb2.RoundSummary:
-    """A round in which every host computed for `busy_seconds`, and some devices sent 24 kB of unit states each."""
+    """A round in which every host computed for `busy_seconds`, and some devices sent 24 kB of unit states
+    each."""
     result = job_pb2.RoundSummary(training_seconds=4.0, gather_seconds=0.5, configure_seconds=0.2)
     for host in (of.clusters[0].control_unit, *of.clusters[0].devices, of.edge_server):
         report = result.stages.add(host_id=host.host_id)
