@@ -206,8 +206,8 @@ class JobRunner:
         attempt = earlier.attempt + 1 if earlier else 0
         document = RoundDocument(attempt=attempt, plans=plans, decision=decision.to_json())
         self._jobs.save_round(self.job_id, round_index, document)
-        planner.round_started()
         if local_steps:
+            planner.round_started(decision)
             self._publish(
                 round_started=scheduler_pb2.RoundStarted(
                     round_index=round_index, attempt=attempt, plans=plans
@@ -236,7 +236,7 @@ class JobRunner:
                 ("evaluate", summary.evaluation_seconds),
             ):
                 metrics.ROUND_PHASE_SECONDS.labels(str(index), phase).set(phase_seconds)
-        planner.round_committed(summaries, seconds)
+        planner.round_committed(decision, summaries, seconds)
         self._jobs.save_planner_state(self.job_id, planner.to_json())
         self._document.num_rounds_committed = self._commit.num_rounds
         self._jobs.save(self._document)

@@ -9,7 +9,6 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from collapipe.allocation import RoundPlan, predict, strategy_for
@@ -31,7 +30,7 @@ from collapipe.scheduler.knowledge import Knowledge
 from collapipe.scheduler.plan_messages import to_messages
 from collapipe.scheduler.planner_state import PlannerState, host_ids
 from collapipe.scheduler.profiling import Explorer, probe_links, profile_hosts
-from collapipe.scheduler.round_problem import ModelSizes, build_problem, micro_batch_options
+from collapipe.scheduler.round_problem import ModelSizes, build_problem
 from collapipe.scheduler.telemetry_window import MIN_SCRAPES, Telemetry
 from collapipe.telemetry import metrics
 from collapipe.telemetry.estimates import Estimates
@@ -46,10 +45,9 @@ class Planner:
     """Decides which host runs which units, and what each link may use.
 
     Args:
-        sizes: Sizes of the job's model.
-        knowledge: What is known about the hosts. The planner updates it.
-        current_plans: The plans of the last committed round, if there is one.
-        explorer: Measures what a round does not use. Only the strategy `dssra` needs one.
+        knowledge: What is known about the hosts; the planner updates it.
+        current_plans: The plans of the last committed round; empty before the first one.
+        explorer: Only for the strategy `dssra`.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class Planner:
         hosts: JobHosts,
         knowledge: Knowledge,
         telemetry: Telemetry,
-        current_plans: RoundPlan | None = None,
+        current_plans: RoundPlan = (),
         explorer: Explorer | None = None,
     ) -> None:
         self._job = job
@@ -72,7 +70,6 @@ class Planner:
         self._addresses = {host_id: host.address for host_id, host in hosts.by_id.items()}
         self._created = telemetry.now()
         self._round_start: float | None = None
-        self._decision: RoundDecision | None = None
         self._has_committed = False
 
     @classmethod
@@ -86,12 +83,10 @@ class Planner:
         telemetry: Telemetry,
         stored: Mapping[str, Any] | None,
     ) -> "Planner":
-        """Continues with the stored state of a job, or profiles its hosts.
+        """Creates the planner of a job from its stored state, or else profiles the hosts.
 
         Args:
-            sizes: Sizes of the model.
-            stored: The document of an earlier `to_json`. It is ignored if it does not fit the job or the
-                hosts.
+            stored: The result of an earlier `to_json`. The hosts may have changed since.
         """
         is_adaptive = job.schedule.strategy == "dssra"
         explorer = Explorer(job, model, hosts, channels) if is_adaptive else None
@@ -105,12 +100,11 @@ class Planner:
         if is_adaptive:
             knowledge.links = probe_links(hosts, channels)
         if state is not None:
-            # Keep the energy queues and tau_ref: hosts that stayed have still used their energy, and V keeps its
-            # scale.
+            # Hosts that stayed have still used their energy, and V must keep its scale.
             knowledge.backlogs = state.knowledge.backlogs
             knowledge.reference_seconds = state.knowledge.reference_seconds
         knowledge.activation_bytes = float(sizes.hidden_size * job.task.max_length * _FP32_BYTES)
-        planner = cls(job, sizes, hosts, knowledge, telemetry, None, explorer)
+        planner = cls(job, sizes, hosts, knowledge, telemetry, explorer=explorer)
         if job.schedule.channel_bandwidth_hz:
             planner._detect_radio_links()
         return planner
@@ -135,7 +129,7 @@ class Planner:
 
         Args:
             earlier_micro_batches: Micro-batches of each cluster in an earlier attempt at this round. A retry
-                must keep them, because another number would change the results.
+                keeps them, because another number would change the result of the training.
             evaluation_only: The round trains nothing, so the current plans are kept.
 
         Raises:
@@ -162,28 +156,28 @@ class Planner:
         elif self._telemetry_is_stale(estimates) and earlier_micro_batches is None:
             decision = keep_current(question, "telemetry_missing", estimates)
         decision = decision or self._solve(question, estimates)
-        self._decision = decision
         if not evaluation_only:
             self._export_metrics(decision)
         return to_messages(self._addresses, problem, decision.plans), decision
 
-    def round_started(self) -> None:
-        """Starts the telemetry window of the decided round, and the measurements of what the round does not
-        use."""
+    def round_started(self, decision: RoundDecision) -> None:
+        """Starts the telemetry window of a round, and the measurements of unused devices and links."""
         self._round_start = self._telemetry.now()
-        decision = self._decision
-        if self._explorer and decision and decision.kept_because != "evaluation":
+        if self._explorer is not None:
             self._explorer.start(decision.plans)
 
-    def round_committed(self, summaries: Sequence[job_pb2.RoundSummary], seconds: float) -> None:
-        """Updates knowledge and energy queues after the decided round.
+    def round_committed(
+        self,
+        decision: RoundDecision,
+        summaries: Sequence[job_pb2.RoundSummary],
+        seconds: float,
+    ) -> None:
+        """Adds the measured times and energy of a round.
 
         Args:
             summaries: One for each cluster.
-            seconds: Duration of the whole round, from its decision to its commit.
+            seconds: Time from the decision to the commit.
         """
-        decision = self._decision
-        assert decision is not None
         self._current_plans = decision.plans
         trained = [s.configure_seconds + s.training_seconds + s.gather_seconds for s in summaries]
         evaluated = [t + s.evaluation_seconds for t, s in zip(trained, summaries, strict=True)]
@@ -193,7 +187,7 @@ class Planner:
             metrics.ROUND_PREDICTED_SECONDS.set(predicted)
             metrics.ROUND_OBSERVED_SECONDS.set(observed)
             metrics.ROUND_PREDICTION_ERROR_RATIO.observe(abs(predicted - observed) / observed)
-        # The first round of a process also loads code and opens connections, so its times are not typical.
+        # In the first round, hosts also load code and open connections, so its times are not typical.
         if self._has_committed:
             if not any(cluster.migrate_seconds for cluster in decision.prediction.clusters):
                 slowest = summaries[trained.index(max(trained))]
@@ -215,12 +209,12 @@ class Planner:
         self._knowledge.update_backlogs(_energy_joules(decision, summaries), budgets)
 
     def close(self) -> None:
-        """Stops the measurements of what rounds do not use."""
+        """Stops the measurements of unused devices and links."""
         if self._explorer is not None:
             self._explorer.close()
 
     def _solve(self, question: Question, estimates: Estimates | None) -> RoundDecision:
-        """Lets the strategy decide. If no plan exists, the error also names the links whose probe failed."""
+        """Lets the strategy decide. If no plan exists, the error names the links whose probe failed."""
         try:
             return decide(question, estimates)
         except InfeasibleError as error:
@@ -230,20 +224,18 @@ class Planner:
             if not dead:
                 raise
             raise InfeasibleError(
-                f"{error}; the probes of these links failed: {', '.join(dead)} (see the scheduler's log for the reasons)"
+                f"{error}; the probes of {', '.join(dead)} failed: the scheduler's log says why"
             ) from error
 
     def _telemetry_is_stale(self, estimates: Estimates | None) -> bool:
-        """Returns whether telemetry of a host in the current plans is missing or stale. Only dssra needs it."""
-        if self._round_start is None or self._current_plans is None:
-            return False
-        if self._job.schedule.strategy != "dssra":
+        """Returns whether `dssra` lacks recent telemetry of a host in the current plans."""
+        if self._round_start is None or self._job.schedule.strategy != "dssra":
             return False
         return estimates is None or not hosts_of(self._current_plans).isdisjoint(estimates.missing)
 
     def _update_from_telemetry(self) -> Estimates | None:
         """Adds the measurements since the start of the last round; returns `None` if there are none."""
-        if self._round_start is None or self._current_plans is None:
+        if self._round_start is None:
             return None
         estimates = self._telemetry.estimates(
             self._hosts, self._knowledge, since=self._round_start, earliest=self._created
@@ -261,15 +253,14 @@ class Planner:
         if self._explorer is None:
             return
         found = self._explorer.collect()
-        plans = self._current_plans or ()
         # The streams of links in use give newer rates than a probe.
-        in_use = link_shares(plans)
+        in_use = link_shares(self._current_plans)
         unused_links = {name: link for name, link in found.links.items() if name not in in_use}
-        self._knowledge.update_unused(found.seconds_per_sample, unused_links, hosts_of(plans))
+        used_hosts = hosts_of(self._current_plans)
+        self._knowledge.update_unused(found.seconds_per_sample, unused_links, used_hosts)
 
     def _detect_radio_links(self) -> None:
-        """Waits until the hosts report which links are radio links. They report it once they have been
-        probed."""
+        """Waits for telemetry that shows which links are radio links. Hosts export it after a probe."""
         interval = self._telemetry.interval_seconds
         for _ in range(2 * MIN_SCRAPES):
             time.sleep(interval)
@@ -283,22 +274,21 @@ class Planner:
         logger.warning("the hosts report no telemetry yet: radio links are treated as wired links")
 
     def _reference_seconds(self, round_index: int) -> float:
-        """Returns tau_ref of docs/scheduling.md (13): the duration of a round with equal segments.
+        """Returns tau_ref of docs/scheduling.md (13): the predicted duration of a round with equal segments.
 
         If equal segments are impossible, another placement serves as the reference.
         """
         problem = build_problem(
-            self._job, self._sizes, self._hosts, self._knowledge, round_index=round_index
-        )
-        options = micro_batch_options(self._job)
-        fixed = (self._job.schedule.num_micro_batches if len(options) > 1 else options[0],)
-        nominal = replace(
-            problem,
-            clusters=tuple(replace(c, micro_batch_options=fixed) for c in problem.clusters),
+            self._job,
+            self._sizes,
+            self._hosts,
+            self._knowledge,
+            round_index=round_index,
+            earlier_micro_batches=[self._job.schedule.num_micro_batches] * self._job.clusters,
         )
         for strategy in ("pipeline", "proportional"):
             try:
-                seconds = predict(nominal, strategy_for(strategy)(nominal)).round_seconds
+                seconds = predict(problem, strategy_for(strategy)(problem)).round_seconds
             except InfeasibleError:
                 continue
             if seconds > 0 and math.isfinite(seconds):
@@ -306,7 +296,7 @@ class Planner:
         return 1.0
 
     def _all_hosts_measured(self, decision: RoundDecision) -> bool:
-        """Returns whether rounds have measured every host of the plans. If not, the prediction is a guess."""
+        """Returns whether rounds have measured every host of the plans; else the prediction is a guess."""
         known = self._knowledge.hosts
         return all(
             host_id in known and known[host_id].source == "rounds"

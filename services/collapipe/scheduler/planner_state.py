@@ -25,8 +25,8 @@ class PlannerState(BaseModel):
     host_ids: list[list[str]]
     """As `host_ids` returns them."""
     knowledge: Knowledge
-    current_plans: RoundPlan | None
-    """The plans of the last committed round."""
+    current_plans: RoundPlan
+    """The plans of the last committed round; empty before the first one."""
 
     @classmethod
     def read(cls, document: Mapping[str, Any] | None) -> "PlannerState | None":
@@ -54,7 +54,7 @@ class PlannerState(BaseModel):
 
 
 def host_ids(hosts: JobHosts) -> list[list[str]]:
-    """Returns the host ids of the edge server and of each cluster, in an order independent of registration."""
+    """Returns the ids of the edge server and of each cluster's hosts, whatever their registration order."""
     clusters = [
         [c.control_unit.host_id, *sorted(d.host_id for d in c.devices)] for c in hosts.clusters
     ]

@@ -48,7 +48,7 @@ class ModelSizes:
         return self.unit_bytes[-1] / max(self.unit_bytes[1], 1)
 
 
-def micro_batch_options(job: JobConfig) -> tuple[int, ...]:
+def _micro_batch_options(job: JobConfig) -> tuple[int, ...]:
     """Returns the numbers of micro-batches that the strategy may choose from, in ascending order."""
     # With an update for each micro-batch, their number also decides the number of optimizer steps.
     if job.schedule.strategy != "dssra" or job.training.update_per == "micro_batch":
@@ -64,13 +64,13 @@ def build_problem(
     knowledge: Knowledge,
     *,
     round_index: int,
-    previous: RoundPlan | None = None,
+    previous: RoundPlan = (),
     earlier_micro_batches: Sequence[int] | None = None,
 ) -> RoundProblem:
     """Builds the problem of one round.
 
     Args:
-        previous: The plans of the last committed round.
+        previous: The plans of the last committed round; empty before the first one.
         earlier_micro_batches: Micro-batches of each cluster in an earlier attempt at this round; a retry
             keeps them.
     """
@@ -80,7 +80,7 @@ def build_problem(
     edge_server = _host(hosts.edge_server, knowledge, fastest * model.head_blocks)
     clusters = []
     for index, cluster in enumerate(hosts.clusters):
-        options = micro_batch_options(job)
+        options = _micro_batch_options(job)
         if earlier_micro_batches is not None:
             options = (earlier_micro_batches[index],)
         links = _links(cluster, hosts.edge_server, knowledge)

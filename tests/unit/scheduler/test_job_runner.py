@@ -41,7 +41,7 @@ class ScriptedPlanner:
         ]
         return plans, Decision()
 
-    def round_started(self) -> None:
+    def round_started(self, decision: Decision) -> None:
         pass
 
 

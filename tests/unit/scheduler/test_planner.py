@@ -16,6 +16,7 @@ from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.profiling import UnusedMeasurements
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.telemetry.sources import Series
+from collapipe.v1.job_pb2 import RoundSummary
 
 from .jobs import SIZES, Clock, Source, hosts, job, knowledge, measured, planner, summary
 
@@ -24,11 +25,17 @@ def blocks(decision: RoundDecision) -> dict[str, int]:
     return {host: s.num_blocks for host, s in decision.plans[0].segments.items()}
 
 
-def run_round(deciding: Planner, clock: Clock, round_index: int, of_hosts) -> RoundDecision:  # type: ignore[no-untyped-def]
+def run_round(
+    deciding: Planner,
+    clock: Clock,
+    round_index: int,
+    measured_summary: RoundSummary,
+    seconds: float = 10.0,
+) -> RoundDecision:
     _, decision = deciding.decide(round_index, None)
-    deciding.round_started()
-    clock.now += 10
-    deciding.round_committed([summary(of_hosts)], 10.0)
+    deciding.round_started(decision)
+    clock.now += seconds
+    deciding.round_committed(decision, [measured_summary], seconds)
     return decision
 
 
@@ -47,21 +54,18 @@ def test_first_round_rests_on_the_profile() -> None:
 def test_blocks_leave_a_device_that_rounds_measured_to_be_slow() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
-    before = blocks(run_round(deciding, clock, 0, taking_part))
+    before = blocks(run_round(deciding, clock, 0, summary(taking_part)))
     source.series = measured(taking_part, (0.08, 0.01, 0.01), clock.now - 10, clock.now)
-    after = blocks(run_round(deciding, clock, 1, taking_part))
+    after = blocks(run_round(deciding, clock, 1, summary(taking_part)))
     assert after.get("device-0", 0) < before["device-0"]
 
 
-def test_window_reaches_back_to_the_begin_of_the_round_but_at_least_four_scrapes() -> None:
+def test_window_reaches_back_to_the_start_of_the_round_but_at_least_four_scrapes() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
-    run_round(deciding, clock, 0, taking_part)
-    deciding.decide(1, None)
+    run_round(deciding, clock, 0, summary(taking_part))
+    run_round(deciding, clock, 1, summary(taking_part), seconds=2.0)
     assert source.asked == [(1000.0, 1010.0)]
-    deciding.round_started()
-    clock.now += 2
-    deciding.round_committed([summary(taking_part)], 2.0)
     deciding.decide(2, None)
     assert source.asked[-1] == (1008.0, 1012.0)
 
@@ -69,28 +73,25 @@ def test_window_reaches_back_to_the_begin_of_the_round_but_at_least_four_scrapes
 def test_window_never_reaches_back_before_the_job() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
-    deciding.decide(0, None)
-    deciding.round_started()
-    clock.now += 2
-    deciding.round_committed([summary(taking_part)], 2.0)
+    run_round(deciding, clock, 0, summary(taking_part), seconds=2.0)
     deciding.decide(1, None)
     assert source.asked == [(1000.0, 1002.0)]
 
 
-def test_telemetry_that_is_down_keeps_the_plan_in_force() -> None:
+def test_telemetry_that_is_down_keeps_the_current_plans() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
-    first = run_round(deciding, clock, 0, taking_part)
-    second = run_round(deciding, clock, 1, taking_part)
+    first = run_round(deciding, clock, 0, summary(taking_part))
+    second = run_round(deciding, clock, 1, summary(taking_part))
     assert second.kept_because == "telemetry_missing"
     assert blocks(second) == blocks(first)
     assert "no recent telemetry" in "\n".join(explain(second))
 
 
-def test_device_that_reports_nothing_keeps_the_plan_in_force_and_is_named() -> None:
+def test_device_that_reports_nothing_keeps_the_current_plans_and_is_named() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
-    run_round(deciding, clock, 0, taking_part)
+    run_round(deciding, clock, 0, summary(taking_part))
     everything = measured(taking_part, (0.08, 0.01, 0.01), clock.now - 10, clock.now)
     source.series = [one for one in everything if one.instance != "device-1:2"]
     _, decision = deciding.decide(1, None)
@@ -98,19 +99,19 @@ def test_device_that_reports_nothing_keeps_the_plan_in_force_and_is_named() -> N
     assert any("device-1" in line for line in explain(decision))
 
 
-def test_telemetry_that_lies_is_rejected_and_the_profile_stands() -> None:
+def test_impossible_telemetry_is_rejected_and_the_profile_is_used() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
-    first = run_round(deciding, clock, 0, taking_part)
-    honest = measured(taking_part, (0.01, 0.01, 0.01), clock.now - 10, clock.now)
+    first = run_round(deciding, clock, 0, summary(taking_part))
+    valid = measured(taking_part, (0.01, 0.01, 0.01), clock.now - 10, clock.now)
 
-    def lie(one: Series) -> Series:
+    def corrupt(one: Series) -> Series:
         if one.instance != "device-0:2":
             return one
         return replace(one, points=tuple((at, float("nan")) for at, _ in one.points))
 
-    source.series = [lie(one) for one in honest]
-    second = run_round(deciding, clock, 1, taking_part)
+    source.series = [corrupt(one) for one in valid]
+    second = run_round(deciding, clock, 1, summary(taking_part))
     assert blocks(second) == blocks(first)
     assert second.estimates is not None
     assert any("device-0" in words for words in second.estimates.rejected)
@@ -122,56 +123,56 @@ def test_retry_keeps_the_micro_batches_of_the_first_attempt() -> None:
     assert plans[0].num_micro_batches == 2
 
 
-def test_restarted_planner_goes_on_with_queues_plan_and_profile() -> None:
+def test_restarted_planner_continues_with_queues_plans_and_profile() -> None:
     taking_part, source, clock = hosts(budget_joules=0.5), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
-    run_round(deciding, clock, 0, taking_part)  # 2 W for a second: 2 J of 0.5
-    kept = json.loads(json.dumps(deciding.to_json()))
-    assert kept["knowledge"]["backlogs"]["device-0"] == pytest.approx(3.0)
+    run_round(deciding, clock, 0, summary(taking_part))  # 2 W for 1 s: 2 J, with a budget of 0.5 J
+    stored = json.loads(json.dumps(deciding.to_json()))
+    assert stored["knowledge"]["backlogs"]["device-0"] == pytest.approx(3.0)
     restarted = Planner.for_job(
         job(),
-        None,  # type: ignore[arg-type]  # nothing is profiled again
+        None,  # type: ignore[arg-type]  # no host is profiled again
         SIZES,
         taking_part,
         None,  # type: ignore[arg-type]
         Telemetry(source, 1.0, clock),
-        kept,
+        stored,
     )
     assert restarted.to_json() == deciding.to_json()
     assert restarted.decide(1, None)[1].plans == deciding.decide(1, None)[1].plans
 
 
-def restart(kept: dict[str, Any] | None, of_hosts: JobHosts, config: JobConfig) -> Planner:
+def restart(stored: dict[str, Any] | None, of_hosts: JobHosts, config: JobConfig) -> Planner:
     telemetry = Telemetry(Source(), 1.0, Clock())
-    return Planner.for_job(config, None, SIZES, of_hosts, None, telemetry, kept)  # type: ignore[arg-type]
+    return Planner.for_job(config, None, SIZES, of_hosts, None, telemetry, stored)  # type: ignore[arg-type]
 
 
-def test_planner_goes_on_when_its_hosts_come_back_in_another_order() -> None:
+def test_planner_continues_when_its_hosts_register_in_another_order() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
-    run_round(deciding, clock, 0, taking_part)
-    kept = deciding.to_json()
+    run_round(deciding, clock, 0, summary(taking_part))
+    stored = deciding.to_json()
     cluster = taking_part.clusters[0]
     back = replace(taking_part, clusters=(replace(cluster, devices=cluster.devices[::-1]),))
-    assert restart(kept, back, job()).to_json() == kept
+    assert restart(stored, back, job()).to_json() == stored
 
 
 @pytest.mark.parametrize("broken", ["another strategy", "another shape"])
-def test_planner_profiles_anew_when_what_was_kept_does_not_fit(broken: str) -> None:
+def test_planner_profiles_again_when_the_stored_state_does_not_fit(broken: str) -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
-    run_round(deciding, clock, 0, taking_part)
-    kept = deciding.to_json()
+    run_round(deciding, clock, 0, summary(taking_part))
+    stored = deciding.to_json()
     if broken == "another shape":
-        kept["current_plans"] = [{"stages": 3}]
-    config = job(strategy="pipeline")  # needs no profile, so that nobody is asked
-    assert restart(kept, taking_part, config).to_json()["current_plans"] is None
+        stored["current_plans"] = [{"stages": 3}]
+    config = job(strategy="pipeline")  # this strategy needs no profile, so no host is called
+    assert restart(stored, taking_part, config).to_json()["current_plans"] == []
 
 
-def test_silence_of_a_host_that_the_plan_does_not_use_freezes_nothing() -> None:
+def test_missing_telemetry_of_an_unused_host_does_not_keep_the_plans() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part, (0.01, 0.01, 10.0)), source, clock)
-    first = run_round(deciding, clock, 0, taking_part)
+    first = run_round(deciding, clock, 0, summary(taking_part))
     assert "device-2" not in blocks(first)
     everything = measured(taking_part, (0.01, 0.01, 0.01), clock.now - 10, clock.now)
     source.series = [one for one in everything if one.instance != "device-2:2"]
@@ -179,20 +180,18 @@ def test_silence_of_a_host_that_the_plan_does_not_use_freezes_nothing() -> None:
     assert decision.kept_because in ("", "hysteresis")
 
 
-def test_evaluation_and_moves_are_no_overhead_of_a_round() -> None:
+def test_evaluation_does_not_count_as_fixed_time_of_a_round() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
-    run_round(deciding, clock, 0, taking_part)
-    deciding.decide(1, None)
-    deciding.round_started()
-    measuring = summary(taking_part)  # 4 s training, 0.5 s gathering, 0.2 s configuring
-    measuring.evaluation_seconds = 5.0
-    deciding.round_committed([measuring], 10.0)
+    run_round(deciding, clock, 0, summary(taking_part))
+    with_evaluation = summary(taking_part)  # 4 s training, 0.5 s gathering, 0.2 s configuring
+    with_evaluation.evaluation_seconds = 5.0
+    run_round(deciding, clock, 1, with_evaluation)
     assert deciding.to_json()["knowledge"]["fixed_seconds"] == pytest.approx(10 - 4 - 0.5 - 5)
 
 
 class Probes:
-    """What an explorer finds; a test sets it."""
+    """An explorer whose probe results a test sets."""
 
     def __init__(self) -> None:
         self.bps: dict[str, float] = {}
@@ -226,32 +225,33 @@ def test_blocks_leave_a_device_that_is_slow_to_gather_from_until_its_link_is_res
         found.append(blocks(decision))
         if round_index == 2:
             narrow = max(found[-1], key=found[-1].__getitem__)
-        deciding.round_started()
+        deciding.round_started(decision)
         clock.now += 10
         sent = {
             host_id: 20.0 if host_id == narrow and round_index < 5 else 0.02
             for host_id in found[-1]
         }
-        deciding.round_committed([summary(taking_part, gathered_seconds=sent)], 10.0)
+        gathered = summary(taking_part, gathered_seconds=sent)
+        deciding.round_committed(decision, [gathered], 10.0)
     assert found[2][narrow] > 0
     assert [placed.get(narrow, 0) for placed in found[3:5]] == [0, 0]
     assert found[7][narrow] > 0
 
 
-@pytest.mark.parametrize("kept", ["solver_slow", "solver_failed", "telemetry_missing"])
-def test_replay_of_what_nobody_decided_stands(kept: str) -> None:
+@pytest.mark.parametrize("reason", ["solver_slow", "solver_failed", "telemetry_missing"])
+def test_replay_of_plans_that_were_kept_returns_them(reason: str) -> None:
     taking_part = hosts()
     plans, decision = planner(taking_part, knowledge(taking_part), Source(), Clock()).decide(
         0, None
     )
-    assert replay(replace(decision, kept_because=kept), plans) == plans
+    assert replay(replace(decision, kept_because=reason), plans) == plans
 
 
 def test_replay_from_the_stored_document_gives_the_same_plan() -> None:
     taking_part, source, clock = hosts(budget_joules=0.5), Source(), Clock()
     config = job(channel_rate_bps=3e7)
     deciding = planner(taking_part, knowledge(taking_part), source, clock, config)
-    run_round(deciding, clock, 0, taking_part)
+    run_round(deciding, clock, 0, summary(taking_part))
     source.series = measured(taking_part, (0.08, 0.01, 0.02), clock.now - 10, clock.now)
     plans, decision = deciding.decide(1, None)
     stored = json.loads(json.dumps(decision.to_json()))
