@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from collapipe.allocation import RoundPlan
-from collapipe.emulation.world import EmulatedDevice, EmulatedLink, EmulatedRadio, Emulation
+from collapipe.emulation.emulation_file import EmulatedDevice, EmulatedRadio, Emulation
+from collapipe.emulation.links import LinkDescription
 from collapipe.errors import InfeasibleError
 from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision, full_round_seconds
@@ -45,7 +46,7 @@ def world(
     delay_seconds: float = 0.004,
     radio: bool = False,
     slow: Mapping[str, float] | None = None,
-    links: Mapping[str, EmulatedLink] | None = None,
+    links: Mapping[str, LinkDescription] | None = None,
 ) -> Emulation:
     """Heterogeneous devices behind shaped links.
 
@@ -67,7 +68,7 @@ def world(
     }
     for host in ("edge-server", *(f"control-unit-{c}" for c in range(clusters))):
         devices[host] = EmulatedDevice(profile="laptop", slowdown=slow.get(host, 1.0))
-    every = EmulatedLink(rate_bps=rate_bps, delay_seconds=delay_seconds)
+    every = LinkDescription(rate_bps=rate_bps, delay_seconds=delay_seconds)
     radios = {}
     if radio:
         # a good link: 20 dB at 1 MHz and 0.1 W

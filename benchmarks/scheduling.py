@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import emulated
 from benchmarks.emulated import Round, describe, make_job, run, settled, testbed, world
-from collapipe.emulation.world import EmulatedLink
+from collapipe.emulation.links import LinkDescription
 from collapipe.errors import InfeasibleError
 from collapipe.simulation.outcome import run_round
 from collapipe_client.testbed_processes import Device
@@ -87,7 +87,7 @@ def predicted(directory: Path) -> None:
 
 def adaptive(directory: Path) -> None:
     """A processor and a link at a quarter of their speed in the middle of a job, and back."""
-    slow_link = EmulatedLink(rate_bps=3.25e6, delay_seconds=0.004)
+    slow_link = LinkDescription(rate_bps=3.25e6, delay_seconds=0.004)
     for what, changed in (
         ("processor of device-0-1", world(slow={"device-0-1": 4.0})),
         (

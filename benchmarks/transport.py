@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 import grpc
 import torch
 
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.neighbour_streams.link_settings import LinkSettings
 from collapipe.neighbour_streams.outgoing_link import OutgoingLinks

@@ -20,7 +20,7 @@ from collapipe.authority.app import AuthoritySettings
 from collapipe.control_unit.app import ControlUnitSettings
 from collapipe.device_agent.app import DeviceAgentSettings
 from collapipe.edge_server.app import EdgeServerSettings
-from collapipe.emulation.world import Emulation
+from collapipe.emulation.emulation_file import Emulation
 from collapipe.job import JobConfig
 from collapipe.scheduler.app import SchedulerSettings
 from collapipe.service_process import ServiceSettings

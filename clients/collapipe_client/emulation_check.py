@@ -1,17 +1,15 @@
-"""Whether an emulated testbed was one: real work that does not fit into this machine makes every timing worthless.
+"""Checks whether the emulation of a testbed kept up with the emulated devices.
 
-Emulated devices compute for real and then wait. That holds as long as all real work together leaves
-the processors of this machine some rest, and none of it takes longer than the emulated device would.
-Whoever reports timings asks for the verdict first.
+An emulated device computes for real, and then waits. Its timings are right only if the processors of this machine are
+not all busy, and if the real work takes no longer than on the emulated device. Whoever reports timings checks this first.
 """
 
-import os
 import time
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from typing_extensions import Self
 
@@ -22,29 +20,28 @@ from collapipe_client.processes import ProcessRecord
 from collapipe_client.workspace import Workspace
 
 MAX_REAL_CORES = 1.5
-"""Most real work of all processes together, in processor seconds a second."""
+"""The most real work of all processes together, in processor seconds per second."""
 MAX_OVERRUN_RATIO = 0.02
-"""Most time that real work took beyond the emulated devices, over their busy time."""
+"""The largest ratio of overrun to busy time."""
 
-_PROC = Path("/proc")
 _SCRAPE_SECONDS = 5.0
 _BUSY = (
     "collapipe_stage_forward_seconds_sum",
     "collapipe_stage_backward_seconds_sum",
     "collapipe_stage_update_seconds_total",
 )
-_OVERRUN = "collapipe_emulation_overrun_seconds_total"
+_OVERRUN = ("collapipe_emulation_overrun_seconds_total",)
 
 
 @dataclass(frozen=True)
 class EmulationReport:
-    """What was measured.
+    """The measurements of a period.
 
     Args:
-        wall_seconds: How long it was measured.
+        wall_seconds: Duration of the period.
         real_seconds: Processor time of all processes of the testbed.
-        busy_seconds: Time that the emulated devices computed for training, as they told.
-        overrun_seconds: Real work beyond what they would have taken.
+        busy_seconds: Time that the emulated devices computed for training.
+        overrun_seconds: Time that real work took longer than on the emulated devices.
     """
 
     wall_seconds: float
@@ -54,29 +51,33 @@ class EmulationReport:
 
     @property
     def real_cores(self) -> float:
-        """Processors that real work kept busy, on average."""
+        """The number of processors that real work kept busy, on average."""
         return self.real_seconds / self.wall_seconds
 
     @property
     def overrun_ratio(self) -> float:
-        """Overrun over busy time; infinite when something overran and nothing was busy."""
+        """The ratio of overrun to busy time; infinite if there is overrun without busy time."""
         if not self.overrun_seconds:
             return 0.0
         return self.overrun_seconds / self.busy_seconds if self.busy_seconds else float("inf")
 
     def check(self) -> None:
-        """Raises `WrongStateError` when the emulation does not hold."""
+        """Checks both limits.
+
+        Raises:
+            WrongStateError: The emulation did not keep up.
+        """
         if self.real_cores > MAX_REAL_CORES:
             raise WrongStateError(
-                f"the emulation does not hold: real work took {self.real_cores:.2f} cores "
+                f"the emulation did not keep up: real work took {self.real_cores:.2f} cores "
                 f"({self.real_seconds:.1f} processor seconds in {self.wall_seconds:.1f} s), the "
                 f"limit is {MAX_REAL_CORES:g}: raise time_scale of the emulation, or use a smaller "
                 "model or fewer devices"
             )
         if self.overrun_ratio > MAX_OVERRUN_RATIO:
             raise WrongStateError(
-                f"the emulation does not hold: real work took {self.overrun_seconds:.2f} s longer "
-                f"than the emulated devices would have, {self.overrun_ratio:.1%} of the "
+                f"the emulation did not keep up: real work took {self.overrun_seconds:.2f} s longer "
+                f"than on the emulated devices, {self.overrun_ratio:.1%} of the "
                 f"{self.busy_seconds:.1f} s that they were busy, the limit is "
                 f"{MAX_OVERRUN_RATIO:.0%}: raise time_scale of the emulation, or emulate slower "
                 "devices"
@@ -91,7 +92,7 @@ class EmulationCheck:
         report = check.verdict()
 
     Args:
-        testbed: A testbed that is started and emulates devices.
+        testbed: A started testbed that emulates devices.
     """
 
     def __init__(self, testbed: LocalTestbed) -> None:
@@ -108,25 +109,31 @@ class EmulationCheck:
             self._after = self._read()
 
     def verdict(self) -> EmulationReport:
-        """Tells what was measured, if the emulation held.
+        """Returns the measurements if the emulation kept up.
 
         Raises:
-            WrongStateError: It did not, or nothing can be said about it.
+            WrongStateError: The emulation did not keep up, or the measurements are incomplete.
         """
         report = self.report()
         report.check()
         return report
 
     def report(self) -> EmulationReport:
-        """Tells what was measured; raises `WrongStateError` when nothing can be said."""
+        """Returns the measurements.
+
+        Raises:
+            WrongStateError: The measurements are incomplete.
+        """
         before, after = self._before, self._after
         if before is None or after is None:
-            raise WrongStateError("nothing was watched: use EmulationCheck in `with`, to its end")
-        changed = {p.name for p in {*before.processes} ^ {*after.processes}}
+            raise WrongStateError(
+                "there are no measurements: use EmulationCheck in `with`, to its end"
+            )
+        changed = {process.name for process in {*before.processes} ^ {*after.processes}}
         if changed:
             raise WrongStateError(
-                f"{', '.join(sorted(changed))} ended or began while the emulation was watched: "
-                "nobody knows their work; measure again"
+                f"{', '.join(sorted(changed))} ended or began during the measurement, so their "
+                "work is unknown: measure again"
             )
         return EmulationReport(
             wall_seconds=after.time - before.time,
@@ -138,7 +145,7 @@ class EmulationCheck:
     def _read(self) -> "_Reading":
         emulation = self._testbed.emulation
         if emulation is None or not emulation.devices:
-            raise WrongStateError("the testbed emulates no device: there is nothing to watch")
+            raise WrongStateError("the testbed emulates no device, so there is nothing to check")
         processes = self._testbed.processes
         pages = [
             _scrape(self._testbed.workspace, process.name)
@@ -149,13 +156,15 @@ class EmulationCheck:
             time.monotonic(),
             processes,
             sum(map(processor_seconds, processes)),
-            sum(add_up(page, _BUSY) for page in pages),
-            sum(add_up(page, (_OVERRUN,)) for page in pages),
+            sum(sum_of_metrics(page, _BUSY) for page in pages),
+            sum(sum_of_metrics(page, _OVERRUN) for page in pages),
         )
 
 
 @dataclass(frozen=True)
 class _Reading:
+    """Counters at one moment."""
+
     time: float
     processes: Sequence[ProcessRecord]
     real_seconds: float
@@ -164,29 +173,29 @@ class _Reading:
 
 
 def processor_seconds(process: ProcessRecord) -> float:
-    """Processor time of a process since it started, in all its threads; raises `WrongStateError`."""
+    """Returns the processor time of all threads of a process since it started.
+
+    Raises:
+        WrongStateError: The process has ended.
+    """
     try:
-        stat = (_PROC / str(process.pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        stat = ""
-    if not stat or not process.alive:
+        times = psutil.Process(process.pid).cpu_times()
+    except psutil.Error:
+        times = None
+    if times is None or not process.alive:
         raise WrongStateError(
-            f"{process.name} (pid {process.pid}) has ended, or this machine has no /proc: its real "
-            "work is not known"
+            f"{process.name} (pid {process.pid}) has ended, so its real work is unknown: measure again"
         )
-    # the second field is the command in parentheses and may itself hold spaces and parentheses
-    fields = stat.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return times.user + times.system
 
 
-def add_up(page: str, names: Iterable[str]) -> float:
-    """Adds up every series of some names on a page of metrics."""
-    wanted = set(names)
+def sum_of_metrics(page: str, names: Collection[str]) -> float:
+    """Returns the sum of all series with one of the names on a page of metrics."""
     return sum(
         sample.value
         for family in text_string_to_metric_families(page)
         for sample in family.samples
-        if sample.name in wanted
+        if sample.name in names
     )
 
 
@@ -199,6 +208,6 @@ def _scrape(workspace: Workspace, name: str) -> str:
             return str(response.read(), "utf-8")
     except (OSError, ValueError) as error:
         raise WrongStateError(
-            f"the metrics of {name} at {address} cannot be read ({error}): nobody knows whether "
-            "its emulation held"
+            f"the metrics of {name} at {address} cannot be read ({error}), so it is unknown whether "
+            "its emulation kept up: measure again"
         ) from None

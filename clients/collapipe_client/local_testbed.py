@@ -16,7 +16,7 @@ from pathlib import Path
 from typing_extensions import Self
 
 from collapipe.documents import read_document
-from collapipe.emulation.world import Emulation
+from collapipe.emulation.emulation_file import Emulation
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
 from collapipe.rpc import Security
 from collapipe_client.client import CollaPipeClient

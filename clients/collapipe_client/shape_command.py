@@ -1,10 +1,11 @@
-"""`collapipe testbed shape`: changes what the links of a running testbed are like.
+"""`collapipe testbed shape` and `unshape` change the links of a running testbed.
 
-Of a testbed of containers it edits links.json, which their shapers follow, and tells what each of them made of it. Of a local
-testbed it edits emulation.json, which has rates and delays.
+For a testbed of containers, they edit links.json, and report what the shaper processes did. For a local testbed, they edit
+emulation.json.
 """
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,16 +14,12 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from collapipe.emulation.links import LinkDescription, describe_mistakes
+from collapipe.emulation.network_profiles import LinkConditions, network_profile, network_profiles
 from collapipe.errors import InvalidInputError
-from collapipe.traffic_shaping.netem.profiles import (
-    LinkConditions,
-    network_profile,
-    network_profiles,
-    say_mistakes,
-)
-from collapipe.traffic_shaping.netem.shaping import LinkShape
-from collapipe.traffic_shaping.netem.status import AppliedLink
-from collapipe.traffic_shaping.netem.traces import named_trace, read_trace, trace_names
+from collapipe.traffic_shaping.shaper_process.links_file import LinkEntry
+from collapipe.traffic_shaping.shaper_process.status import AppliedLink
+from collapipe.traffic_shaping.shaper_process.traces import named_trace, read_trace, trace_names
 from collapipe_client.cli_options import AsJson, WorkspaceOption
 from collapipe_client.endpoint import running_testbed
 from collapipe_client.quantities import (
@@ -35,17 +32,18 @@ from collapipe_client.quantities import (
 )
 from collapipe_client.reporting import FAILED, exit_codes, print_json, say
 from collapipe_client.shaping_files import (
-    EmulatedNetwork,
-    Network,
+    EmulatedLinks,
+    LinkDescriptions,
     Report,
-    ShapedNetwork,
+    ShaperProcessLinks,
     links_named,
 )
 from collapipe_client.testbed_processes import SCHEDULER
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace
 
 _STATE = Path("deploy/netem/state/links.json")
-"""Of the compose testbed, in its checkout."""
+"""Path of links.json in a checkout, for the compose testbed."""
+_NO_PROFILE = "none"
 
 testbed_app = typer.Typer(no_args_is_help=True, help="The network of a testbed.")
 
@@ -63,11 +61,11 @@ StateOption = Annotated[
         "--state",
         metavar="FILE",
         envvar="COLLAPIPE_SHAPING_STATE",
-        help=f"links.json of a testbed of containers. Default: {_STATE} of the checkout that this is.",
+        help=f"links.json of a testbed of containers. Default: {_STATE} of the checkout around this folder.",
     ),
 ]
 Wait = Annotated[
-    float, typer.Option("--wait", min=0, help="Seconds to wait for the hosts' shapers.")
+    float, typer.Option("--wait", min=0, help="Seconds to wait for the shaper processes.")
 ]
 
 
@@ -77,25 +75,30 @@ def shape(
     profile: Annotated[
         str | None,
         typer.Argument(
-            help=f"One of {', '.join(network_profiles())}, or none.", show_default=False
+            help=f"One of {', '.join(network_profiles())}, or {_NO_PROFILE}.", show_default=False
         ),
     ] = None,
     trace: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help=f"A link over time: {', '.join(trace_names())}."),
+        typer.Option(
+            metavar="NAME|FILE",
+            help=f"Conditions that change over time: {', '.join(trace_names())}, or a file.",
+        ),
     ] = None,
     rate: Annotated[str | None, typer.Option(help="For example 10mbit.")] = None,
-    delay: Annotated[str | None, typer.Option(help="One way, for example 20ms.")] = None,
-    jitter: Annotated[str | None, typer.Option(help="For example 5ms.")] = None,
-    loss: Annotated[str | None, typer.Option(help="Of packets, for example 1%.")] = None,
-    both: Annotated[bool, typer.Option("--both", help="The other direction too.")] = False,
-    show: Annotated[bool, typer.Option("--list", help="Show what there is.")] = False,
+    delay: Annotated[str | None, typer.Option(help="One-way delay, for example 20ms.")] = None,
+    jitter: Annotated[
+        str | None, typer.Option(help="Largest deviation of the delay, for example 5ms.")
+    ] = None,
+    loss: Annotated[str | None, typer.Option(help="Share of packets, for example 1%.")] = None,
+    both: Annotated[bool, typer.Option("--both", help="Also the opposite direction.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="Show profiles, traces and links.")] = False,
     state: StateOption = None,
     wait: Wait = 15.0,
     workspace: WorkspaceOption = DEFAULT_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Make a link like a network: a profile, values on top of it, or a trace."""
+    """Give a link the conditions of a network profile, of values that replace the profile's, or of a trace."""
     with exit_codes(as_json):
         if show:
             _list(state, workspace, as_json)
@@ -104,99 +107,99 @@ def shape(
             raise InvalidInputError(
                 "give a link and a profile, for example: collapipe testbed shape device-0-0 4g"
             )
-        said: dict[str, Any] = {
-            "profile": None if profile in (None, "none") else profile,
+        options: dict[str, Any] = {
+            "profile": None if profile == _NO_PROFILE else profile,
             "rate_bps": None if rate is None else read_rate(rate),
             "delay_seconds": None if delay is None else read_seconds(delay),
             "jitter_seconds": None if jitter is None else read_seconds(jitter),
             "loss_ratio": None if loss is None else read_ratio(loss),
         }
-        values = {key: value for key, value in said.items() if value is not None}
+        values = {key: value for key, value in options.items() if value is not None}
         if trace is not None:
             if values or profile:
                 raise InvalidInputError(
-                    f"--trace {trace} says all of a link: leave out the profile and other values"
+                    f"--trace {trace} sets all conditions of a link: leave out the profile and the other values"
                 )
-            values = {"trace": _trace(trace), "started_at": round(time.time(), 3)}
+            values = {"trace": _read_trace(trace), "started_at": round(time.time(), 3)}
         elif not values and profile is None:
             raise InvalidInputError(
-                f"what is {link} to be like? Give a profile ({', '.join(network_profiles())}), --rate, --delay, "
+                f"no conditions for {link}: give a profile ({', '.join(network_profiles())}), --rate, --delay, "
                 "--jitter, --loss or --trace"
             )
-        if profile not in (None, "none"):
-            network_profile(profile)
-        shapes = {
-            key: _link_shape({**values, "direction": direction})
+        if "profile" in values:
+            network_profile(values["profile"])
+        entries = {
+            key: _make_entry({**values, "direction": direction})
             for key, direction in links_named(link, both).items()
         }
-        _tell(_network(state, workspace).change(shapes, wait), as_json)
+        _print_report(_find_links(state, workspace).change(entries, wait), as_json)
 
 
 @testbed_app.command()
 def unshape(
     link: LinkArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="Every link.")] = False,
-    both: Annotated[bool, typer.Option("--both", help="The other direction too.")] = False,
+    both: Annotated[bool, typer.Option("--both", help="Also the opposite direction.")] = False,
     state: StateOption = None,
     wait: Wait = 15.0,
     workspace: WorkspaceOption = DEFAULT_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Leave a link as it is by itself."""
+    """Remove the shaping of a link."""
     with exit_codes(as_json):
         if (link is None) != everything:
             raise InvalidInputError("give a link, or --all")
-        network = _network(state, workspace)
-        keys = list(network.links()) if link is None else list(links_named(link, both))
-        _tell(network.change(dict.fromkeys(keys), wait), as_json)
+        links = _find_links(state, workspace)
+        keys = list(links.links()) if link is None else list(links_named(link, both))
+        _print_report(links.change(dict.fromkeys(keys), wait), as_json)
 
 
-def _trace(name: str) -> Any:
-    if name in trace_names():
-        return name
-    if not Path(name).is_file():
-        named_trace(name)  # says which there are
-    return read_trace(Path(name)).model_dump(exclude_none=True)
+def _read_trace(name: str) -> Any:
+    """Returns the name of a trace in the package, or the content of a file."""
+    if name not in trace_names() and Path(name).is_file():
+        return read_trace(Path(name)).model_dump(exclude_none=True)
+    named_trace(name)
+    return name
 
 
-def _link_shape(values: dict[str, Any]) -> LinkShape:
+def _make_entry(values: dict[str, Any]) -> LinkEntry:
     try:
-        return LinkShape.model_validate(values)
+        return LinkEntry.model_validate(values)
     except ValidationError as error:
-        raise InvalidInputError("; ".join(say_mistakes(error))) from None
+        raise InvalidInputError(describe_mistakes(error)) from None
 
 
-def _network(state: Path | None, workspace: Path) -> Network:
-    """The testbed that is meant: the file that is named, the local testbed that is up, or the checkout's containers."""
+def _find_links(state: Path | None, workspace: Path) -> LinkDescriptions:
+    """Returns the links of the testbed: the given file, else a running local testbed, else the containers."""
     if state is not None:
-        return ShapedNetwork(state)
+        return ShaperProcessLinks(state)
     emulation = Workspace(workspace).emulation_file
     record = running_testbed(workspace)
     if record is not None:
         if emulation.exists():
             names = [process.name for process in record.processes if process.name != SCHEDULER]
-            return EmulatedNetwork(emulation, names)
+            return EmulatedLinks(emulation, names)
         raise InvalidInputError(
-            "the testbed that is up here emulates nothing, so its links cannot be shaped: `collapipe down`, then "
-            "`collapipe up --emulation FILE`, where FILE may be as little as {}"
+            "the running testbed emulates nothing, so its links cannot be shaped: run `collapipe down`, then "
+            "`collapipe up --emulation FILE`, where FILE may contain only {}"
         )
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / _STATE).parent.is_dir():
-            return ShapedNetwork(folder / _STATE)
+            return ShaperProcessLinks(folder / _STATE)
     raise InvalidInputError(
-        "there is no testbed to shape here: give --state FILE, the links.json of a testbed of containers, or start "
-        "a local one with `collapipe up --emulation FILE`"
+        "there is no testbed here whose links can be shaped: give --state FILE, the links.json of a testbed of "
+        "containers, or start a local testbed with `collapipe up --emulation FILE`"
     )
 
 
 def _list(state: Path | None, workspace: Path, as_json: bool) -> None:
-    """Shows the profiles and traces that there are, and what the testbed's file says, if there is one."""
+    """Prints the profiles, the traces, and the links of the testbed, if there is one."""
+    links: Mapping[str, LinkDescription] | None = None
     try:
-        links: dict[str, LinkShape] | None = dict(_network(state, workspace).links())
+        links = _find_links(state, workspace).links()
     except InvalidInputError:
         if state is not None:
             raise
-        links = None
     if as_json:
         print_json(
             {
@@ -207,23 +210,23 @@ def _list(state: Path | None, workspace: Path, as_json: bool) -> None:
             }
         )
         return
-    table = _table("profile", "rate", "delay", "jitter", "loss", "is")
+    table = _table("profile", "rate", "delay", "jitter", "loss", "description")
     for name, profile in network_profiles().items():
-        unlike = profile.up != profile.down
-        table.add_row(name + (" (up)" if unlike else ""), *_row(profile.up), profile.description)
-        if unlike:
+        differs = profile.up != profile.down
+        table.add_row(name + (" (up)" if differs else ""), *_row(profile.up), profile.description)
+        if differs:
             table.add_row(f"{name} (down)", *_row(profile.down), "")
     for name in trace_names():
         table.add_row(name, "", "", "", "", f"trace: {named_trace(name).description}")
     Console().print(table)
     if links is not None:
-        shaped = _table("link", "is like")
+        shaped = _table("link", "conditions")
         for key, link in links.items():
-            shaped.add_row(key, _say_shape(link))
+            shaped.add_row(key, _describe(link))
         Console().print(shaped)
 
 
-def _tell(report: Report, as_json: bool) -> None:
+def _print_report(report: Report, as_json: bool) -> None:
     if as_json:
         applied = {
             sender: {receiver: link.model_dump() for receiver, link in links.items()}
@@ -234,8 +237,8 @@ def _tell(report: Report, as_json: bool) -> None:
                 "file": str(report.file),
                 "applied": applied,
                 "problems": report.problems,
-                "not_confirmed": report.waiting,
-                "not_up": report.asleep,
+                "not_confirmed": report.not_confirmed,
+                "not_up": report.not_running,
             }
         )
     else:
@@ -249,22 +252,27 @@ def _tell(report: Report, as_json: bool) -> None:
         for sender, problems in report.problems.items():
             for problem in problems:
                 say(f"{sender}: {problem}" if sender else problem)
-        if report.waiting:
-            say(
-                f"not confirmed in time by {', '.join(report.waiting)}: see the logs of their shapers"
-            )
-        if report.asleep:
-            say(f"no shaper is up of {', '.join(report.asleep)}: theirs follow when they come up")
-    if report.failed:
+        if report.not_confirmed:
+            names = ", ".join(report.not_confirmed)
+            say(f"not confirmed in time by {names}: see the logs of their shaper processes")
+        if report.not_running:
+            names = ", ".join(report.not_running)
+            say(f"no shaper process runs for {names}: their links change when it starts")
+    if report.not_confirmed:
         raise typer.Exit(FAILED)
 
 
-def _say_shape(link: LinkShape) -> str:
-    if link.trace is not None:
-        return f"trace {link.trace if isinstance(link.trace, str) else 'of a file'}"
-    own = link.model_dump(exclude={"profile", "direction"}, exclude_defaults=True)
-    said = [link.profile and f"{link.profile} ({link.direction})", *_row(LinkConditions(**own))]
-    return " ".join(part for part in said if part) or "as it is"
+def _describe(link: LinkDescription) -> str:
+    if isinstance(link, LinkEntry) and link.trace is not None:
+        return f"trace {link.trace}" if isinstance(link.trace, str) else "trace from a file"
+    values = (
+        say_rate(link.rate_bps),
+        say_seconds(link.delay_seconds or 0.0),
+        say_seconds(link.jitter_seconds or 0.0),
+        say_ratio(link.loss_ratio or 0.0),
+    )
+    profile = f"{link.profile} ({link.direction})" if link.profile else ""
+    return " ".join(part for part in (profile, *values) if part) or "not limited"
 
 
 def _row(link: LinkConditions | AppliedLink) -> tuple[str, str, str, str]:

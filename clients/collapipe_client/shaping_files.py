@@ -1,29 +1,23 @@
-"""The files that say what the links of a running testbed are like, and what became of a change of them."""
+"""The files that describe the links of a running testbed, and how a change of them becomes effective."""
 
 import fcntl
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from collapipe.emulation.world import EmulatedLink, EmulationFile
+from collapipe.emulation.emulation_file import Emulation
+from collapipe.emulation.links import ANY_HOST, LinkDescription, LinkKey
+from collapipe.emulation.network_profiles import Direction
 from collapipe.errors import CorruptDataError, InvalidInputError
-from collapipe.traffic_shaping.netem.profiles import Direction
-from collapipe.traffic_shaping.netem.shaping import (
-    ANY,
-    LinkKey,
-    LinkShape,
-    Shaping,
-    digest,
-    read_shaping,
-)
-from collapipe.traffic_shaping.netem.status import (
-    Applied,
+from collapipe.traffic_shaping.shaper_process.links_file import LinkEntry, LinksFile
+from collapipe.traffic_shaping.shaper_process.status import (
     AppliedLink,
-    applied_folder,
-    read_applied,
+    ShaperStatus,
+    read_status,
+    status_folder,
 )
 from collapipe_client.workspace import replace_text
 
@@ -32,204 +26,208 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a change.
+    """The effect of a change.
 
     Args:
-        file: Which was changed.
-        applied: By sender and receiver: what is in force now.
-        problems: By sender: what is not as the file says; "" for what concerns all.
-        waiting: Senders whose shaper ran once, and did not confirm the change in time.
-        asleep: Senders without a shaper yet: they follow the file when they come up.
+        file: The changed file.
+        applied: The links in force now, by sender and receiver.
+        problems: Differences from the file, by sender; those with the key "" concern all senders.
+        not_confirmed: Senders whose shaper process runs, but did not confirm the change in time.
+        not_running: Senders without a running shaper process. They follow the file when they start.
     """
 
     file: Path
     applied: Mapping[str, Mapping[str, AppliedLink]] = field(default_factory=dict)
     problems: Mapping[str, list[str]] = field(default_factory=dict)
-    waiting: tuple[str, ...] = ()
-    asleep: tuple[str, ...] = ()
-
-    @property
-    def failed(self) -> bool:
-        """Whether a sender that is up did not do what it should."""
-        return bool(self.waiting)
+    not_confirmed: tuple[str, ...] = ()
+    not_running: tuple[str, ...] = ()
 
 
-class Network(Protocol):
-    """The network of one testbed."""
-
-    def links(self) -> Mapping[str, LinkShape]:
-        """What its file says."""
-
-    def change(self, shapes: Mapping[str, LinkShape | None], wait_seconds: float) -> Report:
-        """Changes some links; `None` removes one.
-
-        Args:
-            shapes: By key, as in `links`.
-            wait_seconds: Bounds the wait for whoever has to do it.
-
-        Raises:
-            InvalidInputError: A host is not known, or the file cannot be used.
-        """
-
-
-class ShapedNetwork:
-    """A testbed whose hosts have shapers that follow links.json.
+class LinkDescriptions(ABC):
+    """The file that describes the links of one testbed.
 
     Args:
-        state: links.json; need not exist yet.
+        file: Its path.
     """
 
-    def __init__(self, state: Path) -> None:
-        self._state = state
+    def __init__(self, file: Path) -> None:
+        self.file = file
 
-    def links(self) -> Mapping[str, LinkShape]:
-        return read_shaping(self._state).shaping.links
+    @abstractmethod
+    def links(self) -> Mapping[str, LinkDescription]:
+        """Returns the descriptions in the file, by key."""
 
-    def change(self, shapes: Mapping[str, LinkShape | None], wait_seconds: float) -> Report:
-        if not self._state.parent.is_dir():
+    def change(self, changes: Mapping[str, LinkEntry | None], wait_seconds: float) -> Report:
+        """Changes the descriptions of some links.
+
+        Args:
+            changes: By key; `None` removes a description.
+            wait_seconds: How long to wait for the shaper processes.
+
+        Raises:
+            InvalidInputError: The testbed lacks a host, the file cannot be used, or a link cannot be shaped like that.
+        """
+        self._prepare(changes)
+        with _locked(self.file):
+            named = {host for key in changes for host in LinkKey.parse(key).hosts}
+            hosts = self._hosts()
+            if unknown := sorted(named - set(hosts)):
+                raise InvalidInputError(
+                    f"the testbed has no {', '.join(unknown)}: it has {', '.join(hosts) or 'no hosts'}"
+                )
+            links = {**self.links(), **changes}
+            self._write({key: link for key, link in links.items() if link is not None})
+        return self._report(changes, wait_seconds)
+
+    @abstractmethod
+    def _prepare(self, changes: Mapping[str, LinkEntry | None]) -> None:
+        """Checks whether the testbed can make the changes."""
+
+    @abstractmethod
+    def _hosts(self) -> Sequence[str]:
+        """Returns the hosts of the testbed."""
+
+    @abstractmethod
+    def _write(self, links: Mapping[str, LinkDescription]) -> None:
+        """Replaces the descriptions in the file."""
+
+    @abstractmethod
+    def _report(self, changes: Mapping[str, LinkEntry | None], wait_seconds: float) -> Report:
+        """Returns the effect of changes that are in the file."""
+
+
+class ShaperProcessLinks(LinkDescriptions):
+    """links.json of a testbed whose hosts have shaper processes. The file need not exist yet."""
+
+    def links(self) -> Mapping[str, LinkEntry]:
+        return LinksFile.read(self.file).links
+
+    def _prepare(self, changes: Mapping[str, LinkEntry | None]) -> None:
+        if not self.file.parent.is_dir():
             raise InvalidInputError(
-                f"--state {self._state}: there is no such folder: give the links.json of the folder that the shapers "
-                "have as /shaping"
+                f"--state {self.file}: there is no such folder: give the links.json in the folder that the shaper "
+                "processes mount as /shaping"
             )
-        folder = applied_folder(self._state)
+        folder = status_folder(self.file)
         if not folder.exists():
             folder.mkdir()
-            folder.chmod(0o1777)  # shapers are root without the right to write into others' folders
-        with locked(self._state):
-            shaping = read_shaping(self._state).shaping
-            check_known(shapes, shaping.all_hosts)
-            links = {**shaping.links, **shapes}
-            kept = {key: shape for key, shape in links.items() if shape is not None}
-            changed = Shaping(hosts=shaping.hosts, links=kept)
-            text = changed.model_dump_json(indent=1, exclude_defaults=True) + "\n"
-            replace_text(self._state, text)
-            self._state.chmod(0o644)
-        senders = sorted(
-            {host for key in shapes for host in _senders(LinkKey.parse(key), shaping.all_hosts)}
-        )
-        wanted = digest(text.encode())
-        told = self._wait(senders, wanted, wait_seconds)
-        awake = {sender: applied for sender, applied in told.items() if applied is not None}
-        done = {
-            sender: {to: link for to, link in applied.links.items() if _meant(shapes, sender, to)}
-            for sender, applied in awake.items()
-            if applied.digest == wanted and applied.in_force
+            # the shaper processes run as a root user that may not write into the folders of others
+            folder.chmod(0o1777)
+
+    def _hosts(self) -> Sequence[str]:
+        return LinksFile.read(self.file).all_hosts
+
+    def _write(self, links: Mapping[str, LinkDescription]) -> None:
+        hosts = LinksFile.read(self.file).hosts
+        replace_text(self.file, LinksFile.model_validate({"hosts": hosts, "links": links}).text)
+        self.file.chmod(0o644)
+
+    def _report(self, changes: Mapping[str, LinkEntry | None], wait_seconds: float) -> Report:
+        links_file = LinksFile.read(self.file)
+        keys = [LinkKey.parse(key) for key in changes]
+        hosts = {*links_file.all_hosts, *(host for key in keys for host in key.hosts)}
+        senders = {
+            host
+            for host in hosts
+            if any(key.matches(host, key.receiver) and key.receiver != host for key in keys)
+        }
+        statuses = self._wait(sorted(senders), links_file.digest, wait_seconds)
+        running = {sender: status for sender, status in statuses.items() if status is not None}
+        applied = {
+            sender: {
+                receiver: link
+                for receiver, link in status.links.items()
+                if any(key.matches(sender, receiver) for key in keys)
+            }
+            for sender, status in running.items()
+            if status.digest == links_file.digest and status.in_force
         }
         return Report(
-            self._state,
-            done,
-            {sender: applied.problems for sender, applied in awake.items() if applied.problems},
-            tuple(sender for sender in awake if sender not in done),
-            tuple(sender for sender in told if sender not in awake),
+            self.file,
+            applied,
+            {sender: status.problems for sender, status in running.items() if status.problems},
+            tuple(sender for sender in running if sender not in applied),
+            tuple(sender for sender in statuses if sender not in running),
         )
 
     def _wait(
-        self, senders: list[str], wanted: str, wait_seconds: float
-    ) -> dict[str, Applied | None]:
+        self, senders: Sequence[str], digest: str, wait_seconds: float
+    ) -> dict[str, ShaperStatus | None]:
+        """Returns the status of each running shaper process, once all of them have read the file."""
         deadline = time.monotonic() + wait_seconds
         while True:
-            told = {sender: self._told(sender) for sender in senders}
-            late = [a for a in told.values() if a is not None and a.digest != wanted]
-            if not late or time.monotonic() > deadline:
-                return told
+            statuses = {sender: self._status(sender) for sender in senders}
+            is_read = all(status is None or status.digest == digest for status in statuses.values())
+            if is_read or time.monotonic() > deadline:
+                return statuses
             time.sleep(_POLL_SECONDS)
 
-    def _told(self, sender: str) -> Applied | None:
+    def _status(self, sender: str) -> ShaperStatus | None:
         try:
-            applied = read_applied(applied_folder(self._state) / f"{sender}.json")
-        except CorruptDataError:  # of another version: it is written anew
+            status = read_status(status_folder(self.file) / f"{sender}.json")
+        except CorruptDataError:  # another version wrote it; the process will replace it
             return None
-        return applied if applied is not None and applied.running else None
+        return status if status is not None and status.running else None
 
 
-class EmulatedNetwork:
-    """A local testbed whose hosts follow emulation.json, which has rates and delays.
+class EmulatedLinks(LinkDescriptions):
+    """emulation.json of a local testbed, whose hosts pace their links.
 
     Args:
-        file: emulation.json.
-        hosts: Of the testbed.
+        file: Its path.
+        hosts: The hosts of the testbed.
     """
 
     def __init__(self, file: Path, hosts: Sequence[str]) -> None:
-        self._file = file
-        self._hosts = hosts
+        super().__init__(file)
+        self._host_names = hosts
 
-    def links(self) -> Mapping[str, LinkShape]:
-        links = EmulationFile(self._file).current().links
-        return {key: LinkShape.model_validate(link.model_dump()) for key, link in links.items()}
+    def links(self) -> Mapping[str, LinkDescription]:
+        return Emulation.read(self.file).links
 
-    def change(self, shapes: Mapping[str, LinkShape | None], wait_seconds: float) -> Report:
-        problems: list[str] = []
-        made: dict[str, EmulatedLink | None] = {}
-        for key, shape in shapes.items():
-            if shape is not None and shape.trace is not None:
-                raise InvalidInputError(
-                    "a local testbed plays no traces: shape its links step by step, or use the testbed of containers"
-                )
-            conditions = None if shape is None else shape.conditions(0.0)
-            if conditions is not None and (conditions.jitter_seconds or conditions.loss_ratio):
-                problems.append(
-                    f"{key}: jitter and loss are not emulated: a local testbed has rates and delays"
-                )
-            made[key] = None
-            if conditions is not None:
-                rate, delay = conditions.rate_bps, conditions.delay_seconds
-                made[key] = EmulatedLink(rate_bps=rate, delay_seconds=delay)
-        with locked(self._file):
-            world = EmulationFile(self._file).current()
-            check_known(shapes, self._hosts)
-            links = {**world.links, **made}
-            changed = world.model_copy(
-                update={"links": {key: link for key, link in links.items() if link is not None}}
+    def _prepare(self, changes: Mapping[str, LinkEntry | None]) -> None:
+        if any(entry is not None and entry.trace is not None for entry in changes.values()):
+            raise InvalidInputError(
+                "a local testbed cannot play traces: change its links step by step, or use the testbed of containers"
             )
-            replace_text(self._file, changed.model_dump_json(indent=1, exclude_none=True))
-        return Report(self._file, problems={"": problems} if problems else {})
 
+    def _hosts(self) -> Sequence[str]:
+        return self._host_names
 
-def check_known(keys: Iterable[str], hosts: Sequence[str]) -> None:
-    """Refuses links of hosts that the testbed does not have; raises `InvalidInputError`."""
-    named = {host for key in keys for host in LinkKey.parse(key).hosts}
-    if unknown := sorted(named - set(hosts)):
-        raise InvalidInputError(
-            f"the testbed has no {', '.join(unknown)}: it has {', '.join(hosts) or 'no hosts'}"
-        )
+    def _write(self, links: Mapping[str, LinkDescription]) -> None:
+        emulation = Emulation.read(self.file).model_copy(update={"links": links})
+        replace_text(self.file, emulation.model_dump_json(indent=1, exclude_none=True))
+
+    def _report(self, changes: Mapping[str, LinkEntry | None], wait_seconds: float) -> Report:
+        changed = {key: link for key, link in self.links().items() if key in changes}
+        warnings = Emulation(links=changed).warnings()
+        return Report(self.file, problems={"": warnings} if warnings else {})
 
 
 @contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """Makes this the only command that changes a file; another one waits."""
+def _locked(file: Path) -> Iterator[None]:
+    """Makes other commands that change the file wait."""
     with open(file.with_name(f"{file.name}.lock"), "a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _meant(keys: Iterable[str], sender: str, receiver: str) -> bool:
-    return any(
-        key.sender in (sender, ANY) and key.receiver in (receiver, ANY)
-        for key in map(LinkKey.parse, keys)
-    )
-
-
-def _senders(key: LinkKey, hosts: Sequence[str]) -> set[str]:
-    return {key.sender} if key.sender != ANY else set(hosts) - {key.receiver}
-
-
 def links_named(link: str, both: bool) -> dict[str, Direction]:
-    """The keys that a user means by a link, with the direction of each.
+    """Returns the keys that a user means by a link, with the direction of each.
 
     Args:
-        link: A host, for both directions of all of its links; or a key.
-        both: The reverse of the key too.
+        link: A host, for its links in both directions; or a key.
+        both: Whether to add the opposite direction of a key.
 
     Raises:
-        InvalidInputError: It is neither.
+        InvalidInputError: The link is neither a host nor a key.
     """
-    if ">" not in link and link != ANY:
+    if ">" not in link and link != ANY_HOST:
         return {f"{link}>*": "up", f"*>{link}": "down"}
     key = LinkKey.parse(link)
-    # towards a host from anywhere is down, as seen from it
-    direction: Direction = "down" if key.sender == ANY != key.receiver else "up"
-    named: dict[str, Direction] = {str(key): direction}
-    if both and str(key.reverse) != str(key):
-        named[str(key.reverse)] = "up" if direction == "down" else "down"
+    towards_host = key.sender == ANY_HOST != key.receiver
+    directions: tuple[Direction, Direction] = ("down", "up") if towards_host else ("up", "down")
+    named = {str(key): directions[0]}
+    if both:
+        named.setdefault(str(key.reverse), directions[1])
     return named

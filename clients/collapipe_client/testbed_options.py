@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from collapipe.emulation.device_profiles import DEVICE_PROFILES, device_profile
-from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
+from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError
 from collapipe_client.quantities import read_bytes
 from collapipe_client.testbed_processes import Device, device_name

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from collapipe.traffic_shaping.netem.profiles import network_profiles
+from collapipe.emulation.network_profiles import network_profiles
 from collapipe_client.cli import app
 from containers.uml.guest import need_uml
 from containers.uml.two_hosts import TwoHosts, two_hosts
@@ -131,7 +131,7 @@ def test_same_again_takes_no_command_and_the_end_leaves_nothing(hosts: TwoHosts)
     changed = hosts.run("near", f"{hosts.shaper_command('near')} --once")
     assert changed.count(": tc qdisc change") == changed.count(": tc ") == 1
     hosts.start_shaper("near")
-    hosts.guest.wait_for("shaper-near", "collapipe.traffic_shaping.host_addresses")
+    hosts.guest.wait_for("shaper-near", "collapipe.traffic_shaping.shaper_process.host_addresses")
     hosts.guest.stop("shaper-near")
     hosts.run("far", f"{hosts.shaper_command('far')} --remove")
     for host in ("near", "far"):

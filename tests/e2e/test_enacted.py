@@ -13,7 +13,8 @@ from prometheus_server import INTERVAL_SECONDS, running_prometheus
 
 from collapipe.allocation.round_model.problem import RadioLink, WiredLink
 from collapipe.documents import read_document
-from collapipe.emulation.world import EmulatedDevice, EmulatedLink, EmulatedRadio, Emulation
+from collapipe.emulation.emulation_file import EmulatedDevice, EmulatedRadio, Emulation
+from collapipe.emulation.links import LinkDescription
 from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.v1.plan_pb2 import Plan
@@ -43,7 +44,7 @@ def changed(world: Emulation) -> Emulation:
     device = world.devices["device-0-0"].model_copy(update={"slowdown": 6.0})
     links = dict(world.links)
     if links:
-        links["*>edge-server"] = EmulatedLink(rate_bps=4e6, delay_seconds=0.002)
+        links["*>edge-server"] = LinkDescription(rate_bps=4e6, delay_seconds=0.002)
     devices = {**world.devices, "device-0-0": device}
     return world.model_copy(update={"devices": devices, "links": links})
 
@@ -56,7 +57,7 @@ def make_world(*, radio: bool) -> Emulation:
         "edge-server": EmulatedDevice(profile="laptop"),
     }
     if not radio:
-        wires = {"*": EmulatedLink(rate_bps=50e6, delay_seconds=0.002)}
+        wires = {"*": LinkDescription(rate_bps=50e6, delay_seconds=0.002)}
         return Emulation(devices=devices, links=wires, time_scale=TIME_SCALE)
     # 20 dB in 1 MHz at 0.1 W; the Raspberry Pi 4 is farther away
     air = {

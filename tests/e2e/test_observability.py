@@ -17,7 +17,7 @@ from prometheus_server import PrometheusServer, eventually, running_prometheus
 from typer.testing import CliRunner
 
 from collapipe.documents import read_document
-from collapipe.emulation.world import EmulatedDevice, EmulatedRadio, Emulation
+from collapipe.emulation.emulation_file import EmulatedDevice, EmulatedRadio, Emulation
 from collapipe.job import JobConfig
 from collapipe.telemetry.estimates import Estimates, HostPrior, estimate
 from collapipe.telemetry.host_estimates import ENERGY_SENSORS

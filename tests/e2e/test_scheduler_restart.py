@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from collapipe.emulation.world import EmulatedDevice, Emulation
+from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe_client import LocalTestbed

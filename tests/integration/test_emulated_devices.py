@@ -7,7 +7,7 @@ import pytest
 from reference.tiny_jobs import make_job
 
 from collapipe.emulation.device_profiles import DEVICE_PROFILES
-from collapipe.emulation.world import EmulatedDevice, Emulation
+from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.v1.scheduler_pb2 import Host
 from collapipe_client import Device, LocalTestbed
 from collapipe_client.emulation_check import EmulationCheck

@@ -5,7 +5,7 @@ from pydantic import Field
 
 from collapipe.device_agent.servicer import DeviceAgentServicer
 from collapipe.emulation.device_profiles import DeviceProfile, device_profile
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.service_process import Running, run_service
 from collapipe.stage_host import (
     HostResources,

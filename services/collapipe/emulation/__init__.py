@@ -1,1 +1,1 @@
-"""An emulated world for hosts on one machine: slower processors, narrower links, radios."""
+"""Emulation of slower processors, slower links and radios, for hosts that share one machine or one network."""

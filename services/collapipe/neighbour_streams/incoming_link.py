@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from collapipe.codec_names import CODEC_NAMES
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.telemetry import metrics
 from collapipe.tensors import Frame, FrameAssembler
 from collapipe.v1 import stage_pb2, tensor_pb2

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import grpc
 
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError, PeerLostError
 from collapipe.neighbour_streams.link_settings import LinkSettings
 from collapipe.neighbour_streams.outgoing_link import OutgoingLink, OutgoingLinks

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.neighbour_streams.link_settings import LinkSettings
 from collapipe.telemetry import metrics
 from collapipe.tensors import CHUNK_BYTES, Frame, encode_frame

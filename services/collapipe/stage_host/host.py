@@ -9,7 +9,7 @@ import grpc
 import torch
 from pydantic import Field
 
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError
 from collapipe.neighbour_streams.link_probe import LinkServicer
 from collapipe.neighbour_streams.outgoing_link import OutgoingLinks

@@ -7,7 +7,7 @@ The results do not change. If the real work takes longer than the emulated devic
 import time
 
 from collapipe.emulation.device_profiles import device_profile
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.stage_runtime.operation_counts import Work
 from collapipe.telemetry import metrics
 

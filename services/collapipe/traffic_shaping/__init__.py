@@ -1,1 +1,1 @@
-"""What limits the traffic of a host: pacing in the process, traffic control in the kernel, radios. No torch, no gRPC."""
+"""Shapers, which limit the traffic of a host, and drivers of radios. Nothing here needs torch or gRPC."""

@@ -1,4 +1,4 @@
-"""`python -m collapipe.traffic_shaping`."""
+"""`python -m collapipe.traffic_shaping`: the shaper process."""
 
 import argparse
 import contextlib
@@ -13,43 +13,43 @@ from types import FrameType
 
 from collapipe.errors import CollapipeError
 from collapipe.telemetry.logs import configure_logging
-from collapipe.traffic_shaping.host_addresses import Found, Names, resolve
-from collapipe.traffic_shaping.host_shaper import HostShaper
-from collapipe.traffic_shaping.netem.interface import Interface
-from collapipe.traffic_shaping.netem.status import applied_folder, read_applied
+from collapipe.traffic_shaping.shaper_process.host_addresses import AddressBook, look_up
+from collapipe.traffic_shaping.shaper_process.host_shaper import HostShaper
+from collapipe.traffic_shaping.shaper_process.status import read_status, status_folder
+from collapipe.traffic_shaping.tc.interface import SHAPER_PROCESS_HANDLE, Interface
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
-"""How soon a change of links.json is seen; a folder that is mounted into a container sends no events everywhere."""
+"""How often to look for a change of links.json. In a container, a mounted folder may send no events."""
 
 
 def main() -> None:
-    """Shapes the links of a host until it is asked to end, then takes everything away."""
-    given = _parse()
-    configure_logging(given.log_format, "shaper", given.host)
-    status = (given.status_dir or applied_folder(given.state)) / f"{given.host}.json"
-    if given.check:
+    """Shapes the links of a host until a signal ends the process, and then removes the shaping."""
+    options = _parse()
+    configure_logging(options.log_format, "shaper", options.host)
+    status = (options.status_dir or status_folder(options.state)) / f"{options.host}.json"
+    if options.check:
         sys.exit(_check(status))
-    interface = Interface(given.interface)
-    names = None if given.once or given.remove else Names()
-    shaper = HostShaper(
-        given.host, given.state, interface, status, names.found if names else _found_now
-    )
+    interface = Interface(options.interface, SHAPER_PROCESS_HANDLE)
     try:
-        if given.remove:
-            shaper.remove()
-        elif names is None:
-            shaper.read()
-            shaper.apply(time.time())
+        if options.once or options.remove:
+            shaper = HostShaper(options.host, options.state, interface, status, look_up)
+            if options.remove:
+                shaper.remove()
+            else:
+                shaper.read()
+                shaper.apply(time.time())
         else:
-            _run(shaper, names)
+            book = AddressBook()
+            shaper = HostShaper(options.host, options.state, interface, status, book.find)
+            _run(shaper, book)
     except CollapipeError as error:
         print(f"shaper: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def _run(shaper: HostShaper, names: Names) -> None:
+def _run(shaper: HostShaper, book: AddressBook) -> None:
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -59,7 +59,7 @@ def _run(shaper: HostShaper, names: Names) -> None:
     signal.signal(signal.SIGINT, on_signal)
     while True:
         shaper.read()
-        names.want(shaper.peers)
+        book.follow(shaper.other_hosts)
         next_change = shaper.apply(time.time())
         wait = _POLL_SECONDS
         if next_change is not None:
@@ -70,26 +70,21 @@ def _run(shaper: HostShaper, names: Names) -> None:
     shaper.remove()
 
 
-def _check(status: Path) -> int:
-    """Exit code for a health check: whether the shaper beside this process has in force what it should."""
-    told = read_applied(status)
-    if told is None or not told.running:
-        print(f"the shaper does not run: {status}")
+def _check(path: Path) -> int:
+    """Returns the exit code of the health check: 0 if the shaper process runs and has applied links.json."""
+    status = read_status(path)
+    if status is None or not status.running:
+        print(f"the shaper process does not run: {path}")
         return 1
-    if not told.in_force:
-        print("; ".join(told.problems))
-    return 0 if told.in_force else 1
-
-
-def _found_now(name: str) -> Found | None:
-    addresses = resolve(name)
-    return Found(addresses, time.monotonic()) if addresses else None
+    if not status.in_force:
+        print("; ".join(status.problems))
+    return 0 if status.in_force else 1
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m collapipe.traffic_shaping",
-        description="Makes the links that leave this host what a file says, by tc and netem.",
+        description="Gives the links that leave this host the conditions in links.json, with tc and netem.",
     )
     host, state = os.environ.get("COLLAPIPE_HOST_ID"), os.environ.get("COLLAPIPE_SHAPING_STATE")
     parser.add_argument("--host", default=host, required=not host, help="id of this host")
@@ -98,16 +93,26 @@ def _parse() -> argparse.Namespace:
         type=Path,
         default=Path(state) if state else None,
         required=not state,
-        help="links.json; until there is one, initial.json beside it",
+        help="links.json; while it does not exist, initial.json beside it is used",
     )
-    parser.add_argument("--interface", default="eth0", help="by which the others are reached")
-    parser.add_argument("--status-dir", type=Path, help="default: applied/ beside --state")
+    parser.add_argument(
+        "--interface", default="eth0", help="the interface that leads to the other hosts"
+    )
+    parser.add_argument(
+        "--status-dir", type=Path, help="folder for the status; default: applied/ beside --state"
+    )
     log_format = os.environ.get("COLLAPIPE_LOG_FORMAT", "text")
     parser.add_argument("--log-format", choices=("text", "json"), default=log_format)
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--once", action="store_true", help="apply, leave it in force, and end")
-    mode.add_argument("--check", action="store_true", help="for a health check: exit code 0 or 1")
-    mode.add_argument("--remove", action="store_true", help="take everything away, and end")
+    mode.add_argument(
+        "--once", action="store_true", help="shape the links, and end without removing it"
+    )
+    mode.add_argument(
+        "--check",
+        action="store_true",
+        help="check the health of the shaper process: exit code 0 or 1",
+    )
+    mode.add_argument("--remove", action="store_true", help="remove all shaping, and end")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""Holds what is sent over a link to its rate.
+"""The interface of shapers, and pacing: shaping inside the process.
 
-One interface: a sender says at which rate a frame goes, asks for a chunk size, and waits before every chunk. Pacing does
-the waiting here; traffic control (`collapipe.traffic_shaping.traffic_control`) has the kernel do it.
+A sender tells its link the rate of a frame, asks for the size of the chunks, and waits before each chunk. With pacing, the
+process waits. With traffic control (`collapipe.traffic_shaping.traffic_control`), the kernel does.
 """
 
 import time
@@ -9,33 +9,33 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 _CHUNK_SECONDS = 0.02
-"""What one chunk takes: the receiver sees a smooth stream, and a link that ends is not waited for."""
-_LEAST_CHUNK_BYTES = 1024
-_CATCH_UP_SECONDS = 0.05
-"""A sender that was held up longer than this lost the time: it must not send a burst instead."""
+"""Time on the link of one chunk. It is short, so that the receiver sees a smooth stream and a link ends soon."""
+_MIN_CHUNK_BYTES = 1024
+_MAX_CATCH_UP_SECONDS = 0.05
+"""A sender that was delayed for longer does not catch up the rest, because that would be a burst."""
 
 
 class ShapedLink(ABC):
-    """One direction of one link. Used by one thread."""
+    """One direction of a link. Only one thread may use it."""
 
     @abstractmethod
     def chunk_bytes(self, rate_bps: float, largest: int) -> int:
-        """Size of the chunks that a frame at a rate is to be cut into, at most `largest`."""
+        """Returns the size of the chunks of a frame, at most `largest`."""
 
     @abstractmethod
     def begin(self, rate_bps: float) -> None:
-        """A frame follows at once.
+        """Begins a frame.
 
         Args:
-            rate_bps: Its rate in bit/s; 0 is no limit.
+            rate_bps: Rate of the frame in bit/s; 0 means no limit.
         """
 
     @abstractmethod
     def wait(self, num_bytes: int) -> None:
-        """Waits until a chunk would have crossed the link, before it is sent."""
+        """Waits before a chunk is sent, until the chunk would have crossed the link."""
 
     def close(self) -> None:
-        """Ends what was set up for the link."""
+        """Ends the shaping of this link."""
         return
 
 
@@ -44,27 +44,27 @@ class Shaper(ABC):
 
     @abstractmethod
     def open(self, address: str) -> ShapedLink:
-        """Shapes what is sent to a receiver.
+        """Shapes the link to a receiver.
 
         Args:
             address: Of the receiver, "host:port".
         """
 
     def close(self) -> None:
-        """Ends what was set up for every link."""
+        """Ends the shaping of all links."""
         return
 
 
 class PacedLink(ShapedLink):
-    """Pacing inside the process: a chunk leaves when its last bit would have.
+    """Sends each chunk when the last bit of the chunk would have left.
 
-    Every chunk has a deadline that follows from the one before, so that a sleep that takes too long delays one chunk and
-    not all that follow; what the last chunk of a frame was late, the next frame makes up for. The time between frames is
-    not made up for: the receiver sees frames arrive, from their headers to their last bytes, at the rate.
+    The deadline of a chunk follows from the deadline before it. So a sleep that takes too long delays one chunk, but not all
+    chunks after it. If the last chunk of a frame is late, the next frame catches up. The pause between two frames is not
+    caught up: from its header to its last byte, a frame arrives at the rate.
 
     Args:
-        clock: Seconds.
-        sleep: Waits some of them.
+        clock: Returns the time in seconds.
+        sleep: Waits for a number of seconds.
     """
 
     def __init__(
@@ -75,38 +75,34 @@ class PacedLink(ShapedLink):
         self._clock = clock
         self._sleep = sleep
         self._rate_bps = 0.0
-        self._free_at = 0.0
-        """When the link would have carried what was sent."""
+        self._deadline = 0.0
+        """When the link would have carried all chunks so far."""
         self._late_seconds = 0.0
-        """How much later the last chunk was sent."""
+        """How long after its deadline the last chunk was sent."""
 
     def chunk_bytes(self, rate_bps: float, largest: int) -> int:
-        """What the rate carries in 20 ms, within bounds."""
         if not rate_bps:
             return largest
-        return min(largest, max(_LEAST_CHUNK_BYTES, int(rate_bps * _CHUNK_SECONDS / 8)))
+        return min(largest, max(_MIN_CHUNK_BYTES, int(rate_bps * _CHUNK_SECONDS / 8)))
 
     def begin(self, rate_bps: float) -> None:
-        """Begins a frame now, less what the last one was late."""
         self._rate_bps = rate_bps
-        self._free_at = self._clock() - self._late_seconds
+        self._deadline = self._clock() - self._late_seconds
         self._late_seconds = 0.0
 
     def wait(self, num_bytes: int) -> None:
-        """Waits for the deadline of a chunk."""
         if not self._rate_bps:
             return
         now = self._clock()
-        self._free_at = max(self._free_at, now - _CATCH_UP_SECONDS)
-        self._free_at += 8 * num_bytes / self._rate_bps
-        if self._free_at > now:
-            self._sleep(self._free_at - now)
-        self._late_seconds = self._clock() - self._free_at
+        self._deadline = max(self._deadline, now - _MAX_CATCH_UP_SECONDS)
+        self._deadline += 8 * num_bytes / self._rate_bps
+        if self._deadline > now:
+            self._sleep(self._deadline - now)
+        self._late_seconds = self._clock() - self._deadline
 
 
 class PacedShaper(Shaper):
-    """Shapes by pacing: needs no rights, and tells apart links that share an interface."""
+    """Paces every link. It needs no rights, and distinguishes links to the same address."""
 
     def open(self, address: str) -> ShapedLink:
-        """Paces one link."""
         return PacedLink()

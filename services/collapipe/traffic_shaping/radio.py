@@ -1,92 +1,69 @@
-"""Transmit power and bandwidth of a link, and the rate that follows from them."""
+"""Radio drivers: they set the transmit power of a link, and return the rate of the link."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import log, log1p
 
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
+from collapipe.radio_rate import radio_rate_bps
 
 NOMINAL_POWER_WATTS = 0.1
-"""Transmit power of a radio that nobody has set: 20 dBm, what Wi-Fi may send at 2.4 GHz in most of the world."""
+"""Transmit power of a radio without a setting: 20 dBm, which most countries allow for Wi-Fi at 2.4 GHz."""
 
 NOMINAL_BANDWIDTH_HZ = 20e6
-"""Bandwidth of a radio link whose share nobody has set: one Wi-Fi channel."""
-
-
-def rate_bps(
-    bandwidth_hz: float, power_watts: float, gain: float, noise_watts_per_hertz: float
-) -> float:
-    """Rate of a radio link: design (1), Shannon's capacity.
-
-    Args:
-        bandwidth_hz: Share of the channel in Hz; without any, the rate is 0.
-        power_watts: Transmit power in W.
-        gain: Power gain from the sender to the receiver.
-        noise_watts_per_hertz: Density of noise and interference at the receiver in W/Hz.
-
-    Returns:
-        bit/s.
-    """
-    if bandwidth_hz <= 0:
-        return 0.0
-    snr = power_watts * gain / (bandwidth_hz * noise_watts_per_hertz)
-    return bandwidth_hz * log1p(snr) / log(2)
+"""Bandwidth of a radio link without a share of the channel: one Wi-Fi channel."""
 
 
 @dataclass(frozen=True)
 class RadioState:
-    """A radio link as its sender knows it."""
+    """The state of a radio link at its sender."""
 
     gain: float
     """Power gain from the sender to the receiver."""
     noise_watts_per_hertz: float
     """Density of noise and interference at the receiver."""
     power_watts: float
-    """Transmit power in force."""
+    """Transmit power."""
     rate_bps: float
-    """Rate to pace at in bit/s; 0 leaves it to the radio."""
+    """Rate to send at in bit/s; 0 means no limit."""
 
 
 class RadioDriver(ABC):
-    """The radio of a host, if it has one."""
+    """The radio of a host."""
 
     @abstractmethod
     def transmit(
         self, sender: str, receiver: str, bandwidth_hz: float, power_watts: float
     ) -> RadioState | None:
-        """Makes what follows go over the radio with a power, in a share of the channel.
-
-        Called before every frame.
+        """Prepares the radio for the next frame of a link.
 
         Args:
             sender: This host.
-            receiver: The host that it sends to.
-            bandwidth_hz: Share of the channel in Hz; 0 when none was decided.
-            power_watts: Transmit power in W; 0 leaves it as it is.
+            receiver: The host that gets the frame.
+            bandwidth_hz: Share of the channel; 0 if the plan has none.
+            power_watts: Transmit power; 0 leaves the power unchanged.
 
         Returns:
-            What then holds; `None` when no radio leads to the receiver, or nothing is known of it.
+            The state of the link, or `None` if the link uses no radio or its state is unknown.
         """
 
 
 class NoRadioDriver(RadioDriver):
-    """Wires everywhere."""
+    """A host without a radio."""
 
     def transmit(
         self, sender: str, receiver: str, bandwidth_hz: float, power_watts: float
     ) -> RadioState | None:
-        """Does nothing."""
         return None
 
 
 class EmulatedRadioDriver(RadioDriver):
-    """The radio of an emulated world: its rate follows by design (1) from gain, noise, power and bandwidth.
+    """An emulated radio: docs/scheduling.md (1) gives its rate.
 
-    Each direction gets the rate of its own power in the whole share. Not emulated: that the two directions of a share
-    exclude each other in time, the coding and protocol that real radios lose rate to, and loss.
+    Each direction of a link gets the rate of the whole share, although only one direction can use the share at a time. The
+    driver emulates neither coding, nor protocol overhead, nor loss.
 
     Args:
-        emulation: The world; asked anew at every frame, so that a channel may fade.
+        emulation: Read again for every frame, so that channels may fade.
     """
 
     def __init__(self, emulation: EmulationFile) -> None:
@@ -96,20 +73,11 @@ class EmulatedRadioDriver(RadioDriver):
     def transmit(
         self, sender: str, receiver: str, bandwidth_hz: float, power_watts: float
     ) -> RadioState | None:
-        """Sets the power of the link, and says what the channel then gives."""
-        channel = self._emulation.current().radio(sender, receiver)
-        if channel is None:
+        radio = self._emulation.current().radio(sender, receiver)
+        if radio is None:
             return None
         power = power_watts or self._powers.get(receiver, NOMINAL_POWER_WATTS)
         self._powers[receiver] = power
-        return RadioState(
-            gain=channel.gain,
-            noise_watts_per_hertz=channel.noise_watts_per_hertz,
-            power_watts=power,
-            rate_bps=rate_bps(
-                bandwidth_hz or NOMINAL_BANDWIDTH_HZ,
-                power,
-                channel.gain,
-                channel.noise_watts_per_hertz,
-            ),
-        )
+        bandwidth = bandwidth_hz or NOMINAL_BANDWIDTH_HZ
+        rate_bps = radio_rate_bps(bandwidth, power, radio.gain, radio.noise_watts_per_hertz)
+        return RadioState(radio.gain, radio.noise_watts_per_hertz, power, rate_bps)

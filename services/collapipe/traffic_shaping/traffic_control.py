@@ -1,151 +1,107 @@
-"""Shaping by the kernel: a class of htb for each receiver, set with `tc`.
+"""Shaping of a service's own links by the kernel.
 
-Shapes all that goes to the receiver's address, weights and commands too, as a radio would. Needs CAP_NET_ADMIN. Receivers
-behind one address share one class, so on one machine pacing is the shaper to use.
+The kernel limits all packets to the address of a receiver, also weights and commands, as a radio would. Links to the same
+address share one limit, so hosts on one machine should use pacing. Needs CAP_NET_ADMIN.
 """
 
-import ipaddress
-import json
 import logging
 import socket
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from collapipe.errors import InvalidInputError
-from collapipe.traffic_shaping.commands import run_command
 from collapipe.traffic_shaping.pacing import PacedLink, ShapedLink, Shaper
+from collapipe.traffic_shaping.tc.classes import Root
+from collapipe.traffic_shaping.tc.disciplines import ClassRate
+from collapipe.traffic_shaping.tc.interface import SERVICE_HANDLE, Interface
 
 logger = logging.getLogger(__name__)
 
-HANDLE = "c011:"
-"""Tells our queueing discipline from anybody else's."""
-KERNEL_DEFAULTS = {"noqueue", "mq", "fq", "fq_codel", "pfifo_fast"}
-"""What an interface has that nobody shaped."""
-_LEAST_RATE_BPS = 1000
-_BURST_SECONDS = 0.002
-_LEAST_BURST_BYTES = 3200
-"""Two packets."""
-_NEEDS = (
-    "tc (iproute2) needs the interface to exist, CAP_NET_ADMIN, and a kernel with sch_htb and cls_u32; without, use "
-    "--shaper pacing"
-)
+_MIN_RATE_BPS = 1000
 
 
 class TrafficControlShaper(Shaper):
-    """Shapes with `tc` on one interface.
+    """Shapes the links of this service on one interface.
 
     Args:
-        interface: Through which the receivers are reached.
-        command: How to run tc.
+        interface: The interface that leads to the receivers.
+        tc: The program tc and its first arguments.
 
     Raises:
-        InvalidInputError: There is no tc, it may not change the interface, or somebody else shapes it.
+        InvalidInputError: tc is missing or may not change the interface, or another program shapes the interface.
     """
 
-    def __init__(self, interface: str, command: Sequence[str] = ("tc",)) -> None:
-        self._interface = interface
-        self._command = list(command)
+    def __init__(self, interface: str, tc: Sequence[str] = ("tc",)) -> None:
+        self._interface = Interface(interface, SERVICE_HANDLE, tc)
         self._lock = threading.Lock()
-        self._rates: dict[str, float] = {}
-        self._numbers: dict[str, int] = {}
-        self._users: dict[str, int] = {}
-        found = json.loads(self._run("-j", "qdisc", "show", "dev", interface) or "[]")
-        roots = [qdisc for qdisc in found if qdisc.get("root")]
-        if any(qdisc["handle"] == HANDLE for qdisc in roots):
-            self._remove_root()  # of a process that was killed
-        elif foreign := [q["kind"] for q in roots if q["kind"] not in KERNEL_DEFAULTS]:
-            raise InvalidInputError(
-                f"interface {interface} is shaped by somebody else ({', '.join(foreign)}): remove that with "
-                f"`tc qdisc del dev {interface} root`, or use --shaper pacing"
-            )
-        # what belongs to no class is not shaped
-        self._run("qdisc", "add", "dev", interface, "root", "handle", HANDLE, "htb", "default", "0")
+        self._limits: dict[str, ClassRate] = {}
+        self._num_links: Counter[str] = Counter()
+        self._root: Root | None = None
+        """What the interface has; `None` if that has to be read."""
+        self._interface.remove()  # the root of a process that was killed
+        self._change({})
 
     def open(self, address: str) -> ShapedLink:
-        """Shapes what is sent to the host of an address.
+        """Shapes the link to a receiver.
 
         Raises:
-            InvalidInputError: The name of the host is not known.
+            InvalidInputError: The name of the receiver cannot be resolved.
         """
         host = address.rpartition(":")[0].strip("[]")
         try:
             ip = str(socket.getaddrinfo(host, None)[0][4][0])
         except OSError as error:
             raise InvalidInputError(
-                f"cannot shape what is sent to {address}: {host!r} is not known ({error})"
+                f"cannot shape the link to {address}: the name {host!r} cannot be resolved ({error})"
             ) from None
         with self._lock:
-            self._users[ip] = self._users.get(ip, 0) + 1
+            self._num_links[ip] += 1
         return _KernelLink(self, ip)
 
     def close(self) -> None:
-        """Removes every class and the queueing discipline."""
+        """Removes all limits and the root discipline."""
         try:
-            self._remove_root()
+            self._interface.remove()
         except InvalidInputError as error:
-            logger.warning("%s is left shaped: %s", self._interface, error)
+            logger.warning("%s stays shaped: %s", self._interface.name, error)
 
-    def apply(self, ip: str, rate_bps: float) -> None:
-        """Limits what is sent to an address; again with the same rate, it does nothing.
+    def limit(self, ip: str, rate_bps: float) -> None:
+        """Limits the packets to an address.
 
         Args:
-            ip: Of the receiver.
-            rate_bps: In bit/s; 0 ends the limit.
+            ip: Address of the receiver.
+            rate_bps: 0 removes the limit.
 
         Raises:
-            InvalidInputError: tc refused.
+            InvalidInputError: tc failed.
         """
         with self._lock:
-            if self._rates.get(ip, 0.0) == rate_bps:
-                return
+            limits = {other: limit for other, limit in self._limits.items() if other != ip}
             if rate_bps:
-                self._limit(ip, max(rate_bps, _LEAST_RATE_BPS))
-            else:
-                self._unlimit(ip)
-            self._rates[ip] = rate_bps
+                limits[ip] = ClassRate(max(rate_bps, _MIN_RATE_BPS))
+            if limits != self._limits:
+                self._change(limits)
 
     def release(self, ip: str) -> None:
-        """A link to an address ended; with the last one its class goes."""
+        """Ends one link to an address. With its last link, the address loses its limit."""
         with self._lock:
-            self._users[ip] -= 1
-            if self._users[ip]:
+            self._num_links[ip] -= 1
+            if self._num_links[ip] or ip not in self._limits:
                 return
-            del self._users[ip]
-            if self._rates.pop(ip, 0.0):
-                try:
-                    self._unlimit(ip)
-                except InvalidInputError as error:
-                    logger.warning("what is sent to %s is left shaped: %s", ip, error)
+            try:
+                self._change({other: at for other, at in self._limits.items() if other != ip})
+            except InvalidInputError as error:
+                logger.warning("packets to %s stay limited: %s", ip, error)
 
-    def _limit(self, ip: str, rate_bps: float) -> None:
-        number = self._numbers.setdefault(ip, len(self._numbers) + 1)
-        burst = max(_LEAST_BURST_BYTES, int(rate_bps * _BURST_SECONDS / 8))
-        size = ("burst", str(burst), "cburst", str(burst), "quantum", "1514")
-        rate = ("rate", f"{rate_bps:.0f}bit", "ceil", f"{rate_bps:.0f}bit")
-        self._change("class", "replace", number, "classid", _class(number), "htb", *rate, *size)
-        if not self._rates.get(ip):
-            version = ipaddress.ip_address(ip).version
-            protocol, match = ("ip", "ip") if version == 4 else ("ipv6", "ip6")
-            which = ("protocol", protocol, "prio", str(number), "u32", "match", match, "dst", ip)
-            self._change("filter", "replace", number, *which, "flowid", _class(number))
-
-    def _unlimit(self, ip: str) -> None:
-        number = self._numbers[ip]
-        self._change("filter", "del", number, "prio", str(number))
-        self._change("class", "del", number, "classid", _class(number))
-
-    def _change(self, what: str, how: str, number: int, *arguments: str) -> None:
-        self._run(what, how, "dev", self._interface, "parent", HANDLE, *arguments)
-
-    def _remove_root(self) -> None:
-        self._run("qdisc", "del", "dev", self._interface, "root", "handle", HANDLE)
-
-    def _run(self, *arguments: str) -> str:
-        return run_command([*self._command, *arguments], _NEEDS)
+    def _change(self, limits: Mapping[str, ClassRate]) -> None:
+        root, self._root = self._root or self._interface.read(), None
+        self._interface.change(root, limits)
+        self._root, self._limits = root, dict(limits)
 
 
 class _KernelLink(ShapedLink):
-    """One link whose chunks the kernel holds back; paced here when the kernel refuses."""
+    """A link that the kernel shapes. If the kernel refuses, the link is paced."""
 
     def __init__(self, shaper: TrafficControlShaper, ip: str) -> None:
         self._shaper = shaper
@@ -158,10 +114,10 @@ class _KernelLink(ShapedLink):
     def begin(self, rate_bps: float) -> None:
         if self._paced is None:
             try:
-                self._shaper.apply(self._ip, rate_bps)
+                self._shaper.limit(self._ip, rate_bps)
                 return
             except InvalidInputError as error:
-                logger.warning("what is sent to %s is paced from here on: %s", self._ip, error)
+                logger.warning("the link to %s is paced from now on: %s", self._ip, error)
                 self._paced = PacedLink()
         self._paced.begin(rate_bps)
 
@@ -171,7 +127,3 @@ class _KernelLink(ShapedLink):
 
     def close(self) -> None:
         self._shaper.release(self._ip)
-
-
-def _class(number: int) -> str:
-    return f"{HANDLE}{number:x}"

@@ -1,111 +1,121 @@
-"""A real Wi-Fi interface, driven with `iw`."""
+"""The driver of a real Wi-Fi interface, which uses the program `iw`."""
 
 import logging
 import re
 import threading
 import time
 from collections.abc import Sequence
-from math import log10
+from dataclasses import dataclass
+from math import inf, log10
 
 from collapipe.errors import InvalidInputError
-from collapipe.traffic_shaping.commands import run_command
 from collapipe.traffic_shaping.radio import NOMINAL_POWER_WATTS, RadioDriver, RadioState
+from collapipe.traffic_shaping.run_command import run_command
 
 logger = logging.getLogger(__name__)
 
 _READ_SECONDS = 1.0
-"""How long a reading of the interface holds: a frame comes every few milliseconds."""
-_NEEDS = (
-    "iw needs a Wi-Fi interface and, to set its power, CAP_NET_ADMIN; without, use --radio none"
-)
+"""How long a reading stays valid. Frames follow each other within milliseconds, and a reading starts several processes."""
+_REMEDY = "iw needs a Wi-Fi interface and, to set its power, CAP_NET_ADMIN; without them, use --radio none"
 _THERMAL_WATTS_PER_HERTZ = 4.0e-21
-"""Noise of any receiver at room temperature, where the driver does not tell what it hears."""
+"""Noise of any receiver at room temperature, for Wi-Fi drivers that report no noise."""
 _MEGA = 1e6
 
 
-class WifiRadioDriver(RadioDriver):
-    """Sets the transmit power of a Wi-Fi interface, and reads what it tells of its link.
+@dataclass(frozen=True)
+class _Reading:
+    """What iw reports about the link to the access point."""
 
-    Wi-Fi divides its channel by time and not by bandwidth: a share of the channel is enacted as the same share of the
-    bit rate that the driver chose. The gain is that of the way back: the signal heard from the access point over the power
-    set here, so it takes both to send at the same power.
+    gain: float
+    noise_watts_per_hertz: float
+    power_watts: float
+    bit_rate_bps: float
+    channel_hz: float
+
+
+class WifiRadioDriver(RadioDriver):
+    """Sets the transmit power of a Wi-Fi interface, and reads the state of its link.
+
+    Wi-Fi divides its channel by time and not by bandwidth. So a share of the channel becomes the same share of the bit
+    rate that the interface has chosen. The gain is that of the opposite direction: the received signal over the transmit
+    power of this host. It is right if the access point sends with the same power.
 
     Args:
         interface: For example "wlan0".
-        command: How to run iw.
+        iw: The program iw and its first arguments.
 
     Raises:
-        InvalidInputError: There is no iw, or it does not know the interface.
+        InvalidInputError: iw is missing, or does not know the interface.
     """
 
-    def __init__(self, interface: str, command: Sequence[str] = ("iw",)) -> None:
+    def __init__(self, interface: str, iw: Sequence[str] = ("iw",)) -> None:
         self._interface = interface
-        self._command = list(command)
+        self._iw = list(iw)
         self._lock = threading.Lock()
         self._power_watts = 0.0
-        self._is_refused = False
-        self._read_at = float("-inf")
-        self._state: tuple[float, float, float, float, float] | None = None
+        self._can_set_power = True
+        self._read_at = -inf
+        self._reading: _Reading | None = None
         self._run("info")
 
     def transmit(
         self, sender: str, receiver: str, bandwidth_hz: float, power_watts: float
     ) -> RadioState | None:
-        """Sets the power of the interface, for all its receivers, and tells what the driver says."""
-        with self._lock:  # links of several clusters send from threads of their own
-            if power_watts and power_watts != self._power_watts and not self._is_refused:
+        """Sets the power of the interface, which holds for all receivers, and returns the state of its link."""
+        with self._lock:  # links of several clusters send in different threads
+            if power_watts and power_watts != self._power_watts and self._can_set_power:
                 self._set_power(power_watts)
             if time.monotonic() - self._read_at > _READ_SECONDS:
-                self._state = self._read()
+                self._reading = self._read()
                 self._read_at = time.monotonic()
-            if self._state is None:
-                return None
-            gain, noise, power, bit_rate, width = self._state
-        share = min(bandwidth_hz / width, 1.0)
-        return RadioState(gain, noise, power, bit_rate * share)
+            now = self._reading
+        if now is None:
+            return None
+        rate_bps = now.bit_rate_bps * min(bandwidth_hz / now.channel_hz, 1.0)
+        return RadioState(now.gain, now.noise_watts_per_hertz, now.power_watts, rate_bps)
 
     def _set_power(self, power_watts: float) -> None:
         milli_dbm = round(100 * 10 * log10(1000 * power_watts))
         try:
             self._run("set", "txpower", "fixed", str(milli_dbm))
         except InvalidInputError as error:
-            self._is_refused = True  # once said is enough
-            logger.warning("the transmit power stays as it is: %s", error)
+            self._can_set_power = False  # it would fail before every frame
+            logger.warning("the transmit power stays unchanged: %s", error)
         else:
             self._power_watts = power_watts
-            self._read_at = float("-inf")
+            self._read_at = -inf
 
-    def _read(self) -> tuple[float, float, float, float, float] | None:
-        """Gain, noise density in W/Hz, power in W, bit rate in bit/s and channel width in Hz."""
+    def _read(self) -> _Reading | None:
+        """Reads the link; `None` if the interface is not connected."""
         try:
             link, info = self._run("link"), self._run("info")
         except InvalidInputError as error:
-            logger.warning("nothing is known of the radio: %s", error)
+            logger.warning("the state of the radio is unknown: %s", error)
             return None
         signal, bit_rate = _number(link, r"signal: (\S+) dBm"), _number(link, r"tx bitrate: (\S+) ")
         width = _number(info, r"width: (\d+) MHz")
         if signal is None or bit_rate is None or width is None:
-            return None  # not connected
+            return None
         power_dbm = _number(info, r"txpower (\S+) dBm")
         power = _watts(power_dbm) if power_dbm is not None else NOMINAL_POWER_WATTS
-        return (
-            _watts(signal) / power,
-            self._noise_watts_per_hertz(width * _MEGA),
-            power,
-            bit_rate * _MEGA,
-            width * _MEGA,
+        return _Reading(
+            gain=_watts(signal) / power,
+            noise_watts_per_hertz=self._noise_watts_per_hertz(width * _MEGA),
+            power_watts=power,
+            bit_rate_bps=bit_rate * _MEGA,
+            channel_hz=width * _MEGA,
         )
 
-    def _noise_watts_per_hertz(self, width_hz: float) -> float:
+    def _noise_watts_per_hertz(self, channel_hz: float) -> float:
         try:
             survey = self._run("survey", "dump")
-        except InvalidInputError:  # not every driver surveys
+        except InvalidInputError:  # some Wi-Fi drivers have no survey
             survey = ""
         noise = _number(survey, r"\[in use\]\s+noise:\s*(\S+) dBm")
-        return _watts(noise) / width_hz if noise is not None else _THERMAL_WATTS_PER_HERTZ
+        return _watts(noise) / channel_hz if noise is not None else _THERMAL_WATTS_PER_HERTZ
 
     def _run(self, *arguments: str) -> str:
-        return run_command([*self._command, "dev", self._interface, *arguments], _NEEDS)
+        return run_command([*self._iw, "dev", self._interface, *arguments], _REMEDY)
 
 
 def _number(text: str, pattern: str) -> float | None:

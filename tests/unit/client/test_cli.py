@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from collapipe.emulation.world import EmulatedDevice, EmulatedLink, Emulation
+from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
+from collapipe.emulation.links import LinkDescription
 from collapipe.job import JobConfig
 from collapipe.rpc import Security
 from collapipe.v1.scheduler_pb2 import JOB_STATE_FAILED, JOB_STATE_RUNNING, JobStatus
@@ -193,7 +194,7 @@ def test_profiles_are_given_to_devices_like_their_memory() -> None:
 def test_emulated_world_is_read_from_a_file(tmp_path: Path) -> None:
     world = Emulation(
         devices={"edge-server": EmulatedDevice(profile="laptop")},
-        links={"*": EmulatedLink(rate_bps=1e7)},
+        links={"*": LinkDescription(rate_bps=1e7)},
     )
     (tmp_path / "world.json").write_text(world.model_dump_json())
     options = LocalTestbedOptions(emulation=tmp_path / "world.json")

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from collapipe.emulation.world import EmulatedDevice, Emulation
+from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.errors import WrongStateError
 from collapipe_client import emulation_check
 from collapipe_client.emulation_check import (
     EmulationCheck,
     EmulationReport,
-    add_up,
     processor_seconds,
+    sum_of_metrics,
 )
 from collapipe_client.processes import ProcessRecord, start_seconds
 from collapipe_client.workspace import Workspace
@@ -66,7 +66,7 @@ class Page:
 
 
 class Testbed:
-    """As much of a testbed as is watched: this process is its only one."""
+    """The watched part of a testbed whose only process is this one."""
 
     __test__ = False
 
@@ -109,7 +109,7 @@ def test_report_is_the_difference_between_both_ends(testbed: Any, page: Page) ->
     assert report.overrun_ratio == 0.0125
 
 
-def test_emulation_that_holds_gives_its_report() -> None:
+def test_emulation_that_keeps_up_is_accepted() -> None:
     report = EmulationReport(
         wall_seconds=10.0, real_seconds=15.0, busy_seconds=20.0, overrun_seconds=0.4
     )
@@ -129,7 +129,7 @@ def test_emulation_that_holds_gives_its_report() -> None:
         ({"overrun_seconds": 0.5, "busy_seconds": 0.0}, "inf"),
     ],
 )
-def test_emulation_that_does_not_hold_is_refused_with_the_numbers(
+def test_emulation_that_does_not_keep_up_is_refused_with_the_numbers(
     changes: dict[str, float], said: str
 ) -> None:
     values = {
@@ -142,10 +142,8 @@ def test_emulation_that_does_not_hold_is_refused_with_the_numbers(
         EmulationReport(**{**values, **changes}).check()
 
 
-def test_verdict_refuses_what_overran(
-    testbed: Any, page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # in so short a time one tick of the processor's clock would be too much work
+def test_verdict_refuses_overrun(testbed: Any, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the test takes so little time that one tick of processor time would exceed the limit
     monkeypatch.setattr(emulation_check, "processor_seconds", lambda process: 0.0)
     with EmulationCheck(testbed) as check:
         page.overrun = 3.0
@@ -153,7 +151,9 @@ def test_verdict_refuses_what_overran(
         check.verdict()
 
 
-def test_process_that_was_replaced_leaves_nothing_to_say(testbed: Any, page: Page) -> None:
+def test_process_that_began_during_the_measurement_makes_it_incomplete(
+    testbed: Any, page: Page
+) -> None:
     with EmulationCheck(testbed) as check:
         added = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         record = ProcessRecord("device-0-1", added.pid, start_seconds(added.pid))
@@ -163,7 +163,7 @@ def test_process_that_was_replaced_leaves_nothing_to_say(testbed: Any, page: Pag
         check.verdict()
 
 
-def test_nothing_is_said_without_a_whole_measurement(testbed: Any) -> None:
+def test_incomplete_measurement_is_refused(testbed: Any) -> None:
     check = EmulationCheck(testbed)
     with pytest.raises(WrongStateError, match="in `with`"):
         check.verdict()
@@ -182,7 +182,7 @@ def test_testbed_without_emulated_devices_is_refused(
         pass
 
 
-def test_page_that_cannot_be_read_is_refused(testbed: Any, page: Page) -> None:
+def test_metrics_that_cannot_be_read_are_refused(testbed: Any, page: Page) -> None:
     testbed.workspace.ready_file("device-0-0").write_text('{"metrics_address": "127.0.0.1:1"}')
     with (
         pytest.raises(WrongStateError, match="device-0-0 at 127.0.0.1:1 cannot be read"),
@@ -191,7 +191,7 @@ def test_page_that_cannot_be_read_is_refused(testbed: Any, page: Page) -> None:
         pass
 
 
-def test_processor_time_of_an_ended_process_is_not_known() -> None:
+def test_processor_time_of_an_ended_process_is_unknown() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait(20)
     with pytest.raises(WrongStateError, match=f"pid {ended.pid}"):
@@ -205,8 +205,8 @@ def test_processor_time_grows_with_work(testbed: Any) -> None:
         sum(range(10_000))
 
 
-def test_every_series_of_a_name_is_added_up() -> None:
+def test_all_series_of_a_metric_are_summed() -> None:
     page = PAGE.replace("FORWARD", "1.5").replace("OVERRUN", "7")
-    assert add_up(page, ["collapipe_stage_forward_seconds_sum"]) == 1.75
-    assert add_up(page, ["collapipe_emulation_overrun_seconds_total"]) == 7
-    assert add_up(page, ["nothing"]) == 0
+    assert sum_of_metrics(page, ["collapipe_stage_forward_seconds_sum"]) == 1.75
+    assert sum_of_metrics(page, ["collapipe_emulation_overrun_seconds_total"]) == 7
+    assert sum_of_metrics(page, ["nothing"]) == 0

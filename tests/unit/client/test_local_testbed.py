@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
+from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
 from collapipe.rpc import Security
 from collapipe_client.client import CollaPipeClient

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
-from collapipe.traffic_shaping.netem.shaping import digest, read_shaping
-from collapipe.traffic_shaping.netem.status import Applied, AppliedLink
+from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
+from collapipe.emulation.network_profiles import network_profiles
+from collapipe.traffic_shaping.shaper_process.links_file import LinksFile
+from collapipe.traffic_shaping.shaper_process.status import AppliedLink, ShaperStatus
 from collapipe_client.cli import app
 from collapipe_client.processes import ProcessRecord, start_seconds
 from collapipe_client.quantities import read_rate, read_ratio, read_seconds, say_rate
@@ -35,42 +36,44 @@ def shape(state: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
     return json.loads(invoke("shape", *arguments, f"--state={state}", "--json", code=code))
 
 
-def test_host_is_shaped_in_both_directions_and_the_rest_stays(state: Path) -> None:
-    before = read_shaping(state).shaping
+def test_host_is_shaped_in_both_directions_and_other_links_stay(state: Path) -> None:
+    before = LinksFile.read(state)
     shape(state, "device-1-0", "4g", "--loss", "2%")
-    after = read_shaping(state).shaping
+    after = LinksFile.read(state)
     assert after.hosts == before.hosts
     changed = {key for key in after.links if after.links[key] != before.links.get(key)}
     assert changed == {"device-1-0>*", "*>device-1-0"}
     assert after.links["*>device-1-0"].direction == "down"
-    assert after.links["device-1-0>*"].conditions(0).loss_ratio == 0.02
+    assert after.links["device-1-0>*"].conditions_at(0).loss_ratio == 0.02
 
 
-def test_one_link_is_shaped_in_its_direction_and_with_both_in_the_other_too(state: Path) -> None:
+def test_one_link_is_shaped_in_its_direction_and_with_both_in_the_opposite_one_too(
+    state: Path,
+) -> None:
     arguments = ("device-0-0>device-0-1", "none", "--rate", "10mbit", "--delay", "20ms")
     shape(state, *arguments)
-    links = read_shaping(state).shaping.links
-    assert links["device-0-0>device-0-1"].conditions(0).delay_seconds == 0.02
+    links = LinksFile.read(state).links
+    assert links["device-0-0>device-0-1"].conditions_at(0).delay_seconds == 0.02
     assert "device-0-1>device-0-0" not in links
     shape(state, *arguments, "--both")
-    assert read_shaping(state).shaping.links["device-0-1>device-0-0"].rate_bps == 1e7
+    assert LinksFile.read(state).links["device-0-1>device-0-0"].rate_bps == 1e7
 
 
-def test_unshape_takes_one_link_or_all_and_keeps_the_hosts(state: Path) -> None:
+def test_unshape_removes_one_link_or_all_and_keeps_the_hosts(state: Path) -> None:
     invoke("unshape", "device-1-0", f"--state={state}")
-    assert "device-1-0>*" not in read_shaping(state).shaping.links
+    assert "device-1-0>*" not in LinksFile.read(state).links
     invoke("unshape", "--all", f"--state={state}")
-    assert read_shaping(state).shaping.links == {}
-    assert len(read_shaping(state).shaping.hosts) == 10
+    assert LinksFile.read(state).links == {}
+    assert len(LinksFile.read(state).hosts) == 10
 
 
-def test_trace_of_a_file_goes_into_the_state_whole(state: Path, tmp_path: Path) -> None:
+def test_trace_from_a_file_is_copied_into_links_json(state: Path, tmp_path: Path) -> None:
     file = tmp_path / "steps.csv"
     file.write_text("at_seconds,rate_bps\n0,1e6\n5,2e6\n")
     shape(state, "device-0-0>*", "--trace", str(file))
     file.unlink()
-    link = read_shaping(state).shaping.links["device-0-0>*"]
-    assert link.conditions(link.started_at + 6).rate_bps == 2e6
+    link = LinksFile.read(state).links["device-0-0>*"]
+    assert link.conditions_at(link.started_at + 6).rate_bps == 2e6
 
 
 @pytest.mark.parametrize(
@@ -78,8 +81,8 @@ def test_trace_of_a_file_goes_into_the_state_whole(state: Path, tmp_path: Path) 
     [
         (("device-9-9", "4g"), "the testbed has no device-9-9: it has control-unit-0,"),
         (("device-0-0", "5g"), "no network profile '5g': use one of lan, wifi"),
-        (("device-0-0>", "4g"), "is no link: give sender>receiver"),
-        (("device-0-0",), "what is device-0-0 to be like? Give a profile"),
+        (("device-0-0>", "4g"), "is not a link: give sender>receiver"),
+        (("device-0-0",), "no conditions for device-0-0: give a profile"),
         ((), "give a link and a profile"),
         (("device-0-0", "4g", "--rate", "fast"), "'fast' is not a rate: give a number with bit,"),
         (("device-0-0", "none", "--jitter", "5ms"), "jitter of 0.005 s is more than the delay"),
@@ -87,7 +90,7 @@ def test_trace_of_a_file_goes_into_the_state_whole(state: Path, tmp_path: Path) 
         (("device-0-0", "--trace", "nowhere"), "no trace 'nowhere': use one of walk-away"),
     ],
 )
-def test_mistake_is_refused_in_words_and_changes_nothing(
+def test_mistake_is_refused_with_its_description_and_changes_nothing(
     state: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     output = shape(state, *arguments, code=2)
@@ -95,25 +98,27 @@ def test_mistake_is_refused_in_words_and_changes_nothing(
     assert not state.exists()
 
 
-def test_command_waits_for_the_senders_that_are_up_and_tells_what_they_did(state: Path) -> None:
+def test_command_waits_for_the_running_shaper_processes_and_reports_their_links(
+    state: Path,
+) -> None:
     applied = state.parent / "applied"
     applied.mkdir()
-    told = Applied(
+    status = ShaperStatus(
         host="device-0-0", interface="eth0", running=True, digest="old", in_force=True, at=0
     )
     file = applied / "device-0-0.json"
-    file.write_text(told.model_dump_json())
+    file.write_text(status.model_dump_json())
 
     def answer() -> None:
         while not state.exists():
             pass
         link = AppliedLink(keys=["device-0-0>device-0-1"], addresses=["10.0.0.2"], rate_bps=1e7)
         update = {
-            "digest": digest(state.read_bytes()),
+            "digest": LinksFile.read(state).digest,
             "links": {"device-0-1": link, "device-0-2": link},
             "problems": ["no netem here"],
         }
-        file.with_suffix(".new").write_text(told.model_copy(update=update).model_dump_json())
+        file.with_suffix(".new").write_text(status.model_copy(update=update).model_dump_json())
         os.replace(file.with_suffix(".new"), file)
 
     thread = threading.Thread(target=answer)
@@ -128,18 +133,18 @@ def test_command_waits_for_the_senders_that_are_up_and_tells_what_they_did(state
 def test_sender_that_does_not_confirm_is_named_and_fails_the_command(state: Path) -> None:
     applied = state.parent / "applied"
     applied.mkdir()
-    silent = Applied(
+    silent = ShaperStatus(
         host="device-0-0", interface="eth0", running=True, digest="old", in_force=True, at=0
     )
     (applied / "device-0-0.json").write_text(silent.model_dump_json())
     output = shape(state, "device-0-0>*", "4g", "--wait", "0.2", code=1)
     assert output["not_confirmed"] == ["device-0-0"]
-    assert read_shaping(state).shaping.links["device-0-0>*"].profile == "4g"
+    assert LinksFile.read(state).links["device-0-0>*"].profile == "4g"
 
 
 @pytest.fixture
 def local_testbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """The workspace of a testbed that is up; this process is its only one."""
+    """The workspace of a running testbed whose only process is this one."""
     monkeypatch.chdir(tmp_path)
     workspace = Workspace(tmp_path / ".collapipe")
     workspace.create()
@@ -148,23 +153,38 @@ def local_testbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     return workspace
 
 
-def test_local_testbed_takes_rate_and_delay_and_says_what_it_does_not_emulate(
+def test_local_testbed_takes_rate_and_delay_and_reports_what_it_does_not_emulate(
     local_testbed: Workspace,
 ) -> None:
     devices = {"device-0-0": EmulatedDevice(profile="laptop")}
     local_testbed.emulation_file.write_text(Emulation(devices=devices).model_dump_json())
     output = json.loads(invoke("shape", "device-0-0", "lte-lossy", "--json"))
     assert "jitter and loss are not emulated" in output["problems"][""][0]
-    world = EmulationFile(local_testbed.emulation_file).current()
-    assert world.devices == devices
-    assert world.link("device-0-0", "edge-server").rate_bps == 2.4e6
-    assert world.link("edge-server", "device-0-0").rate_bps == 13.9e6
-    assert world.link("edge-server", "device-0-0").delay_seconds == 0.035
+    emulation = EmulationFile(local_testbed.emulation_file).current()
+    assert emulation.devices == devices
+    assert emulation.links["device-0-0>*"].profile == "lte-lossy"
+    assert emulation.link("device-0-0", "edge-server").rate_bps == 2.4e6
+    assert emulation.link("edge-server", "device-0-0").rate_bps == 13.9e6
+    assert emulation.link("edge-server", "device-0-0").delay_seconds == 0.035
+    assert "lte-lossy (down)" in invoke("shape", "--list")
     invoke("unshape", "--all")
     assert EmulationFile(local_testbed.emulation_file).current().links == {}
 
 
-def test_local_testbed_without_an_emulated_world_is_refused_with_what_to_do(
+def test_local_testbed_refuses_traces_and_changes_nothing(local_testbed: Workspace) -> None:
+    local_testbed.emulation_file.write_text("{}")
+    output = json.loads(invoke("shape", "*", "--trace", "walk-away", "--json", code=2))
+    assert "a local testbed cannot play traces" in output["message"]
+    assert local_testbed.emulation_file.read_text() == "{}"
+
+
+def test_help_lists_every_network_profile() -> None:
+    printed = " ".join(invoke("shape", "--help").split())
+    for name in network_profiles():
+        assert name in printed
+
+
+def test_local_testbed_without_an_emulation_is_refused_with_a_remedy(
     local_testbed: Workspace,
 ) -> None:
     output = json.loads(invoke("shape", "device-0-0", "4g", "--json", code=2))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from collapipe.control_unit.servicer import ControlUnitServicer
 from collapipe.edge_server.servicer import EdgeServerServicer
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.job import JobConfig
 from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, Security, serve

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from collapipe.device_agent.servicer import DeviceAgentServicer
-from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
+from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError
 from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, Security

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from collapipe.emulation.device_profiles import DEVICE_PROFILES, device_profile
-from collapipe.emulation.world import EmulatedDevice
+from collapipe.emulation.emulation_file import EmulatedDevice
 from collapipe.errors import InvalidInputError
 
 FASTER = ["raspberry-pi-4", "raspberry-pi-5", "laptop", "jetson-orin-nano"]

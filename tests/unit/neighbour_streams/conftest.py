@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
 
 
 class World:

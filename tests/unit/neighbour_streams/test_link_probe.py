@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError, PeerLostError
 from collapipe.neighbour_streams import link_probe
 from collapipe.neighbour_streams.link_probe import LinkServicer, answer_probe

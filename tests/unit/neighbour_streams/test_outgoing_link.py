@@ -9,13 +9,13 @@ from prometheus_client import REGISTRY
 
 from collapipe.neighbour_streams.link_settings import LinkSettings
 from collapipe.neighbour_streams.outgoing_link import OutgoingLink, OutgoingLinks
+from collapipe.radio_rate import radio_rate_bps
 from collapipe.tensors import ACTIVATION, Frame, FrameKind
 from collapipe.traffic_shaping.pacing import ShapedLink, Shaper
 from collapipe.traffic_shaping.radio import (
     EmulatedRadioDriver,
     NoRadioDriver,
     RadioDriver,
-    rate_bps,
 )
 from collapipe.v1.stage_pb2 import FrameHeader
 
@@ -124,8 +124,8 @@ def test_broken_stream_closes_the_shaped_link(world: World) -> None:
         (0, 300.0, False, 300.0),
         (500, 300.0, False, 300.0),
         (200, 300.0, True, 200.0),
-        (0, None, True, rate_bps(1e3, 0.05, 1e-9, 4e-21)),
-        (10**9, 1e9, True, rate_bps(1e3, 0.05, 1e-9, 4e-21)),
+        (0, None, True, radio_rate_bps(1e3, 0.05, 1e-9, 4e-21)),
+        (10**9, 1e9, True, radio_rate_bps(1e3, 0.05, 1e-9, 4e-21)),
     ],
 )
 def test_rate_is_the_least_of_plan_wire_and_radio(

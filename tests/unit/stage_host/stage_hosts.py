@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import CollapipeError
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError
 from collapipe.stage_host.host import StageHostSettings, choose_radio, choose_shaper
 from collapipe.traffic_shaping.pacing import PacedShaper

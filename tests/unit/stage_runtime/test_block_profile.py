@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
+from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter

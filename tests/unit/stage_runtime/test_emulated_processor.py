@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from collapipe.emulation.device_profiles import DEVICE_PROFILES
-from collapipe.emulation.world import EmulatedDevice, Emulation, EmulationFile
+from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.stage_runtime import emulated_processor
 from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
 from collapipe.stage_runtime.operation_counts import Work

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from collapipe.emulation.world import EmulationFile
+from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.models import ModelAdapter
 from collapipe.stage_runtime import EmulatedProcessor
 from collapipe.stage_runtime.emulated_processor import FORWARD_SHARE

@@ -1,4 +1,4 @@
-"""The shaper as a process, on a wire between two network namespaces; what it does with netem, tests/containers measures."""
+"""The shaper process on a wire between two network namespaces. tests/containers measures what netem does to packets."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.traffic_shaping.traffic_control import TrafficControlShaper
 
 FAR = "10.78.0.2"
-"""A receiver whose name is its address."""
+"""A receiver whose id is its address."""
 LIMITED = {"hosts": ["near", FAR], "links": {f"near>{FAR}": {"rate_bps": 8e6}}}
 SECONDS = 20.0
 
@@ -30,7 +30,7 @@ def run(*line: str) -> str:
 
 @dataclass
 class Host:
-    """The near end of the wire, with its links.json."""
+    """The near end of the wire, and its links.json."""
 
     namespace: str
     state: Path
@@ -112,7 +112,7 @@ def shaper(host: Host) -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
-def test_rate_is_applied_once_and_told(host: Host) -> None:
+def test_rate_is_applied_once_and_reported(host: Host) -> None:
     free = host.qdiscs()
     host.write(LIMITED)
     assert host.once().count(": tc ") == 4
@@ -123,20 +123,20 @@ def test_rate_is_applied_once_and_told(host: Host) -> None:
     assert host.qdiscs() == free
 
 
-def test_kernel_without_netem_holds_the_rate_and_says_what_is_not_emulated(host: Host) -> None:
+def test_kernel_without_netem_holds_the_rate_and_the_rest_is_reported(host: Host) -> None:
     host.write({"hosts": ["near", FAR], "links": {f"near>{FAR}": {"profile": "lte-lossy"}}})
-    said = host.once()
+    log = host.once()
     applied = host.applied()
     assert applied["in_force"]
     if applied["netem"]:
         assert "netem" in host.qdiscs() and applied["problems"] == []
     else:
         assert "tbf" in host.qdiscs() and "rate 2400Kbit" in host.qdiscs()
-        assert said.count("delay, jitter and loss are not emulated") == 1
+        assert log.count("delay, jitter and loss are not emulated") == 1
         assert "not emulated" in applied["problems"][0]
 
 
-def test_change_of_the_file_is_followed_and_the_end_leaves_the_interface_clean(
+def test_change_of_the_file_is_followed_and_the_end_removes_the_shaping(
     host: Host, shaper: "subprocess.Popen[str]"
 ) -> None:
     host.write({"hosts": ["near", FAR], "links": {"near>*": {"rate_bps": 3e6}}})
@@ -148,16 +148,26 @@ def test_change_of_the_file_is_followed_and_the_end_leaves_the_interface_clean(
     assert not host.applied()["running"]
 
 
-def test_broken_file_keeps_what_is_in_force(host: Host, shaper: "subprocess.Popen[str]") -> None:
+def test_unusable_file_leaves_the_shaping_unchanged(
+    host: Host, shaper: "subprocess.Popen[str]"
+) -> None:
     host.write('{"links": {"near>')
-    told = host.wait(lambda applied: not applied["in_force"])
-    assert "cannot be used" in told["problems"][0] and "stays in force" in told["problems"][0]
+    status = host.wait(lambda applied: not applied["in_force"])
+    assert "cannot be used" in status["problems"][0] and "stays in force" in status["problems"][0]
     assert "8Mbit" in host.qdiscs()
-    assert told["links"][FAR]["rate_bps"] == 8e6
+    assert status["links"][FAR]["rate_bps"] == 8e6
     assert subprocess.run(host.command("--check")).returncode == 1
     host.write(LIMITED)
     host.wait(lambda applied: applied["in_force"] and not applied["problems"])
     assert subprocess.run(host.command("--check")).returncode == 0
+
+
+def test_file_without_links_removes_the_shaping(
+    host: Host, shaper: "subprocess.Popen[str]"
+) -> None:
+    host.write({"hosts": ["near", FAR]})
+    host.wait(lambda applied: not applied["links"])
+    assert "htb" not in host.qdiscs()
 
 
 def test_trace_is_played(host: Host, shaper: "subprocess.Popen[str]") -> None:
@@ -169,7 +179,7 @@ def test_trace_is_played(host: Host, shaper: "subprocess.Popen[str]") -> None:
         assert shown in host.qdiscs()
 
 
-def test_what_a_killed_shaper_left_is_taken_over(
+def test_shaping_of_a_killed_process_is_taken_over(
     host: Host, shaper: "subprocess.Popen[str]"
 ) -> None:
     shaper.kill()
@@ -182,7 +192,7 @@ def test_what_a_killed_shaper_left_is_taken_over(
     assert "tcp-segmentation-offload: off" not in offloads
 
 
-def test_shaping_that_somebody_removed_comes_back(
+def test_shaping_that_another_program_removed_is_restored(
     host: Host, shaper: "subprocess.Popen[str]"
 ) -> None:
     run(*host.inside, "tc", "qdisc", "del", "dev", "near0", "root")
@@ -192,7 +202,7 @@ def test_shaping_that_somebody_removed_comes_back(
         time.sleep(0.2)
 
 
-def test_name_that_is_not_known_yet_is_told_and_does_not_hold_up_the_others(host: Host) -> None:
+def test_host_without_an_address_is_reported_and_does_not_delay_the_others(host: Host) -> None:
     links = {"near>*": {"rate_bps": 8e6}}
     host.write({"hosts": ["near", FAR, "nobody.invalid"], "links": links})
     host.once()
@@ -200,30 +210,30 @@ def test_name_that_is_not_known_yet_is_told_and_does_not_hold_up_the_others(host
     assert host.applied()["problems"][-1] == "no address yet: nobody.invalid"
 
 
-def test_interface_that_goes_away_ends_the_shaper(
+def test_interface_that_disappears_ends_the_process(
     host: Host, shaper: "subprocess.Popen[str]"
 ) -> None:
     run("ip", "-n", host.namespace, "link", "del", "near0")
-    _, said = shaper.communicate(timeout=SECONDS)
+    _, log = shaper.communicate(timeout=SECONDS)
     assert shaper.returncode == 2
-    assert "near0 went away" in said
+    assert "near0 disappeared" in log
 
 
-def test_agent_that_shapes_the_interface_itself_is_left_alone_and_told(host: Host) -> None:
+def test_interface_that_an_agent_shapes_is_unchanged_and_reported(host: Host) -> None:
     agent = TrafficControlShaper("near0", [*host.inside, "tc"])
     agent.open(f"{FAR}:1").begin(2e7)
     before = host.qdiscs()
     host.write(LIMITED)
     host.once()
     assert host.qdiscs() == before
-    told = host.applied()
-    assert not told["in_force"]
-    assert "--shaper pacing" in told["problems"][0]
+    status = host.applied()
+    assert not status["in_force"]
+    assert "--shaper pacing" in status["problems"][0]
 
 
-def test_agent_refuses_to_shape_an_interface_of_the_testbed(host: Host) -> None:
+def test_agent_refuses_an_interface_of_the_shaper_process(host: Host) -> None:
     host.write(LIMITED)
     host.once()
-    with pytest.raises(InvalidInputError, match=r"shaped by somebody else \(htb\).*pacing"):
+    with pytest.raises(InvalidInputError, match=r"shaped by a shaper process .*--shaper pacing"):
         TrafficControlShaper("near0", [*host.inside, "tc"])
     assert "8Mbit" in host.qdiscs()

@@ -10,7 +10,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass
 class FakeClock:
-    """Time that passes by sleeping, by `overshoot` more than was asked for."""
+    """A clock whose time passes only in `sleep`, which takes `overshoot` longer than it should."""
 
     now: float = 1000.0
     overshoot: float = 0.0
@@ -35,7 +35,7 @@ def link(clock: FakeClock) -> PacedLink:
 
 
 def send(link: PacedLink, rate_bps: float, num_bytes: int) -> None:
-    """One frame."""
+    """Sends one frame."""
     link.begin(rate_bps)
     size = link.chunk_bytes(rate_bps, MEBIBYTE)
     for start in range(0, num_bytes, size):
@@ -62,7 +62,7 @@ def test_sleeps_that_take_too_long_do_not_add_up(clock: FakeClock, link: PacedLi
 
 
 @pytest.mark.parametrize("gap", [0.001, 5.0])
-def test_time_between_frames_is_not_made_up_for(
+def test_pause_between_frames_is_not_caught_up(
     clock: FakeClock, link: PacedLink, gap: float
 ) -> None:
     send(link, 8e6, 100_000)
@@ -71,7 +71,7 @@ def test_time_between_frames_is_not_made_up_for(
     assert clock.now - 1000 == pytest.approx(0.2 + gap)
 
 
-def test_what_the_last_chunk_was_late_the_next_frame_makes_up_for(
+def test_next_frame_catches_up_the_lateness_of_the_last_chunk(
     clock: FakeClock, link: PacedLink
 ) -> None:
     clock.overshoot = 0.01
@@ -82,16 +82,14 @@ def test_what_the_last_chunk_was_late_the_next_frame_makes_up_for(
     assert clock.slept == [pytest.approx(0.02), pytest.approx(0.01)]
 
 
-def test_sender_that_was_held_up_sends_only_a_short_burst(
-    clock: FakeClock, link: PacedLink
-) -> None:
+def test_delayed_sender_sends_only_a_short_burst(clock: FakeClock, link: PacedLink) -> None:
     link.begin(8e6)
     link.wait(20_000)
     clock.now += 60.0
-    held_up = clock.now
+    delayed_until = clock.now
     for _ in range(50):
         link.wait(20_000)
-    assert clock.now - held_up == pytest.approx(0.95)
+    assert clock.now - delayed_until == pytest.approx(0.95)
 
 
 def test_link_without_a_rate_is_not_paced(clock: FakeClock, link: PacedLink) -> None:

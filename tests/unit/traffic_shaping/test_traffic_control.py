@@ -31,7 +31,7 @@ connection.sendall(bytes(2_000_000))
 
 @dataclass
 class Wire:
-    """Two network namespaces and a wire between them; `near` sends."""
+    """A wire between two network namespaces, of which `near` sends."""
 
     near: str
     far: str
@@ -91,7 +91,7 @@ def wire() -> Iterator[Wire]:
             run("ip", "netns", "del", name)
 
 
-def test_link_is_held_to_its_rate_by_the_kernel(wire: Wire) -> None:
+def test_kernel_limits_a_link_to_its_rate(wire: Wire) -> None:
     shaper = TrafficControlShaper("near0", wire.tc)
     link = shaper.open("10.77.0.2:5001")
     link.begin(RATE_BPS)
@@ -104,7 +104,7 @@ def test_link_is_held_to_its_rate_by_the_kernel(wire: Wire) -> None:
     assert free > 3 * RATE_BPS
 
 
-def test_same_rate_again_changes_nothing_and_another_replaces_it(wire: Wire) -> None:
+def test_same_rate_again_changes_nothing_and_another_rate_replaces_it(wire: Wire) -> None:
     shaper = TrafficControlShaper("near0", wire.tc)
     links = [shaper.open(f"10.77.0.{host}:1") for host in (2, 3)]
     for _ in range(2):
@@ -119,7 +119,7 @@ def test_same_rate_again_changes_nothing_and_another_replaces_it(wire: Wire) -> 
     assert "5Mbit" in classes and "20Mbit" not in classes
 
 
-def test_class_ends_with_the_last_link_to_its_receiver(wire: Wire) -> None:
+def test_class_is_removed_with_the_last_link_to_its_receiver(wire: Wire) -> None:
     shaper = TrafficControlShaper("near0", wire.tc)
     links = [shaper.open("10.77.0.2:1") for _ in range(2)]
     for link in links:
@@ -143,21 +143,23 @@ def test_closed_shaper_leaves_the_interface_as_it_was(wire: Wire) -> None:
     assert wire.show("qdisc") == before
 
 
-def test_what_a_killed_process_left_is_replaced(wire: Wire) -> None:
+def test_root_of_a_killed_process_is_replaced(wire: Wire) -> None:
     TrafficControlShaper("near0", wire.tc).open("10.77.0.2:1").begin(RATE_BPS)
     TrafficControlShaper("near0", wire.tc)
     assert wire.show("class") == ""
 
 
-def test_shaping_of_somebody_else_is_respected(wire: Wire) -> None:
+def test_interface_that_another_program_shapes_is_refused_and_unchanged(wire: Wire) -> None:
     tbf = ("tbf", "rate", "1mbit", "burst", "10kb", "latency", "50ms")
     run(*wire.tc, "qdisc", "add", "dev", "near0", "root", *tbf)
-    with pytest.raises(InvalidInputError, match=r"shaped by somebody else \(tbf\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"shaped by another program \(tbf\).*--shaper pacing"
+    ):
         TrafficControlShaper("near0", wire.tc)
     assert "tbf" in wire.show("qdisc")
 
 
-def test_link_is_paced_when_the_interface_goes_away(
+def test_link_is_paced_when_the_interface_disappears(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     link = TrafficControlShaper("near0", wire.tc).open("10.77.0.2:1")
@@ -168,16 +170,16 @@ def test_link_is_paced_when_the_interface_goes_away(
         link.wait(1000)
     link.close()
     assert len(caplog.records) == 1
-    assert "is paced from here on" in caplog.text
+    assert "is paced from now on" in caplog.text
 
 
-def test_interface_that_is_not_there_is_refused_with_what_to_do() -> None:
+def test_unknown_interface_is_refused_with_a_remedy() -> None:
     if not shutil.which("tc"):
         pytest.skip("needs tc")
     with pytest.raises(InvalidInputError, match=r"no-such0` failed .*--shaper pacing"):
         TrafficControlShaper("no-such0")
 
 
-def test_missing_program_is_refused_with_what_to_do() -> None:
+def test_missing_program_is_refused_with_a_remedy() -> None:
     with pytest.raises(InvalidInputError, match=r"did not run .*iproute2.*--shaper pacing"):
         TrafficControlShaper("eth0", ["no-such-tc"])

@@ -29,7 +29,7 @@ Survey data from wlan0
 
 @pytest.fixture
 def iw(tmp_path: Path) -> Path:
-    """A stand-in for iw that says what files beside it say, and notes what it was told."""
+    """A program in place of iw. It prints the files beside it, and writes its arguments to the file calls."""
     for name, text in (("link", LINK), ("info", INFO), ("survey", SURVEY), ("set", "")):
         (tmp_path / name).write_text(text)
     program = tmp_path / "iw"
@@ -39,15 +39,15 @@ def iw(tmp_path: Path) -> Path:
 
 
 def settings(iw: Path) -> list[str]:
-    """Powers that were set, as iw was told."""
+    """The calls of iw that set a power."""
     calls = (iw.parent / "calls").read_text().splitlines()
     return [call for call in calls if " set " in call]
 
 
-def test_radio_tells_what_the_driver_says(iw: Path) -> None:
+def test_state_is_what_iw_reports(iw: Path) -> None:
     state = WifiRadioDriver("wlan0", [str(iw)]).transmit("a", "b", 20e6, 0.0)
     assert state is not None
-    assert state.gain == pytest.approx(1e-7)  # -50 dBm heard of 20 dBm
+    assert state.gain == pytest.approx(1e-7)  # -50 dBm received, 20 dBm sent
     assert state.noise_watts_per_hertz == pytest.approx(10**-9.1 / 1000 / 80e6)
     assert state.power_watts == pytest.approx(0.1)
     assert state.rate_bps == pytest.approx(200e6 * 20 / 80)
@@ -64,12 +64,12 @@ def test_power_is_set_once_for_each_value(iw: Path) -> None:
     ]
 
 
-def test_rate_without_a_share_is_left_to_the_radio(iw: Path) -> None:
+def test_rate_without_a_share_is_not_limited(iw: Path) -> None:
     state = WifiRadioDriver("wlan0", [str(iw)]).transmit("a", "b", 0.0, 0.0)
     assert state is not None and state.rate_bps == 0.0
 
 
-def test_noise_that_no_driver_tells_is_thermal(iw: Path) -> None:
+def test_noise_that_iw_does_not_report_is_thermal(iw: Path) -> None:
     (iw.parent / "survey").unlink()
     state = WifiRadioDriver("wlan0", [str(iw)]).transmit("a", "b", 0.0, 0.0)
     assert state is not None and state.noise_watts_per_hertz == 4.0e-21
@@ -80,7 +80,7 @@ def test_radio_that_is_not_connected_has_no_state(iw: Path) -> None:
     assert WifiRadioDriver("wlan0", [str(iw)]).transmit("a", "b", 1e6, 0.0) is None
 
 
-def test_power_that_is_refused_is_told_once_and_harmless(
+def test_power_that_iw_refuses_is_logged_once_and_harmless(
     iw: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (iw.parent / "set").unlink()
@@ -92,7 +92,7 @@ def test_power_that_is_refused_is_told_once_and_harmless(
     assert "txpower fixed 1699` failed" in caplog.text
 
 
-def test_missing_program_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_missing_program_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidInputError, match=r"no-iw dev wlan0 info` did not run .*--radio none"
     ):

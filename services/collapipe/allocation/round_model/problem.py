@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from collapipe.codecs import CodecName
+from collapipe.radio_rate import radio_rate_bps
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,7 @@ class RadioLink:
 
     def rate_bps(self, share: float, watts: float) -> float:
         """Rate with a share in Hz and a transmit power in W: design (1)."""
-        if share <= 0 or watts <= 0:
-            return 0.0
-        if math.isinf(share):  # the limit of (1) for a band without end
-            return self.efficiency * watts * self.gain / self.noise_watts_per_hertz / math.log(2)
-        signal = watts * self.gain / (share * self.noise_watts_per_hertz)
-        return self.efficiency * share * math.log1p(signal) / math.log(2)
+        return radio_rate_bps(share, watts, self.gain, self.noise_watts_per_hertz, self.efficiency)
 
 
 Link = WiredLink | RadioLink

@@ -1,0 +1,223 @@
+"""Keeps the links of a host as links.json describes them."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from collapipe.documents import write_document
+from collapipe.emulation.network_profiles import LinkConditions
+from collapipe.errors import CorruptDataError, InvalidInputError, WrongStateError
+from collapipe.traffic_shaping.shaper_process.host_addresses import HostAddresses
+from collapipe.traffic_shaping.shaper_process.link_emulator import LinkEmulator
+from collapipe.traffic_shaping.shaper_process.links_file import (
+    INITIAL,
+    HostLink,
+    LinksFile,
+    earliest,
+)
+from collapipe.traffic_shaping.shaper_process.status import (
+    AppliedLink,
+    ShaperStatus,
+    read_status,
+)
+from collapipe.traffic_shaping.tc.interface import Interface
+from collapipe.traffic_shaping.tc.segmentation import switch_offloads_off, switch_offloads_on
+
+logger = logging.getLogger(__name__)
+
+_NO_NETEM = "delay, jitter and loss are not emulated, because this kernel has no netem; rates are held by tbf"
+_CHECK_SECONDS = 10.0
+"""How often to compare the kernel with links.json when nothing has changed."""
+_RETRY_SECONDS = 2.0
+
+
+class HostShaper:
+    """Shapes the links that leave one host.
+
+    Args:
+        host: Id of the host in links.json.
+        links_path: links.json.
+        interface: The interface that leads to the other hosts.
+        status_path: The file for the status.
+        find_addresses: Returns the addresses of a host, if they are known.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        links_path: Path,
+        interface: Interface,
+        status_path: Path,
+        find_addresses: Callable[[str], HostAddresses | None],
+    ) -> None:
+        self._host = host
+        self._links_path = links_path
+        self._interface = interface
+        self._emulator = LinkEmulator(interface)
+        self._status_path = status_path
+        self._find_addresses = find_addresses
+        self._links_file = LinksFile()
+        self._versions: object = None
+        """Which versions of links.json and initial.json were read last."""
+        self._read_error = ""
+        self._tc_error = ""
+        self._applied: Mapping[str, LinkConditions] | None = None
+        """By address; `None` before the first attempt."""
+        self._check_at = 0.0
+        self._has_seen_interface = False
+        self._status: ShaperStatus | None = None
+        self._last_warnings: dict[str, str] = {}
+        try:
+            earlier = read_status(status_path)
+        except CorruptDataError as error:
+            logger.info("%s", error)
+            earlier = None
+        # a process that was killed did not switch them on again
+        self._offloads_off = set(earlier.segmentation) if earlier else set[str]()
+
+    @property
+    def other_hosts(self) -> set[str]:
+        """The hosts whose addresses this host needs."""
+        return set(self._links_file.all_hosts) - {self._host}
+
+    def read(self) -> None:
+        """Reads links.json if it changed. After an error, the last usable content stays in force."""
+        versions = [
+            _version(path) for path in (self._links_path, self._links_path.with_name(INITIAL))
+        ]
+        if versions == self._versions:
+            return
+        self._versions = versions
+        try:
+            self._links_file = LinksFile.read(self._links_path)
+            self._read_error = ""
+        except InvalidInputError as error:
+            self._read_error = f"{error}; the last usable content stays in force"
+            logger.warning("%s", self._read_error)
+
+    def apply(self, now: float) -> float | None:
+        """Gives the links their conditions at a time in seconds since 1970, and writes the status.
+
+        Returns:
+            When a trace changes a link next, in seconds since 1970; `None` for never.
+
+        Raises:
+            WrongStateError: The interface disappeared.
+        """
+        exists = self._interface.exists
+        if self._has_seen_interface and not exists:
+            raise WrongStateError(
+                f"the interface {self._interface.name} disappeared, because its container was restarted: restart this "
+                "container too, so that it joins the new network"
+            )
+        self._has_seen_interface = exists
+        links = self._links_file.links_from(self._host)
+        addresses = self._assign_addresses(links)
+        conditions = {receiver: link.conditions_at(now) for receiver, link in links.items()}
+        self._shape(
+            {address: conditions[to] for to, owned in addresses.items() for address in owned}
+        )
+        self._write_status(
+            {
+                receiver: AppliedLink(
+                    keys=list(links[receiver].parts),
+                    addresses=addresses[receiver],
+                    **conditions[receiver].model_dump(exclude={"queue_seconds"}),
+                )
+                for receiver in links
+            },
+            running=True,
+        )
+        return earliest(link.next_change(now) for link in links.values())
+
+    def remove(self) -> None:
+        """Removes all shaping, also that of a killed process.
+
+        Raises:
+            InvalidInputError: tc failed.
+        """
+        removed = self._interface.remove()
+        switch_offloads_on(self._interface.name, self._offloads_off)
+        self._offloads_off, self._applied, self._tc_error = set(), None, ""
+        logger.info(
+            "%s %s", self._interface.name, "is no longer shaped" if removed else "was not shaped"
+        )
+        self._write_status({}, running=False)
+
+    def _assign_addresses(self, links: Mapping[str, HostLink]) -> dict[str, list[str]]:
+        """Returns the addresses of each receiver. If two claim one address, the last confirmed has it."""
+        owners: dict[str, tuple[float, str]] = {}
+        for receiver in links:
+            if (found := self._find_addresses(receiver)) is not None:
+                for address in found.addresses:
+                    claim = (found.confirmed_at, receiver)
+                    owners[address] = max(owners.get(address, claim), claim)
+        return {
+            receiver: sorted(address for address, (_, owner) in owners.items() if owner == receiver)
+            for receiver in links
+        }
+
+    def _shape(self, by_address: Mapping[str, LinkConditions]) -> None:
+        """Changes the kernel if the conditions changed, or if it was not checked for some time."""
+        if by_address == self._applied and time.monotonic() < self._check_at:
+            return
+        self._tc_error = ""
+        try:
+            lines = self._emulator.emulate(by_address)
+            if by_address:
+                self._offloads_off.update(switch_offloads_off(self._interface.name))
+            for line in lines:
+                logger.info("tc %s", line)
+        except InvalidInputError as error:
+            self._tc_error = str(error)
+        self._warn_once("tc", self._tc_error)
+        self._applied = dict(by_address)
+        self._check_at = time.monotonic() + (_RETRY_SECONDS if self._tc_error else _CHECK_SECONDS)
+
+    def _write_status(self, links: dict[str, AppliedLink], running: bool) -> None:
+        """Writes the status if it changed."""
+        problems = [error for error in (self._read_error, self._tc_error) if error]
+        if self._emulator.has_netem is False and any(
+            link.delay_seconds or link.loss_ratio for link in links.values()
+        ):
+            problems.append(_NO_NETEM)
+            self._warn_once("netem", _NO_NETEM)
+        if unknown := [receiver for receiver, link in links.items() if not link.addresses]:
+            problems.append(f"no address yet: {', '.join(unknown)}")
+        status = ShaperStatus(
+            host=self._host,
+            interface=self._interface.name,
+            running=running,
+            digest=self._links_file.digest,
+            in_force=not self._tc_error and not self._read_error,
+            at=self._status.at if self._status else 0.0,
+            netem=self._emulator.has_netem,
+            links=links,
+            problems=problems,
+            segmentation=sorted(self._offloads_off),
+        )
+        if status == self._status:
+            return
+        status.at = time.time()
+        try:
+            write_document(self._status_path, status.model_dump())
+        except OSError as error:  # the next call of apply tries again
+            self._warn_once("status", f"cannot write the status: {error}")
+        else:
+            self._status = status
+            self._warn_once("status", "")
+
+    def _warn_once(self, subject: str, text: str) -> None:
+        """Logs a warning, unless it repeats the last one about the subject."""
+        if text and text != self._last_warnings.get(subject):
+            logger.warning("%s", text)
+        self._last_warnings[subject] = text
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -1,0 +1,67 @@
+"""The status of a shaper process: applied/HOST.json beside links.json."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from collapipe.errors import CorruptDataError
+
+
+class _StatusModel(BaseModel):
+    """Ignores unknown fields, because a shaper process of a later version may write more."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class AppliedLink(_StatusModel):
+    """The conditions of one link that leaves the host."""
+
+    keys: list[str]
+    """The keys of links.json that the conditions come from."""
+    addresses: list[str] = Field(default_factory=list)
+    """Of the receiver; empty while its name has no address."""
+    rate_bps: float | None = None
+    delay_seconds: float = 0.0
+    jitter_seconds: float = 0.0
+    loss_ratio: float = 0.0
+
+
+class ShaperStatus(_StatusModel):
+    """What the shaper process of a host has applied."""
+
+    host: str
+    interface: str
+    running: bool
+    digest: str
+    """Digest of the links.json that this status is about."""
+    in_force: bool
+    """Whether the kernel shapes as links.json says, for all receivers whose address is known."""
+    at: float
+    """When this status was written, in seconds since 1970."""
+    netem: bool | None = None
+    """Whether the kernel has netem; `None` before the first link was shaped."""
+    links: dict[str, AppliedLink] = Field(default_factory=dict)
+    """By receiver."""
+    problems: list[str] = Field(default_factory=list)
+    """Differences from links.json, with their reasons."""
+    segmentation: list[str] = Field(default_factory=list)
+    """Offloads that the shaper process switched off, and switches on when it ends."""
+
+
+def status_folder(links_path: Path) -> Path:
+    """Returns where the shaper processes that follow a links.json write their status."""
+    return links_path.parent / "applied"
+
+
+def read_status(path: Path) -> ShaperStatus | None:
+    """Reads the status of a shaper process, if there is one.
+
+    Raises:
+        CorruptDataError: The file is not a status.
+    """
+    try:
+        return ShaperStatus.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise CorruptDataError(f"{path} cannot be read ({error}): delete it") from error
