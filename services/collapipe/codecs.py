@@ -1,7 +1,8 @@
 """The codecs: encodings that a link may use for activations and their gradients.
 
-A new codec touches three files: an entry here, a value in protos/collapipe/v1/tensor.proto (then `make protos`), and
-its encoding in `collapipe.tensors.codecs`. Jobs are validated against this table, and plans are decided with it.
+Jobs are validated against this table, and plans are decided with it. A new codec touches three files: an entry
+here, a value in protos/collapipe/v1/tensor.proto (then run `make protos`), and its implementation in
+`collapipe.tensors.codecs`.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How the clusters' models become one."""
+"""Averages the models of the clusters into the global model."""
 
 from collapipe.aggregation.fedavg import federated_average
 

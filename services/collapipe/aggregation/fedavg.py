@@ -1,7 +1,7 @@
-"""FedAvg: the average of the clusters' parameters, weighted by their samples.
+"""FedAvg: averages the parameters of the clusters, weighted by their numbers of samples.
 
-McMahan et al. 2017, Algorithm 1. Sums are taken in double precision and in cluster order, so the result does
-not depend on which cluster arrives first, and the average of one cluster is that cluster, bit for bit.
+McMahan et al. 2017, Algorithm 1. Sums are in double precision and in cluster order. So the result does not
+depend on the order in which clusters finish. The average of a single cluster equals that cluster bit for bit.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,15 +17,15 @@ def federated_average(
     read: Sequence[Callable[[str], Tensor]],
     num_samples: Sequence[int],
 ) -> dict[str, Tensor]:
-    """Averages tensors one by one, so that never more than one tensor of each cluster is in memory.
+    """Averages one tensor after the other, so that at most one tensor of each cluster is in memory.
 
     Args:
-        names: The tensors.
-        read: For each cluster, in cluster order, what reads a tensor.
-        num_samples: Training rows of each cluster.
+        names: Names of the tensors.
+        read: For each cluster, in cluster order, a function that reads a tensor by its name.
+        num_samples: Training rows of each cluster, in cluster order.
 
     Raises:
-        InvalidInputError: No cluster has samples, or shapes differ.
+        InvalidInputError: No cluster has samples, or the tensors of a name differ in shape or element type.
     """
     total = sum(num_samples)
     if total <= 0:
@@ -46,7 +46,7 @@ def _average(
         shapes = [(list(tensor.shape), str(tensor.dtype)) for tensor in tensors]
         raise InvalidInputError(f"{name} differs between clusters: {shapes}")
     if not first.is_floating_point():
-        return first  # positions and the like: constants, equal everywhere
+        return first  # integer tensors, such as position ids, are constants
     average = torch.zeros_like(first, dtype=torch.float64)
     for tensor, samples in zip(tensors, num_samples, strict=True):
         average += tensor.double() * (samples / total)

@@ -1,1 +1,1 @@
-"""Runs the heads, keeps the global model, and averages the clusters into it."""
+"""The edge server runs the heads of all clusters, averages their models, and keeps the global model."""

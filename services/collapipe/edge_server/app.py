@@ -1,4 +1,4 @@
-"""Wires an edge server and serves it."""
+"""Starts an edge server."""
 
 from pathlib import Path
 
@@ -21,7 +21,9 @@ from collapipe.weights.blob_store import JobStores
 class EdgeServerSettings(StageHostSettings):
     """Settings of an edge server."""
 
-    state_dir: Path = Field(description="Directory of its state; survives restarts.")
+    state_dir: Path = Field(
+        description="Directory for jobs, models and commits; it must survive restarts."
+    )
 
 
 def start(settings: EdgeServerSettings, metrics_address: str) -> Running:

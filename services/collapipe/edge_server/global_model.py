@@ -1,7 +1,7 @@
-"""The global model of a job: made once, averaged every round, exported at the end.
+"""Makes the global model of a job, averages it every round, and exports it.
 
-A job's directory holds `job.json` (the model and its vocabulary), `commit.json` (the last commit) and the blobs
-that they name. A round is committed by the replacement of `commit.json`, and by nothing else.
+The directory of a job contains `job.json` (the model and its vocabulary), `commit.json` (the last commit) and
+the blobs that they refer to. Only the replacement of `commit.json` commits a round.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,15 +24,13 @@ from collapipe.v1 import plan_pb2
 from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.tensor_blob import TensorBlob
 
-FetchBlobs = Callable[[], None]
-
 
 class GlobalModel:
-    """One job, as the edge server keeps it.
+    """The global model of one job.
 
     Args:
-        directory: Of the job.
-        store: Its blobs.
+        directory: The directory of the job.
+        store: The blobs of the job.
     """
 
     def __init__(self, directory: Path, store: BlobStore) -> None:
@@ -42,10 +40,10 @@ class GlobalModel:
     def prepare(
         self, job_id: str, job: JobConfig, labels: Sequence[str], vocabulary: bytes
     ) -> None:
-        """Makes the initial model, unless there is a commit already.
+        """Makes the initial model and commits it, unless the job has a commit already.
 
         Raises:
-            InvalidInputError: The job describes no model that can be made.
+            InvalidInputError: The model of the job cannot be made.
         """
         if (self._directory / "commit.json").exists():
             return
@@ -77,7 +75,7 @@ class GlobalModel:
         self._write_commit(plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters))
 
     def commit(self) -> plan_pb2.Commit:
-        """The last commit; raises `NotFoundError`."""
+        """Returns the last commit; raises `NotFoundError`."""
         document = read_document(self._directory / "commit.json")
         if document is None:
             raise NotFoundError(
@@ -86,7 +84,7 @@ class GlobalModel:
         return json_format.ParseDict(document, plan_pb2.Commit())
 
     def model_spec(self) -> tuple[plan_pb2.ModelSpec, int]:
-        """The model, and how many blocks it has."""
+        """Returns the model and its number of blocks; raises `NotFoundError`."""
         document = self._job_document()
         return plan_pb2.ModelSpec(**document["model"]), int(document["num_blocks"])
 
@@ -94,32 +92,35 @@ class GlobalModel:
         self,
         attempt: plan_pb2.Attempt,
         clusters: Sequence[plan_pb2.ClusterState],
-        fetch: FetchBlobs,
+        fetch: Callable[[], None],
     ) -> plan_pb2.Commit:
-        """Averages prepared states and commits the result; a repeated request changes nothing.
+        """Averages the prepared states of all clusters and commits the result.
+
+        A repeated request changes nothing.
 
         Args:
-            attempt: What prepared the states.
-            clusters: One state a cluster, in cluster order.
-            fetch: Brings the weights of all clusters into the store.
+            attempt: The attempt that prepared the states.
+            clusters: The state of each cluster, in cluster order.
+            fetch: Fetches the weights of all clusters into the store.
 
         Raises:
             WrongStateError: The round is not the next one.
-            InvalidInputError: A cluster is missing, or has no samples.
+            InvalidInputError: A cluster is missing, or no cluster has samples.
         """
         last = self.commit()
         if (attempt.round_index + 1, attempt.attempt) == (last.num_rounds, last.attempt):
             return last
         if attempt.round_index != last.num_rounds:
             raise WrongStateError(
-                f"round {attempt.round_index}, attempt {attempt.attempt} cannot be committed: {last.num_rounds} rounds "
-                f"are, the last by attempt {last.attempt}, so the next is round {last.num_rounds}"
+                f"round {attempt.round_index}, attempt {attempt.attempt} cannot be committed: "
+                f"{last.num_rounds} rounds are committed, the last by attempt {last.attempt}, so the "
+                f"next is round {last.num_rounds}"
             )
         indices = [cluster.cluster_index for cluster in clusters]
         if indices != list(range(len(last.clusters))):
             raise InvalidInputError(
-                f"clusters {indices} prepared round {attempt.round_index}, but all of "
-                f"{list(range(len(last.clusters)))} have to"
+                f"clusters {indices} prepared round {attempt.round_index}, but a commit needs all of "
+                f"{list(range(len(last.clusters)))}, in this order"
             )
         fetch()
         global_units = [
@@ -137,11 +138,11 @@ class GlobalModel:
             for unit, averaged in zip(state.units, global_units, strict=True):
                 unit.weights_digest = averaged.weights_digest
         self._write_commit(commit)
-        self._collect(commit)
+        self._delete_unreferenced_blobs(commit)
         return commit
 
     def export(self, directory: Path) -> None:
-        """Writes what `save_pretrained` writes, and the vocabulary, to a directory."""
+        """Writes the model and the vocabulary to a directory, as `save_pretrained` does."""
         document = self._job_document()
         model_spec, _ = self.model_spec()
         adapter = adapter_for(model_spec.family, model_spec.task, model_spec.config_json)
@@ -157,7 +158,7 @@ class GlobalModel:
         self, unit_index: int, clusters: Sequence[plan_pb2.ClusterState]
     ) -> plan_pb2.UnitState:
         digests = [cluster.units[unit_index].weights_digest for cluster in clusters]
-        if len(set(digests)) == 1:  # the average of equals, and of one cluster, is that state
+        if len(set(digests)) == 1:  # Equal states are their own average.
             return plan_pb2.UnitState(unit_index=unit_index, weights_digest=digests[0])
         with ExitStack() as stack:
             files = [
@@ -181,7 +182,7 @@ class GlobalModel:
         document = read_document(self._directory / "job.json")
         if document is None:
             raise NotFoundError(
-                f"the edge server does not know job {self._directory.name}: see `collapipe status` for those it does"
+                f"the edge server does not know job {self._directory.name}: `collapipe status` lists the jobs"
             )
         return document
 
@@ -189,8 +190,7 @@ class GlobalModel:
         document = json_format.MessageToDict(commit, preserving_proto_field_name=True)
         write_document(self._directory / "commit.json", document)
 
-    def _collect(self, commit: plan_pb2.Commit) -> None:
-        """Deletes what the commit does not name."""
+    def _delete_unreferenced_blobs(self, commit: plan_pb2.Commit) -> None:
         units = [*commit.global_units, *(unit for c in commit.clusters for unit in c.units)]
         keep = {digest for unit in units for digest in (unit.weights_digest, unit.optimizer_digest)}
         self._store.keep_only(keep | {self._job_document()["vocabulary_digest"]})

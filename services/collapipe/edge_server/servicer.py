@@ -1,4 +1,4 @@
-"""EdgeServerService: jobs, commits, exports."""
+"""Implements EdgeServerService: prepares jobs, commits rounds and exports models."""
 
 import tempfile
 import threading
@@ -22,11 +22,11 @@ from collapipe.weights.transfer import store_blob
 
 
 class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
-    """Serves jobs, one change at a time.
+    """Serves the global models of all jobs, one change at a time.
 
     Args:
         stores: The directory and the blobs of each job.
-        channels: To the control units.
+        channels: Channels to the control units.
     """
 
     def __init__(self, stores: JobStores, channels: ChannelPool) -> None:
@@ -37,7 +37,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
     def PrepareJob(
         self, request: edge_server_pb2.PrepareJobRequest, context: grpc.ServicerContext
     ) -> Iterator[edge_server_pb2.PrepareJobResponse]:
-        """Makes the initial model, or finds the last commit."""
+        """Makes the initial model of a job, or finds its last commit."""
 
         def work(emit: Callable[[edge_server_pb2.PrepareJobResponse], None]) -> None:
             job_id, source = request.job.job_id, request.vocabulary
@@ -70,7 +70,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
     def CommitRound(
         self, request: edge_server_pb2.CommitRoundRequest, context: grpc.ServicerContext
     ) -> Iterator[edge_server_pb2.CommitRoundResponse]:
-        """Averages prepared states and commits the result."""
+        """Averages the prepared states of all clusters and commits the result."""
         job_id = request.attempt.job_id
         store = self._stores.store(job_id)
 
@@ -85,7 +85,8 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         def work(emit: Callable[[edge_server_pb2.CommitRoundResponse], None]) -> None:
             clusters = [cluster.state for cluster in request.clusters]
             with self._changing:
-                if not context.is_active():  # an old request that had to wait for its turn
+                # The caller may have gone while this request waited for the lock.
+                if not context.is_active():
                     raise CancelledError("the caller went away before the commit began")
                 started = time.perf_counter()
                 commit = self._model(job_id).commit_round(request.attempt, clusters, fetch_all)
@@ -99,12 +100,12 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
     def ExportModel(
         self, request: edge_server_pb2.ExportModelRequest, context: grpc.ServicerContext
     ) -> Iterator[edge_server_pb2.ExportModelResponse]:
-        """Sends the trained model, file by file."""
+        """Sends the files of the trained model, one after the other."""
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
 
             def work(emit: Callable[[edge_server_pb2.ExportModelResponse], None]) -> None:
-                with self._changing:  # no commit deletes what is being read
+                with self._changing:  # A commit would delete the blobs that the export reads.
                     self._model(request.job_id).export(directory)
 
             yield from work_with_signs_of_life(
@@ -123,4 +124,4 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
 
 
 def _finish_anyway(reason: CancelledError) -> None:
-    """A commit is not taken back: whoever asks again finds it done."""
+    """Lets the work finish although the caller has gone: if the caller asks again, it is done already."""

@@ -1,9 +1,9 @@
 """Cuts a model of `transformers` into units; every family's adapter is a subclass of `ModelAdapter`.
 
-A unit is a module of the model at the path that it has in the model. To build a unit, the adapter constructs the
-whole model on the meta device, where tensors take no memory, keeps only the unit and allocates its memory. So a unit's
-parameters have the names that they have in the whole model. The head is the whole model without the embedding and the
-blocks, and runs the model's own `forward`.
+A unit is a module of the model at the path that it has in the model. To build a unit, the adapter constructs
+the whole model on the meta device, where tensors take no memory, keeps only the unit and allocates its
+memory. So a unit's parameters have the names that they have in the whole model. The head is the whole model
+without the embedding and the blocks, and runs the model's own `forward`.
 """
 
 import copy
@@ -94,8 +94,8 @@ class ModelAdapter(ABC):
     def build_unit(self, unit_index: int) -> Unit | Head:
         """Builds one unit in training mode; its weights are zero.
 
-        Allocates memory for this unit only. Draws no random numbers, because another unit may be training in the same
-        process.
+        Allocates memory for this unit only. Draws no random numbers, because another unit may be training in
+        the same process.
         """
         unit, model = self._build_unit_on_meta(unit_index)
         self._allocate(model, model if isinstance(unit, Head) else unit)
@@ -226,8 +226,8 @@ class ModelAdapter(ABC):
 class ModelHead(Head):
     """A head that is a whole model without embedding and blocks.
 
-    The head shares the registries of the model instead of having the model as a child module. So the names of its
-    parameters are those of the model, without a prefix.
+    The head shares the registries of the model instead of having the model as a child module. So the names of
+    its parameters are those of the model, without a prefix.
     """
 
     def __init__(self, model: "PreTrainedModel") -> None:
@@ -305,7 +305,7 @@ def _allocate_zeros(root: nn.Module) -> None:
 
 
 def _turn_constants_into_buffers(unit: nn.Module, names: set[str]) -> None:
-    """Makes constant tables, which `save_pretrained` does not write, no part of the parameters and the state."""
+    """Turns constant tables, which `save_pretrained` does not write, into buffers outside the state."""
     for name, parameter in list(unit.named_parameters()):
         if name in names:
             path, _, leaf = name.rpartition(".")

@@ -18,9 +18,10 @@ _SHARED = "model.shared.weight"
 class BartAdapter(EncoderDecoderAdapter):
     """Cuts BART.
 
-    A configuration of BART ties either all embeddings or none. Here it ties none, because the encoder's embedding is
-    not tied, and so every version of `transformers` loads an export as it was trained. In training, this adapter ties
-    the decoder's embedding to the output layer; in an export, both have copies of the weights.
+    A configuration of BART ties either all embeddings or none. Here it ties none, because the encoder's
+    embedding is not tied, and so every version of `transformers` loads an export as it was trained. In
+    training, this adapter ties the decoder's embedding to the output layer; in an export, both have copies of
+    the weights.
     """
 
     family = "bart"

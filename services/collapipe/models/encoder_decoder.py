@@ -1,7 +1,7 @@
 """What families share that translate: the encoder is in the pipeline, and the whole decoder is in the head.
 
-The encoder's embedding is not tied to the decoder's, because they are on different hosts. The decoder's embedding and
-the output layer are tied within the head.
+The encoder's embedding is not tied to the decoder's, because they are on different hosts. The decoder's
+embedding and the output layer are tied within the head.
 """
 
 import copy

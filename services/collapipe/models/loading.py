@@ -1,4 +1,4 @@
-"""Reads the weights of a pretrained directory through `transformers`, without a network and without its output."""
+"""Reads the weights of a pretrained directory through `transformers`, offline and without its reports."""
 
 import copy
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def load_pretrained(
 
 @contextmanager
 def _no_output() -> Iterator[None]:
-    """Silences the reports of `transformers` on missing and unused tensors; `load_pretrained` checks them itself."""
+    """Silences reports on missing and unused tensors, because `load_pretrained` checks them itself."""
     from transformers.utils import logging as untyped
 
     logging: Any = untyped

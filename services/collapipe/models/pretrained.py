@@ -62,8 +62,8 @@ def initial_model(adapter: ModelAdapter, pretrained: str | None, seed: int) -> "
 
     Args:
         adapter: Made from the configuration that `create_config_json` returned for the same `pretrained`.
-        pretrained: A name for `pretrained_directory`, or `None` for random weights. Weights that the directory lacks,
-            such as those of a labelling layer, are random.
+        pretrained: A name for `pretrained_directory`, or `None` for random weights. Weights that the
+            directory lacks, such as those of a labelling layer, are random.
 
     Raises:
         InvalidInputError: The pretrained weights cannot be used.

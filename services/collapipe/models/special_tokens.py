@@ -9,8 +9,8 @@ class SpecialTokens:
     """Which special tokens a vocabulary has, and where they go."""
 
     by_role: Mapping[str, str]
-    """Every token by its role in `transformers`, for example "pad_token". A vocabulary that is made for a job numbers
-    them in this order, from 0."""
+    """Every token by its role in `transformers`, for example "pad_token". A vocabulary that is made for a job
+    numbers them in this order, from 0."""
     template: str
     """The special tokens around one sequence, which is `$A`, in the notation of `tokenizers`."""
     mask_token: str | None = None

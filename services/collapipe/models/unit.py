@@ -1,8 +1,8 @@
 """The units of a model, which hosts hold in pipeline order.
 
-Unit 0 is the embedding, units 1 to L are the blocks, unit L + 1 is the head. Each unit passes one floating-point
-tensor, the activation, to the next unit. *Side* tensors, such as the attention mask and the labels, are passed along
-unchanged.
+Unit 0 is the embedding, units 1 to L are the blocks, unit L + 1 is the head. Each unit passes one
+floating-point tensor, the activation, to the next unit. *Side* tensors, such as the attention mask and the
+labels, are passed along unchanged.
 
 The state of a unit consists of its trainable parameters and its persistent buffers. `state_dict` and
 `load_state_dict` use the names that they have in the whole model, and contain a tied tensor once.

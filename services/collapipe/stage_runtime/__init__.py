@@ -1,8 +1,9 @@
 """Runs a range of units as one stage of a 1F1B pipeline. Knows torch, and no network.
 
-`stage` runs the micro-batches, in the order of `action_order`. `mailbox` holds the frames that have arrived, and
-`activation_stash` what is kept for backward passes. `resident_units` holds the units with their optimizer states, and
-`optimizer` updates them. `block_profile` measures a block, and `emulated_processor` imitates a slower processor.
+`stage` runs the micro-batches, in the order of `action_order`. `mailbox` holds the frames that have arrived,
+and `activation_stash` what is kept for backward passes. `resident_units` holds the units with their optimizer
+states, and `optimizer` updates them. `block_profile` measures a block, and `emulated_processor` imitates a
+slower processor.
 """
 
 from collapipe.stage_runtime.action_order import Action, ActionKind

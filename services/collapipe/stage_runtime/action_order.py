@@ -1,11 +1,12 @@
-"""The order in which a stage takes its actions: one forward, one backward (1F1B), driven by the frames that arrive.
+"""The order in which a stage takes its actions: one forward, one backward (1F1B).
 
-A stage prefers a backward pass, which frees memory, to a forward pass. It never holds more micro-batches than its
-in-flight window. With equally fast stages, this gives the 1F1B schedule of PipeDream-Flush (Narayanan et al. 2021).
-With unequal stages, a stage runs a forward pass instead of waiting for a gradient, if an activation has arrived.
+A stage prefers a backward pass, which frees memory, to a forward pass. It never holds more micro-batches than
+its in-flight window. With equally fast stages, this gives the 1F1B schedule of PipeDream-Flush (Narayanan et
+al. 2021). With unequal stages, a stage runs a forward pass instead of waiting for a gradient, if an
+activation has arrived.
 
-Forward passes run in the order of the micro-batches, and so do backward passes. So gradients are summed in the same
-order whatever the timing, and the sums are the same bit for bit.
+Forward passes run in the order of the micro-batches, and so do backward passes. So gradients are summed in
+the same order whatever the timing, and the sums are the same bit for bit.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,10 @@ class ActionKind(Enum):
 
 @dataclass(frozen=True)
 class Action:
-    """A pass of one micro-batch through one stage. Its text is for example `2F0`: stage 2, forward, micro-batch 0."""
+    """A pass of one micro-batch through one stage.
+
+    As text, `2F0` is the forward pass of micro-batch 0 through stage 2.
+    """
 
     stage: int
     kind: ActionKind

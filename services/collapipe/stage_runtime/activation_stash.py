@@ -77,7 +77,7 @@ class ActivationStash:
 
 @dataclass
 class KeptBytes:
-    """Bytes that autograd keeps, without weights and buffers. The total is complete when the forward pass is done."""
+    """Bytes that autograd keeps, without weights and buffers. Complete when the forward pass is done."""
 
     total: int = 0
 

@@ -17,7 +17,7 @@ from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
 from collapipe.stage_runtime.operation_counts import StageWork
 
 MICRO_BATCH_SIZES = (2, 8)
-"""Default sizes of the micro-batches to time. Two sizes are needed to tell a and o of docs/scheduling.md (2) apart."""
+"""Default sizes of the micro-batches to time. Fitting a and o of docs/scheduling.md (2) needs two sizes."""
 
 _TIME_BOX_SECONDS = 0.5
 _LEAST_REPETITIONS = 3
@@ -48,10 +48,12 @@ def profile_block(
     sequence_length: int,
     processor: EmulatedProcessor | None = None,
 ) -> BlockProfile:
-    """Times the first block, forward and backward, with random activations, for about half a second for each size.
+    """Times the first block, forward and backward, with random activations.
 
-    A stage may train in another thread at the same time. The compute lock makes the threads take turns, and the
-    random numbers of the stage do not change, because it seeds before each pass.
+    The timing takes about half a second for each size.
+
+    A stage may train in another thread at the same time. The compute lock makes the threads take turns, and
+    the random numbers of the stage do not change, because it seeds before each pass.
 
     Args:
         micro_batch_sizes: Samples of each micro-batch to time.
@@ -136,7 +138,7 @@ def _emulated_seconds(
 
 
 def _time(block: nn.Module, inputs: Mapping[int, _Inputs]) -> dict[int, float]:
-    """Returns the median seconds of each size. The sizes take turns, so that noise affects all of them alike."""
+    """Returns the median seconds of each size. The sizes take turns, so that noise affects all alike."""
     seconds: dict[int, list[float]] = {size: [] for size in inputs}
     started = time.perf_counter()
     limit = _TIME_BOX_SECONDS * len(inputs)

@@ -3,8 +3,8 @@
 import threading
 
 COMPUTE_LOCK = threading.Lock()
-"""The thread that computes holds this lock, for two reasons: torch's random state belongs to the whole process, and
-plans assume one processor for each host.
+"""The thread that computes holds this lock, for two reasons: torch's random state belongs to the whole
+process, and plans assume one processor for each host.
 
-A thread that needs random numbers seeds, draws and computes without releasing the lock in between. It also waits for
-an emulated processor with the lock held, because that processor is busy."""
+A thread that needs random numbers seeds, draws and computes without releasing the lock in between. It also
+waits for an emulated processor with the lock held, because that processor is busy."""

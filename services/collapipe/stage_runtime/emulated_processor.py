@@ -12,19 +12,19 @@ from collapipe.stage_runtime.operation_counts import Work
 from collapipe.telemetry import metrics
 
 FORWARD_SHARE = 1 / 3
-"""Share of the fixed seconds of a micro-batch that belongs to its forward pass. The rest belongs to the backward pass,
-which has two thirds of the operations."""
+"""Share of the fixed seconds of a micro-batch that belongs to its forward pass. The rest belongs to the
+backward pass, which has two thirds of the operations."""
 
 
 class EmulatedProcessor:
-    """The processor of one host, as the emulation file describes it. Waits for nothing if the file does not."""
+    """The processor of one host, as the emulation file describes it. It never waits if the file does not."""
 
     def __init__(self, emulation: EmulationFile, host_id: str) -> None:
         self._emulation = emulation
         self._host_id = host_id
 
     def seconds(self, work: Work, overhead_share: float) -> float | None:
-        """Returns how long the emulated device needs for some work, or `None` if this host emulates no device.
+        """Returns how long the emulated device needs, or `None` if this host emulates no device.
 
         Args:
             overhead_share: Share of the fixed seconds of a micro-batch that belongs to this work.

@@ -10,8 +10,9 @@ class Mailbox:
     """Frames from both neighbours: one queue for each direction, in the order of arrival.
 
     Args:
-        capacity: Frames of one direction that may wait. The in-flight windows keep correct neighbours below it. The
-            stream of a neighbour that sends more is blocked. `None` means no limit, for frames made on this host.
+        capacity: Frames of one direction that may wait. The in-flight windows keep correct neighbours below
+            it. The stream of a neighbour that sends more is blocked. `None` means no limit, for frames made
+            on this host.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -38,9 +39,10 @@ class Mailbox:
             self._changed.notify_all()
 
     def take(self, *, forward: bool, backward: bool) -> Frame:
-        """Waits for a frame and removes it. Prefers a frame that goes backward, if both directions are allowed.
+        """Waits for a frame and removes it. Prefers a frame that goes backward.
 
-        There is no deadline. The thread that watches the neighbours must call `fail` when one of them is lost.
+        There is no deadline. The thread that watches the neighbours must call `fail` when one of them is
+        lost.
 
         Args:
             forward: Whether to take a frame that goes towards the head.

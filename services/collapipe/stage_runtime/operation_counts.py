@@ -1,8 +1,8 @@
 """Counts the operations of a stage from the shapes of its units, for an emulated processor.
 
-Only products of matrices are counted. The time of norms, activation functions and dropout is part of the sustained
-rate in a device profile. An embedding table multiplies nothing: its cost is the memory traffic of its gradient, which
-is as large as the table.
+Only products of matrices are counted. The time of norms, activation functions and dropout is part of the
+sustained rate in a device profile. An embedding table multiplies nothing: its cost is the memory traffic of
+its gradient, which is as large as the table.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from collapipe.models import Head
 
 _GRADIENT_BYTES = 16
-"""Bytes moved for each parameter of a table in a backward pass: the gradient is written, and added to the sum."""
+"""Bytes moved for each parameter of a table in a backward pass: the gradient is written and accumulated."""
 _UPDATE_BYTES = 28
-"""Bytes moved for each parameter in a step of Adam: four fp32 values are read (weight, gradient, two moments), and
-three are written."""
+"""Bytes moved for each parameter in a step of Adam: four fp32 values are read (weight, gradient, two
+moments), and three are written."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class StageWork:
         """Returns the work of the forward pass of a micro-batch.
 
         Each weight costs two operations for each token. The head works on as many tokens as there are labels.
-        Attention compares all pairs of tokens of a sequence, at four operations for each pair and hidden value.
+        Attention compares all pairs of tokens of a sequence, at four operations for each pair and hidden
+        value.
 
         Args:
             side: `attention_mask` [batch, length] and, in training, `labels`.
@@ -71,7 +72,7 @@ class StageWork:
         return Work(flops)
 
     def backward(self, side: Mapping[str, Tensor]) -> Work:
-        """Returns the work of the backward pass, which has two products for each product of the forward pass."""
+        """Returns the work of the backward pass: two products for each product of the forward pass."""
         flops = self.forward(side).flops * (3 if self._recomputes else 2)
         return Work(flops, float(_GRADIENT_BYTES * self._table_weights))
 

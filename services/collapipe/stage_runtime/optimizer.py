@@ -1,9 +1,10 @@
 """The arithmetic of an optimizer step: gradient clipping, learning rate and update.
 
-The stages of a pipeline update their own parameters, but clip by the global norm of all gradients. So each stage
-reports the squared gradient norm of each parameter (`squared_norms`), and the control unit adds them with `math.fsum`,
-whose result does not depend on the order. The control unit returns the factor (`clip_scale`) with which each stage
-multiplies its gradients (`update_parameters`). So the result does not depend on the placement of the units.
+The stages of a pipeline update their own parameters, but clip by the global norm of all gradients. So each
+stage reports the squared gradient norm of each parameter (`squared_norms`), and the control unit adds them
+with `math.fsum`, whose result does not depend on the order. The control unit returns the factor
+(`clip_scale`) with which each stage multiplies its gradients (`update_parameters`). So the result does not
+depend on the placement of the units.
 """
 
 import math
@@ -18,9 +19,10 @@ from collapipe.job import TrainingConfig
 def make_optimizer(
     parameters: Sequence[nn.Parameter], training: TrainingConfig
 ) -> torch.optim.Optimizer:
-    """Makes the optimizer of one unit. Weight decay applies to matrices, but not to vectors (biases, layer norms).
+    """Makes the optimizer of one unit.
 
-    Always uses torch's fused implementation, because the others round differently, and torch's choice has changed.
+    Weight decay applies to matrices, but not to vectors (biases, layer norms). The optimizer is always torch's
+    fused implementation: the others round differently, and torch's default has changed.
     """
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},

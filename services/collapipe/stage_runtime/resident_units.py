@@ -1,7 +1,8 @@
 """Holds units with their optimizer states in memory, between rounds, named by their content.
 
-A plan names the state that each unit must have by its digests. A host reuses a unit whose digests match, and fetches
-the state of every other unit. A unit that an aborted attempt has changed has no digests, so it is never reused.
+A plan names the state that each unit must have by its digests. A host reuses a unit whose digests match, and
+fetches the state of every other unit. A unit that an aborted attempt has changed has no digests, so it is
+never reused.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +31,7 @@ class StateDigests:
 
 
 class ResidentUnit:
-    """One unit in memory: its module, its optimizer, and the blobs of both while their content does not change.
+    """One unit in memory: its module, its optimizer, and the blobs of both if it is sealed.
 
     Args:
         unit_index: Position of the unit in the model.
@@ -73,7 +74,7 @@ class ResidentUnit:
         return digests
 
     def load(self, wanted: StateDigests, fetch: Fetch) -> None:
-        """Brings the unit into a wanted state. Fetches the weights and the optimizer state only if they differ.
+        """Brings the unit into a wanted state. Fetches only the blobs that differ.
 
         Raises:
             CorruptDataError: The fetched state does not fit the unit, or has other digests.
@@ -151,7 +152,7 @@ class ResidentUnits:
             if unit is None:
                 module = self.adapter.build_unit(unit_index).to(self._device)
                 unit = ResidentUnit(unit_index, module, self._training)
-            # An attempt that was aborted before its first update leaves gradients, but the digests still match.
+            # An attempt that was aborted before its first update leaves gradients behind.
             unit.optimizer.zero_grad()
             if unit.digests == digests:
                 num_reused += 1

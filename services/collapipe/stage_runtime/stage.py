@@ -128,7 +128,7 @@ class Stage:
         last = modules[-1] if modules else None
         self._head = last if isinstance(last, Head) else None
         self._modules = modules[:-1] if self._head is not None else modules
-        # At the head, each backward pass follows its forward pass at once, so recomputing would save no memory.
+        # At the head, each backward pass follows its forward pass at once, so recomputing saves no memory.
         self._recomputes = context.training.recompute and self._head is None
         self._work = StageWork(
             modules, context.adapter.config.hidden_size, recomputes=self._recomputes
@@ -144,8 +144,8 @@ class Stage:
     ) -> StepResult:
         """Runs one mini-batch forward and backward.
 
-        The update of the parameters waits for the next call or for `apply_update`, because it needs the gradient norm
-        of all stages.
+        The update of the parameters waits for the next call or for `apply_update`, because it needs the
+        gradient norm of all stages.
 
         Args:
             step_index: Index of the step within the round.
@@ -190,7 +190,7 @@ class Stage:
         return StepResult(norms, step.loss if self._head is not None else None, step.times)
 
     def apply_update(self, gradient_scale: float) -> None:
-        """Takes the pending optimizer step, if there is one, with the gradients multiplied by `gradient_scale`."""
+        """Takes the pending optimizer step, if any, with the gradients multiplied by `gradient_scale`."""
         if not self._has_pending_update:
             return
         context = self._context
@@ -327,7 +327,7 @@ class Stage:
         return activation
 
     def _evaluate(self, frame: Frame) -> Frame:
-        """Runs every unit on one micro-batch. Returns the frame for the next stage, or the head's predictions."""
+        """Runs every unit on one micro-batch. Returns the frame for the next stage, or the predictions."""
         side = self._to_device(frame.tensors)
         activation = side.pop(ACTIVATION, None)
         with COMPUTE_LOCK, torch.no_grad():
@@ -346,7 +346,7 @@ class Stage:
         )
 
     def _finish_work(self, started: float, work: Work, overhead_share: float) -> float:
-        """Waits until an emulated processor would be done with an action; returns the seconds of the action."""
+        """Waits until an emulated processor would be done with an action. Returns the action's seconds."""
         if self._processor is not None:
             self._processor.occupy(started, work, overhead_share)
         return time.perf_counter() - started

@@ -1,4 +1,7 @@
-"""Tensors as bytes: the frames of activations that cross a stream between two stages."""
+"""Encodes tensors as the frames that cross a stream between two stages, and decodes them.
+
+`frames` makes frames and puts them together again; `codecs` has the lossy codecs for activations.
+"""
 
 from collapipe.tensors.frames import (
     ACTIVATION,

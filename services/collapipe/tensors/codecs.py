@@ -1,6 +1,6 @@
 """The lossy codecs: they encode an fp32 tensor in fewer bytes and lose precision.
 
-A tensor with an infinite or NaN value decodes to values that are not finite, so that an overflow shows in the loss.
+Infinite and NaN values decode to values that are not finite either, so that an overflow shows in the loss.
 """
 
 from math import prod
@@ -46,9 +46,9 @@ class Bfloat16Codec:
 class Int8RowCodec:
     """Encodes each row of the last dimension as 8-bit integers and one fp32 scale.
 
-    The scale of a row is its largest magnitude divided by 127. Each value is divided by the scale of its row and rounded
-    to the nearest integer; ties go to the even one. The scales of all rows precede the integers. The scale of a row
-    with an infinite or NaN value is infinite or NaN.
+    The scale of a row is its largest magnitude divided by 127. Each value is divided by the scale of its row
+    and rounded to the nearest integer; ties go to the even one. The scales of all rows precede the integers.
+    The scale of a row with an infinite or NaN value is infinite or NaN.
     """
 
     def encoded_bytes(self, shape: tuple[int, ...]) -> int:

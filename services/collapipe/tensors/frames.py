@@ -1,8 +1,8 @@
-"""Frames: the tensors of one micro-batch, as they cross a link between two stages.
+"""Encodes the tensors of one micro-batch as a frame, and decodes frames that arrive.
 
-A frame is a `FrameHeader` followed by the bytes of its tensors in chunks of at most `CHUNK_BYTES`; a chunk
-never spans two tensors. The header announces every size first, so that a receiver can refuse before it
-allocates.
+On the wire, a frame is a `FrameHeader`, followed by the bytes of its tensors in chunks of at most
+`CHUNK_BYTES`. A chunk contains bytes of one tensor only. The header announces all sizes, so that a receiver
+can refuse a frame before it allocates memory.
 """
 
 import zlib
@@ -19,13 +19,13 @@ from collapipe.tensors.codecs import LOSSY_CODECS
 from collapipe.v1 import stage_pb2, tensor_pb2
 
 CHUNK_BYTES = 1 << 20
-"""One gRPC message's share of a tensor: larger ones are slower to serialise, smaller ones cost calls."""
+"""Most bytes of a tensor in one message. Larger messages serialise more slowly; smaller ones cost more calls."""
 
 MAX_FRAME_BYTES = 1 << 30
-"""Largest frame that a receiver allocates."""
+"""Largest frame, in decoded bytes, that a receiver accepts."""
 
 ACTIVATION = "activation"
-"""Name of the activation, and of its gradient, among the tensors of a frame: what a codec encodes."""
+"""Name of the activation or its gradient in a frame. Codecs encode only this tensor."""
 
 _DATA_TYPES = {
     torch.float32: tensor_pb2.DATA_TYPE_FLOAT32,
@@ -40,7 +40,7 @@ _TORCH_TYPES = {wire: dtype for dtype, wire in _DATA_TYPES.items()}
 
 
 class FrameKind(IntEnum):
-    """What a frame is for."""
+    """The purpose of a frame."""
 
     FORWARD = stage_pb2.FRAME_KIND_FORWARD
     BACKWARD = stage_pb2.FRAME_KIND_BACKWARD
@@ -49,13 +49,13 @@ class FrameKind(IntEnum):
 
     @property
     def towards_head(self) -> bool:
-        """Whether such frames go from the embedding to the head."""
+        """Whether frames of this kind go towards the head."""
         return self in (FrameKind.FORWARD, FrameKind.EVALUATE)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The tensors of one micro-batch, on the way to a neighbouring stage."""
+    """The tensors of one micro-batch that one stage sends to a neighbour."""
 
     kind: FrameKind
     step_index: int
@@ -64,7 +64,7 @@ class Frame:
 
     @property
     def byte_length(self) -> int:
-        """Bytes of all tensors, unencoded."""
+        """Bytes of all tensors before encoding."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
@@ -76,12 +76,11 @@ def encode_frame(
     """Encodes a frame as its header and the chunks that follow it.
 
     Args:
-        frame: What to send.
-        codec: Of its activation or gradient; masks, labels and predictions are always lossless.
-        chunk_bytes: Largest chunk.
+        codec: The codec of the activation or its gradient. Other tensors and predictions are sent without a
+            loss.
 
     Raises:
-        InvalidInputError: A tensor has an element type that the wire does not know.
+        InvalidInputError: A tensor has an element type that cannot be sent.
     """
     headers, views = [], []
     for name, tensor in frame.tensors.items():
@@ -124,7 +123,7 @@ def encode_frame(
 
 
 class FrameAssembler:
-    """Puts the frames of one stream together again: headers and chunks in, frames out."""
+    """Decodes the frames of one stream from their headers and chunks."""
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
@@ -134,16 +133,16 @@ class FrameAssembler:
         self._filled_bytes = 0
 
     def begin(self, header: stage_pb2.FrameHeader) -> Frame | None:
-        """Takes a header; returns the frame if it has no bytes to wait for.
+        """Takes a header. Returns the frame if no bytes follow.
 
         Raises:
-            CorruptDataError: The frame before is incomplete, or the header contradicts itself.
-            InvalidInputError: The frame is larger than this receiver allocates.
+            CorruptDataError: The previous frame is incomplete, or the header contradicts itself.
+            InvalidInputError: The frame is larger than the limit.
         """
         if self._header is not None:
             raise CorruptDataError(
                 f"a new frame began while micro-batch {self._header.micro_batch} of step "
-                f"{self._header.step_index} lacked bytes: the round has to be repeated"
+                f"{self._header.step_index} lacked bytes: run the round again"
             )
         if int(header.kind) not in set(FrameKind):
             raise CorruptDataError(f"a frame of the unknown kind {header.kind} arrived")
@@ -161,10 +160,11 @@ class FrameAssembler:
         return self._frame_if_complete()
 
     def add(self, chunk: bytes) -> Frame | None:
-        """Takes the next chunk; returns the frame when it was the last.
+        """Takes the next chunk. Returns the frame after the last chunk.
 
         Raises:
-            CorruptDataError: A chunk without a frame, too many bytes, or a wrong checksum.
+            CorruptDataError: The chunk belongs to no frame, has too many bytes, or completes a tensor with a
+                wrong checksum.
         """
         if self._header is None:
             raise CorruptDataError(f"a chunk of {len(chunk)} bytes arrived outside any frame")
@@ -182,7 +182,7 @@ class FrameAssembler:
             if zlib.crc32(view) != announced.crc32:
                 raise CorruptDataError(
                     f"tensor {announced.name!r} arrived with CRC-32 {zlib.crc32(view):08x} instead of "
-                    f"{announced.crc32:08x}: the link garbles data, the round has to be repeated"
+                    f"{announced.crc32:08x}: the link garbles data; run the round again"
                 )
             self._num_complete += 1
             self._filled_bytes = 0
@@ -214,7 +214,7 @@ class FrameAssembler:
 
 
 def _check(header: tensor_pb2.TensorHeader) -> int:
-    """Refuses what contradicts itself; returns the bytes of the tensor once it is decoded."""
+    """Refuses a header that contradicts itself. Returns the bytes of the decoded tensor."""
     dtype = _TORCH_TYPES.get(header.data_type)
     is_raw = header.codec == tensor_pb2.CODEC_FP32
     if dtype is None or not (is_raw or (header.codec in LOSSY_CODECS and dtype is torch.float32)):
@@ -228,7 +228,7 @@ def _check(header: tensor_pb2.TensorHeader) -> int:
         min(shape, default=0) < 0
         or (decoded if is_raw else LOSSY_CODECS[header.codec].encoded_bytes(shape))
         != header.byte_length
-        or prod(max(extent, 1) for extent in shape) >= 1 << 63  # strides would overflow
+        or prod(max(extent, 1) for extent in shape) >= 1 << 63  # torch's strides would overflow
     ):
         raise CorruptDataError(
             f"tensor {header.name!r} of shape {list(shape)} cannot have {header.byte_length} bytes"
@@ -237,12 +237,12 @@ def _check(header: tensor_pb2.TensorHeader) -> int:
 
 
 def _allocate(header: tensor_pb2.TensorHeader) -> Tensor:
-    """Memory for the bytes as they arrive: of the tensor itself when it is lossless."""
+    """Allocates memory for the encoded bytes. Without a lossy codec, this is the tensor itself."""
     if header.codec == tensor_pb2.CODEC_FP32:
         return torch.empty(tuple(header.shape), dtype=_TORCH_TYPES[header.data_type])
     return torch.empty(header.byte_length, dtype=torch.uint8)
 
 
 def _byte_view(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor, without a copy (numpy knows no bfloat16)."""
+    """Returns the memory of a contiguous tensor, without a copy, as bytes (numpy has no bfloat16)."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -47,7 +47,7 @@ class BlobServiceServicer(object):
     """
 
     def FetchBlob(self, request, context):
-        """Sends a blob in chunks. Resumable: ask again from the offset reached.
+        """Sends a blob in chunks. To resume a broken transfer, ask again with the offset that was reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

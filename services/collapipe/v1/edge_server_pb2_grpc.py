@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EdgeServerServiceStub(object):
-    """What only the edge server serves, beside StageService and BlobService.
+    """Prepares jobs, commits rounds and exports models. The edge server also serves StageService and BlobService.
     """
 
     def __init__(self, channel):
@@ -53,18 +53,18 @@ class EdgeServerServiceStub(object):
 
 
 class EdgeServerServiceServicer(object):
-    """What only the edge server serves, beside StageService and BlobService.
+    """Prepares jobs, commits rounds and exports models. The edge server also serves StageService and BlobService.
     """
 
     def PrepareJob(self, request, context):
-        """Makes the initial model of a job, or finds the last commit of a job that it already knows.
+        """Makes the initial model of a new job, or finds the last commit of a known job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitRound(self, request, context):
-        """Averages the clusters' prepared states into the next global model and commits it: entirely, or not at all.
+        """Averages the prepared states of the clusters into the next global model, and commits it atomically.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +104,7 @@ def add_EdgeServerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EdgeServerService(object):
-    """What only the edge server serves, beside StageService and BlobService.
+    """Prepares jobs, commits rounds and exports models. The edge server also serves StageService and BlobService.
     """
 
     @staticmethod

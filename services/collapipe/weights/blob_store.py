@@ -1,7 +1,7 @@
 """Keeps blobs on disk, as files that are named by their SHA-256.
 
-A file gets its name only when the blob is complete and its digest is checked. So the store is consistent even after a
-crash. Blobs that no commit refers to are deleted later, by `BlobStore.keep_only`.
+A file gets its name only when the blob is complete and its digest is checked. So the store is consistent even
+after a crash. Blobs that no commit refers to are deleted later, by `BlobStore.keep_only`.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class BlobStore:
         return self.path(digest).is_file()
 
     def path(self, digest: str) -> Path:
-        """Returns the path of a blob, which may not be stored yet; raises `NotFoundError` for a malformed digest."""
+        """Returns the path of a blob, stored or not; raises `NotFoundError` for a bad digest."""
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
             raise NotFoundError(f"{digest!r} is not a SHA-256 digest in hexadecimal")
         return self._directory / digest
@@ -78,7 +78,7 @@ class BlobStore:
             raise NotFoundError(f"blob {digest} is not stored here") from None
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
-        """Yields the bytes of a blob from an offset on, in pieces of at most 1 MiB; raises `NotFoundError`."""
+        """Yields the bytes from an offset on, in pieces of at most 1 MiB; raises `NotFoundError`."""
         self.total_bytes(digest)
         with open(self.path(digest), "rb") as file:
             file.seek(offset)
@@ -122,7 +122,7 @@ class JobStores:
         self._lock = threading.Lock()
 
     def directory(self, job_id: str) -> Path:
-        """Returns the directory of a job's documents; raises `InvalidInputError` for a name that is not safe in a path."""
+        """Returns the directory of a job; raises `InvalidInputError` for a name that is no safe path."""
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", job_id) or job_id.startswith("."):
             raise InvalidInputError(
                 f"{job_id!r} is no name of a job: use at most 128 letters, digits, '_', '-' and '.', "

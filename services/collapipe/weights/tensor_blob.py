@@ -1,8 +1,8 @@
 """Serialises tensors in the safetensors format, piece by piece.
 
-The library `safetensors` serialises into one `bytes` object, which would double the memory that a device needs during
-a transfer. The format is a length, a JSON header and the bytes of the tensors, so this module writes it from the
-memory of the tensors. The library reads it.
+The library `safetensors` serialises into one `bytes` object, which would double the memory that a device
+needs during a transfer. The format is a length, a JSON header and the bytes of the tensors, so this module
+writes it from the memory of the tensors. The library reads it.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ _TYPE_NAMES = {
 class TensorBlob:
     """Named tensors as a blob in the safetensors format.
 
-    The blob refers to the tensors, so they must not change while the blob is in use. Only one tensor at a time is
-    copied from an accelerator.
+    The blob refers to the tensors, so they must not change while the blob is in use. Only one tensor at a
+    time is copied from an accelerator.
 
     Raises:
         InvalidInputError: A tensor has an element type that cannot be stored.

@@ -1,4 +1,4 @@
-"""Sends blobs to other hosts and fetches blobs from them. A transfer that broke off resumes where it stopped."""
+"""Sends blobs to other hosts and fetches blobs. A transfer that broke off resumes where it stopped."""
 
 import hashlib
 import logging

@@ -248,7 +248,9 @@ def test_round_long_ago_is_refused(edge: Edge) -> None:
 @pytest.mark.parametrize("present", [[], [0], [1], [1, 0], [0, 0], [0, 1, 1]], ids=str)
 def test_round_without_all_clusters_in_order_is_refused(edge: Edge, present: list[int]) -> None:
     before, states = edge.model.commit(), edge.train_all()
-    with pytest.raises(InvalidInputError, match=r"clusters \[.*\] prepared round 0, but all of"):
+    with pytest.raises(
+        InvalidInputError, match=r"clusters \[.*\] prepared round 0, but a commit needs all of"
+    ):
         edge.commit([states[index] for index in present])
     assert edge.model.commit() == before
 
