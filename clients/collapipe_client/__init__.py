@@ -1,4 +1,4 @@
-"""The client of CollaPipe: the `collapipe` command, and the same from Python."""
+"""The client of CollaPipe: the command `collapipe`, and a Python interface with the same functions."""
 
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.job_files import load_job, load_preset

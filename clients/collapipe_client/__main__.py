@@ -1,4 +1,4 @@
-"""`python -m collapipe_client`."""
+"""Makes `python -m collapipe_client` run the command `collapipe`."""
 
 from collapipe_client.cli import app
 

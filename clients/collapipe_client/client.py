@@ -1,4 +1,4 @@
-"""The Python client: jobs in, events and models out. Synchronous; needs no torch."""
+"""The Python client: submits jobs, follows their events, and fetches models. It is synchronous and needs no torch."""
 
 import shutil
 import tempfile
@@ -44,15 +44,15 @@ T = TypeVar("T")
 
 
 class CollaPipeClient:
-    """Talks to a scheduler, and to the edge server for trained models.
+    """A client of a scheduler, and of the edge server for trained models.
 
     Close it, or use it in `with`.
 
     Args:
-        address: The scheduler, "host:port".
-        security: How to prove who this is, and to know who answers.
-        call_timeout: Bounds each short call: every method but `watch` and `export`.
-        silence_timeout: Longest silence in `watch` and `export` before the peer counts as lost.
+        address: Address of the scheduler, "host:port".
+        security: The certificate of this client and that of the authority, or plain text.
+        call_timeout: Longest duration of a call of any method except `watch` and `export`.
+        silence_timeout: How long the peer of `watch` or `export` may be silent before it counts as lost.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class CollaPipeClient:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection; jobs go on."""
+        """Closes the connection. Jobs continue."""
         self._channel.close()
 
     def hosts(self) -> list[HostStatus]:
-        """Lists the hosts that the scheduler knows, and whether they are alive."""
+        """Lists the hosts that the scheduler knows, with their health."""
         return list(self._call(self._scheduler.ListHosts, ListHostsRequest()).hosts)
 
     def jobs(self) -> list[JobStatus]:
@@ -89,10 +89,10 @@ class CollaPipeClient:
         return list(self._call(self._scheduler.ListJobs, ListJobsRequest()).jobs)
 
     def find_job(self, job: str) -> JobStatus:
-        """Finds a job by its id, or the newest by its name.
+        """Finds a job by its id, or the newest job by its name.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: There is no such job.
         """
         jobs = self.jobs()
         for status in reversed(jobs):
@@ -105,7 +105,7 @@ class CollaPipeClient:
         """Queues a job.
 
         Args:
-            job: The job. Paths in it are those of the machines that the control units run on.
+            job: Its paths are paths on the machines of the control units.
             resume: Continue the last job of this name from its last commit.
 
         Returns:
@@ -115,53 +115,51 @@ class CollaPipeClient:
         return str(self._call(self._scheduler.SubmitJob, request).job_id)
 
     def watch(self, job_id: str, *, signs_of_life: bool = False) -> Iterator[WatchJobResponse]:
-        """Tells what happens in a job, from its first event to its last.
+        """Yields the events of a job, from the first to the last.
 
         Args:
-            job_id: The job.
-            signs_of_life: Also yield the messages without an event that the scheduler sends in
-                quiet times.
+            signs_of_life: Also yield the messages without an event that the scheduler sends while nothing happens.
 
         Raises:
-            PeerLostError: The scheduler ended or fell silent. The job may go on: watch again.
+            PeerLostError: The scheduler ended or is silent. The job may continue, so it can be watched again.
         """
         events = self._scheduler.WatchJob(WatchJobRequest(job_id=job_id))
-        for event in self._stream(events, self._scheduler_name, f"tell about job {job_id}"):
+        for event in self._stream(events, self._scheduler_name, f"send the events of job {job_id}"):
             if signs_of_life or event.WhichOneof("event"):
                 yield event
 
     def cancel(self, job_id: str) -> None:
-        """Stops a job; its last commit stays."""
+        """Stops a job. Its last commit is kept."""
         self._call(self._scheduler.CancelJob, CancelJobRequest(job_id=job_id))
 
     def plans(self, job_id: str, round_index: int) -> list[Plan]:
-        """Tells who ran what in a round: one plan a cluster."""
+        """Returns the plan of each cluster in a round."""
         request = GetPlansRequest(job_id=job_id, round_index=round_index)
         return list(self._call(self._scheduler.GetPlans, request).plans)
 
     def explain(self, job_id: str, round_index: int) -> ExplainDecisionResponse:
-        """Tells why a round's plans are what they are."""
+        """Returns the explanation of a round's decision."""
         request = ExplainDecisionRequest(job_id=job_id, round_index=round_index)
         answer: ExplainDecisionResponse = self._call(self._scheduler.ExplainDecision, request)
         return answer
 
     def replay(self, job_id: str, round_index: int) -> ReplayDecisionResponse:
-        """Lets the scheduler decide a round again from what was recorded with it."""
+        """Makes the scheduler decide a round again from the telemetry that was recorded with it."""
         request = ReplayDecisionRequest(job_id=job_id, round_index=round_index)
         answer: ReplayDecisionResponse = self._call(self._scheduler.ReplayDecision, request)
         return answer
 
     def export(self, job: str, directory: Path) -> list[Path]:
-        """Fetches the model of a job's last commit, as `save_pretrained` writes it.
+        """Fetches the model of a job's last commit, in the files that `save_pretrained` writes.
 
-        Files are complete before the first is put in place.
+        All files are complete before the first one is moved to the directory.
 
         Args:
-            job: The job's id, or its name for the newest of that name.
-            directory: Where the files go; made if needed. Other files there are left alone.
+            job: The job's id, or its name for the newest job of that name.
+            directory: Created if needed. Other files in it stay unchanged.
 
         Returns:
-            The files.
+            The files of the model.
         """
         job_id = self.find_job(job).job_id
         edge_server = self._edge_server_address()
@@ -170,7 +168,7 @@ class CollaPipeClient:
             folder = Path(tempfile.mkdtemp(prefix=".incoming-", dir=directory))
         except OSError as error:
             raise InvalidInputError(
-                f"{directory} cannot be written: {error.strerror}: choose another"
+                f"{directory} cannot be written ({error.strerror}): choose another folder"
             ) from error
         try:
             with open_channel(edge_server, self._security) as channel:
@@ -190,8 +188,8 @@ class CollaPipeClient:
         alive = [s for s in self.hosts() if s.host.role == HOST_ROLE_EDGE_SERVER and s.alive]
         if not alive:
             raise WrongStateError(
-                f"the scheduler at {self.address} has no live edge server, which keeps the models: "
-                "start it, or look into its log"
+                f"the scheduler at {self.address} has no live edge server, which stores the models: "
+                "start the edge server, or read its log"
             )
         return alive[0].host.address
 
@@ -203,10 +201,10 @@ class CollaPipeClient:
 
 
 def _write_files(pieces: Iterator[ExportModelResponse], folder: Path) -> list[str]:
-    """Writes the pieces of files as they come.
+    """Writes the pieces of files to a folder, and returns the names of the files.
 
     Raises:
-        CorruptDataError: The stream is not what its announcements say.
+        CorruptDataError: A file is longer or shorter than announced, or has no acceptable name.
     """
     names: list[str] = []
     missing = 0
@@ -216,7 +214,7 @@ def _write_files(pieces: Iterator[ExportModelResponse], folder: Path) -> list[st
             names.append(_plain_name(piece.file_name))
             missing = piece.total_bytes
         if not piece.ByteSize():
-            continue  # a sign of life, while the model is put together
+            continue  # A sign of life, while the edge server prepares the model.
         if not names:
             raise CorruptDataError("the model came without a file name: update the edge server")
         with open(folder / names[-1], "ab") as file:
@@ -224,7 +222,7 @@ def _write_files(pieces: Iterator[ExportModelResponse], folder: Path) -> list[st
         missing -= len(piece.chunk)
     _check_complete(names, missing)
     if not names:
-        raise CorruptDataError("the edge server sent no files: look into its log")
+        raise CorruptDataError("the edge server sent no files: read its log")
     return names
 
 
@@ -232,14 +230,14 @@ def _check_complete(names: list[str], missing: int) -> None:
     if missing:
         raise CorruptDataError(
             f"{names[-1]} came with {abs(missing)} bytes {'less' if missing > 0 else 'more'} than "
-            "announced: export again"
+            "announced: export the model again"
         )
 
 
 def _plain_name(name: str) -> str:
-    """Refuses names that lead out of the folder."""
+    """Refuses a name that would place a file outside the folder."""
     if name != Path(name).name or name in (".", ".."):
         raise CorruptDataError(
-            f"the edge server sent a file named {name!r}, which is not a plain name: refused"
+            f"the edge server sent a file named {name!r}, which is not a plain file name: nothing was written there"
         )
     return name

@@ -1,4 +1,4 @@
-"""What commands print, and the exit codes: 0 ok, 1 failed, 2 bad input, 130 interrupted."""
+"""Prints the output of commands, and turns errors into exit codes."""
 
 import json
 import signal
@@ -13,28 +13,29 @@ from rich.console import Console
 from collapipe.errors import CollapipeError, InvalidInputError, NotFoundError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+"""The exit codes of the command; 0 means success."""
 
 
 def print_json(document: Any) -> None:
-    """Prints one JSON document as one line."""
+    """Prints a document as one line of JSON."""
     print(json.dumps(document), flush=True)
 
 
 def say(message: str) -> None:
-    """Prints text as it is, without markup or wrapping."""
+    """Prints a text unchanged, without markup or wrapping."""
     Console(emoji=False).print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 def complain(message: str) -> None:
-    """Prints to stderr."""
+    """Prints a text to stderr, like `say`."""
     Console(stderr=True, emoji=False).print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def exit_codes(as_json: bool) -> Iterator[None]:
-    """Turns expected failures into a message and an exit code.
+    """Turns errors of CollaPipe and Ctrl-C into a message and an exit code.
 
-    Anything else is a bug and shows its traceback.
+    Any other exception is a bug, so its traceback is shown.
     """
     try:
         yield
@@ -53,7 +54,7 @@ def exit_codes(as_json: bool) -> Iterator[None]:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP end a command in order, as Ctrl-C does."""
+    """Makes SIGTERM and SIGHUP raise `KeyboardInterrupt`, so that the command ends in order as after Ctrl-C."""
 
     def interrupt(signal_number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,10 +1,10 @@
-"""The `collapipe simulate` command: strategies compared at scales that no testbed reaches."""
+"""The `collapipe simulate` command: compares strategies in networks that are larger than any testbed."""
 
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -25,27 +25,32 @@ _INSTALL = "pip install 'collapipe[simulation]'"
 def simulate(
     scenario_file: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", show_default=False)],
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Worlds, in place of the scenario's.")
+        int | None, typer.Option(min=1, help="Number of seeds, instead of the scenario's.")
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds, in place of the scenario's.")
+        int | None, typer.Option(min=1, help="Number of rounds, instead of the scenario's.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes that compute.")] = 1,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where files go. Default: ./simulations/NAME."),
+        typer.Option(metavar="DIR", help="Folder for the files. Default: ./simulations/NAME."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate strategies in a world of many devices, and compare them."""
+    """Simulate strategies on many devices and compare them."""
     with exit_codes(as_json):
         _check_installed()
-        # numpy and cvxpy: no other command needs them, and many clients lack them
+        # Imported here, because it needs numpy and cvxpy, which many clients do not have.
         from collapipe.simulation import summarize, write_devices, write_rounds
 
         scenario = _load(scenario_file, seeds, rounds)
         directory = output or Path("simulations") / scenario.name
-        _make(directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInputError(
+                f"{directory} cannot be created ({error.strerror}): give another --output DIR"
+            ) from error
         runs = _run(scenario, jobs)
         summaries = summarize(runs)
         parameter = scenario.sweep.parameter if scenario.sweep else None
@@ -63,12 +68,13 @@ def simulate(
                 }
             )
             return
-        say("medians over seeds, in brackets their 95 % confidence interval")
+        say("medians over seeds, with their 95 % confidence intervals in brackets")
         Console().print(_table(parameter, summaries))
         for summary in summaries:
             if summary.reason:
+                value = "" if parameter is None else f" at {parameter} {summary.value:g}"
                 say(
-                    f"{_name(parameter, summary)}: no plan in {summary.infeasible_rounds:.0%} of the rounds: "
+                    f"{summary.strategy}{value}: no plan in {summary.infeasible_rounds:.0%} of the rounds: "
                     f"{summary.reason}"
                 )
         say("written: " + ", ".join(str(file) for file in files))
@@ -85,21 +91,12 @@ def _check_installed() -> None:
 def _load(path: Path, seeds: int | None, rounds: int | None) -> "Scenario":
     from collapipe.simulation import read_scenario
 
-    document = read_toml(path, "give a scenario file; some are in clients/experiments/scenarios")
+    document = read_toml(path, "give a scenario file; clients/experiments/scenarios has examples")
     if seeds is not None:
         document["seeds"] = seeds
     if rounds is not None:
         document["rounds"] = rounds
     return read_scenario(document, str(path))
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInputError(
-            f"{directory} cannot be made ({error.strerror}): give another --output DIR"
-        ) from error
 
 
 def _run(scenario: "Scenario", jobs: int) -> list["StrategyRun"]:
@@ -123,7 +120,7 @@ def _plot(
     scenario: "Scenario", summaries: Sequence["StrategySummary"], directory: Path
 ) -> list[Path]:
     if importlib.util.find_spec("matplotlib") is None:
-        complain(f"no plots: matplotlib is not installed here: {_INSTALL}")
+        complain(f"no plots, because matplotlib is not installed here: {_INSTALL}")
         return []
     from collapipe_client.simulation_plots import draw_plots
 
@@ -131,24 +128,19 @@ def _plot(
 
 
 def _table(parameter: str | None, summaries: Sequence["StrategySummary"]) -> Table:
-    """One row a strategy and value: medians over seeds, of some with their 95 % confidence interval."""
+    """Makes a table with a row for each strategy and each value of the swept parameter."""
     has_budgets = any(summary.budget_joules for summary in summaries)
-    budgeted = ["most energy, J", "backlog"] if has_budgets else []
-    columns = [
-        "delay, s",
-        "dssra saves, %",
-        "most memory, GB",
-        *budgeted,
-        "idle, %",
-        "prediction off, %",
-    ]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ([parameter] if parameter else []) + ["strategy", *columns]:
-        table.add_column(column, no_wrap=column == "strategy")
+    if parameter is not None:
+        table.add_column(parameter)
+    table.add_column("strategy", no_wrap=True)
+    columns = ["delay, s", "dssra saves, %", "largest memory, GB"]
+    columns += ["largest energy, J", "backlog"] if has_budgets else []
+    for column in [*columns, "idle, %", "prediction error, %"]:
+        table.add_column(column)
     for summary in summaries:
-        cells = [summary.strategy]
-        if parameter is not None:
-            cells.insert(0, f"{summary.value:g}")
+        cells = [] if parameter is None else [f"{summary.value:g}"]
+        cells.append(summary.strategy)
         if summary.delay_seconds is None:
             cells.append("infeasible")
         else:
@@ -172,8 +164,3 @@ def _with_bounds(interval: "Interval | None", scale: float = 1.0) -> str:
     low, high = (f"{round(value * scale, 9):.3g}" for value in (interval.low, interval.high))
     median = _median(interval, scale)
     return median if low == high else f"{median} ({low} to {high})"
-
-
-def _name(parameter: str | None, summary: Any) -> str:
-    at = "" if parameter is None else f" at {parameter} {summary.value:g}"
-    return f"{summary.strategy}{at}"

@@ -1,6 +1,7 @@
-"""Plots of a simulation, as SVG: every curve is labelled where it ends, and its band is the 95 % confidence interval."""
+"""Plots of a simulation, as SVG files. The band of a curve is its 95 % confidence interval."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -9,9 +10,7 @@ from matplotlib.figure import Figure
 
 from collapipe.simulation import Interval, Scenario, StrategySummary
 
-Measure = Callable[[StrategySummary], Interval | None]
-
-_COLORS = {
+_COLOURS = {
     "dssra": "#0b6e4f",
     "pipeline": "#d1495b",
     "titanic": "#2e5eaa",
@@ -19,45 +18,83 @@ _COLORS = {
     "centralized": "#6c757d",
     "proportional": "#7b4ba0",
 }
-_INK = "black"
-_WIDTH, _HEIGHT = 6.4, 3.6  # inches, of one panel
-_LABEL_GAP = 0.055  # least distance of two labels, in heights of the panel
+_GREY = "#6c757d"
+_BLACK = "black"
+_WIDTH, _HEIGHT = 6.4, 3.6  # of one panel, in inches
+_LABEL_GAP = 0.055
+"""Smallest distance between two labels, as a share of the panel's height."""
 _RANGE_FOR_LOGARITHMS = 8.0
+"""An axis is logarithmic if its largest value is more than this many times its smallest."""
 
-_DELAY = "delay of a round, s"
-_MEMORY = "most memory of a device, GB"
-_ENERGY = "energy of the busiest device,\nJ a round"
-_BACKLOG = "mean backlog, rounds' budgets"
+
+@dataclass(frozen=True)
+class _Measure:
+    """A quantity to plot.
+
+    Args:
+        label: Its name on an axis.
+        value: Takes it from a summary; `None` if the strategy was infeasible.
+    """
+
+    label: str
+    unit: str
+    value: Callable[[StrategySummary], Interval | None]
+
+
+def _memory_gigabytes(summary: StrategySummary) -> Interval | None:
+    found = summary.memory_bytes
+    return found and Interval(found.median / 1e9, found.low / 1e9, found.high / 1e9)
+
+
+_DELAY = _Measure("delay of a round, s", "s", lambda summary: summary.delay_seconds)
+_MEMORY = _Measure("largest memory of a device, GB", "GB", _memory_gigabytes)
+_ENERGY = _Measure(
+    "energy of the busiest device,\nJ a round", "J", lambda summary: summary.energy_joules_max
+)
+_BACKLOG = _Measure("mean backlog, in budgets of a round", "", lambda summary: summary.backlog)
+
 _AXES = {
     "penalty_weight": "penalty weight V",
     "devices_per_cluster": "devices of a cluster",
     "bandwidth": "bandwidth",
-    "heterogeneity": "spread of speeds (most times faster or slower)",
+    "heterogeneity": "spread of speeds (largest factor between devices)",
     "energy_budget_joules": "energy budget of a device, J a round",
 }
+"""Label of the horizontal axis, by swept parameter."""
+_FIGURES: dict[str, dict[str, list[_Measure]]] = {
+    "penalty_weight": {"delay-and-backlog": [_DELAY, _BACKLOG], "memory": [_MEMORY]},
+    "energy_budget_joules": {
+        "delay": [_DELAY],
+        "energy": [_ENERGY],
+        "backlog": [_BACKLOG],
+        "memory": [_MEMORY],
+    },
+}
+"""By swept parameter: the name of each figure, and the measures that it shows from top to bottom."""
+_OTHER_FIGURES = {"delay": [_DELAY], "memory": [_MEMORY]}
 
 
 def draw_plots(
     scenario: Scenario, summaries: Sequence[StrategySummary], directory: Path
 ) -> list[Path]:
-    """Draws what a scenario shows.
-
-    Without a sweep: delay and memory of each strategy. With one: delay and memory against its parameter, backlog
-    against V, and energy against budgets.
+    """Draws bars for each strategy, or curves over the swept parameter if the scenario has one.
 
     Returns:
         The files.
     """
     with matplotlib.rc_context(
         {
-            "svg.hashsalt": scenario.name,  # same numbers, same file
-            "svg.fonttype": "none",  # text stays text
+            "svg.hashsalt": scenario.name,  # The same numbers give the same file.
+            "svg.fonttype": "none",  # Text stays text.
             "font.size": 9,
             "axes.spines.top": False,
             "axes.spines.right": False,
         }
     ):
-        figures = _compare(summaries) if scenario.sweep is None else _sweep(scenario, summaries)
+        if scenario.sweep is None:
+            figures = _bar_figures(summaries)
+        else:
+            figures = _curve_figures(scenario, scenario.sweep.parameter, summaries)
         files = []
         for name, figure in figures.items():
             path = directory / f"{name}.svg"
@@ -66,48 +103,31 @@ def draw_plots(
     return files
 
 
-def _compare(summaries: Sequence[StrategySummary]) -> dict[str, Figure]:
-    figures = {
-        "delay": _bars(summaries, _delay, _DELAY, "s"),
-        "memory": _bars(summaries, _memory, _MEMORY, "GB"),
-    }
+def _bar_figures(summaries: Sequence[StrategySummary]) -> dict[str, Figure]:
+    measures = {"delay": _DELAY, "memory": _MEMORY}
     if any(summary.budget_joules for summary in summaries):
-        figures["energy"] = _bars(summaries, lambda s: s.energy_joules_max, _ENERGY, "J")
-        figures["backlog"] = _bars(summaries, lambda s: s.backlog, _BACKLOG, "")
+        measures |= {"energy": _ENERGY, "backlog": _BACKLOG}
+    figures = {}
+    for name, measure in measures.items():
+        figures[name], (axes,) = _panels(1)
+        _draw_bars(axes, summaries, measure)
     return figures
 
 
-def _sweep(scenario: Scenario, summaries: Sequence[StrategySummary]) -> dict[str, Figure]:
-    assert scenario.sweep is not None
-    parameter = scenario.sweep.parameter
+def _curve_figures(
+    scenario: Scenario, parameter: str, summaries: Sequence[StrategySummary]
+) -> dict[str, Figure]:
     label = _AXES[parameter]
     if parameter == "bandwidth":
         label += ", Hz" if scenario.channel.kind == "radio" else ", bit/s"
-    figures: dict[str, Figure] = {}
-    if parameter == "penalty_weight":
-        figure, (above, below) = _panels(2)
-        _curves(above, summaries, _delay, _DELAY)
-        _curves(below, summaries, lambda s: s.backlog, _BACKLOG)
-        below.set_xlabel(label)
-        figures["delay-and-backlog"] = figure
-    else:
-        figures["delay"] = _one_panel(summaries, _delay, _DELAY, label)
-    if parameter == "energy_budget_joules":
-        figures["energy"] = _one_panel(
-            summaries, lambda s: s.energy_joules_max, _ENERGY, label, diagonal="budget"
-        )
-        figures["backlog"] = _one_panel(summaries, lambda s: s.backlog, _BACKLOG, label)
-    figures["memory"] = _one_panel(summaries, _memory, _MEMORY, label)
+    figures = {}
+    for name, measures in _FIGURES.get(parameter, _OTHER_FIGURES).items():
+        figures[name], panels = _panels(len(measures))
+        for axes, measure in zip(panels, measures, strict=True):
+            with_budget = parameter == "energy_budget_joules" and measure is _ENERGY
+            _draw_curves(axes, summaries, measure, "budget" if with_budget else None)
+        panels[-1].set_xlabel(label)
     return figures
-
-
-def _delay(summary: StrategySummary) -> Interval | None:
-    return summary.delay_seconds
-
-
-def _memory(summary: StrategySummary) -> Interval | None:
-    found = summary.memory_bytes
-    return found and Interval(found.median / 1e9, found.low / 1e9, found.high / 1e9)
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -116,34 +136,13 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     return figure, list(panels[:, 0])
 
 
-def _one_panel(
-    summaries: Sequence[StrategySummary],
-    measure: Measure,
-    name: str,
-    label: str,
-    diagonal: str | None = None,
-) -> Figure:
-    figure, (axes,) = _panels(1)
-    _curves(axes, summaries, measure, name, diagonal)
-    axes.set_xlabel(label)
-    return figure
-
-
-def _curves(
-    axes: Axes,
-    summaries: Sequence[StrategySummary],
-    measure: Measure,
-    name: str,
-    diagonal: str | None = None,
+def _draw_curves(
+    axes: Axes, summaries: Sequence[StrategySummary], measure: _Measure, diagonal: str | None
 ) -> None:
-    """Draws a curve for each strategy; where it is infeasible there is a gap.
+    """Draws a curve for each strategy, without the values for which it is infeasible.
 
     Args:
-        axes: Where.
-        summaries: Of a sweep.
-        measure: What is drawn.
-        name: Of what is drawn.
-        diagonal: Name of a line on which measure and swept value are equal; `None` for no such line.
+        diagonal: Label of a line on which the measure equals the swept value; `None` for no such line.
     """
     ends: list[tuple[float, float, str]] = []
     drawn: list[float] = []
@@ -153,23 +152,23 @@ def _curves(
             for summary in summaries
             if summary.strategy == strategy
             and summary.value is not None
-            and (found := measure(summary)) is not None
+            and (found := measure.value(summary)) is not None
         )
         if not points:
             continue
         values = [value for value, _ in points]
         medians = [found.median for _, found in points]
-        color = _COLORS[strategy]
-        axes.plot(values, medians, color=color, marker="o", markersize=3, linewidth=1.5)
+        colour = _COLOURS[strategy]
+        axes.plot(values, medians, color=colour, marker="o", markersize=3, linewidth=1.5)
         lows, highs = [f.low for _, f in points], [f.high for _, f in points]
-        axes.fill_between(values, lows, highs, color=color, alpha=0.18, linewidth=0)
+        axes.fill_between(values, lows, highs, color=colour, alpha=0.18, linewidth=0)
         ends.append((values[-1], medians[-1], strategy))
         drawn += medians
-    axes.set_ylabel(name)
+    axes.set_ylabel(measure.label)
     axes.grid(axis="y", alpha=0.25)
     values = sorted({summary.value for summary in summaries if summary.value is not None})
     if diagonal is not None:
-        axes.plot(values, values, color=_INK, linewidth=0.8, linestyle=":")
+        axes.plot(values, values, color=_BLACK, linewidth=0.8, linestyle=":")
         ends.append((values[-1], values[-1], diagonal))
     if _is_wide(values):
         axes.set_xscale("log")
@@ -181,49 +180,40 @@ def _curves(
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str]]) -> None:
-    """Writes names right of the panel, at the heights where curves end, moved apart where they would overlap."""
+    """Writes the names of curves to the right of the panel, at the heights of their ends, without overlaps."""
     to_panel = axes.transData + axes.transAxes.inverted()
-    heights = sorted(
-        (float(to_panel.transform((value, end))[1]), strategy) for value, end, strategy in ends
-    )
-    least = 0.0
-    for height, strategy in heights:
-        least = max(height, least)
+    heights = sorted((float(to_panel.transform((x, y))[1]), name) for x, y, name in ends)
+    lowest_free = 0.0
+    for height, name in heights:
+        position = max(height, lowest_free)
+        colour = _COLOURS.get(name, _BLACK)
         axes.text(
-            1.02,
-            least,
-            strategy,
-            color=_COLORS.get(strategy, _INK),
-            transform=axes.transAxes,
-            verticalalignment="center",
+            1.02, position, name, color=colour, transform=axes.transAxes, verticalalignment="center"
         )
-        least += _LABEL_GAP
+        lowest_free = position + _LABEL_GAP
 
 
-def _bars(summaries: Sequence[StrategySummary], measure: Measure, name: str, unit: str) -> Figure:
-    figure, (axes,) = _panels(1)
-    labels, most = [], 0.0
+def _draw_bars(axes: Axes, summaries: Sequence[StrategySummary], measure: _Measure) -> None:
+    largest = 0.0
     for row, summary in enumerate(summaries):
-        labels.append(summary.strategy)
-        found = measure(summary)
+        found = measure.value(summary)
         if found is None:
-            axes.text(0, row, " infeasible", verticalalignment="center", color="#6c757d")
+            axes.text(0, row, " infeasible", verticalalignment="center", color=_GREY)
             continue
-        axes.barh(row, found.median, height=0.6, color=_COLORS[summary.strategy])
-        axes.plot([found.low, found.high], [row, row], color=_INK, linewidth=1.2)
+        axes.barh(row, found.median, height=0.6, color=_COLOURS[summary.strategy])
+        axes.plot([found.low, found.high], [row, row], color=_BLACK, linewidth=1.2)
         axes.annotate(
-            f"{found.median:.3g} {unit}",
+            f"{found.median:.3g} {measure.unit}",
             (max(found.high, found.median), row),
             xytext=(5, 0),
             textcoords="offset points",
             verticalalignment="center",
         )
-        most = max(most, found.high)
-    axes.set_yticks(range(len(labels)), labels)
+        largest = max(largest, found.high)
+    axes.set_yticks(range(len(summaries)), [summary.strategy for summary in summaries])
     axes.invert_yaxis()
-    axes.set_xlim(0, most * 1.2 or 1)
-    axes.set_xlabel(name)
-    return figure
+    axes.set_xlim(0, largest * 1.2 or 1)
+    axes.set_xlabel(measure.label)
 
 
 def _is_wide(values: Sequence[float]) -> bool:

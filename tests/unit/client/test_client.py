@@ -89,7 +89,7 @@ def test_export_writes_the_files_and_spares_others(
 @pytest.mark.parametrize(
     ("piece", "message"),
     [
-        (ExportModelResponse(file_name="../x", total_bytes=0), "not a plain name"),
+        (ExportModelResponse(file_name="../x", total_bytes=0), "not a plain file name"),
         (ExportModelResponse(file_name="a", total_bytes=3, chunk=b"ab"), "1 bytes less"),
         (ExportModelResponse(chunk=b"ab"), "without a file name"),
     ],

@@ -168,7 +168,7 @@ def test_fit_of_runs_of_different_learning_rates_names_the_key(tmp_path: Path) -
     other = _write(tmp_path / "other.jsonl", _job(2, 1, 8, learning_rate=0.5), *_round(0, [1.0]))
     message = _refusal(*_some_runs(tmp_path), other)
     assert "training.learning_rate is 0.5 in" in message
-    assert "fit each alone" in message
+    assert "fit these runs separately" in message
 
 
 def test_fit_of_the_rest_of_a_resumed_job_says_how_to_join(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_fit_of_several_runs_in_one_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("", "no event that says what the job was"),
+        ("", "no event with the job"),
         (json.dumps(_job(1, 1, 8)), "no committed round"),
         ('{"event": "round_committed"}', "not of a run"),
         ("[1, 2]", "not of a run"),
