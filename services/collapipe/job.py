@@ -183,10 +183,9 @@ class JobConfig(_Section):
     def _consistent(self) -> Self:
         mini_batch, micro_batches = self.training.mini_batch, self.schedule.num_micro_batches
         if mini_batch % micro_batches:
-            divisors = [m for m in range(1, mini_batch + 1) if mini_batch % m == 0]
             raise ValueError(
                 f"schedule.num_micro_batches is {micro_batches}, which does not divide training.mini_batch "
-                f"({mini_batch}): use one of {divisors}"
+                f"({mini_batch}): use one of {divisors(mini_batch)}"
             )
         if isinstance(self.data.train, list) and len(self.data.train) != self.clusters:
             raise ValueError(
@@ -248,6 +247,11 @@ class JobConfig(_Section):
             return cls.model_validate(document)
         except ValidationError as error:
             raise InvalidInputError(explain_mistakes(error, origin, cls)) from error
+
+
+def divisors(mini_batch: int) -> list[int]:
+    """Returns the numbers of micro-batches that cut a mini-batch into equal parts, ascending."""
+    return [m for m in range(1, mini_batch + 1) if mini_batch % m == 0]
 
 
 def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel]) -> str:

@@ -1,9 +1,15 @@
-"""The mathematics of design/dssra.md: numpy and cvxpy only. No network, no torch, no clock, no files.
+"""The mathematics of docs/scheduling.md: pure functions, without network, torch, clock or files.
 
-Reading order: `problem` says what is decided about, `prediction` what a decision leads to, `strategies` who decides.
+Reading order:
+
+1. `round_model`: the problem of a round, the plan that answers it, and the prediction of what the plan leads to.
+2. `strategies`: `decide_round` decides a round with the strategy of a given name; the baselines.
+3. `search`: the strategy `dssra`, which searches for the plan with the best prediction.
 """
 
-from collapipe.allocation.round_model.prediction import RoundPrediction, predict, violations
+from collapipe.allocation.round_model.decision import Decision
+from collapipe.allocation.round_model.limits import violations
+from collapipe.allocation.round_model.prediction import RoundPrediction, predict
 from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
@@ -18,13 +24,14 @@ from collapipe.allocation.round_model.problem import (
     StagePlan,
     WiredLink,
 )
-from collapipe.allocation.round_model.virtual_queue import VirtualQueue
-from collapipe.allocation.strategies import Strategy, strategy_for
+from collapipe.allocation.round_model.virtual_queue import backlogs_after
+from collapipe.allocation.strategies.decide import decide_round, reference_seconds
 
 __all__ = [
     "ClusterPlan",
     "ClusterProblem",
     "Convergence",
+    "Decision",
     "Host",
     "LinkPlan",
     "ModelCost",
@@ -34,10 +41,10 @@ __all__ = [
     "RoundProblem",
     "Segment",
     "StagePlan",
-    "Strategy",
-    "VirtualQueue",
     "WiredLink",
+    "backlogs_after",
+    "decide_round",
     "predict",
-    "strategy_for",
+    "reference_seconds",
     "violations",
 ]

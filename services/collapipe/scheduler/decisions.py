@@ -14,8 +14,8 @@ from collapipe.allocation import (
     RoundPlan,
     RoundPrediction,
     RoundProblem,
+    decide_round,
     predict,
-    strategy_for,
 )
 from collapipe.errors import InvalidInputError
 from collapipe.telemetry.estimates import Estimates
@@ -43,12 +43,6 @@ class Question:
     segments: Sequence[Sequence[int]]
     hysteresis: float
     problem: RoundProblem
-
-    @property
-    def current_plans(self) -> RoundPlan | None:
-        """The plans of the previous round, if every cluster has one."""
-        plans = tuple(c.previous for c in self.problem.clusters if c.previous is not None)
-        return plans if len(plans) == len(self.problem.clusters) else None
 
 
 @dataclass(frozen=True)
@@ -129,32 +123,29 @@ def decide(
         InfeasibleError: No plan satisfies the limits; the message names the limit and what would be needed.
     """
     started = time.perf_counter()
-    kept_because = ""
-    notes: tuple[str, ...] = ()
-    if question.strategy == "dssra":
-        # Importing cvxpy takes a second, and only this strategy needs it.
-        from collapipe.allocation.search.dssra import decide as decide_jointly
-
-        decision = decide_jointly(
-            question.problem,
-            question.current_plans,
-            hysteresis=question.hysteresis,
-            time_limit_seconds=time_limit_seconds,
-        )
-        plans, prediction = decision.plans, decision.prediction
-        kept_because, notes = decision.kept, decision.notes
-    else:
-        plans = strategy_for(question.strategy, question.segments)(question.problem)
-        prediction = predict(question.problem, plans)
-    seconds = time.perf_counter() - started
-    return RoundDecision(question, estimates, plans, prediction, kept_because, notes, seconds)
+    decision = decide_round(
+        question.problem,
+        question.strategy,
+        segments=question.segments,
+        hysteresis=question.hysteresis,
+        time_limit_seconds=time_limit_seconds,
+    )
+    return RoundDecision(
+        question,
+        estimates,
+        decision.plans,
+        decision.prediction,
+        decision.kept,
+        decision.notes,
+        solve_seconds=time.perf_counter() - started,
+    )
 
 
 def keep_current(
     question: Question, reason: str, estimates: Estimates | None
 ) -> RoundDecision | None:
     """Keeps the current plans without asking the strategy; returns `None` if there are none."""
-    plans = question.current_plans
+    plans = question.problem.previous
     if plans is None:
         return None
     return RoundDecision(question, estimates, plans, predict(question.problem, plans), reason)

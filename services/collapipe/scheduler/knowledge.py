@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collapipe.allocation import ClusterPlan, RadioLink, VirtualQueue
+from collapipe.allocation import ClusterPlan, RadioLink, backlogs_after
 from collapipe.telemetry import metrics
 from collapipe.telemetry.estimates import Estimates, HostEstimate, HostPrior, LinkEstimate
 
@@ -237,9 +237,8 @@ class Knowledge(_Known):
         self, energy_joules: Mapping[str, float], budgets: Mapping[str, float]
     ) -> None:
         """Adds the energy of a round to the queues of the devices with a budget: docs/scheduling.md (12)."""
-        for host_id, budget in budgets.items():
-            queue = VirtualQueue(budget, self.backlogs.get(host_id, 0.0))
-            self.backlogs[host_id] = queue.after(energy_joules.get(host_id, 0.0)).backlog
+        self.backlogs.update(backlogs_after(self.backlogs, energy_joules, budgets))
+        for host_id in budgets:
             metrics.BACKLOG.labels(host_id).set(self.backlogs[host_id])
 
     def _update_host(self, host_id: str, measured: HostEstimate) -> None:

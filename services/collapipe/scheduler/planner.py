@@ -5,13 +5,12 @@ Start with `Planner.decide`, which runs before a round, and `Planner.round_commi
 
 import importlib
 import logging
-import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collapipe.allocation import RoundPlan, predict, strategy_for
+from collapipe.allocation import RoundPlan, reference_seconds
 from collapipe.errors import InfeasibleError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
@@ -274,10 +273,7 @@ class Planner:
         logger.warning("the hosts report no telemetry yet: radio links are treated as wired links")
 
     def _reference_seconds(self, round_index: int) -> float:
-        """Returns tau_ref of docs/scheduling.md (13): the predicted duration of a round with equal segments.
-
-        If equal segments are impossible, another placement serves as the reference.
-        """
+        """Returns tau_ref of docs/scheduling.md (13), with the number of micro-batches that the job file gives."""
         problem = build_problem(
             self._job,
             self._sizes,
@@ -286,14 +282,7 @@ class Planner:
             round_index=round_index,
             earlier_micro_batches=[self._job.schedule.num_micro_batches] * self._job.clusters,
         )
-        for strategy in ("pipeline", "proportional"):
-            try:
-                seconds = predict(problem, strategy_for(strategy)(problem)).round_seconds
-            except InfeasibleError:
-                continue
-            if seconds > 0 and math.isfinite(seconds):
-                return seconds
-        return 1.0
+        return reference_seconds(lambda strategy: problem) or 1.0
 
     def _all_hosts_measured(self, decision: RoundDecision) -> bool:
         """Returns whether rounds have measured every host of the plans; else the prediction is a guess."""

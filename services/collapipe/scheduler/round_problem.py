@@ -16,7 +16,7 @@ from collapipe.allocation import (
     RoundProblem,
     WiredLink,
 )
-from collapipe.job import JobConfig
+from collapipe.job import JobConfig, divisors
 from collapipe.scheduler.host_registry import ClusterHosts, JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.traffic_shaping.radio import NOMINAL_BANDWIDTH_HZ
@@ -53,8 +53,7 @@ def _micro_batch_options(job: JobConfig) -> tuple[int, ...]:
     # With an update for each micro-batch, their number also decides the number of optimizer steps.
     if job.schedule.strategy != "dssra" or job.training.update_per == "micro_batch":
         return (job.schedule.num_micro_batches,)
-    mini_batch = job.training.mini_batch
-    return tuple(m for m in range(1, mini_batch + 1) if mini_batch % m == 0)
+    return tuple(divisors(job.training.mini_batch))
 
 
 def build_problem(

@@ -1,5 +1,15 @@
-"""Pipelines of many clusters, event by event, driven by the same decisions as the real ones."""
+"""Simulates strategies on many clusters, event by event. Decisions come from the same functions as in the scheduler.
 
+Reading order:
+
+1. `scenario`: the TOML file. `simulated_system`: the hosts and links that it describes, with `radio_propagation` and
+   `transformer_costs`.
+2. `rounds`: the rounds of one strategy with one seed. `baseline_trials` finds the number of micro-batches of a baseline.
+3. `outcome`: one simulated round. `pipeline`: the event simulation of its mini-batches.
+4. `runner`: all runs of a scenario. `records` and `results`: what is kept of them, as tables and as a summary.
+"""
+
+from collapipe.simulation.records import RoundRecord, StrategyRun
 from collapipe.simulation.results import (
     Interval,
     StrategySummary,
@@ -7,7 +17,7 @@ from collapipe.simulation.results import (
     write_devices,
     write_rounds,
 )
-from collapipe.simulation.rounds import RoundRecord, StrategyRun, run_strategy
+from collapipe.simulation.rounds import run_strategy
 from collapipe.simulation.runner import num_rounds, run_scenario
 from collapipe.simulation.scenario import Scenario, read_scenario
 

@@ -1,19 +1,19 @@
-"""What a round's plans lead to in a simulated world: what the services would measure.
+"""Simulates a round: the time, energy and memory that the services would measure.
 
-Seconds of passes, transfers, hand-overs, and energy are sums that nothing interacts in, so design (2), (3), (6), (8) and (9)
-are taken from `collapipe.allocation.round_model.prediction`. What a mini-batch takes is not: it is simulated.
+Compute times, transfer times and energy add up without interaction, so they come from `round_model.prediction`. The time
+of a mini-batch depends on how stages wait for each other, so `collapipe.simulation.pipeline` simulates it.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
-from collapipe.allocation.round_model.prediction import ClusterPrediction, moved_blocks, predict
-from collapipe.allocation.round_model.problem import (
-    ClusterPlan,
-    ClusterProblem,
-    RadioLink,
-    RoundPlan,
-    RoundProblem,
+from collapipe.allocation.round_model.prediction import (
+    ClusterPrediction,
+    bubble_ratio,
+    moved_units,
+    predict,
 )
+from collapipe.allocation.round_model.problem import RadioLink, RoundPlan, RoundProblem
 from collapipe.simulation.pipeline import (
     SimulatedLink,
     SimulatedPipeline,
@@ -27,10 +27,10 @@ class ClusterOutcome:
     """One cluster.
 
     Args:
-        mini_batch_seconds: T_n, simulated.
-        round_seconds: Its part of the round, hand-overs included.
-        bubble_ratio: Design (7), with the simulated time.
-        moved_units: Units that changed hands.
+        mini_batch_seconds: T_n of docs/scheduling.md (5), simulated.
+        round_seconds: Time of the round in this cluster, including the full time of moving units.
+        bubble_ratio: docs/scheduling.md (7) with the simulated time.
+        moved_units: Number of units that changed their host.
     """
 
     mini_batch_seconds: float
@@ -41,13 +41,13 @@ class ClusterOutcome:
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """A round.
+    """One round.
 
     Args:
-        seconds: The round's delay: design (6), with simulated mini-batches and what was moved paid at once.
-        clusters: In cluster order.
-        energy_joules: Of every host that took part: design (8), (9).
-        memory_bytes: The same, at its highest: design (10) with what windows held, which may be less than they may.
+        seconds: docs/scheduling.md (6) with simulated mini-batches, and with T_migrate not divided by the horizon.
+        energy_joules: Energy of every host that took part: docs/scheduling.md (8), (9).
+        memory_bytes: Largest memory of every host that took part: docs/scheduling.md (10) with the micro-batches that
+            its stages really held, which may be fewer than their windows.
     """
 
     seconds: float
@@ -57,106 +57,104 @@ class RoundOutcome:
 
     @property
     def slowest(self) -> int:
-        """Index of the cluster that the others wait for."""
+        """Index of the cluster that takes longest."""
         return max(range(len(self.clusters)), key=lambda i: self.clusters[i].round_seconds)
 
 
 def run_round(
     problem: RoundProblem, plans: RoundPlan, *, forward_share: float = 1 / 3, num_steps: int = 1
 ) -> RoundOutcome:
-    """Runs a round in the world that a problem describes.
+    """Simulates a round.
 
     Args:
-        problem: The world as it is, not as the scheduler sees it.
-        plans: A feasible decision.
-        forward_share: Of a pass forward and backward, what forward takes.
-        num_steps: Mini-batches that are simulated; the round's are taken to be like them.
+        problem: The true conditions of the round, not the conditions that telemetry reports.
+        plans: Feasible plans.
+        forward_share: Share of the compute time that the forward pass takes.
+        num_steps: Number of mini-batches to simulate. The others are assumed to take the same time.
     """
-    parts = predict(problem, plans).clusters
+    prediction = predict(problem, plans)
     num_steps = min(num_steps, problem.local_steps)
-    pipelines = [
-        simulated_pipeline(problem, index, plans[index], parts[index], forward_share, num_steps)
-        for index in range(len(plans))
-    ]
+    runs = simulate(
+        [
+            _pipeline(problem, plans, index, predicted, forward_share, num_steps)
+            for index, predicted in enumerate(prediction.clusters)
+        ]
+    )
     clusters = []
-    energy: dict[str, float] = {}
     memory: dict[str, float] = {}
-    for index, run in enumerate(simulate(pipelines)):
-        cluster, plan, part = problem.clusters[index], plans[index], parts[index]
-        clusters.append(_cluster_outcome(problem, cluster, plan, part, run.seconds / num_steps))
-        for stage, predicted, held in zip(
-            plan.stages, part.stages, run.peak_in_flight, strict=True
-        ):
-            name = stage.host_id
-            needed = problem.model.memory_bytes(
-                stage.start_unit,
-                stage.stop_unit,
-                held,
-                problem.mini_batch / plan.num_micro_batches,
+    for index, (plan, run) in enumerate(zip(plans, runs, strict=True)):
+        cluster = problem.clusters[index]
+        mini_batch_seconds = run.seconds / num_steps
+        clusters.append(
+            _cluster_outcome(problem, plans, index, prediction.clusters[index], mini_batch_seconds)
+        )
+        size = problem.mini_batch / plan.num_micro_batches
+        for stage, held in zip(plan.stages, run.peak_in_flight, strict=True):
+            memory.setdefault(stage.host_id, cluster.hosts[stage.host_id].base_bytes)
+            memory[stage.host_id] += problem.model.memory_bytes(
+                stage.start_unit, stage.stop_unit, held, size
             )
-            memory.setdefault(name, cluster.hosts[name].base_bytes)
-            memory[name] += needed
-            energy[name] = energy.get(name, 0.0) + predicted.energy_joules
     slowest = max(cluster.round_seconds for cluster in clusters)
-    return RoundOutcome(slowest + problem.fixed_seconds, tuple(clusters), energy, memory)
+    return RoundOutcome(
+        slowest + problem.fixed_seconds, tuple(clusters), prediction.energy_joules, memory
+    )
 
 
-def simulated_pipeline(
+def _pipeline(
     problem: RoundProblem,
+    plans: RoundPlan,
     index: int,
-    plan: ClusterPlan,
-    part: ClusterPrediction,
+    predicted: ClusterPrediction,
     forward_share: float,
     num_steps: int,
 ) -> SimulatedPipeline:
-    """Makes a cluster's pipeline of its plan; of the prediction it takes seconds of passes and transfers only."""
-    cluster = problem.clusters[index]
+    cluster, plan = problem.clusters[index], plans[index]
     stages = tuple(
         SimulatedStage(
-            forward_share * predicted.compute_seconds,
-            (1 - forward_share) * predicted.compute_seconds,
+            forward_share * times.compute_seconds,
+            (1 - forward_share) * times.compute_seconds,
             stage.in_flight,
             stage.host_id,
         )
-        for stage, predicted in zip(plan.stages, part.stages, strict=True)
+        for stage, times in zip(plan.stages, predicted.stages, strict=True)
     )
     links = tuple(
         SimulatedLink(
-            link.forward_seconds,
-            link.backward_seconds,
-            link.round_trip_seconds / 2,
-            isinstance(
-                cluster.links.get((plan.stages[i].host_id, plan.stages[i + 1].host_id)), RadioLink
-            ),
+            times.forward_seconds,
+            times.backward_seconds,
+            times.round_trip_seconds / 2,
+            isinstance(cluster.links.get((sender.host_id, receiver.host_id)), RadioLink),
         )
-        for i, link in enumerate(part.links)
+        for (sender, receiver), times in zip(pairwise(plan.stages), predicted.links, strict=True)
     )
-    if problem.update_per_micro_batch:  # each micro-batch is flushed and steps
-        return SimulatedPipeline(
-            stages, links, 1, num_steps * plan.num_micro_batches, cluster.step_seconds
-        )
-    return SimulatedPipeline(stages, links, plan.num_micro_batches, num_steps, cluster.step_seconds)
+    num_micro_batches = plan.num_micro_batches
+    if problem.update_per_micro_batch:  # Each micro-batch is then a mini-batch of its own.
+        num_micro_batches, num_steps = 1, num_steps * num_micro_batches
+    return SimulatedPipeline(stages, links, num_micro_batches, num_steps, cluster.step_seconds)
 
 
 def _cluster_outcome(
     problem: RoundProblem,
-    cluster: ClusterProblem,
-    plan: ClusterPlan,
-    part: ClusterPrediction,
+    plans: RoundPlan,
+    index: int,
+    predicted: ClusterPrediction,
     mini_batch_seconds: float,
 ) -> ClusterOutcome:
+    cluster, plan = problem.clusters[index], plans[index]
     seconds = (
         problem.local_steps * mini_batch_seconds
-        + part.gather_seconds
-        + part.migrate_seconds
+        + predicted.gather_seconds
+        + predicted.migrate_seconds
         + cluster.upload_seconds
     )
-    computing = plan.num_micro_batches * sum(stage.compute_seconds for stage in part.stages)
-    bubble = 1.0
-    if mini_batch_seconds:
-        bubble -= computing / (len(plan.stages) * mini_batch_seconds)
+    computes = [stage.compute_seconds for stage in predicted.stages]
     moved = sum(
-        moved_blocks(cluster, stage.host_id, stage.start_unit, stage.stop_unit)
+        moved_units(cluster, stage.host_id, stage.start_unit, stage.stop_unit)
         for stage in plan.stages
     )
-    return ClusterOutcome(mini_batch_seconds, seconds, bubble, moved)
+    return ClusterOutcome(
+        mini_batch_seconds,
+        seconds,
+        bubble_ratio(plan.num_micro_batches, computes, mini_batch_seconds),
+        moved,
+    )

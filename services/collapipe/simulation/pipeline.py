@@ -1,23 +1,22 @@
-"""Event-driven 1F1B: how long mini-batches take when stages, links and windows do what they do.
+"""Simulates pipelines event by event: the time of 1F1B mini-batches when stages and links wait for each other.
 
-This is what the formula of the delay, design (5), is checked against, so it shares nothing with it: there are a clock,
-a heap of events, and the rule by which a stage chooses its next action, the same as of the real stages
-(`collapipe.stage_runtime.action_order`): a backward pass before a forward pass, and never more than a window of forward passes.
+This simulation checks the formula of docs/scheduling.md (5), so it shares no code with it. A stage chooses its next action
+by the rule of real stages (`collapipe.stage_runtime.action_order`): a backward pass before a forward pass, and never
+more forward micro-batches than its window.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 
 @dataclass(frozen=True)
 class SimulatedStage:
-    """One stage; seconds are of one micro-batch.
+    """One stage. Seconds are for one micro-batch.
 
     Args:
-        forward_seconds, backward_seconds: Of its passes.
-        in_flight: Forward micro-batches that it may hold.
-        processor: Names what it computes on. Last stages of several pipelines may name the same one, and share it.
+        in_flight: In-flight window.
+        processor: Name of the processor. Last stages of several pipelines may share one, and then take turns.
     """
 
     forward_seconds: float
@@ -28,11 +27,11 @@ class SimulatedStage:
 
 @dataclass(frozen=True)
 class SimulatedLink:
-    """One link, both directions; seconds are of one micro-batch.
+    """One link in both directions. Seconds are for one micro-batch.
 
     Args:
-        forward_seconds, backward_seconds: For which it is occupied.
-        latency_seconds: After which what left has arrived; the link is free meanwhile.
+        forward_seconds, backward_seconds: Time for which a transfer occupies the link.
+        latency_seconds: Further time until the transfer arrives. The link is free meanwhile.
         half_duplex: Whether both directions take turns.
     """
 
@@ -44,14 +43,13 @@ class SimulatedLink:
 
 @dataclass(frozen=True)
 class SimulatedPipeline:
-    """A cluster's pipeline; link i leads from stage i to stage i + 1.
+    """The pipeline of a cluster. Link i leads from stage i to stage i + 1.
 
     Args:
-        stages: In order; a forward pass of the last one is followed by its backward pass at once.
-        links: One fewer.
-        num_micro_batches: Of a mini-batch.
-        num_steps: Mini-batches, one after the other.
-        step_seconds: Between them, and after the last: clipping barrier and optimizer.
+        stages: In order. The last stage runs each backward pass right after the forward pass.
+        num_micro_batches: Micro-batches of a mini-batch.
+        num_steps: Number of mini-batches, one after the other.
+        step_seconds: Time of gradient clipping and the optimizer after each mini-batch.
     """
 
     stages: Sequence[SimulatedStage]
@@ -63,126 +61,107 @@ class SimulatedPipeline:
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """What came of a pipeline.
+    """The result for one pipeline.
 
     Args:
-        seconds: Until its last step was done.
-        peak_in_flight: Most forward micro-batches that each stage held.
+        seconds: Time until its last step has ended.
+        peak_in_flight: Largest number of forward micro-batches that each stage held.
     """
 
     seconds: float
     peak_in_flight: tuple[int, ...]
 
 
+_GRADIENT_ARRIVED, _ACTIVATION_ARRIVED, _PASS_ENDED = range(3)
+"""Kinds of events. Of events at the same time, a smaller kind comes first, so an idle stage sees all that has arrived."""
+
+
 def simulate(pipelines: Sequence[SimulatedPipeline]) -> list[PipelineRun]:
-    """Runs pipelines side by side; they begin together, and meet only where their last stages share a processor.
+    """Runs pipelines side by side from the same time on. Only a shared processor makes them wait for each other.
 
-    A link that carries nothing (infinite seconds) makes its pipeline take infinite time.
+    A link with infinite seconds makes its pipeline take infinite time.
+
+    The stages of all pipelines are numbered as nodes, and link i leads from node i to node i + 1. Micro-batches need no
+    names, because every queue is first in, first out. The loop is one function with local lists, because a function call
+    for each event would double the time.
     """
-    simulation = _Simulation(pipelines)
-    simulation.run()
-    runs, first = [], 0
-    for pipeline, seconds in zip(pipelines, simulation.finished, strict=True):
-        after = first + len(pipeline.stages)
-        runs.append(PipelineRun(seconds, tuple(simulation.peaks[first:after])))
-        first = after
-    return runs
+    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
+    owner = [index for index, pipeline in enumerate(pipelines) for _ in pipeline.stages]
+    unused = SimulatedLink(0.0, 0.0)  # after each last stage, so that every node has a link
+    links = [link for pipeline in pipelines for link in (*pipeline.links, unused)]
+    nodes = range(len(stages))
+    is_first = [node == 0 or owner[node - 1] != owner[node] for node in nodes]
+    is_last = [*is_first[1:], True]
 
-
-class _Simulation:
-    """Stages of all pipelines are nodes 0 to n - 1, and link i leads from node i to node i + 1.
-
-    An event is a time and a code, which says what happened where. Codes order what happens at the same time: gradients
-    arrive, then activations, then passes end, later stages first, so that a stage that becomes idle knows of everything
-    that is there. Micro-batches need no names, for every queue is first in, first out.
-    """
-
-    def __init__(self, pipelines: Sequence[SimulatedPipeline]) -> None:
-        self._pipelines = pipelines
-        self._stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-        self._owner = [index for index, pipeline in enumerate(pipelines) for _ in pipeline.stages]
-        nowhere = SimulatedLink(0.0, 0.0)  # after a last stage, so that every node has a link
-        self._links = [link for pipeline in pipelines for link in [*pipeline.links, nowhere]]
-        self.finished = [0.0] * len(pipelines)
-        self.peaks = [0] * len(self._stages)
-
-    def run(self) -> None:
-        """Runs until nothing happens any more.
-
-        One function with local lists: a call for each of its events would double the time.
-        """
-        n, pipelines, owner, peaks = len(self._stages), self._pipelines, self._owner, self.peaks
-        forward = [stage.forward_seconds for stage in self._stages]
-        backward = [stage.backward_seconds for stage in self._stages]
-        window = [stage.in_flight for stage in self._stages]
-        up = [link.forward_seconds for link in self._links]
-        down = [link.backward_seconds for link in self._links]
-        latency = [link.latency_seconds for link in self._links]
-        down_server = [2 * i + (not link.half_duplex) for i, link in enumerate(self._links)]
-        is_first = [node == 0 or owner[node - 1] != owner[node] for node in range(n)]
-        is_last = [*is_first[1:], True]
-
-        link_free = [0.0] * (2 * n)  # link i sends activations by server 2 i
-        processor_free = {stage.processor: 0.0 for stage in self._stages}
-        activations, gradients = [0] * n, [0] * n  # arrived and not taken
-        held, done, busy = [0] * n, [0] * n, [False] * n
-        steps_left = [pipeline.num_steps for pipeline in pipelines]
-        gradient_at, activation_at, ended_at = n - 1, 2 * n - 1, 4 * n - 2  # codes, of node 0
-        heap = [
-            (0.0, activation_at - node)
-            for node in range(n)
-            if is_first[node]
-            for _ in range(pipelines[owner[node]].num_micro_batches)
-        ]
-        heap.sort()
-        while heap:
-            now, code = heappop(heap)
-            if code < n:
-                node = gradient_at - code
-                gradients[node] += 1
-            elif code < 2 * n:
-                node = activation_at - code
-                if is_last[node]:
-                    peaks[node] = 1
-                    name = self._stages[node].processor
-                    end = max(now, processor_free[name]) + forward[node] + backward[node]
-                    processor_free[name] = end
-                    held[node] += 1
-                    heappush(heap, (end, ended_at - 2 * node))
-                    continue
-                activations[node] += 1
-            else:
-                node, was_forward = (ended_at + 1 - code) // 2, code & 1
-                busy[node] = False
-                if was_forward:
-                    end = max(now, link_free[2 * node]) + up[node]
-                    link_free[2 * node] = end
-                    heappush(heap, (end + latency[node], activation_at - node - 1))
-                else:
-                    held[node] -= 1
-                    done[node] += 1
-                    if not is_first[node]:
-                        before = node - 1
-                        end = max(now, link_free[down_server[before]]) + down[before]
-                        link_free[down_server[before]] = end
-                        heappush(heap, (end + latency[before], gradient_at - before))
-                    elif done[node] == pipelines[owner[node]].num_micro_batches:
-                        pipeline = pipelines[owner[node]]
-                        done[node] = 0
-                        self.finished[owner[node]] = end = now + pipeline.step_seconds
-                        steps_left[owner[node]] -= 1
-                        if steps_left[owner[node]]:
-                            for _ in range(pipeline.num_micro_batches):
-                                heappush(heap, (end, activation_at - node))
-            if busy[node]:
-                continue
-            if gradients[node]:
-                gradients[node] -= 1
-                busy[node] = True
-                heappush(heap, (now + backward[node], ended_at - 2 * node))
-            elif activations[node] and held[node] < window[node]:
-                activations[node] -= 1
-                held[node] += 1
-                peaks[node] = max(peaks[node], held[node])
-                busy[node] = True
-                heappush(heap, (now + forward[node], ended_at - 2 * node + 1))
+    link_free = [0.0] * (2 * len(nodes))  # entries 2 i and 2 i + 1: forward and backward on link i
+    backward_entry = [2 * node + (not links[node].half_duplex) for node in nodes]
+    processor_free = {stage.processor: 0.0 for stage in stages}
+    activations, gradients = [0] * len(nodes), [0] * len(nodes)  # arrived, and not yet used
+    held, peaks, done = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)
+    busy = [False] * len(nodes)
+    steps_left = [pipeline.num_steps for pipeline in pipelines]
+    finished = [0.0] * len(pipelines)
+    # An event is (time, kind, -node, whether the ended pass was a forward pass). Later stages come first.
+    events = [
+        (0.0, _ACTIVATION_ARRIVED, -node, False)
+        for node in nodes
+        if is_first[node]
+        for _ in range(pipelines[owner[node]].num_micro_batches)
+    ]
+    heapify(events)
+    while events:
+        now, kind, negative_node, was_forward = heappop(events)
+        node = -negative_node
+        stage, link = stages[node], links[node]
+        if kind == _GRADIENT_ARRIVED:
+            gradients[node] += 1
+        elif kind == _ACTIVATION_ARRIVED and is_last[node]:
+            start = max(now, processor_free[stage.processor])
+            end = start + stage.forward_seconds + stage.backward_seconds
+            processor_free[stage.processor] = end
+            held[node] += 1
+            peaks[node] = 1
+            heappush(events, (end, _PASS_ENDED, -node, False))
+            continue
+        elif kind == _ACTIVATION_ARRIVED:
+            activations[node] += 1
+        elif was_forward:
+            busy[node] = False
+            end = max(now, link_free[2 * node]) + link.forward_seconds
+            link_free[2 * node] = end
+            heappush(events, (end + link.latency_seconds, _ACTIVATION_ARRIVED, -(node + 1), False))
+        else:
+            busy[node] = False
+            held[node] -= 1
+            done[node] += 1
+            pipeline = pipelines[owner[node]]
+            if not is_first[node]:
+                before, entry = links[node - 1], backward_entry[node - 1]
+                end = max(now, link_free[entry]) + before.backward_seconds
+                link_free[entry] = end
+                heappush(
+                    events, (end + before.latency_seconds, _GRADIENT_ARRIVED, -(node - 1), False)
+                )
+            elif done[node] == pipeline.num_micro_batches:
+                done[node] = 0
+                finished[owner[node]] = end = now + pipeline.step_seconds
+                steps_left[owner[node]] -= 1
+                if steps_left[owner[node]]:
+                    for _ in range(pipeline.num_micro_batches):
+                        heappush(events, (end, _ACTIVATION_ARRIVED, -node, False))
+        if busy[node]:
+            continue
+        if gradients[node]:
+            gradients[node] -= 1
+            busy[node] = True
+            heappush(events, (now + stage.backward_seconds, _PASS_ENDED, -node, False))
+        elif activations[node] and held[node] < stage.in_flight:
+            activations[node] -= 1
+            held[node] += 1
+            peaks[node] = max(peaks[node], held[node])
+            busy[node] = True
+            heappush(events, (now + stage.forward_seconds, _PASS_ENDED, -node, True))
+    return [
+        PipelineRun(finished[index], tuple(peaks[node] for node in nodes if owner[node] == index))
+        for index in range(len(pipelines))
+    ]

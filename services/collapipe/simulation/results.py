@@ -1,24 +1,24 @@
-"""From runs to numbers that one can read: a table of rounds, one of devices, and a summary with confidence intervals."""
+"""Turns runs into results: a CSV file of rounds, one of devices, and a summary with confidence intervals."""
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from collapipe.simulation.rounds import DeviceRecord, RoundRecord, StrategyRun
+from collapipe.simulation.records import DeviceRecord, RoundRecord, StrategyRun
 
 _CONFIDENCE = 0.95
-_RESAMPLES = 2000
+_NUM_RESAMPLES = 2000
 
 _RUN_COLUMNS = ("parameter", "value", "seed", "strategy")
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A median, and the bounds of its 95 % confidence interval."""
+    """A median and its 95 % confidence interval."""
 
     median: float
     low: float
@@ -27,25 +27,25 @@ class Interval:
 
 @dataclass(frozen=True)
 class StrategySummary:
-    """A strategy at one value of the swept parameter, over all seeds with a feasible round.
+    """A strategy at one value of the swept parameter, over all seeds that have a feasible round.
 
-    A seed counts with its mean over feasible rounds, memory with its maximum.
+    Each seed contributes the mean over its feasible rounds, and for memory the maximum. Measures of feasible rounds are `None`
+    if there are none.
 
     Args:
-        strategy: Its name.
-        value: Of the swept parameter; `None` when nothing is swept.
-        num_seeds: All of them.
-        infeasible_rounds: Share of the rounds in which it had no plan; 1 for a seed that never had one.
-        reason: Why, the first time.
-        delay_seconds, predicted_seconds: Of a round; `None` where nothing was feasible, as with all that follow.
-        prediction_error: |predicted / simulated - 1|, the median over rounds.
-        energy_joules: Of a device in a round.
-        energy_joules_max: Of the device that uses most over all rounds, in a round.
-        budget_joules: Mean budget of the devices that have one; `None` for none.
-        backlog: Of a device with a budget.
-        memory_bytes: Of the device that needs most.
-        bubble_ratio: Of the slowest cluster.
-        reduction: By how much `dssra` is faster, 1 - its delay over this one's, seed by seed; `None` without it.
+        value: Value of the swept parameter. `None` if the scenario has no sweep.
+        num_seeds: Number of all seeds.
+        infeasible_rounds: Share of the rounds without a feasible plan. A seed without any feasible round counts as 1.
+        reason: First reason of an infeasible round.
+        delay_seconds, predicted_seconds: Simulated and predicted time of a round.
+        prediction_error: |predicted / simulated - 1|, the median over the rounds of a seed.
+        energy_joules: Energy of a device in a round.
+        energy_joules_max: Energy in a round of the device that uses most over all rounds.
+        budget_joules: Mean budget of the devices that have one. `None` if none has.
+        backlog: Backlog of a device with a budget. `None` if none has.
+        memory_bytes: Memory of the device that needs most.
+        bubble_ratio: Idle share of the slowest cluster.
+        reduction: Share of the round time that `dssra` saves against this strategy, seed by seed. `None` without `dssra`.
     """
 
     strategy: str
@@ -66,12 +66,12 @@ class StrategySummary:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Median with its percentile bootstrap (Efron 1979): assumes nothing of how values are distributed.
+    """Returns the median and its percentile bootstrap interval (Efron 1979), which assumes no distribution.
 
-    A single value is its own interval. Equal values give equal intervals: resampling has a fixed seed.
+    The interval of a single value is that value. Resampling has a fixed seed, so equal values give equal intervals.
     """
     sample = np.asarray(values, dtype=np.float64)
-    drawn = np.random.default_rng(0).integers(len(sample), size=(_RESAMPLES, len(sample)))
+    drawn = np.random.default_rng(0).integers(len(sample), size=(_NUM_RESAMPLES, len(sample)))
     medians = np.median(sample[drawn], axis=1)
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(medians, [tail, 1 - tail])
@@ -79,7 +79,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def summarize(runs: Iterable[StrategyRun]) -> list[StrategySummary]:
-    """Summarises runs by strategy and value, in the order of their first run."""
+    """Summarises runs by value and strategy, in the order of their first run."""
     groups: dict[tuple[float | None, str], list[StrategyRun]] = {}
     for run in runs:
         groups.setdefault((run.value, run.strategy), []).append(run)
@@ -89,46 +89,51 @@ def summarize(runs: Iterable[StrategyRun]) -> list[StrategySummary]:
 
 
 def write_rounds(path: Path, parameter: str | None, runs: Iterable[StrategyRun]) -> None:
-    """Writes one row a round; infeasible rounds have their reason, and nothing else."""
-    names = [field.name for field in fields(RoundRecord)]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*_RUN_COLUMNS, "feasible", *names], restval="")
-        writer.writeheader()
-        for run in runs:
-            for record in run.rounds:
-                row = _key(parameter, run) | {"feasible": int(record.feasible)}
-                if record.feasible:
-                    row |= asdict(record)
-                else:
-                    row |= {"round_index": record.round_index, "reason": record.reason}
-                writer.writerow(row)
+    """Writes one row for each round. The row of an infeasible round has its reason and no measures."""
+    columns = ["feasible", *(field.name for field in fields(RoundRecord))]
+    rows = []
+    for run in runs:
+        for record in run.rounds:
+            row = asdict(record)
+            if not record.feasible:
+                row = {"round_index": record.round_index, "reason": record.reason}
+            rows.append(_run_cells(parameter, run) | {"feasible": int(record.feasible)} | row)
+    _write_csv(path, columns, rows)
 
 
 def write_devices(path: Path, parameter: str | None, runs: Iterable[StrategyRun]) -> None:
-    """Writes one row a device and run."""
-    names = [field.name for field in fields(DeviceRecord)]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*_RUN_COLUMNS, *names, "mean_energy_joules"])
-        writer.writeheader()
-        for run in runs:
-            for device in run.devices:
-                row = _key(parameter, run) | asdict(device)
-                writer.writerow(row | {"mean_energy_joules": device.mean_energy_joules})
+    """Writes one row for each device of each run."""
+    columns = [*(field.name for field in fields(DeviceRecord)), "mean_energy_joules"]
+    rows = [
+        _run_cells(parameter, run)
+        | asdict(device)
+        | {"mean_energy_joules": device.mean_energy_joules}
+        for run in runs
+        for device in run.devices
+    ]
+    _write_csv(path, columns, rows)
 
 
-def _key(parameter: str | None, run: StrategyRun) -> dict[str, Any]:
+def _run_cells(parameter: str | None, run: StrategyRun) -> dict[str, Any]:
     values = (parameter or "", "" if run.value is None else run.value, run.seed, run.strategy)
     return dict(zip(_RUN_COLUMNS, values, strict=True))
 
 
-def _summarize(group: Sequence[StrategyRun], rivals: Sequence[StrategyRun]) -> StrategySummary:
-    first = group[0]
+def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*_RUN_COLUMNS, *columns], restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _summarize(group: Sequence[StrategyRun], dssra: Sequence[StrategyRun]) -> StrategySummary:
+    """Summarises the runs of a strategy at one value, compared with those of `dssra` at the same value."""
     reasons = [record.reason for run in group for record in run.rounds if record.reason]
-    feasible = {run.seed: _feasible(run) for run in group if _feasible(run)}
-    shares = [1 - len(_feasible(run)) / len(run.rounds) for run in group]
+    feasible = _feasible_rounds(group)
+    shares = [1 - len(feasible.get(run.seed, [])) / len(run.rounds) for run in group]
     summary = StrategySummary(
-        first.strategy,
-        first.value,
+        group[0].strategy,
+        group[0].value,
         len(group),
         float(np.mean(shares)),
         reasons[0] if reasons else "",
@@ -148,18 +153,14 @@ def _summarize(group: Sequence[StrategyRun], rivals: Sequence[StrategyRun]) -> S
     ) -> Interval:
         return interval([float(of_seed([of_round(r) for r in rs])) for rs in feasible.values()])
 
-    rival_rounds = {run.seed: _feasible(run) for run in rivals if _feasible(run)}
+    dssra_rounds = _feasible_rounds(dssra)
     reductions = [
-        1 - _mean_delay(rival_rounds[seed]) / _mean_delay(records)
+        1 - _mean_delay(dssra_rounds[seed]) / _mean_delay(records)
         for seed, records in feasible.items()
-        if seed in rival_rounds
+        if seed in dssra_rounds
     ]
-    return StrategySummary(
-        summary.strategy,
-        summary.value,
-        summary.num_seeds,
-        summary.infeasible_rounds,
-        summary.reason,
+    return replace(
+        summary,
         delay_seconds=over_seeds(lambda r: r.delay_seconds),
         predicted_seconds=over_seeds(lambda r: r.predicted_seconds),
         prediction_error=over_seeds(
@@ -181,8 +182,10 @@ def _summarize(group: Sequence[StrategyRun], rivals: Sequence[StrategyRun]) -> S
     )
 
 
-def _feasible(run: StrategyRun) -> list[RoundRecord]:
-    return [record for record in run.rounds if record.feasible]
+def _feasible_rounds(runs: Iterable[StrategyRun]) -> dict[int, list[RoundRecord]]:
+    """Returns the feasible rounds by seed, without seeds that have none."""
+    found = {run.seed: [record for record in run.rounds if record.feasible] for run in runs}
+    return {seed: records for seed, records in found.items() if records}
 
 
 def _mean_delay(records: Sequence[RoundRecord]) -> float:

@@ -1,15 +1,16 @@
-"""All runs of a scenario: every value of its sweep, every strategy, every seed."""
+"""Runs a whole scenario: every value of its sweep with every strategy and every seed."""
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from collapipe.simulation.rounds import StrategyRun, run_strategy
+from collapipe.simulation.records import StrategyRun
+from collapipe.simulation.rounds import run_strategy
 from collapipe.simulation.scenario import Scenario
 
 
 def num_rounds(scenario: Scenario) -> int:
-    """Rounds of all runs together."""
+    """Returns the number of rounds of all runs together."""
     runs = len(scenario.points()) * len(scenario.strategies) * len(scenario.seed_list)
     return runs * scenario.rounds
 
@@ -17,23 +18,24 @@ def num_rounds(scenario: Scenario) -> int:
 def run_scenario(
     scenario: Scenario, *, jobs: int = 1, on_rounds: Callable[[int], None] = lambda count: None
 ) -> list[StrategyRun]:
-    """Runs everything; results do not depend on how many processes share the work.
+    """Runs everything. The results do not depend on the number of processes.
 
     Args:
-        scenario: What to run.
-        jobs: Processes.
-        on_rounds: Told how many rounds more are done.
+        jobs: Number of processes.
+        on_rounds: Called with the number of rounds that have ended since the last call.
 
     Returns:
-        By value, strategy and seed, in the scenario's order.
+        Runs by value, strategy and seed, in the scenario's order.
     """
-    runs = list(_runs(scenario))
+    runs = [
+        (point, strategy, seed, value)
+        for value, point in scenario.points()
+        for strategy in scenario.strategies
+        for seed in scenario.seed_list
+    ]
     if jobs == 1:
-        return [
-            run_strategy(point, strategy, seed, value, lambda: on_rounds(1))
-            for point, strategy, seed, value in runs
-        ]
-    # spawned: a process that has threads (a progress bar) is not forked
+        return [run_strategy(*run, on_round=lambda: on_rounds(1)) for run in runs]
+    # A process with threads, such as those of a progress bar, must not be forked.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         futures = [pool.submit(run_strategy, *run) for run in runs]
@@ -45,10 +47,3 @@ def run_scenario(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         return [future.result() for future in futures]
-
-
-def _runs(scenario: Scenario) -> Iterator[tuple[Scenario, str, int, float | None]]:
-    for value, point in scenario.points():
-        for strategy in scenario.strategies:
-            for seed in scenario.seed_list:
-                yield point, strategy, seed, value

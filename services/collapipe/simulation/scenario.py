@@ -1,15 +1,15 @@
-"""Scenarios: what is simulated, as a TOML file says it."""
+"""The schema of scenario files, the TOML files that `collapipe simulate` reads."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from collapipe.codecs import CodecName
 from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.errors import InvalidInputError
-from collapipe.job import explain_mistakes
-from collapipe.simulation.models import TRANSFORMERS
+from collapipe.job import divisors, explain_mistakes
+from collapipe.simulation.transformer_costs import TransformerName
 
 StrategyName = Literal["dssra", "pipeline", "titanic", "vanilla_fl", "centralized", "proportional"]
 SweepParameter = Literal[
@@ -23,23 +23,23 @@ class _Section(BaseModel):
     )
 
 
-class HardwareConfig(_Section):
-    """What a host can do: by profile, and what is given here in its place."""
+class HardwareSection(_Section):
+    """The hardware of a host. A value that is given here replaces the value of the profile."""
 
     profile: str | None = None
-    """Name of a device profile, for example `raspberry-pi-5`."""
+    """Name of a device profile, for example `raspberry-pi-5`. Without it, `gigaflops` is required."""
     gigaflops: float | None = Field(default=None, gt=0)
-    """Sustained 10^9 operations a second in training."""
+    """Sustained speed in training, in 10^9 operations per second."""
     memory_gb: float | None = Field(default=None, gt=0)
-    """Memory for training, in 10^9 bytes. Without it and a profile: no limit."""
+    """Memory for training, in 10^9 bytes. Without it and without a profile there is no limit."""
     micro_batch_overhead_seconds: float | None = Field(default=None, ge=0)
-    """What a micro-batch costs whatever its size."""
+    """Time that every micro-batch takes, whatever its size."""
     busy_watts: float | None = Field(default=None, ge=0)
-    """Power beyond idle while it computes."""
+    """Power while computing, beyond the power of an idle host."""
     transmit_watts: float = Field(default=0.1, gt=0)
-    """Most that its radio sends with."""
+    """Largest transmit power of its radio."""
     energy_budget_joules: float | None = Field(default=None, gt=0)
-    """Of a round, in the long run. Not set: mains."""
+    """Budget of an average round. Not set: mains power, without a budget."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -52,203 +52,230 @@ class HardwareConfig(_Section):
         return self
 
 
-class DeviceConfig(HardwareConfig):
-    """Some devices of one kind."""
+class DeviceSection(HardwareSection):
+    """Devices with the same hardware."""
 
     count: int = Field(default=1, ge=1)
+    """Number of such devices."""
 
 
-class ClusterConfig(_Section):
-    """Some clusters of one kind."""
+class ClusterSection(_Section):
+    """Clusters with the same devices."""
 
     count: int = Field(default=1, ge=1)
-    devices: list[DeviceConfig] = Field(min_length=1)
-    """In registration order, unless `world.shuffle_devices`."""
+    """Number of such clusters."""
+    devices: list[DeviceSection] = Field(min_length=1)
+    """Devices in registration order, unless `world.shuffle_devices` is set."""
 
 
-class ScenarioModel(_Section):
-    """What is trained."""
+class ModelSection(_Section):
+    """The model that is trained."""
 
-    name: str = "bert-base"
+    name: TransformerName = "bert-base"
+    """A well-known Transformer."""
     sequence_length: int = Field(default=128, ge=1)
     """Tokens of a sample."""
     recompute: bool = False
-    """Keep only the input of a segment and run its forward pass again."""
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in TRANSFORMERS:
-            raise ValueError(f"there is no model {name!r}: use one of {', '.join(TRANSFORMERS)}")
-        return name
+    """Whether a segment keeps only its input and repeats the forward pass before the backward pass."""
 
 
-class ScenarioTraining(_Section):
-    """How a round goes."""
+class TrainingSection(_Section):
+    """The training in a round."""
 
     mini_batch: int = Field(default=32, ge=1)
+    """Samples of a mini-batch."""
     local_steps: int = Field(default=10, ge=1)
+    """Mini-batches of a round."""
     micro_batches: list[int] | None = Field(default=None, min_length=1)
-    """Values that M may take. Not set: every divisor of the mini-batch."""
+    """Allowed numbers of micro-batches. Not set: every divisor of the mini-batch."""
     update_per: Literal["mini_batch", "micro_batch"] = "mini_batch"
+    """When the optimizer takes a step."""
     in_flight_limit: int | None = Field(default=None, ge=1)
+    """Largest in-flight window of a stage. Not set: only memory limits it."""
     codecs: list[CodecName] = Field(default=["fp32"], min_length=1)
-    """The first for all strategies but `dssra`, which chooses."""
+    """Codecs that `dssra` may choose from. All other strategies use the first."""
     step_seconds: float = Field(default=0.0, ge=0)
-    """Clipping barrier and optimizer, a step."""
+    """Time of gradient clipping and the optimizer in one step."""
     simulated_steps: int = Field(default=1, ge=1)
-    """Mini-batches of a round that are simulated; the others are taken to be like them."""
+    """Number of mini-batches of a round that are simulated. The others are assumed to take the same time."""
     base_memory_gb: float = Field(default=0.3, ge=0)
-    """What a host uses before it holds any unit, in 10^9 bytes."""
+    """Memory in use before a host holds any unit, in 10^9 bytes."""
 
     @model_validator(mode="after")
-    def _divisors(self) -> Self:
+    def _divide(self) -> Self:
         wrong = [m for m in self.micro_batches or () if m < 1 or self.mini_batch % m]
         if wrong:
             raise ValueError(
                 f"training.micro_batches has {wrong}, which do not divide the mini-batch of {self.mini_batch}: use "
-                f"some of {_divisors(self.mini_batch)}"
+                f"some of {divisors(self.mini_batch)}"
             )
         return self
 
     @property
     def micro_batch_options(self) -> tuple[int, ...]:
-        """Values that M may take, ascending."""
-        return tuple(sorted(set(self.micro_batches or _divisors(self.mini_batch))))
+        """Allowed numbers of micro-batches, ascending."""
+        return tuple(sorted(set(self.micro_batches or divisors(self.mini_batch))))
 
 
-class ScenarioSchedule(_Section):
-    """How the scheduler decides, and what it knows."""
+class ScheduleSection(_Section):
+    """The parameters of decisions, and the quality of the telemetry."""
 
     penalty_weight: float = Field(default=100.0, gt=0)
-    """V of design (13)."""
+    """V of docs/scheduling.md (13)."""
     convergence_weight: float = Field(default=0.0, ge=0)
+    """Weight λ of the convergence term in docs/scheduling.md (13)."""
     convergence_constants: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    """c0 to c4 of docs/scheduling.md (11)."""
     max_convergence_term: float | None = Field(default=None, gt=0)
+    """Limit of the convergence term. Not set: no limit."""
     migration_horizon_rounds: float = Field(default=10.0, gt=0)
+    """Number of rounds over which the cost of moving units is spread."""
     hysteresis: float = Field(default=0.05, ge=0)
-    """Share of the objective that a new plan has to save to replace the one in force."""
+    """Share of the penalty that a new plan has to save to replace the previous one."""
     telemetry_noise: float = Field(default=0.0, ge=0, lt=1)
-    """Standard deviation of what the scheduler knows of speeds and links, relative to the truth."""
+    """Standard deviation of the logarithm of measured speeds and rates around their true values."""
 
 
-class RadioConfig(_Section):
-    """Every link is a radio link: design (1)."""
+class RadioSection(_Section):
+    """Radio links between all hosts."""
 
     kind: Literal["radio"]
+    """Selects radio links."""
     bandwidth_hz: float = Field(default=40e6, gt=0)
-    """Of the channel that the links of a cluster share."""
+    """Width of the channel that the links of a cluster share."""
     path_loss_exponent: float = Field(default=3.0, gt=0)
+    """2 in free space, 3 to 4 through walls."""
     reference_loss_db: float = Field(default=40.0)
-    """At 1 m, antennas included: 40 dB at 2.4 GHz, 47 dB at 5 GHz."""
+    """Loss at 1 m, antennas included: 40 dB at 2.4 GHz, 47 dB at 5 GHz."""
     fading: Literal["rayleigh", "none"] = "rayleigh"
-    """Drawn anew every round."""
+    """Fading is drawn anew every round."""
     fading_branches: int = Field(default=1, ge=1)
-    """Independent ones that are averaged: 1 is plain Rayleigh fading."""
+    """Number of independent fading powers that are averaged. 1 is plain Rayleigh fading."""
     noise_figure_db: float = Field(default=7.0, ge=0)
+    """Noise figure of a receiver."""
     temperature_kelvin: float = Field(default=290.0, gt=0)
+    """Temperature of the thermal noise."""
     interference: Literal["none", "density", "clusters"] = "none"
-    """`density`: as given. `clusters`: all reuse the same band, and hear each other by what they send this round."""
+    """`density`: the constant below. `clusters`: all clusters use the same band and interfere with each other."""
     interference_watts_per_hertz: float = Field(default=0.0, ge=0)
-    """For `density`."""
+    """Interference density for `density`."""
     duty: float = Field(default=0.5, gt=0, le=1)
-    """For `clusters`: share of the time in which a transmitter sends; each direction half of it, by default."""
+    """Share of the time in which a transmitter is active, for `clusters`. By default each direction has half of the time."""
     cluster_radius_m: float = Field(default=20.0, gt=0)
-    """Devices are in a disc around their control unit."""
+    """Radius of the disc around a control unit that contains its devices."""
     area_radius_m: float = Field(default=60.0, ge=0)
-    """Control units are in a disc around the edge server."""
+    """Radius of the disc around the edge server that contains the control units."""
     round_trip_seconds: float = Field(default=0.004, ge=0)
+    """Round-trip time of a link."""
+
+    @property
+    def shared_capacity(self) -> float:
+        """Capacity that the links of a cluster share, in Hz."""
+        return self.bandwidth_hz
 
 
-class WireConfig(_Section):
-    """Every link is a wire."""
+class WireSection(_Section):
+    """Wired links between all hosts."""
 
     kind: Literal["wire"]
+    """Selects wired links."""
     rate_bps: float = Field(default=100e6, gt=0)
-    """Capacity of a link, each direction."""
+    """Rate of a link in each direction."""
     shared_rate_bps: float | None = Field(default=None, gt=0)
-    """What the links of a cluster share, each direction. Not set: nothing."""
+    """Rate that the links of a cluster share, in each direction. Not set: links share nothing."""
     spread: float = Field(default=1.0, ge=1)
-    """Links are up to so many times faster or slower, for good."""
+    """Largest factor between the rate of a link and `rate_bps`, up or down. Drawn once."""
     fluctuation: float = Field(default=0.0, ge=0, lt=1)
-    """Standard deviation of the logarithm of a link's rate, drawn anew every round."""
+    """Standard deviation of the logarithm of a link's rate. Drawn anew every round."""
     round_trip_seconds: float = Field(default=0.001, ge=0)
+    """Round-trip time of a link."""
+
+    @property
+    def shared_capacity(self) -> float | None:
+        """Capacity that the links of a cluster share, in bit/s. `None` if they share nothing."""
+        return self.shared_rate_bps
 
 
-class WorldConfig(_Section):
-    """What is neither host nor channel."""
+class WorldSection(_Section):
+    """How hosts vary, and how fast they exchange weights."""
 
     speed_spread: float = Field(default=1.0, ge=1)
-    """Devices are up to so many times faster or slower than they are said to be; a cluster's mean stays."""
+    """Largest factor between the speed of a device and its given speed, up or down. Drawn once; the mean speed of a
+    cluster stays the same."""
     speed_fluctuation: float = Field(default=0.0, ge=0, lt=1)
-    """Standard deviation of the logarithm of a device's speed, drawn anew every round."""
+    """Standard deviation of the logarithm of a host's speed. Drawn anew every round."""
     shuffle_devices: bool = True
-    """Devices register in random order."""
+    """Whether devices register in random order."""
     weights_bps: float | None = Field(default=None, gt=0)
-    """Rate at which unit states reach or leave a device. Not set: that takes no time."""
+    """Rate at which a device sends and receives unit states. Not set: that takes no time."""
     upload_bps: float | None = Field(default=None, gt=0)
-    """Rate at which a control unit uploads its parameters. Not set: that takes no time."""
+    """Rate at which a control unit uploads its weights. Not set: that takes no time."""
 
 
-class SweepConfig(_Section):
-    """One parameter that takes several values."""
+class SweepSection(_Section):
+    """One parameter that takes several values. Every value is a scenario of its own."""
 
     parameter: SweepParameter
-    """`devices_per_cluster` takes the first so many devices of a cluster's list, repeated where it is too short;
-    `heterogeneity` is `world.speed_spread`; `bandwidth` that of the radio, or the rate of the wire."""
+    """`heterogeneity` stands for `world.speed_spread`, and `bandwidth` for `bandwidth_hz` of a radio or `rate_bps` of a
+    wire. `devices_per_cluster` takes as many devices from the start of a cluster's list, and repeats a list that is
+    too short. `energy_budget_joules` is the budget of every device."""
     values: list[float] = Field(min_length=1)
+    """Values of the parameter."""
 
 
 class Scenario(_Section):
-    """Everything that a scenario file says."""
+    """The whole file."""
 
     name: str = Field(default="scenario", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """Name of the folder for the results."""
     seeds: int | list[int] = 1
-    """How many worlds, or their seeds."""
+    """Number of seeds, counted from 0, or a list of seeds. Each seed draws other hosts and links."""
     rounds: int = Field(default=20, ge=1)
+    """Rounds of each strategy and seed."""
     strategies: list[StrategyName] = Field(default=["dssra", "pipeline"], min_length=1)
-    model: ScenarioModel = ScenarioModel()
-    training: ScenarioTraining = ScenarioTraining()
-    schedule: ScenarioSchedule = ScenarioSchedule()
-    channel: Annotated[RadioConfig | WireConfig, Field(discriminator="kind")]
-    world: WorldConfig = WorldConfig()
-    control_unit: HardwareConfig = HardwareConfig(profile="laptop")
-    edge_server: HardwareConfig = HardwareConfig(gigaflops=2000.0)
-    clusters: list[ClusterConfig] = Field(min_length=1)
-    sweep: SweepConfig | None = None
+    """Strategies to compare."""
+    model: ModelSection = ModelSection()
+    training: TrainingSection = TrainingSection()
+    schedule: ScheduleSection = ScheduleSection()
+    channel: Annotated[RadioSection | WireSection, Field(discriminator="kind")]
+    world: WorldSection = WorldSection()
+    control_unit: HardwareSection = HardwareSection(profile="laptop")
+    edge_server: HardwareSection = HardwareSection(gigaflops=2000.0)
+    clusters: list[ClusterSection] = Field(min_length=1)
+    sweep: SweepSection | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.seed_list:
-            raise ValueError(f"seeds is {self.seeds}: at least 1 world is needed")
+            raise ValueError(f"seeds is {self.seeds}: at least 1 seed is needed")
         if min(self.seed_list) < 0:
             raise ValueError(f"seeds is {self.seeds}: a seed is at least 0")
-        for value in self.sweep.values if self.sweep else ():
-            try:
-                self.at(value)
-            except ValidationError as error:
-                reason = error.errors()[0]["msg"]
-                raise ValueError(
-                    f"sweep.values has {value:g}, which {self.sweep.parameter} cannot be: {reason}"  # type: ignore[union-attr]
-                ) from None
+        if self.sweep is not None:
+            for value in self.sweep.values:
+                try:
+                    self._with_swept(self.sweep.parameter, value)
+                except ValidationError as error:
+                    reason = error.errors()[0]["msg"]
+                    raise ValueError(
+                        f"sweep.values has {value:g}, which {self.sweep.parameter} cannot be: {reason}"
+                    ) from None
         return self
 
     @property
     def seed_list(self) -> list[int]:
-        """Every seed."""
         return list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
     def points(self) -> list[tuple[float | None, "Scenario"]]:
-        """Scenarios without a sweep, each with the value that its parameter takes; one with `None` where nothing sweeps."""
+        """Returns scenarios without a sweep: one for each swept value, or this one with the value `None`."""
         if self.sweep is None:
             return [(None, self)]
-        return [(value, self.at(value)) for value in self.sweep.values]
+        parameter = self.sweep.parameter
+        return [(value, self._with_swept(parameter, value)) for value in self.sweep.values]
 
-    def at(self, value: float) -> "Scenario":
-        """This scenario with the swept parameter at a value; raises pydantic's `ValidationError`."""
+    def _with_swept(self, parameter: SweepParameter, value: float) -> "Scenario":
+        """Returns this scenario with a parameter set, and without the sweep. Raises pydantic's `ValidationError`."""
         document = self.model_dump(exclude={"sweep"})
-        assert self.sweep is not None
-        match self.sweep.parameter:
+        match parameter:
             case "penalty_weight":
                 document["schedule"]["penalty_weight"] = value
             case "bandwidth":
@@ -267,10 +294,13 @@ class Scenario(_Section):
 
 
 def read_scenario(document: dict[str, Any], origin: str) -> Scenario:
-    """Validates a parsed scenario file; `origin` names it in errors.
+    """Validates a parsed scenario file.
+
+    Args:
+        origin: Name of the document in error messages.
 
     Raises:
-        InvalidInputError: A key is unknown or missing, or a value is wrong; one line a mistake.
+        InvalidInputError: A key is unknown or missing, or a value is wrong. The message has one line for each mistake.
     """
     try:
         return Scenario.model_validate(document)
@@ -279,11 +309,8 @@ def read_scenario(document: dict[str, Any], origin: str) -> Scenario:
 
 
 def _repeated(devices: list[dict[str, Any]], count: float) -> list[dict[str, Any]]:
-    kinds = [{**device, "count": 1} for device in devices for _ in range(device["count"])]
+    """Returns the first `count` devices of a list that starts over at its end."""
     if count != int(count):
-        raise ValueError(f"{count:g} is no number of devices")
-    return [kinds[i % len(kinds)] for i in range(int(count))]
-
-
-def _divisors(number: int) -> list[int]:
-    return [m for m in range(1, number + 1) if number % m == 0]
+        raise ValueError(f"{count:g} is not a whole number of devices")
+    single = [{**device, "count": 1} for device in devices for _ in range(device["count"])]
+    return [single[i % len(single)] for i in range(int(count))]

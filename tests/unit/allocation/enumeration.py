@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from collapipe.allocation.round_model.prediction import convergence_term, predict, violations
+from collapipe.allocation.round_model.limits import violations
+from collapipe.allocation.round_model.prediction import convergence_term, predict
 from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,

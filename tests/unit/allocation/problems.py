@@ -1,7 +1,7 @@
 """Placement problems for the tests, and what their best answer is, found by trying every split."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hypothesis import strategies as st
 
@@ -12,9 +12,10 @@ from collapipe.allocation import (
     RoundPlan,
     RoundProblem,
     Segment,
-    Strategy,
     WiredLink,
 )
+
+Strategy = Callable[[RoundProblem], RoundPlan]
 
 CONTROL_UNIT, EDGE_SERVER = Host("control-unit", 0.0), Host("edge-server", 0.0)
 

@@ -4,7 +4,8 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
-from collapipe.allocation.round_model.prediction import predict, violations
+from collapipe.allocation.round_model.limits import violations
+from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
 from collapipe.allocation.search import bandwidth
 from collapipe.allocation.search.bandwidth import SolverFailedError

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collapipe.allocation.round_model.prediction import violations
+from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.problem import (
     Host,
     RadioLink,
@@ -234,7 +234,9 @@ def test_decide_replaces_a_plan_with_a_link_that_carries_nothing_any_more(
     cut = {**cluster.links, pair: WiredLink(0.0, 0.002)}
     problem = replace(problem, clusters=(replace(cluster, links=cut), *problem.clusters[1:]))
     decision = decide(problem, in_force, hysteresis=1e9)
-    assert violations(problem, in_force) == ["cluster 0 has a link that carries nothing"]
+    assert violations(problem, in_force) == [
+        "cluster 0 has a link that is missing or has a rate of 0"
+    ]
     assert violations(problem, decision.plans) == []
     assert decision.kept == ""
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collapipe.allocation.round_model.prediction import violations
+from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
 from collapipe.allocation.search.power import allocate, best_watts
 

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from collapipe.allocation.round_model.prediction import WINDOW_SLACK, predict, violations
+from collapipe.allocation.round_model.in_flight import WINDOW_SLACK
+from collapipe.allocation.round_model.limits import violations
+from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import (
     ClusterProblem,
     Convergence,

@@ -1,4 +1,5 @@
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,14 +9,14 @@ from hypothesis import strategies as st
 from collapipe.allocation import (
     RoundProblem,
     Segment,
-    Strategy,
     WiredLink,
-    strategy_for,
+    decide_round,
     violations,
 )
 from collapipe.errors import InfeasibleError, InvalidInputError
 
 from .problems import (
+    Strategy,
     every_feasible_split,
     problem,
     problems,
@@ -24,17 +25,22 @@ from .problems import (
     split_of,
 )
 
-place_equally = strategy_for("pipeline")
-place_proportionally = strategy_for("proportional")
-place_on_the_fewest = strategy_for("titanic")
+
+def strategy(name: str, segments: Sequence[Sequence[int]] = ()) -> Strategy:
+    return lambda problem: decide_round(problem, name, segments=segments).plans
 
 
-def test_strategy_for_unknown_name_lists_the_known_ones() -> None:
+place_equally = strategy("pipeline")
+place_proportionally = strategy("proportional")
+place_on_the_fewest = strategy("titanic")
+
+
+def test_unknown_strategy_lists_the_known_ones() -> None:
     with pytest.raises(
         InvalidInputError,
         match=r"'fastest'.*dssra, pipeline, titanic, vanilla_fl, centralized, proportional, manual",
     ):
-        strategy_for("fastest")
+        strategy("fastest")(problem())
 
 
 # --- what every placement has in common
@@ -183,11 +189,11 @@ def test_proportional_without_room_for_the_model_says_how_many_blocks_fit() -> N
 
 
 def test_manual_cycles_over_its_lists_and_leaves_out_zeros() -> None:
-    strategy = strategy_for("manual", [[2, 4], [6, 0]])
+    place = strategy("manual", [[2, 4], [6, 0]])
     splits = []
     for round_index in range(4):
         given_problem = problem(speeds=[1, 1], round_index=round_index)
-        splits.append(split_of(given_problem, strategy(given_problem)))
+        splits.append(split_of(given_problem, place(given_problem)))
     assert splits == [(2, 4), (6, 0), (2, 4), (6, 0)]
 
 
@@ -197,17 +203,17 @@ def test_manual_cycles_over_its_lists_and_leaves_out_zeros() -> None:
         ([6], r"lists 1 numbers \(\[6\]\) for 2 devices"),
         ([2, 3, 1], r"lists 3 numbers .* for 2 devices"),
         ([2, 3], r"5 blocks in all, for a model of 6"),
-        ([7, -1], r"at least 0 and sum to 6"),
+        ([7, -1], r"at least 0 and their sum must be 6"),
     ],
 )
 def test_manual_list_that_does_not_fit_is_refused(segments: list[int], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        strategy_for("manual", [segments])(problem(speeds=[1, 1], num_blocks=6))
+        strategy("manual", [segments])(problem(speeds=[1, 1], num_blocks=6))
 
 
 def test_manual_segment_beyond_a_memory_is_infeasible() -> None:
     with pytest.raises(InfeasibleError, match=r"device-0 would run 6 of 6.*72 bytes.*has 71"):
-        strategy_for("manual", [[6, 0]])(problem(speeds=[1, 1], num_blocks=6, memory=[71, None]))
+        strategy("manual", [[6, 0]])(problem(speeds=[1, 1], num_blocks=6, memory=[71, None]))
 
 
 # --- titanic
@@ -241,7 +247,7 @@ def test_titanic_leaves_out_devices_that_the_proportional_split_uses() -> None:
 
 def test_vanilla_fl_takes_the_fastest_device_that_holds_everything() -> None:
     # 6 blocks of 10 bytes and 1 of stash each: 66
-    (plan,) = strategy_for("vanilla_fl")(problem(speeds=[1, 2, 3], memory=[None, 66, 65]))
+    (plan,) = strategy("vanilla_fl")(problem(speeds=[1, 2, 3], memory=[None, 66, 65]))
     units = [(stage.host_id, stage.start_unit, stage.stop_unit) for stage in plan.stages]
     assert units == [("control-unit", 0, 0), ("device-1", 0, 8)]
     assert len(plan.links) == 1
@@ -249,11 +255,11 @@ def test_vanilla_fl_takes_the_fastest_device_that_holds_everything() -> None:
 
 def test_vanilla_fl_without_a_device_for_everything_says_what_is_needed() -> None:
     with pytest.raises(InfeasibleError, match=r"needs 66 bytes.*device-1, may use 65.*splits"):
-        strategy_for("vanilla_fl")(problem(speeds=[1, 1], memory=[9, 65]))
+        strategy("vanilla_fl")(problem(speeds=[1, 1], memory=[9, 65]))
 
 
 def test_centralized_leaves_everything_with_the_control_unit() -> None:
-    (plan,) = strategy_for("centralized")(problem(speeds=[1, 2]))
+    (plan,) = strategy("centralized")(problem(speeds=[1, 2]))
     units = [(stage.host_id, stage.start_unit, stage.stop_unit) for stage in plan.stages]
     assert units == [("control-unit", 0, 8)]
     assert plan.links == ()
@@ -265,7 +271,7 @@ def test_centralized_leaves_everything_with_the_control_unit() -> None:
 @pytest.mark.parametrize("name", ["pipeline", "titanic", "vanilla_fl", "centralized"])
 def test_every_baseline_keeps_the_limits_of_the_round(name: str) -> None:
     given_problem = problem(speeds=[1, 2, 3], memory=[None, 80, 70])
-    assert violations(given_problem, strategy_for(name)(given_problem)) == []
+    assert violations(given_problem, strategy(name)(given_problem)) == []
 
 
 def test_links_share_their_channel_equally_at_full_power() -> None:

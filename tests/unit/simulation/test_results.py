@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from collapipe.simulation.records import DeviceRecord, RoundRecord, StrategyRun
 from collapipe.simulation.results import interval, summarize, write_devices, write_rounds
-from collapipe.simulation.rounds import DeviceRecord, RoundRecord, StrategyRun
 
 
 def _run(

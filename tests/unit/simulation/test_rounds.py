@@ -4,7 +4,7 @@ import pytest
 
 from collapipe.simulation.rounds import run_strategy
 from collapipe.simulation.runner import num_rounds, run_scenario
-from collapipe.simulation.world import World
+from collapipe.simulation.simulated_system import SimulatedSystem
 
 from .scenarios import RADIO, document, scenario
 
@@ -26,7 +26,7 @@ def test_every_round_is_recorded_with_what_it_took() -> None:
         assert (record.num_segments, record.moved_units) == (2, 0)
         assert 0 < record.bubble_ratio < 1
     # 6 blocks each, 2 steps of 8 samples; the radio's part is none on wires
-    work = [6 * 16 * device.seconds_per_sample for device in World(scenario(), 0).devices]
+    work = [6 * 16 * device.seconds_per_sample for device in SimulatedSystem(scenario(), 0).devices]
     joules = [10.0 * work[0], 5.0 * work[1]]
     assert [device.mean_energy_joules for device in run.devices] == pytest.approx(joules)
     assert [device.blocks for device in run.devices] == [24, 24]

@@ -22,11 +22,11 @@ _READY = Path(__file__).parents[3] / "clients/experiments/scenarios"
     [
         ({"round": 3}, "tiny.toml: unknown key 'round'; did you mean 'rounds'"),
         ({"rounds": 0}, "rounds = 0: .*greater than or equal to 1"),
-        ({"seeds": 0}, "seeds is 0: at least 1 world"),
+        ({"seeds": 0}, "seeds is 0: at least 1 seed"),
         ({"seeds": [3, -1]}, "a seed is at least 0"),
         ({"strategies": []}, "strategies"),
         ({"strategies": ["magic"]}, "strategies.0 = 'magic'"),
-        ({"model": {"name": "gpt"}}, "there is no model 'gpt': use one of bert-base"),
+        ({"model": {"name": "gpt"}}, "model.name = 'gpt': Input should be 'bert-base'"),
         ({"clusters": []}, "clusters"),
         ({"clusters": [{"devices": []}]}, "devices"),
         ({"clusters": [{"devices": [{}]}]}, "a host needs a profile, or gigaflops"),
@@ -46,7 +46,10 @@ _READY = Path(__file__).parents[3] / "clients/experiments/scenarios"
         ({"sweep": {"parameter": "bandwidth", "values": [0]}}, "sweep.values has 0"),
         ({"sweep": {"parameter": "heterogeneity", "values": [0.5]}}, "sweep.values has 0.5"),
         ({"sweep": {"parameter": "devices_per_cluster", "values": [0]}}, "sweep.values has 0"),
-        ({"sweep": {"parameter": "devices_per_cluster", "values": [1.5]}}, "no number of devices"),
+        (
+            {"sweep": {"parameter": "devices_per_cluster", "values": [1.5]}},
+            "not a whole number of devices",
+        ),
     ],
 )
 def test_bad_scenario_says_what_is_wrong(changes: dict[str, Any], message: str) -> None:

@@ -1,7 +1,7 @@
-"""What a decision leads to: delay, energy, memory, convergence, and the objective of the round.
+"""Predicts a round from its plans: delay, energy, memory, convergence and the objective.
 
-This module is the one statement of the model. The solver may use any shortcut, but what it finds is worth what
-`predict` says of it.
+All numbers in brackets are equations of docs/scheduling.md. This module defines what a plan is worth: the search may
+compute with shortcuts, but the value of the plan that it returns is the value that `predict` gives.
 """
 
 import math
@@ -16,19 +16,12 @@ from collapipe.allocation.round_model.problem import (
     RadioLink,
     RoundPlan,
     RoundProblem,
+    StagePlan,
 )
 from collapipe.codecs import CODECS
 
 STATE_ON_THE_WIRE = 0.75
-"""Share of a unit's state that is moved and gathered: weights and moments, but no gradients."""
-
-WINDOW_SLACK = 2
-"""Micro-batches that a window is given beyond what design (4) asks for.
-
-With none a stage that is late once starves the next: up to 17 % slower where mini-batches are simulated event by event.
-"""
-
-_TOLERANCE = 1e-9
+"""Share of a unit's state that a transfer carries: weights and both moments, but no gradients."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +29,10 @@ class StagePrediction:
     """One stage.
 
     Args:
-        host_id: Its host.
-        compute_seconds: Of one micro-batch, forward and backward: c_k.
-        window_seconds: R_k / w_k where the window starves it, else 0: design (4).
-        memory_bytes: Design (10), the host's base included.
-        energy_joules: Of a round, computing and sending: design (8), (9).
+        compute_seconds: Time of one micro-batch, forward and backward: c_k of (2).
+        window_seconds: R_k / w_k of (4): the time of a micro-batch if the window limits the stage. 0 if it cannot.
+        memory_bytes: Memory of the host for this stage, its `base_bytes` included: (10).
+        energy_joules: Energy of a round for computing and sending: (8), (9).
     """
 
     host_id: str
@@ -52,28 +44,37 @@ class StagePrediction:
 
 @dataclass(frozen=True)
 class LinkPrediction:
-    """One link, in seconds a micro-batch: design (3). `load_seconds` is what it adds to the bottleneck."""
+    """One link, in seconds for one micro-batch: (3).
+
+    Args:
+        load_seconds: Time for which the link is busy. The bottleneck is at least this long.
+    """
 
     forward_seconds: float
     backward_seconds: float
     round_trip_seconds: float
     load_seconds: float
 
+    @property
+    def loop_seconds(self) -> float:
+        """The part of the link in the latency loops of (4)."""
+        return self.forward_seconds + self.backward_seconds + self.round_trip_seconds
+
 
 @dataclass(frozen=True)
 class ClusterPrediction:
-    """One cluster; times in seconds.
+    """One cluster.
 
     Args:
         stages: In pipeline order.
         links: Link i leads from stage i to stage i + 1.
-        bottleneck_seconds: Of a micro-batch, in the steady state.
-        bottleneck: What it is: "stage 2", "link 1", "window 0" or "edge server".
-        mini_batch_seconds: T_n of design (5).
-        gather_seconds: T_gather of design (6).
-        migrate_seconds: T_migrate of design (6), not yet divided by the horizon.
-        round_seconds: What the cluster adds to the maximum of design (6).
-        bubble_ratio: Design (7).
+        bottleneck_seconds: Time between two micro-batches in the steady state: the maximum of (5).
+        bottleneck: Name of the part that limits: "stage 2", "link 1", "window 0" or "edge server".
+        mini_batch_seconds: T_n of (5).
+        gather_seconds: T_gather of (6).
+        migrate_seconds: T_migrate of (6), before it is divided by the horizon.
+        round_seconds: The part of this cluster in (6).
+        bubble_ratio: beta of (7).
     """
 
     stages: tuple[StagePrediction, ...]
@@ -89,7 +90,13 @@ class ClusterPrediction:
 
 @dataclass(frozen=True)
 class RoundPrediction:
-    """The whole round; `objective` is design (13), the sum of `penalty` and `drift`."""
+    """The whole round.
+
+    Args:
+        round_seconds: tau of (6).
+        convergence_term: Phi of (11).
+        penalty, drift: The two parts of the objective (13).
+    """
 
     clusters: tuple[ClusterPrediction, ...]
     round_seconds: float
@@ -99,12 +106,12 @@ class RoundPrediction:
 
     @property
     def objective(self) -> float:
-        """Drift plus penalty: design (13)."""
+        """The value that a decision minimises: (13)."""
         return self.penalty + self.drift
 
     @property
     def energy_joules(self) -> dict[str, float]:
-        """Energy of each host in the round; an edge server's clusters add up."""
+        """Energy of each host in the round, summed over the clusters that it serves."""
         energy: dict[str, float] = {}
         for cluster in self.clusters:
             for stage in cluster.stages:
@@ -115,14 +122,12 @@ class RoundPrediction:
 def predict(problem: RoundProblem, plans: RoundPlan) -> RoundPrediction:
     """Predicts a round.
 
-    A stage or link that cannot work (no link, no rate) takes infinite time; limits are `violations`' matter.
+    A link that is missing or has no rate takes infinite time. `collapipe.allocation.round_model.limits` checks limits.
     """
     clusters = tuple(
         _predict_cluster(problem, index, plans) for index in range(len(problem.clusters))
     )
     round_seconds = max(cluster.round_seconds for cluster in clusters) + problem.fixed_seconds
-    term = convergence_term(problem, plans)
-    weighted = problem.convergence.weight * term if problem.convergence.weight else 0.0
     drift = 0.0
     for cluster, predicted in zip(problem.clusters, clusters, strict=True):
         hosts = cluster.hosts
@@ -131,15 +136,23 @@ def predict(problem: RoundProblem, plans: RoundPlan) -> RoundPrediction:
             for stage in predicted.stages
             if hosts[stage.host_id].joule_weight
         )
-    penalty = problem.penalty_weight * (round_seconds / problem.reference_seconds + weighted)
-    return RoundPrediction(clusters, round_seconds, term, penalty, drift)
+    term = convergence_term(problem, plans)
+    return RoundPrediction(
+        clusters, round_seconds, term, penalty(problem, round_seconds, term), drift
+    )
+
+
+def penalty(problem: RoundProblem, round_seconds: float, term: float) -> float:
+    """Returns the penalty of (13): V (tau / tau_ref + lambda Phi), where `term` is Phi."""
+    weighted = problem.convergence.weight * term if problem.convergence.weight else 0.0
+    return problem.penalty_weight * (round_seconds / problem.reference_seconds + weighted)
 
 
 def convergence_term(problem: RoundProblem, plans: RoundPlan) -> float:
-    """Phi of design (11), with a cluster's means weighted by its samples.
+    """Returns Phi of (11), where clusters count by their share of the samples.
 
-    The error of codecs is summed over a cluster's links: with the control unit's and the edge server's hops a
-    pipeline of S segments has S + 1 of them, and each may have its own codec.
+    The codec error is summed over the links of a cluster. A pipeline of S segments has S + 1 links, those of the control
+    unit and of the edge server included, and each link may use another codec.
     """
     c0, c1, c2, c3, c4 = problem.convergence.constants
     steps, rounds = problem.local_steps, problem.convergence.num_rounds
@@ -158,57 +171,15 @@ def convergence_term(problem: RoundProblem, plans: RoundPlan) -> float:
     return total
 
 
-def violations(problem: RoundProblem, plans: RoundPlan) -> list[str]:
-    """Which limits of design (13) a decision breaks, in words; empty when it is feasible."""
-    found: list[str] = []
-    shared: dict[str, float] = {}
-    memory: dict[str, float] = {}  # a host that serves several clusters holds a replica for each
-    limits: dict[str, int | None] = {}
-    for index, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
-        predicted = _predict_cluster(problem, index, plans)
-        hosts = cluster.hosts
-        for stage in predicted.stages:
-            base = hosts[stage.host_id].base_bytes
-            others = memory[stage.host_id] - base if stage.host_id in memory else 0.0
-            memory[stage.host_id] = stage.memory_bytes + others
-            limits[stage.host_id] = hosts[stage.host_id].memory_bytes
-        units = [(stage.start_unit, stage.stop_unit) for stage in plan.stages]
-        if [start for start, _ in units] != [0, *(stop for _, stop in units[:-1])] or (
-            units[-1][1] != problem.model.num_blocks + 2
-        ):
-            found.append(f"cluster {index} does not run every unit once, in order: {units}")
-        if plan.num_micro_batches not in cluster.micro_batch_options:
-            found.append(
-                f"cluster {index} has {plan.num_micro_batches} micro-batches: allowed are "
-                f"{cluster.micro_batch_options}"
-            )
-        if not math.isfinite(predicted.round_seconds):
-            found.append(f"cluster {index} has a link that carries nothing")
-        for position, link in enumerate(plan.links):
-            sender, receiver = plan.stages[position].host_id, plan.stages[position + 1].host_id
-            for host_id, watts in ((sender, link.forward_watts), (receiver, link.backward_watts)):
-                limit_watts = hosts[host_id].max_transmit_watts
-                if not 0 <= watts <= limit_watts * (1 + _TOLERANCE):
-                    found.append(f"{host_id} sends with {watts} W of at most {limit_watts} W")
-            if link.codec not in problem.codecs:
-                found.append(f"codec {link.codec} is not allowed: {tuple(problem.codecs)}")
-            if cluster.channel is not None:
-                shared[cluster.channel] = shared.get(cluster.channel, 0.0) + link.share
-    for host_id, needed in memory.items():
-        memory_limit = limits[host_id]
-        if memory_limit is not None and needed > memory_limit:
-            found.append(f"{host_id} needs {needed:.0f} bytes of memory and has {memory_limit}")
-    for channel, total in shared.items():
-        if total > problem.channels[channel] * (1 + 1e-6):
-            found.append(
-                f"channel {channel} shares {problem.channels[channel]:g}, planned {total:g}"
-            )
-    limit = problem.convergence.limit
-    if math.isfinite(limit) and convergence_term(problem, plans) > limit * (1 + _TOLERANCE):
-        found.append(
-            f"the convergence term is {convergence_term(problem, plans):g} of at most {limit:g}"
+def stage_seconds(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan) -> list[float]:
+    """Returns the time of one micro-batch on each stage, forward and backward: c_k of (2)."""
+    hosts, size = cluster.hosts, problem.mini_batch / plan.num_micro_batches
+    return [
+        hosts[stage.host_id].compute_seconds(
+            size, problem.model.work(stage.start_unit, stage.stop_unit)
         )
-    return found
+        for stage in plan.stages
+    ]
 
 
 def link_seconds(
@@ -221,9 +192,12 @@ def link_seconds(
     *,
     carries_activations: bool = True,
 ) -> LinkPrediction:
-    """Times of one link between two neighbours: design (3).
+    """Returns the times of the link between two neighbouring stages: (3).
 
-    A sender without the embedding in it or before it carries no activations, but token ids, too few bytes to count.
+    Args:
+        sender: Host that sends activations.
+        receiver: Host that sends activation gradients back.
+        carries_activations: False if the sender runs no unit. It then sends token ids, whose few bytes are not counted.
     """
     there = cluster.links.get((sender, receiver))
     back = cluster.links.get((receiver, sender))
@@ -233,15 +207,31 @@ def link_seconds(
     raw_bytes = micro_batch_size * problem.model.activation_bytes if carries_activations else 0.0
     coding = raw_bytes * codec.seconds_per_byte
     bits = 8 * raw_bytes * codec.bytes_ratio
-    forward = _over(bits, there.rate_bps(plan.share, plan.forward_watts)) + coding
-    backward = _over(bits, back.rate_bps(plan.share, plan.backward_watts)) + coding
+    forward = _transfer_seconds(bits, there.rate_bps(plan.share, plan.forward_watts)) + coding
+    backward = _transfer_seconds(bits, back.rate_bps(plan.share, plan.backward_watts)) + coding
     half_duplex = isinstance(there, RadioLink)
     load = forward + backward if half_duplex else max(forward, backward)
     return LinkPrediction(forward, backward, there.round_trip_seconds, load)
 
 
-def moved_blocks(cluster: ClusterProblem, host_id: str, start_unit: int, stop_unit: int) -> int:
-    """Units of a range that the host does not hold under the plan in force."""
+def latency_loops(computes: Sequence[float], links: Sequence[LinkPrediction]) -> list[float]:
+    """Returns R_k of (4) for each stage: the time from its forward pass to the end of its backward pass.
+
+    Args:
+        computes: Time of one micro-batch on each stage.
+        links: Link i leads from stage i to stage i + 1.
+    """
+    loops, loop = [0.0] * len(computes), 0.0
+    for k in reversed(range(len(computes))):
+        loop += computes[k]
+        if k < len(links):
+            loop += links[k].loop_seconds
+        loops[k] = loop
+    return loops
+
+
+def moved_units(cluster: ClusterProblem, host_id: str, start_unit: int, stop_unit: int) -> int:
+    """Returns how many units of a range the host did not hold under the previous plan."""
     if cluster.previous is None:
         return 0
     held: set[int] = set()
@@ -252,17 +242,26 @@ def moved_blocks(cluster: ClusterProblem, host_id: str, start_unit: int, stop_un
 
 
 def state_seconds(problem: RoundProblem, host: Host, num_blocks: float) -> float:
-    """Time in which the states of so many blocks reach or leave a host."""
-    return _over(
-        8 * STATE_ON_THE_WIRE * problem.model.block_state_bytes * num_blocks, host.weights_bps
+    """Returns the time to send the states of some blocks to a host, or to fetch them from it."""
+    bits = 8 * STATE_ON_THE_WIRE * problem.model.block_state_bytes * num_blocks
+    return _transfer_seconds(bits, host.weights_bps)
+
+
+def stage_memory_bytes(
+    problem: RoundProblem, host: Host, stage: StagePlan, num_micro_batches: int
+) -> float:
+    """Returns the memory that a host needs for a stage with a full window, its `base_bytes` included: (10)."""
+    size = problem.mini_batch / num_micro_batches
+    return host.base_bytes + problem.model.memory_bytes(
+        stage.start_unit, stage.stop_unit, stage.in_flight, size
     )
 
 
 def head_load_seconds(problem: RoundProblem, plans: Sequence[ClusterPlan], index: int) -> float:
-    """What a micro-batch of one cluster waits for in the steady state at a head that serves all clusters.
+    """Returns the time between two micro-batches of a cluster that the shared edge server allows.
 
-    The edge server runs every cluster's micro-batches of a step on one processor; clusters step at one pace, for a
-    round ends for all together.
+    The edge server computes the head for every cluster on one processor. All clusters finish their round together, so
+    in one step it runs all micro-batches of all clusters.
     """
     total = 0.0
     for cluster, plan in zip(problem.clusters, plans, strict=True):
@@ -274,15 +273,23 @@ def head_load_seconds(problem: RoundProblem, plans: Sequence[ClusterPlan], index
     return total / plans[index].num_micro_batches
 
 
+def bubble_ratio(
+    num_micro_batches: int, computes: Sequence[float], mini_batch_seconds: float
+) -> float:
+    """Returns the share of a mini-batch in which the average stage is idle: (7).
+
+    Args:
+        computes: Time of one micro-batch on each stage.
+    """
+    if not mini_batch_seconds or not math.isfinite(mini_batch_seconds):
+        return 1.0
+    return 1.0 - num_micro_batches * sum(computes) / (len(computes) * mini_batch_seconds)
+
+
 def _predict_cluster(problem: RoundProblem, index: int, plans: RoundPlan) -> ClusterPrediction:
     cluster, plan = problem.clusters[index], plans[index]
-    model, hosts = problem.model, cluster.hosts
     num_micro_batches = plan.num_micro_batches
-    size = problem.mini_batch / num_micro_batches
-    computes = [
-        hosts[stage.host_id].compute_seconds(size, model.work(stage.start_unit, stage.stop_unit))
-        for stage in plan.stages
-    ]
+    computes = stage_seconds(problem, cluster, plan)
     links = [
         link_seconds(
             problem,
@@ -290,64 +297,36 @@ def _predict_cluster(problem: RoundProblem, index: int, plans: RoundPlan) -> Clu
             plan.stages[i].host_id,
             plan.stages[i + 1].host_id,
             link,
-            size,
+            problem.mini_batch / num_micro_batches,
             carries_activations=plan.stages[i].stop_unit > 0,
         )
         for i, link in enumerate(plan.links)
     ]
-    flight = 1 if problem.update_per_micro_batch else num_micro_batches
-    windows, loop = [0.0] * len(computes), 0.0
-    for k in reversed(range(len(computes))):
-        loop += computes[k]
-        if k < len(links):
-            link = links[k]
-            loop += link.forward_seconds + link.backward_seconds + link.round_trip_seconds
-        if plan.stages[k].in_flight < flight:
-            windows[k] = loop / plan.stages[k].in_flight
-    candidates = [(c, f"stage {k}") for k, c in enumerate(computes)]
+    loops = latency_loops(computes, links)
+    most_in_flight = 1 if problem.update_per_micro_batch else num_micro_batches
+    windows = [
+        loop / stage.in_flight if stage.in_flight < most_in_flight else 0.0
+        for stage, loop in zip(plan.stages, loops, strict=True)
+    ]
+    candidates = [(seconds, f"stage {k}") for k, seconds in enumerate(computes)]
     candidates += [(link.load_seconds, f"link {k}") for k, link in enumerate(links)]
     candidates += [(seconds, f"window {k}") for k, seconds in enumerate(windows)]
     if plan.stages[-1].host_id == cluster.edge_server.host_id:
         candidates.append((head_load_seconds(problem, plans, index), "edge server"))
     bottleneck, name = max(candidates, key=lambda candidate: candidate[0])
     if problem.update_per_micro_batch:
-        mini_batch_seconds = num_micro_batches * (loop + cluster.step_seconds)
+        mini_batch_seconds = num_micro_batches * (loops[0] + cluster.step_seconds)
     else:
-        mini_batch_seconds = loop + (num_micro_batches - 1) * bottleneck + cluster.step_seconds
-    gather = migrate = 0.0
-    for stage in plan.stages:
-        host = hosts[stage.host_id]
-        if host.host_id in (cluster.control_unit.host_id, cluster.edge_server.host_id):
-            continue
-        gather += state_seconds(problem, host, stage.stop_unit - stage.start_unit)
-        moved = moved_blocks(cluster, host.host_id, stage.start_unit, stage.stop_unit)
-        migrate += state_seconds(problem, host, moved)
+        mini_batch_seconds = loops[0] + (num_micro_batches - 1) * bottleneck + cluster.step_seconds
+    gather, migrate = _transfer_of_states(problem, cluster, plan)
     round_seconds = (
         problem.local_steps * mini_batch_seconds
         + gather
         + cluster.upload_seconds
         + migrate / problem.migration_horizon_rounds
     )
-    passes = problem.local_steps * num_micro_batches
-    stages = []
-    for k, stage in enumerate(plan.stages):
-        host = hosts[stage.host_id]
-        joules = host.busy_watts * computes[k]
-        if k < len(links) and plan.links[k].forward_watts:
-            joules += plan.links[k].forward_watts * links[k].forward_seconds
-        if k > 0 and plan.links[k - 1].backward_watts:
-            joules += plan.links[k - 1].backward_watts * links[k - 1].backward_seconds
-        memory = host.base_bytes + model.memory_bytes(
-            stage.start_unit, stage.stop_unit, stage.in_flight, size
-        )
-        stages.append(
-            StagePrediction(stage.host_id, computes[k], windows[k], memory, passes * joules)
-        )
-    bubble = 1.0
-    if mini_batch_seconds and math.isfinite(mini_batch_seconds):
-        bubble -= num_micro_batches * sum(computes) / (len(computes) * mini_batch_seconds)
     return ClusterPrediction(
-        tuple(stages),
+        _predict_stages(problem, cluster, plan, computes, windows, links),
         tuple(links),
         bottleneck,
         name,
@@ -355,11 +334,51 @@ def _predict_cluster(problem: RoundProblem, index: int, plans: RoundPlan) -> Clu
         gather,
         migrate,
         round_seconds,
-        bubble,
+        bubble_ratio(num_micro_batches, computes, mini_batch_seconds),
     )
 
 
-def _over(bits: float, rate_bps: float) -> float:
+def _predict_stages(
+    problem: RoundProblem,
+    cluster: ClusterProblem,
+    plan: ClusterPlan,
+    computes: Sequence[float],
+    windows: Sequence[float],
+    links: Sequence[LinkPrediction],
+) -> tuple[StagePrediction, ...]:
+    hosts, passes = cluster.hosts, problem.local_steps * plan.num_micro_batches
+    stages = []
+    for k, stage in enumerate(plan.stages):
+        host = hosts[stage.host_id]
+        joules = host.busy_watts * computes[k]
+        # Without the checks, 0 W on a link that takes infinite time would give NaN.
+        if k < len(links) and plan.links[k].forward_watts:
+            joules += plan.links[k].forward_watts * links[k].forward_seconds
+        if k > 0 and plan.links[k - 1].backward_watts:
+            joules += plan.links[k - 1].backward_watts * links[k - 1].backward_seconds
+        memory = stage_memory_bytes(problem, host, stage, plan.num_micro_batches)
+        stages.append(
+            StagePrediction(stage.host_id, computes[k], windows[k], memory, passes * joules)
+        )
+    return tuple(stages)
+
+
+def _transfer_of_states(
+    problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan
+) -> tuple[float, float]:
+    """Returns T_gather and T_migrate of (6). Only the devices' units move."""
+    hosts, gather, migrate = cluster.hosts, 0.0, 0.0
+    for stage in plan.stages:
+        host = hosts[stage.host_id]
+        if host.host_id in (cluster.control_unit.host_id, cluster.edge_server.host_id):
+            continue
+        gather += state_seconds(problem, host, stage.stop_unit - stage.start_unit)
+        moved = moved_units(cluster, host.host_id, stage.start_unit, stage.stop_unit)
+        migrate += state_seconds(problem, host, moved)
+    return gather, migrate
+
+
+def _transfer_seconds(bits: float, rate_bps: float) -> float:
     if not bits:
         return 0.0
     return bits / rate_bps if rate_bps > 0 else math.inf

@@ -1,6 +1,7 @@
-"""What a round decides about: hosts, links, a model and its budgets. Everything here is immutable and plain data.
+"""The problem of a round (hosts, links, model, limits) and the plan that answers it, as immutable data.
 
-Units of design/dssra.md, 1: seconds, bytes, bit/s, Hz, W, J. A link is named by its two hosts, sender first.
+`RoundProblem` is the input of every strategy; a `RoundPlan` is its answer. Quantities are in seconds, bytes,
+bit/s, Hz, W and J. Symbols such as a_k are those of docs/scheduling.md. A pair of host ids names a link, the sender first.
 """
 
 import math
@@ -16,16 +17,14 @@ class Host:
     """A host that may run units.
 
     Args:
-        host_id: Identity.
-        seconds_per_sample: One block's work for one sample, forward and backward: a_k.
-        seconds_per_micro_batch: What a micro-batch costs whatever its size: o_k.
-        memory_bytes: What it may use; `None` is no limit.
-        base_bytes: What it uses before it holds any unit.
-        busy_watts: What it draws beyond idle while it computes: design (8).
-        energy_budget_joules: Of a round, in the long run; `None` is mains.
-        backlog: Of its virtual queue: design (12).
-        max_transmit_watts: Of its radio.
-        weights_bps: Rate at which unit states reach or leave it; infinite where that time does not count.
+        seconds_per_sample: Time of one block for one sample, forward and backward: a_k.
+        seconds_per_micro_batch: Time that every micro-batch takes, whatever its size: o_k.
+        memory_bytes: Memory that training may use. `None` means no limit.
+        base_bytes: Memory in use before the host holds any unit.
+        busy_watts: Power while computing, beyond the power of an idle host: docs/scheduling.md (8).
+        energy_budget_joules: Budget of an average round. `None` means mains power, without a budget.
+        backlog: Backlog of its virtual queue: docs/scheduling.md (12).
+        weights_bps: Rate for unit states, in bit/s. Infinity means that transfers take no time.
     """
 
     host_id: str
@@ -40,43 +39,41 @@ class Host:
     weights_bps: float = math.inf
 
     def compute_seconds(self, micro_batch_size: float, work: float) -> float:
-        """Seconds of one micro-batch, forward and backward: design (2). `work` is in blocks; none takes no time."""
+        """Returns the time of one micro-batch, forward and backward: docs/scheduling.md (2).
+
+        Args:
+            work: Work of the units, counted in blocks. Without work even the fixed time is 0.
+        """
         if not work:
             return 0.0
         return self.seconds_per_micro_batch + micro_batch_size * self.seconds_per_sample * work
 
     @property
     def joule_weight(self) -> float:
-        """What a joule of it costs in design (13): Q_k / Ebar_k."""
+        """The price of a joule of this host in docs/scheduling.md (13): Q_k / Ebar_k."""
         return self.backlog / self.energy_budget_joules if self.energy_budget_joules else 0.0
 
 
 @dataclass(frozen=True)
 class WiredLink:
-    """One direction of a wired link, or of one that was measured: full duplex.
-
-    Args:
-        capacity_bps: The most that it carries.
-        round_trip_seconds: There and back.
-    """
+    """One direction of a wired link, which is full duplex. Also stands for any link that is known only by its rate."""
 
     capacity_bps: float
     round_trip_seconds: float = 0.0
 
     def rate_bps(self, share: float, watts: float) -> float:
-        """Rate with a share in bit/s; power is no matter here."""
+        """Returns the rate for a share in bit/s. Wires ignore the transmit power."""
         return min(share, self.capacity_bps)
 
 
 @dataclass(frozen=True)
 class RadioLink:
-    """One direction of a radio link: design (1). Both directions of a link use its band in turn (half duplex).
+    """One direction of a radio link. Both directions take turns on the same band (half duplex).
 
     Args:
-        gain: Power gain h.
-        noise_watts_per_hertz: N0 + I0 at the receiver.
-        round_trip_seconds: There and back.
-        efficiency: Measured rate over that of the formula.
+        gain: Power gain h from the sender to the receiver.
+        noise_watts_per_hertz: Density of noise and interference at the receiver, N0 + I0.
+        efficiency: Measured rate divided by the rate of docs/scheduling.md (1).
     """
 
     gain: float
@@ -85,7 +82,7 @@ class RadioLink:
     efficiency: float = 1.0
 
     def rate_bps(self, share: float, watts: float) -> float:
-        """Rate with a share in Hz and a transmit power in W: design (1)."""
+        """Returns the rate for a share in Hz and a transmit power: docs/scheduling.md (1)."""
         return radio_rate_bps(share, watts, self.gain, self.noise_watts_per_hertz, self.efficiency)
 
 
@@ -94,26 +91,24 @@ Link = WiredLink | RadioLink
 
 @dataclass(frozen=True)
 class Segment:
-    """A range of blocks, half-open."""
+    """A half-open range of blocks."""
 
     start_block: int
     stop_block: int
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in it."""
+        """The number of blocks."""
         return self.stop_block - self.start_block
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Who runs which units: 0 is the embedding, 1 to L the blocks, L + 1 the head; half-open.
+    """One stage: a host and its half-open range of units. Unit 0 is the embedding, 1 to L the blocks, L + 1 the head.
 
     Args:
-        host_id: The host.
-        start_unit: First unit.
-        stop_unit: One past the last; equal to the first for a stage that only passes on.
-        in_flight: Forward micro-batches that it may hold: w_k.
+        stop_unit: Equals `start_unit` for a stage that runs no unit and only forwards token ids.
+        in_flight: In-flight window w_k: forward micro-batches that the stage may hold.
     """
 
     host_id: str
@@ -124,13 +119,13 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class LinkPlan:
-    """What the link between two neighbouring stages is given, both directions.
+    """The settings of the link between two neighbouring stages, for both directions.
 
     Args:
-        codec: How activations and gradients are encoded.
-        share: Of the channel, in bit/s on a wire and Hz on a radio; infinite where nothing is shared.
-        forward_watts: Transmit power of the stage that sends activations; 0 on a wire.
-        backward_watts: Transmit power of the stage that sends gradients.
+        codec: Encoding of activations and of their gradients.
+        share: Share of the channel, in bit/s on a wire and in Hz on a radio. Infinite if links share no channel.
+        forward_watts: Transmit power of the stage that sends activations. 0 on a wire.
+        backward_watts: Transmit power of the stage that sends activation gradients. 0 on a wire.
     """
 
     codec: CodecName = "fp32"
@@ -141,7 +136,7 @@ class LinkPlan:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """A decision for one cluster; link i leads from stage i to stage i + 1."""
+    """The plan of one cluster. Link i leads from stage i to stage i + 1."""
 
     stages: tuple[StagePlan, ...]
     num_micro_batches: int
@@ -149,7 +144,7 @@ class ClusterPlan:
 
     @property
     def segments(self) -> dict[str, Segment]:
-        """The blocks of every host that runs some, in pipeline order; units that are no blocks do not count."""
+        """The segment of every host that runs blocks, in pipeline order."""
         last_block = max(stage.stop_unit for stage in self.stages) - 2
         held = {
             stage.host_id: Segment(
@@ -161,22 +156,19 @@ class ClusterPlan:
 
 
 RoundPlan = tuple[ClusterPlan, ...]
-"""One decision a cluster, in cluster order."""
+"""The plans of a round, in the order of the clusters."""
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What the units of a model cost. Work is counted in blocks.
+    """Work, memory and traffic of the units of a model.
 
     Args:
-        num_blocks: L.
         block_state_bytes: Weights, gradients and optimizer state of a block.
-        block_stash_bytes: Kept by a block of one sample for its backward pass.
-        activation_bytes: What one sample puts on a link in fp32.
-        embedding_work, head_work: Work of these units, in blocks.
-        embedding_state_bytes, head_state_bytes: As for a block.
-        embedding_stash_bytes, head_stash_bytes: As for a block.
-        recompute: Whether a stage keeps only its input, and runs forward again for the backward pass.
+        block_stash_bytes: Memory that a block keeps of one sample for its backward pass.
+        activation_bytes: Bytes of one sample on a link, in fp32.
+        embedding_work, head_work: Work of the embedding and of the head, counted in blocks.
+        recompute: Whether a stage keeps only its input and repeats the forward pass before the backward pass.
     """
 
     num_blocks: int
@@ -192,11 +184,11 @@ class ModelCost:
     recompute: bool = False
 
     def work(self, start_unit: int, stop_unit: int) -> float:
-        """Work of a range of units, in blocks."""
+        """Returns the work of a range of units, counted in blocks."""
         return self._sum(start_unit, stop_unit, self.embedding_work, 1.0, self.head_work)
 
     def state_bytes(self, start_unit: int, stop_unit: int) -> float:
-        """Weights, gradients and optimizer state of a range of units."""
+        """Returns the bytes of weights, gradients and optimizer state of a range of units."""
         return self._sum(
             start_unit,
             stop_unit,
@@ -208,9 +200,9 @@ class ModelCost:
     def memory_bytes(
         self, start_unit: int, stop_unit: int, in_flight: int, micro_batch_size: float
     ) -> float:
-        """What a stage needs with a full window: design (10), without the host's base.
+        """Returns the memory of a stage with a full window: docs/scheduling.md (10), without the host's `base_bytes`.
 
-        Queues hold an activation that waits and a gradient that leaves for each micro-batch of the window.
+        For each micro-batch of the window, the queues hold one waiting activation and one outgoing gradient.
         """
         stash = self._sum(
             start_unit,
@@ -240,17 +232,16 @@ class ClusterProblem:
     """One cluster in one round.
 
     Args:
-        control_unit: Runs the embedding.
-        devices: May run segments; in registration order.
-        edge_server: Runs the head, for every cluster.
-        links: By (sender, receiver). A pair that is not there cannot be neighbours.
-        micro_batch_options: Values that M may take, ascending: divisors of the mini-batch.
-        channel: Name of the channel that its links share; `None` when they do not share.
-        previous: The plan in force; `None` in the first round.
-        step_seconds: Clipping barrier and optimizer, a step: T_step of design (5).
-        upload_seconds: From the control unit to the edge server: 8 D_par / r of design (6).
-        weight: Share of the training samples: w_n of design (11).
-        loss_probability: That its update does not arrive: q_n of design (11).
+        devices: Hosts that may run segments, in registration order.
+        edge_server: Runs the head. All clusters share this host.
+        links: By (sender, receiver). Two hosts without a link cannot be neighbours in the pipeline.
+        micro_batch_options: Values that M may take, ascending. Each divides the mini-batch.
+        channel: Name of the channel that its links share. `None` if they share none.
+        previous: The plan of the previous round. `None` in the first round.
+        step_seconds: Time of gradient clipping and the optimizer in one step: T_step of docs/scheduling.md (5).
+        upload_seconds: Upload from the control unit to the edge server: 8 D_par / r of docs/scheduling.md (6).
+        weight: Share of the training samples: w_n of docs/scheduling.md (11).
+        loss_probability: Probability that its update does not arrive: q_n of docs/scheduling.md (11).
     """
 
     control_unit: Host
@@ -267,19 +258,19 @@ class ClusterProblem:
 
     @property
     def hosts(self) -> dict[str, Host]:
-        """Every host by its identity."""
+        """Every host by its id."""
         return {host.host_id: host for host in (self.control_unit, *self.devices, self.edge_server)}
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """Constants of the convergence term Phi: design (11).
+    """The parameters of the convergence term Phi: docs/scheduling.md (11).
 
     Args:
         constants: c0 to c4.
-        weight: lambda of design (13).
-        limit: Phi_max; infinite for none.
-        num_rounds: R.
+        weight: lambda of docs/scheduling.md (13).
+        limit: Phi_max. Infinity means no limit.
+        num_rounds: R, the rounds of the whole job.
     """
 
     constants: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
@@ -290,23 +281,20 @@ class Convergence:
 
 @dataclass(frozen=True)
 class RoundProblem:
-    """Everything that a round's decision depends on: design (13).
+    """Everything that the decision of a round depends on: docs/scheduling.md (13).
 
     Args:
-        clusters: In cluster order.
-        model: What its units cost.
-        mini_batch: Samples of a mini-batch.
+        mini_batch: Number of samples.
         local_steps: Mini-batches of a round: H_loc.
-        channels: What the links of each channel share: bit/s a direction on wires, Hz on radios.
-        codecs: Encodings that a link may be given; the first is the default.
-        in_flight_limit: Largest window; `None` for as large as memory allows.
-        update_per_micro_batch: Whether every micro-batch is flushed and steps: end of design, 2.
-        convergence: Of the job.
-        penalty_weight: V.
-        reference_seconds: tau_ref.
-        migration_horizon_rounds: Rounds over which a move is enjoyed.
-        fixed_seconds: Aggregation and broadcast: T_aggregate + T_broadcast of design (6).
-        round_index: The round; `manual` placements depend on it.
+        channels: Capacity of each channel: bit/s in each direction on wires, Hz on radios.
+        codecs: Codecs that a link may use. Every strategy but `dssra` uses the first.
+        in_flight_limit: Largest in-flight window. `None` means that only memory limits it.
+        update_per_micro_batch: Whether each micro-batch passes the whole pipeline alone and ends with an optimizer step.
+        penalty_weight: V of docs/scheduling.md (13).
+        reference_seconds: tau_ref of docs/scheduling.md (13); see `collapipe.allocation.strategies.reference`.
+        migration_horizon_rounds: Number of rounds over which the cost of moving units is spread.
+        fixed_seconds: Time of every round outside the clusters: T_aggregate + T_broadcast of docs/scheduling.md (6).
+        round_index: Index of the round. Only the strategy `manual` depends on it.
     """
 
     clusters: tuple[ClusterProblem, ...]
@@ -323,3 +311,9 @@ class RoundProblem:
     migration_horizon_rounds: float = 10.0
     fixed_seconds: float = 0.0
     round_index: int = 0
+
+    @property
+    def previous(self) -> RoundPlan | None:
+        """The plans of the previous round. `None` unless every cluster has one."""
+        plans = tuple(c.previous for c in self.clusters if c.previous is not None)
+        return plans if len(plans) == len(self.clusters) else None

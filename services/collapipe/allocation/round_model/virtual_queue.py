@@ -1,21 +1,25 @@
-"""Virtual queues: how far a device is over its long-term energy budget."""
+"""Virtual queues: how far devices have exceeded their long-term energy budgets."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 
-@dataclass(frozen=True)
-class VirtualQueue:
-    """Backlog of one device, in rounds' budgets: design (12).
+def backlogs_after(
+    backlogs: Mapping[str, float],
+    energy_joules: Mapping[str, float],
+    budgets_joules: Mapping[str, float],
+) -> dict[str, float]:
+    """Returns the backlog of every host with a budget after a round: docs/scheduling.md (12).
+
+    A backlog is counted in budgets of a round. All mappings are by host id.
 
     Args:
-        budget_joules: What a round may cost in the long run.
-        backlog: How far the rounds so far went beyond.
+        backlogs: Backlogs before the round. A host that is missing here has none.
+        energy_joules: Energy of the round. A host that is missing here used none.
+        budgets_joules: Budget of a round.
     """
-
-    budget_joules: float
-    backlog: float = 0.0
-
-    def after(self, energy_joules: float) -> "VirtualQueue":
-        """The queue after a round that used so much energy: design (12)."""
-        backlog = max(self.backlog + energy_joules / self.budget_joules - 1.0, 0.0)
-        return VirtualQueue(self.budget_joules, backlog)
+    return {
+        host_id: max(
+            backlogs.get(host_id, 0.0) + energy_joules.get(host_id, 0.0) / budget - 1.0, 0.0
+        )
+        for host_id, budget in budgets_joules.items()
+    }

@@ -8,10 +8,12 @@ and powers of links that the plan does not use yet. They follow from the dual pr
 import math
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
-from collapipe.allocation.round_model.prediction import RoundPrediction, predict, violations
+from collapipe.allocation.round_model.decision import Decision
+from collapipe.allocation.round_model.limits import violations
+from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
 from collapipe.allocation.search.assumed_links import (
     links_at_equal_shares,
@@ -32,22 +34,6 @@ _PROMISING = 1.3
 """A local change is ignored if its objective before the allocation exceeds the best objective by this factor."""
 _ALLOCATION_HYSTERESIS = 0.2
 """New shares and powers must gain this part of the hysteresis. They move no blocks, but reconfigure links."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The plans for a round, and the reasons for them.
-
-    Args:
-        prediction: What the model predicts for the plans.
-        kept: Why the plans are not the best ones: "hysteresis", "solver_failed" or "solver_slow". Empty if they are.
-        notes: Sentences for the log.
-    """
-
-    plans: RoundPlan
-    prediction: RoundPrediction
-    kept: str
-    notes: tuple[str, ...]
 
 
 class _TimeIsUpError(Exception):

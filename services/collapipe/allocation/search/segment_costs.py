@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from collapipe.allocation.round_model.prediction import moved_blocks, state_seconds
+from collapipe.allocation.round_model.prediction import moved_units, state_seconds
 from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem
 from collapipe.allocation.search.arrays import Bools, Floats, Ints
 from collapipe.allocation.search.link_tables import AssumedLinks, link_tables
@@ -340,7 +340,7 @@ def _move_seconds(problem: RoundProblem, cluster: ClusterProblem, device: Host) 
     if not np.isfinite(block_seconds):
         return np.zeros((num_blocks + 1, num_blocks + 1))
     new = [
-        moved_blocks(cluster, device.host_id, unit, unit + 1) for unit in range(1, num_blocks + 1)
+        moved_units(cluster, device.host_id, unit, unit + 1) for unit in range(1, num_blocks + 1)
     ]
     up_to = np.arange(num_blocks + 1) + np.cumsum([0, *new]) / problem.migration_horizon_rounds
     return np.asarray(block_seconds * (up_to[None, :] - up_to[:, None]))

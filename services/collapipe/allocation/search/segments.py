@@ -8,7 +8,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from collapipe.allocation.round_model.prediction import WINDOW_SLACK, predict, violations
+from collapipe.allocation.round_model.in_flight import WINDOW_SLACK
+from collapipe.allocation.round_model.limits import violations
+from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,

@@ -1,70 +1,72 @@
-"""Segments by speed under memory limits: `proportional`, and TITANIC, which first asks for the fewest devices.
+"""The strategies that fit segments to speed and memory: `proportional` and `titanic` (TITANIC).
 
-A device's window, and thereby what its memory holds, depends on how many devices behind it take part. So first it is
-decided who does, exactly. Then blocks are handed out one by one, each to the device that is least slow with it; that
-is optimal, because a device's time grows with its blocks. Ties go to the device that registered first.
+Both minimise the time of the slowest segment. `titanic` first minimises the number of devices. The window of a device,
+and so the blocks that its memory can hold, depend on how many devices follow it. Therefore two steps are needed:
+
+1. Choose the devices that take part. Dynamic programming finds the choice that can hold the most blocks.
+2. Give out the blocks one by one, each to the device that is then the least slow. This is optimal, because the time of a
+   device only grows with its blocks. Of equally slow devices, the one that registered first gets the block.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem
-from collapipe.allocation.strategies.complete_plan import (
-    Stages,
-    classical_window,
-    needed_bytes,
-    num_micro_batches,
-    place_blocks,
-)
+from collapipe.allocation.round_model.in_flight import classical_window
+from collapipe.allocation.round_model.prediction import stage_memory_bytes
+from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem, StagePlan
+from collapipe.allocation.strategies.complete_plan import Stages, num_micro_batches, place_blocks
 from collapipe.errors import InfeasibleError
 
 
 def place_proportionally(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
-    """Makes the slowest segment as fast as it can be, with the fewest devices that reach that.
-
-    Each device more is a hop more.
+    """Minimises the time of the slowest segment, and then the number of devices, because each device adds a link.
 
     Raises:
         InfeasibleError: There are no devices, or their memory cannot hold the model.
     """
     balance = _Balance(problem, cluster)
-    seconds = balance.fastest(lambda counts: True)
-    return balance.place(balance.within(seconds)[0], seconds)
+    seconds = balance.shortest(lambda counts: True)
+    return balance.place(balance.device_counts(seconds)[0], seconds)
 
 
 def place_on_the_fewest(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
-    """TITANIC: the least set of devices whose memory holds the model, and of those the one whose slowest segment is fastest.
+    """Minimises the number of devices, and then the time of the slowest segment.
 
-    The integer program has one binary a device and one integer for its blocks; with the number of devices fixed it
-    is solved exactly by looking for the least time of the slowest segment.
+    TITANIC states this as an integer program. For a given number of devices, the search for the shortest time of the
+    slowest segment solves that program exactly.
 
     Raises:
         InfeasibleError: There are no devices, or their memory cannot hold the model.
     """
     balance = _Balance(problem, cluster)
-    fewest = balance.within(balance.times[-1])[0]
-    seconds = balance.fastest(lambda counts: fewest in counts)
+    fewest = balance.device_counts(balance.times[-1])[0]
+    seconds = balance.shortest(lambda counts: fewest in counts)
     return balance.place(fewest, seconds)
 
 
 class _Balance:
-    """Which devices can run the model within a time of the slowest segment."""
+    """Finds which devices can run the model if no segment may take longer than a given time.
+
+    Args:
+        problem, cluster: The cluster needs at least one device, and its devices must be able to hold the model.
+    """
 
     def __init__(self, problem: RoundProblem, cluster: ClusterProblem) -> None:
         self._problem = problem
         self._cluster = cluster
         self._num_blocks = problem.model.num_blocks
-        self._size = problem.mini_batch / num_micro_batches(cluster)
+        self._num_micro_batches = num_micro_batches(cluster)
         devices = cluster.devices
         if not devices:
             raise InfeasibleError("the cluster has no devices: a pipeline needs at least 1")
+        # _capacities[k][n - 1] blocks fit on device k if n devices, from device k on, take part.
         self._capacities = [
-            [self._capacity(device, active) for active in range(1, len(devices) - index + 1)]
+            [self._capacity(device, count) for count in range(1, len(devices) - index + 1)]
             for index, device in enumerate(devices)
         ]
-        most = max(blocks for blocks, _ in _strongest(self._capacities).values())
+        most = max(blocks for blocks, _ in _most_blocks(self._capacities).values())
         if most == 0:
-            raise InfeasibleError(self._none_holds_a_block())
+            raise InfeasibleError(self._explain_no_block_fits())
         if most < self._num_blocks:
             raise InfeasibleError(
                 f"the {len(devices)} devices can hold {most} of {self._num_blocks} blocks: add devices or memory, "
@@ -77,60 +79,60 @@ class _Balance:
                 for count in range(1, self._num_blocks + 1)
             }
         )
+        """Every time that a segment can take, ascending."""
 
-    def within(self, seconds: float) -> list[int]:
-        """Numbers of devices, ascending, that can hold the model with no segment slower than that."""
+    def device_counts(self, seconds: float) -> list[int]:
+        """Returns the numbers of devices, ascending, that can hold the model within a time for each segment."""
         return sorted(
-            active
-            for active, (blocks, _) in self._strongest_within(seconds).items()
+            count
+            for count, (blocks, _) in self._most_blocks_within(seconds).items()
             if blocks >= self._num_blocks
         )
 
-    def fastest(self, accept: Callable[[Sequence[int]], bool]) -> float:
-        """The least time of the slowest segment for which the numbers of devices are accepted."""
+    def shortest(self, accept: Callable[[Sequence[int]], bool]) -> float:
+        """Returns the shortest time of the slowest segment for which `accept` accepts the `device_counts`."""
 
         def feasible(seconds: float) -> bool:
-            counts = self.within(seconds)
+            counts = self.device_counts(seconds)
             return bool(counts) and accept(counts)
 
         return self.times[bisect_left(self.times, True, key=feasible)]
 
-    def place(self, active: int, seconds: float) -> Stages:
-        """Places the model on so many devices, no segment slower than that."""
-        chosen = self._strongest_within(seconds)[active][1]
-        return place_blocks(self._problem, self._cluster, self._hand_out(chosen))
+    def place(self, count: int, seconds: float) -> Stages:
+        """Places the model on `count` devices, such that no segment takes longer than `seconds`."""
+        chosen = self._most_blocks_within(seconds)[count][1]
+        return place_blocks(self._problem, self._cluster, self._give_out_blocks(chosen))
 
-    def _strongest_within(self, seconds: float) -> dict[int, tuple[int, tuple[int, ...]]]:
-        return _strongest(
-            [
-                [min(capacity, self._blocks_within(device, seconds)) for capacity in row]
-                for device, row in zip(self._cluster.devices, self._capacities, strict=True)
-            ]
-        )
+    def _most_blocks_within(self, seconds: float) -> dict[int, tuple[int, tuple[int, ...]]]:
+        capacities = []
+        for device, row in zip(self._cluster.devices, self._capacities, strict=True):
+            numbers = range(1, self._num_blocks + 1)
+            in_time = sum(self._seconds(device, number) <= seconds for number in numbers)
+            capacities.append([min(capacity, in_time) for capacity in row])
+        return _most_blocks(capacities)
 
     def _seconds(self, device: Host, num_blocks: int) -> float:
-        return device.compute_seconds(self._size, num_blocks)
+        size = self._problem.mini_batch / self._num_micro_batches
+        return device.compute_seconds(size, num_blocks)
 
-    def _blocks_within(self, device: Host, seconds: float) -> int:
-        return sum(self._seconds(device, n) <= seconds for n in range(1, self._num_blocks + 1))
-
-    def _capacity(self, device: Host, active: int) -> int:
-        """Blocks that a device can hold when so many devices, from it on, take part."""
+    def _capacity(self, device: Host, count: int) -> int:
+        """Returns the blocks that fit on a device if `count` devices, from this one on, take part."""
         if device.memory_bytes is None:
             return self._num_blocks
-        window = classical_window(self._problem, self._cluster, active)
         fits = [
-            count
-            for count in range(1, self._num_blocks + 1)
-            if self._needed(device, count, window) <= device.memory_bytes
+            number
+            for number in range(1, self._num_blocks + 1)
+            if self._needed_bytes(device, number, count) <= device.memory_bytes
         ]
         return max(fits, default=0)
 
-    def _needed(self, device: Host, num_blocks: int, window: int) -> float:
-        return needed_bytes(self._problem, self._cluster, device, 1, num_blocks + 1, window)
+    def _needed_bytes(self, device: Host, num_blocks: int, count: int) -> float:
+        window = classical_window(self._problem, self._num_micro_batches, count)
+        stage = StagePlan(device.host_id, 1, num_blocks + 1, window)
+        return stage_memory_bytes(self._problem, device, stage, self._num_micro_batches)
 
-    def _hand_out(self, chosen: Sequence[int]) -> list[int]:
-        """Blocks of each device: at least one for each that was chosen."""
+    def _give_out_blocks(self, chosen: Sequence[int]) -> list[int]:
+        """Returns the blocks of each device: at least 1 for each chosen device, 0 for the others."""
         devices = self._cluster.devices
         limits = {
             k: self._capacities[k][len(chosen) - position - 1] for position, k in enumerate(chosen)
@@ -144,30 +146,29 @@ class _Balance:
             blocks[least_slow] += 1
         return blocks
 
-    def _none_holds_a_block(self) -> str:
+    def _explain_no_block_fits(self) -> str:
         largest = max(self._cluster.devices, key=lambda device: device.memory_bytes or 0)
-        window = classical_window(self._problem, self._cluster, 1)
-        needed = self._needed(largest, 1, window)
+        window = classical_window(self._problem, self._num_micro_batches, 1)
         return (
-            f"no device can hold a block: one needs {needed:.0f} bytes with {window} micro-batches in flight, and "
-            f"the largest device, {largest.host_id}, may use {largest.memory_bytes}: raise its --memory-bytes, use more "
-            "and smaller micro-batches, a smaller schedule.in_flight, or a smaller model"
+            f"no device can hold a block: one needs {self._needed_bytes(largest, 1, 1):.0f} bytes with {window} "
+            f"micro-batches in flight, and the largest device, {largest.host_id}, may use {largest.memory_bytes}: raise "
+            "its --memory-bytes, use more and smaller micro-batches, a smaller schedule.in_flight, or a smaller model"
         )
 
 
-def _strongest(capacities: Sequence[Sequence[int]]) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """For each number of devices: the most blocks that so many can hold, and which devices those are.
+def _most_blocks(capacities: Sequence[Sequence[int]]) -> dict[int, tuple[int, tuple[int, ...]]]:
+    """Returns, for each number of devices, the most blocks that they can hold, and the devices that hold them.
 
     Args:
-        capacities: `capacities[k][n - 1]` blocks fit on device k when n devices, from k on, take part.
+        capacities: `capacities[k][n - 1]` blocks fit on device k if n devices, from device k on, take part.
     """
-    strongest: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for index in reversed(range(len(capacities))):
-        for active in range(len(capacities) - index, 0, -1):
-            held = capacities[index][active - 1]
-            if not held or active - 1 not in strongest:
+        for count in range(len(capacities) - index, 0, -1):
+            own = capacities[index][count - 1]
+            if not own or count - 1 not in best:
                 continue
-            behind, others = strongest[active - 1]
-            if active not in strongest or held + behind >= strongest[active][0]:
-                strongest[active] = (held + behind, (index, *others))
-    return strongest
+            behind, others = best[count - 1]
+            if count not in best or own + behind >= best[count][0]:
+                best[count] = (own + behind, (index, *others))
+    return best

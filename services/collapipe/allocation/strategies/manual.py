@@ -1,4 +1,4 @@
-"""A placement that the job file spells out, one a round: for experiments, and to pin what is known to be good."""
+"""`manual`: the job file lists the blocks of each device, one list for each round. For experiments and for known good plans."""
 
 from collections.abc import Sequence
 
@@ -10,24 +10,22 @@ from collapipe.errors import InvalidInputError
 def place_manually(
     problem: RoundProblem, cluster: ClusterProblem, segments: Sequence[Sequence[int]]
 ) -> Stages:
-    """Gives every device the blocks listed for this round; the lists repeat when they are used up.
+    """Places the blocks as listed for this round. After the last list, the first one is used again.
 
     Raises:
-        InvalidInputError: A list does not fit the devices or the blocks.
-        InfeasibleError: A device is too small for its blocks.
+        InvalidInputError: A list does not match the devices or the blocks.
+        InfeasibleError: The segment of a device does not fit into its memory.
     """
-    blocks, num_blocks = (
-        list(segments[problem.round_index % len(segments)]),
-        problem.model.num_blocks,
-    )
+    blocks = segments[problem.round_index % len(segments)]
+    num_blocks = problem.model.num_blocks
     if len(blocks) != len(cluster.devices):
         raise InvalidInputError(
-            f"schedule.segments lists {len(blocks)} numbers ({blocks}) for {len(cluster.devices)} devices: give one "
-            "number a device, 0 to leave it out"
+            f"schedule.segments lists {len(blocks)} numbers ({list(blocks)}) for {len(cluster.devices)} devices: give "
+            "one number for each device, 0 to leave it out"
         )
     if sum(blocks) != num_blocks or min(blocks) < 0:
         raise InvalidInputError(
-            f"schedule.segments lists {blocks}, {sum(blocks)} blocks in all, for a model of {num_blocks}: they "
-            f"must be at least 0 and sum to {num_blocks}"
+            f"schedule.segments lists {list(blocks)}, {sum(blocks)} blocks in all, for a model of {num_blocks}: the "
+            f"numbers must be at least 0 and their sum must be {num_blocks}"
         )
     return place_blocks(problem, cluster, blocks)

@@ -1,4 +1,4 @@
-"""PipeLine: equal segments in registration order, whatever the devices can do."""
+"""`pipeline` (PipeLine): equal segments in registration order, without regard to speed or memory."""
 
 from collapipe.allocation.round_model.problem import ClusterProblem, RoundProblem
 from collapipe.allocation.strategies.complete_plan import Stages, place_blocks
@@ -6,10 +6,10 @@ from collapipe.errors import InfeasibleError
 
 
 def place_equally(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
-    """Gives every device the same number of blocks; the first ones get what is left over.
+    """Gives every device the same number of blocks. If blocks remain, the first devices get one more.
 
     Raises:
-        InfeasibleError: There are no devices, more devices than blocks, or a device too small for its share.
+        InfeasibleError: There are no devices, there are more devices than blocks, or a segment does not fit.
     """
     num_devices, num_blocks = len(cluster.devices), problem.model.num_blocks
     if num_devices == 0:

@@ -1,4 +1,4 @@
-"""Placements of a whole model on one host: VanillaFL, and centralized training."""
+"""The strategies that run the whole model on one host: `vanilla_fl` (VanillaFL) and `centralized`."""
 
 from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem, StagePlan
 from collapipe.allocation.strategies.complete_plan import Stages, num_micro_batches
@@ -6,10 +6,10 @@ from collapipe.errors import InfeasibleError
 
 
 def place_on_one_device(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
-    """VanillaFL: the fastest device that holds every unit trains alone; its control unit sends token ids and labels.
+    """Places every unit on the fastest device that can hold them. The control unit sends it token ids and labels.
 
     Raises:
-        InfeasibleError: No device holds the whole model.
+        InfeasibleError: No device can hold the whole model.
     """
     fitting = [device for device in cluster.devices if _fits(problem, cluster, device)]
     if not fitting:
@@ -22,7 +22,8 @@ def place_on_one_device(problem: RoundProblem, cluster: ClusterProblem) -> Stage
     fastest = min(
         fitting, key=lambda device: device.compute_seconds(1, problem.model.num_blocks or 1)
     )
-    window = min(2, num_micro_batches(cluster))  # the next batch of token ids travels meanwhile
+    # With a window of 2, the next token ids travel while the device computes.
+    window = min(2, num_micro_batches(cluster), problem.in_flight_limit or 2)
     return (
         StagePlan(cluster.control_unit.host_id, 0, 0, window),
         StagePlan(fastest.host_id, 0, problem.model.num_blocks + 2, 1),
@@ -30,10 +31,10 @@ def place_on_one_device(problem: RoundProblem, cluster: ClusterProblem) -> Stage
 
 
 def place_centrally(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
-    """Everything on the control unit, which has the data: the numerical reference.
+    """Places every unit on the control unit, which owns the data. This is the numerical reference.
 
     Raises:
-        InfeasibleError: Its memory cannot hold the model.
+        InfeasibleError: The control unit cannot hold the whole model.
     """
     if not _fits(problem, cluster, cluster.control_unit):
         raise InfeasibleError(

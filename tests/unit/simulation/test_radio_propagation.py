@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from collapipe.simulation.channel import (
+from collapipe.simulation.radio_propagation import (
     interference_density,
     noise_density,
     path_gain,

@@ -1,7 +1,7 @@
-"""The radio: where hosts are, how much of a signal arrives, what else is heard.
+"""Radio propagation: positions of hosts, gains between them, noise and interference.
 
-Gains are log-distance path loss times block fading, drawn anew every round and the same in both directions. Everything random
-comes from a generator that is given, so that a seed is a world.
+A gain is log-distance path loss times block fading. Fading is drawn anew every round and is the same in both directions.
+All random numbers come from the generator that the caller passes in.
 """
 
 import math
@@ -12,18 +12,16 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _BOLTZMANN = 1.380649e-23  # J/K
-_NEAREST_M = 1.0  # the reference distance of the path loss; nothing is nearer
+_REFERENCE_DISTANCE_M = 1.0
+"""Distance of the reference loss. Shorter distances count as this one."""
 
 
 def positions_in_disc(
     rng: np.random.Generator, count: int, radius_m: float, centre: Floats
 ) -> Floats:
-    """Draws points, evenly over a disc.
+    """Draws points that are uniform over a disc.
 
     Args:
-        rng: Source of randomness.
-        count: Number of points.
-        radius_m: Of the disc.
         centre: (2,) in m.
 
     Returns:
@@ -35,7 +33,7 @@ def positions_in_disc(
 
 
 def path_gain(positions: Floats, reference_loss_db: float, exponent: float) -> Floats:
-    """Power gain between any two points: log-distance path loss.
+    """Returns the power gain between any two points, by log-distance path loss.
 
     Args:
         positions: (n, 2) in m.
@@ -43,26 +41,24 @@ def path_gain(positions: Floats, reference_loss_db: float, exponent: float) -> F
         exponent: 2 in free space, 3 to 4 through walls.
 
     Returns:
-        (n, n), symmetric; 0 from a point to itself.
+        (n, n), symmetric, with 0 from a point to itself.
     """
     offsets = positions[:, None, :] - positions[None, :, :]
-    distances = np.maximum(np.hypot(offsets[..., 0], offsets[..., 1]), _NEAREST_M)
+    distances = np.maximum(np.hypot(offsets[..., 0], offsets[..., 1]), _REFERENCE_DISTANCE_M)
     gains: Floats = 10 ** (-(reference_loss_db + 10 * exponent * np.log10(distances)) / 10)
     np.fill_diagonal(gains, 0.0)
     return gains
 
 
 def rayleigh_fading(rng: np.random.Generator, count: int, branches: int) -> Floats:
-    """Draws one block's fading between any two of `count` points.
+    """Draws the fading of one block between any two of `count` points.
 
     Args:
-        rng: Source of randomness.
-        count: Number of points.
-        branches: Independent ones whose powers are averaged: 1 is plain Rayleigh fading, an exponential gain; a wide
-            band or several antennas have more.
+        branches: Number of independent fading powers that are averaged. 1 is Rayleigh fading, whose power is exponential.
+            A wide band or several antennas have more.
 
     Returns:
-        (count, count), symmetric, of mean 1.
+        (count, count), symmetric, with mean 1.
     """
     drawn = rng.gamma(branches, 1 / branches, size=(count, count))
     upper = np.triu(drawn, 1)
@@ -71,20 +67,20 @@ def rayleigh_fading(rng: np.random.Generator, count: int, branches: int) -> Floa
 
 
 def noise_density(noise_figure_db: float, temperature_kelvin: float) -> float:
-    """N0 of a receiver, in W/Hz: k T F."""
+    """Returns the noise density N0 of a receiver, in W/Hz: k T F."""
     return _BOLTZMANN * temperature_kelvin * 10 ** (noise_figure_db / 10)
 
 
 def interference_density(gains: Floats, radiated_watts: Floats, bandwidth_hz: float) -> Floats:
-    """What every receiver hears from the transmitters of other clusters.
+    """Returns the interference that every receiver gets from the transmitters of other clusters.
 
     Args:
         gains: (n, n) from transmitter to receiver.
-        radiated_watts: (clusters, n): mean power of each host on behalf of each cluster, spread evenly over the band.
-        bandwidth_hz: Of the band that all clusters reuse.
+        radiated_watts: (clusters, n): mean power that each host transmits for each cluster, spread evenly over the band.
+        bandwidth_hz: Width of the band that all clusters use.
 
     Returns:
         (clusters, n): I0 in W/Hz at each host while it receives for each cluster.
     """
-    heard = radiated_watts @ gains / bandwidth_hz
-    return np.asarray(heard.sum(axis=0) - heard)
+    received = radiated_watts @ gains / bandwidth_hz
+    return np.asarray(received.sum(axis=0) - received)

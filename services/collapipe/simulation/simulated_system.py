@@ -1,13 +1,13 @@
-"""The world of a scenario and a seed: its hosts and links, and how they are in each round."""
+"""The simulated hosts and links of one scenario and seed, and their conditions in each round."""
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from collapipe.allocation.round_model.problem import (
-    ClusterPlan,
     ClusterProblem,
     Convergence,
     Host,
@@ -19,7 +19,7 @@ from collapipe.allocation.round_model.problem import (
     WiredLink,
 )
 from collapipe.emulation.device_profiles import device_profile
-from collapipe.simulation.channel import (
+from collapipe.simulation.radio_propagation import (
     Floats,
     interference_density,
     noise_density,
@@ -27,22 +27,27 @@ from collapipe.simulation.channel import (
     positions_in_disc,
     rayleigh_fading,
 )
-from collapipe.simulation.models import STATE_BYTES_PER_PARAMETER, TRANSFORMERS
-from collapipe.simulation.scenario import HardwareConfig, RadioConfig, Scenario
+from collapipe.simulation.scenario import HardwareSection, RadioSection, Scenario
+from collapipe.simulation.transformer_costs import STATE_BYTES_PER_PARAMETER, TRANSFORMERS
 
 EDGE_SERVER = "edge-server"
 
-_LAYOUT, _ROUND, _TELEMETRY = range(3)  # streams of random numbers
+_LAYOUT, _ROUND, _TELEMETRY = range(3)
+"""Independent streams of random numbers of a seed."""
+
+_BYTES_PER_WEIGHT = 4
 
 
 @dataclass(frozen=True)
-class ChannelConditions:
-    """How things are in one round; hosts are numbered cluster by cluster, control unit first, the edge server last.
+class RoundConditions:
+    """Speeds, links and interference in one round.
+
+    Arrays number the hosts cluster by cluster, each control unit before its devices, and the edge server last.
 
     Args:
-        slowness: (n,) times the seconds that a host takes.
-        links: (n, n) power gains of radios, or bit/s of wires, from sender to receiver.
-        interference: (clusters, n) in W/Hz at each host while it receives for each cluster.
+        slowness: (n,) Factor on the compute time of each host.
+        links: (n, n) From sender to receiver: power gains of radios, or rates of wires in bit/s.
+        interference: (clusters, n) In W/Hz at each host while it receives for each cluster.
     """
 
     slowness: Floats
@@ -50,12 +55,12 @@ class ChannelConditions:
     interference: Floats
 
 
-class World:
-    """Hosts and links of one scenario and seed; two of the same are equal.
+class SimulatedSystem:
+    """The hosts and links of one scenario and seed. The same scenario and seed always give the same system.
 
     Args:
-        scenario: Without its sweep: see `Scenario.points`.
-        seed: Of everything random.
+        scenario: A scenario without a sweep; see `Scenario.points`.
+        seed: Seed of all random numbers.
     """
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
@@ -66,13 +71,14 @@ class World:
         self.model: ModelCost = shape.cost(model.sequence_length, recompute=model.recompute)
         self._block_flops = shape.block_flops(model.sequence_length, recompute=model.recompute)
         self.forward_share = 1 / 4 if model.recompute else 1 / 3
+        """Share of the compute time that the forward pass takes. A backward pass takes twice as long."""
         kinds = [cluster for cluster in scenario.clusters for _ in range(cluster.count)]
         self._clusters: list[tuple[Host, ...]] = []
         for index, kind in enumerate(kinds):
             devices = [device for device in kind.devices for _ in range(device.count)]
             if scenario.world.shuffle_devices:
                 devices = [devices[i] for i in rng.permutation(len(devices))]
-            speeds = _spread(rng, len(devices), scenario.world.speed_spread)
+            speeds = _speed_factors(rng, len(devices), scenario.world.speed_spread)
             self._clusters.append(
                 (
                     self._host(f"control-unit-{index}", scenario.control_unit),
@@ -84,40 +90,39 @@ class World:
             )
         self._edge_server = self._host(EDGE_SERVER, scenario.edge_server)
         self._number = {host.host_id: i for i, host in enumerate(self.hosts)}
-        self._links = self._lay_out(rng)
+        self._links = self._draw_links(rng)
 
     @property
     def hosts(self) -> list[Host]:
-        """Every host, as it is said to be."""
+        """Every host with its nominal speed, in the order of `RoundConditions`."""
         return [*(host for cluster in self._clusters for host in cluster), self._edge_server]
 
     @property
     def devices(self) -> list[Host]:
-        """Every device."""
         return [device for cluster in self._clusters for device in cluster[1:]]
 
-    def nominal(self) -> ChannelConditions:
-        """ChannelConditions without anything that changes from round to round."""
+    def nominal(self) -> RoundConditions:
+        """Returns the conditions without anything that changes from round to round."""
         size = len(self._number)
         silent = np.zeros((len(self._clusters), size))
-        return ChannelConditions(np.ones(size), self._links, silent)
+        return RoundConditions(np.ones(size), self._links, silent)
 
-    def draw(self, round_index: int) -> ChannelConditions:
-        """ChannelConditions of a round, without the interference of other clusters."""
+    def draw(self, round_index: int) -> RoundConditions:
+        """Draws the conditions of a round, without interference between clusters."""
         rng = self._rng(_ROUND, round_index)
         channel, nominal, size = self._scenario.channel, self.nominal(), len(self._number)
         slowness = np.exp(self._scenario.world.speed_fluctuation * rng.standard_normal(size))
-        if isinstance(channel, RadioConfig):
+        if isinstance(channel, RadioSection):
             faded = channel.fading == "rayleigh"
             change = rayleigh_fading(rng, size, channel.fading_branches) if faded else 1.0
         else:
             change = np.exp(channel.fluctuation * rng.standard_normal((size, size)))
-        return ChannelConditions(slowness, nominal.links * change, nominal.interference)
+        return replace(nominal, slowness=slowness, links=nominal.links * change)
 
     def with_interference(
-        self, conditions: ChannelConditions, plans: RoundPlan | None
-    ) -> ChannelConditions:
-        """The same conditions with what plans make other clusters hear, where they share a band."""
+        self, conditions: RoundConditions, plans: RoundPlan | None
+    ) -> RoundConditions:
+        """Adds the interference that plans cause in other clusters, if all clusters use the same band."""
         channel = self._scenario.channel
         if plans is None or channel.kind != "radio" or channel.interference != "clusters":
             return conditions
@@ -128,11 +133,11 @@ class World:
                 receiver = self._number[plan.stages[i + 1].host_id]
                 radiated[cluster, sender] += channel.duty * link.forward_watts
                 radiated[cluster, receiver] += channel.duty * link.backward_watts
-        heard = interference_density(conditions.links, radiated, channel.bandwidth_hz)
-        return ChannelConditions(conditions.slowness, conditions.links, heard)
+        received = interference_density(conditions.links, radiated, channel.bandwidth_hz)
+        return replace(conditions, interference=received)
 
-    def as_known(self, conditions: ChannelConditions, round_index: int) -> ChannelConditions:
-        """What telemetry says of conditions."""
+    def as_known(self, conditions: RoundConditions, round_index: int) -> RoundConditions:
+        """Returns the conditions as telemetry reports them, with its measurement noise."""
         noise = self._scenario.schedule.telemetry_noise
         if not noise:
             return conditions
@@ -141,29 +146,37 @@ class World:
         def measured(values: Floats) -> Floats:
             return np.asarray(values * np.exp(noise * rng.standard_normal(values.shape)))
 
-        return ChannelConditions(
-            measured(conditions.slowness), measured(conditions.links), conditions.interference
+        return replace(
+            conditions,
+            slowness=measured(conditions.slowness),
+            links=measured(conditions.links),
         )
 
     def problem(
         self,
-        conditions: ChannelConditions,
+        conditions: RoundConditions,
         *,
         round_index: int = 0,
-        previous: Sequence[ClusterPlan] | None = None,
+        previous: RoundPlan | None = None,
         backlogs: Mapping[str, float] | None = None,
         micro_batch_options: tuple[int, ...] | None = None,
         reference_seconds: float = 1.0,
     ) -> RoundProblem:
-        """The problem of a round under conditions; see `RoundProblem` for what is not named here."""
+        """Returns the problem of a round under some conditions.
+
+        Args:
+            previous: Plans of the previous round.
+            backlogs: Backlog of each host that has an energy budget. `None` means none has a backlog.
+            micro_batch_options: Values that M may take. `None` means those of the scenario.
+        """
         scenario = self._scenario
         training, schedule = scenario.training, scenario.schedule
         backlogs = backlogs or {}
-        edge_server = self._now(self._edge_server, conditions, backlogs)
-        shared = self._shared()
+        edge_server = self._host_now(self._edge_server, conditions, backlogs)
+        shared = scenario.channel.shared_capacity
         clusters = []
         for index, hosts in enumerate(self._clusters):
-            control_unit, *devices = (self._now(host, conditions, backlogs) for host in hosts)
+            control_unit, *devices = (self._host_now(host, conditions, backlogs) for host in hosts)
             clusters.append(
                 ClusterProblem(
                     control_unit=control_unit,
@@ -203,7 +216,12 @@ class World:
     def _rng(self, *stream: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, *stream])
 
-    def _host(self, host_id: str, hardware: HardwareConfig, speed: float = 1.0) -> Host:
+    def _host(self, host_id: str, hardware: HardwareSection, speed: float = 1.0) -> Host:
+        """Returns a host as its section describes it. A value that is not given comes from its profile.
+
+        Args:
+            speed: Factor on its operations per second.
+        """
         scenario = self._scenario
         profile = device_profile(hardware.profile) if hardware.profile else None
         flops = hardware.gigaflops * 1e9 if hardware.gigaflops else 0.0
@@ -226,78 +244,64 @@ class World:
             weights_bps=scenario.world.weights_bps or math.inf,
         )
 
-    def _now(
-        self, host: Host, conditions: ChannelConditions, backlogs: Mapping[str, float]
+    def _host_now(
+        self, host: Host, conditions: RoundConditions, backlogs: Mapping[str, float]
     ) -> Host:
         slowness = float(conditions.slowness[self._number[host.host_id]])
-        return Host(
-            host_id=host.host_id,
+        return replace(
+            host,
             seconds_per_sample=host.seconds_per_sample * slowness,
             seconds_per_micro_batch=host.seconds_per_micro_batch * slowness,
-            memory_bytes=host.memory_bytes,
-            base_bytes=host.base_bytes,
-            busy_watts=host.busy_watts,
-            energy_budget_joules=host.energy_budget_joules,
             backlog=backlogs.get(host.host_id, 0.0),
-            max_transmit_watts=host.max_transmit_watts,
-            weights_bps=host.weights_bps,
         )
 
-    def _lay_out(self, rng: np.random.Generator) -> Floats:
-        """Links between any two hosts, (n, n): mean gains of radios, or bit/s of wires."""
+    def _draw_links(self, rng: np.random.Generator) -> Floats:
+        """Draws the links between any two hosts, (n, n): mean gains of radios, or rates of wires in bit/s."""
         channel, size = self._scenario.channel, len(self._number)
-        if not isinstance(channel, RadioConfig):
-            wanted = channel.rate_bps * channel.spread ** rng.uniform(-1, 1, (size, size))
-            return np.asarray(np.triu(wanted, 1) + np.triu(wanted, 1).T)
+        if not isinstance(channel, RadioSection):
+            rates = channel.rate_bps * channel.spread ** rng.uniform(-1, 1, (size, size))
+            return np.asarray(np.triu(rates, 1) + np.triu(rates, 1).T)
         origin = np.zeros(2)
         centres = positions_in_disc(rng, len(self._clusters), channel.area_radius_m, origin)
         positions = []
         for centre, hosts in zip(centres, self._clusters, strict=True):
             radius = channel.cluster_radius_m
             positions += [centre, *positions_in_disc(rng, len(hosts) - 1, radius, centre)]
-        everyone = np.array([*positions, origin])
-        return path_gain(everyone, channel.reference_loss_db, channel.path_loss_exponent)
+        positions.append(origin)  # the edge server
+        return path_gain(np.array(positions), channel.reference_loss_db, channel.path_loss_exponent)
 
     def _cluster_links(
-        self, cluster: int, conditions: ChannelConditions
+        self, cluster: int, conditions: RoundConditions
     ) -> dict[tuple[str, str], Link]:
         channel = self._scenario.channel
         names = [*(host.host_id for host in self._clusters[cluster]), EDGE_SERVER]
         numbers = [self._number[name] for name in names]
         table = conditions.links[np.ix_(numbers, numbers)].tolist()
-        if not isinstance(channel, RadioConfig):
+        pairs = list(itertools.permutations(range(len(names)), 2))
+        if not isinstance(channel, RadioSection):
             return {
-                (sender, receiver): WiredLink(table[i][j], channel.round_trip_seconds)
-                for i, sender in enumerate(names)
-                for j, receiver in enumerate(names)
-                if i != j
+                (names[i], names[j]): WiredLink(table[i][j], channel.round_trip_seconds)
+                for i, j in pairs
             }
         noise = noise_density(channel.noise_figure_db, channel.temperature_kelvin)
         if channel.interference == "density":
             noise += channel.interference_watts_per_hertz
-        floor = (noise + conditions.interference[cluster, numbers]).tolist()
+        density = (noise + conditions.interference[cluster, numbers]).tolist()
         return {
-            (sender, receiver): RadioLink(table[i][j], floor[j], channel.round_trip_seconds)
-            for i, sender in enumerate(names)
-            for j, receiver in enumerate(names)
-            if i != j
+            (names[i], names[j]): RadioLink(table[i][j], density[j], channel.round_trip_seconds)
+            for i, j in pairs
         }
 
-    def _shared(self) -> float | None:
-        channel = self._scenario.channel
-        return channel.bandwidth_hz if isinstance(channel, RadioConfig) else channel.shared_rate_bps
-
     def _upload_seconds(self) -> float:
+        """Returns the time in which a control unit uploads the weights of the embedding and of the blocks."""
         rate = self._scenario.world.upload_bps
         if rate is None:
             return 0.0
-        parameters = (
-            self.model.state_bytes(0, self.model.num_blocks + 1) / STATE_BYTES_PER_PARAMETER
-        )
-        return 8 * 4 * parameters / rate
+        state = self.model.state_bytes(0, self.model.num_blocks + 1)
+        return 8 * _BYTES_PER_WEIGHT * (state / STATE_BYTES_PER_PARAMETER) / rate
 
 
-def _spread(rng: np.random.Generator, count: int, most: float) -> list[float]:
-    """Factors between 1 / most and most, evenly on a logarithmic scale, then scaled to a mean of 1."""
-    factors = most ** rng.uniform(-1, 1, count)
+def _speed_factors(rng: np.random.Generator, count: int, spread: float) -> list[float]:
+    """Draws factors that are uniform on a logarithmic scale from 1 / spread to spread, and scales their mean to 1."""
+    factors = spread ** rng.uniform(-1, 1, count)
     return [float(factor) for factor in factors / factors.mean()]

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
+from collapipe.allocation import decide_round
 from collapipe.allocation.round_model.problem import LinkPlan, RadioLink, WiredLink
-from collapipe.allocation.strategies import strategy_for
-from collapipe.simulation.models import TRANSFORMERS
 from collapipe.simulation.scenario import Scenario
-from collapipe.simulation.world import World
+from collapipe.simulation.simulated_system import SimulatedSystem
+from collapipe.simulation.transformer_costs import TRANSFORMERS
 
 from .scenarios import RADIO, document, scenario
 
@@ -18,15 +18,19 @@ def _two_clusters(**channel: object) -> Scenario:
 
 def test_same_seed_is_the_same_world_and_another_is_not() -> None:
     config = _two_clusters()
-    first, again, other = World(config, 4), World(config, 4), World(config, 5)
+    first, again, other = (
+        SimulatedSystem(config, 4),
+        SimulatedSystem(config, 4),
+        SimulatedSystem(config, 5),
+    )
     assert np.array_equal(first.draw(3).links, again.draw(3).links)
     assert not np.array_equal(first.draw(3).links, other.draw(3).links)
     assert not np.array_equal(first.draw(3).links, first.draw(4).links)
 
 
 def test_hosts_are_what_the_scenario_says() -> None:
-    world = World(scenario(), 0)
-    (cluster,) = world.problem(world.nominal()).clusters
+    system = SimulatedSystem(scenario(), 0)
+    (cluster,) = system.problem(system.nominal()).clusters
     flops = TRANSFORMERS["bert-base"].block_flops(32)
     assert cluster.devices[1].seconds_per_sample == pytest.approx(flops / 10e9)
     assert cluster.devices[1].busy_watts == 5.0
@@ -36,24 +40,26 @@ def test_hosts_are_what_the_scenario_says() -> None:
 
 def test_what_is_given_comes_before_the_profile() -> None:
     devices = [{"profile": "laptop", "memory_gb": 1.5, "energy_budget_joules": 3.0}]
-    world = World(scenario(clusters=[{"devices": devices}]), 0)
-    (device,) = world.devices
+    system = SimulatedSystem(scenario(clusters=[{"devices": devices}]), 0)
+    (device,) = system.devices
     assert (device.memory_bytes, device.energy_budget_joules) == (1_500_000_000, 3.0)
     assert device.busy_watts == 37.0
 
 
 def test_spread_of_speeds_keeps_their_mean() -> None:
     devices = [{"gigaflops": 10.0, "count": 8}]
-    world = World(scenario(clusters=[{"devices": devices}], world={"speed_spread": 5.0}), 0)
-    speeds = [1 / device.seconds_per_sample for device in world.devices]
+    system = SimulatedSystem(
+        scenario(clusters=[{"devices": devices}], world={"speed_spread": 5.0}), 0
+    )
+    speeds = [1 / device.seconds_per_sample for device in system.devices]
     flops = TRANSFORMERS["bert-base"].block_flops(32)
     assert np.mean(speeds) * flops == pytest.approx(10e9)
     assert max(speeds) > 1.5 * min(speeds)
 
 
 def test_every_two_hosts_of_a_cluster_have_a_link_both_ways_and_others_none() -> None:
-    world = World(_two_clusters(), 0)
-    for index, cluster in enumerate(world.problem(world.nominal()).clusters):
+    system = SimulatedSystem(_two_clusters(), 0)
+    for index, cluster in enumerate(system.problem(system.nominal()).clusters):
         names = set(cluster.hosts)
         assert set(cluster.links) == {(a, b) for a in names for b in names if a != b}
         assert cluster.channel == f"channel-{index}"
@@ -61,20 +67,20 @@ def test_every_two_hosts_of_a_cluster_have_a_link_both_ways_and_others_none() ->
 
 
 def test_wires_share_nothing_unless_told() -> None:
-    apart = World(scenario(), 0)
+    apart = SimulatedSystem(scenario(), 0)
     problem = apart.problem(apart.nominal())
     assert problem.channels == {}
     assert problem.clusters[0].channel is None
     assert all(link == WiredLink(1e8, 0.001) for link in problem.clusters[0].links.values())
-    shared = World(scenario(channel={"kind": "wire", "shared_rate_bps": 5e7}), 0)
+    shared = SimulatedSystem(scenario(channel={"kind": "wire", "shared_rate_bps": 5e7}), 0)
     assert shared.problem(shared.nominal()).channels == {"channel-0": 5e7}
 
 
 def test_clusters_that_reuse_a_band_hear_each_other_by_their_power() -> None:
-    world = World(_two_clusters(interference="clusters"), 0)
-    drawn = world.draw(0)
-    problem = world.problem(drawn, micro_batch_options=(4,))
-    loud = strategy_for("pipeline")(problem)
+    system = SimulatedSystem(_two_clusters(interference="clusters"), 0)
+    drawn = system.draw(0)
+    problem = system.problem(drawn, micro_batch_options=(4,))
+    loud = decide_round(problem, "pipeline").plans
     quiet = tuple(
         type(plan)(
             plan.stages,
@@ -84,38 +90,40 @@ def test_clusters_that_reuse_a_band_hear_each_other_by_their_power() -> None:
         for plan in loud
     )
     silent, low, high = (
-        world.with_interference(drawn, plans).interference for plans in (None, quiet, loud)
+        system.with_interference(drawn, plans).interference for plans in (None, quiet, loud)
     )
     assert not silent.any()
     assert (low > 0).all()
     assert high == pytest.approx(10 * low)
-    known = world.problem(world.with_interference(drawn, loud)).clusters[0].links
-    alone = world.problem(drawn).clusters[0].links
+    known = system.problem(system.with_interference(drawn, loud)).clusters[0].links
+    alone = system.problem(drawn).clusters[0].links
     pair = ("device-0-0", "device-0-1")
     assert known[pair].noise_watts_per_hertz > alone[pair].noise_watts_per_hertz  # type: ignore[union-attr]
 
 
 def test_clusters_on_bands_of_their_own_hear_nothing() -> None:
-    world = World(_two_clusters(), 0)
-    drawn = world.draw(0)
-    plans = strategy_for("pipeline")(world.problem(drawn, micro_batch_options=(4,)))
-    assert not world.with_interference(drawn, plans).interference.any()
+    system = SimulatedSystem(_two_clusters(), 0)
+    drawn = system.draw(0)
+    plans = decide_round(system.problem(drawn, micro_batch_options=(4,)), "pipeline").plans
+    assert not system.with_interference(drawn, plans).interference.any()
 
 
 def test_telemetry_noise_is_as_large_as_told() -> None:
     devices = [{"gigaflops": 10.0, "count": 200}]
-    noisy = World(scenario(clusters=[{"devices": devices}], schedule={"telemetry_noise": 0.1}), 0)
+    noisy = SimulatedSystem(
+        scenario(clusters=[{"devices": devices}], schedule={"telemetry_noise": 0.1}), 0
+    )
     drawn = noisy.draw(0)
     known = noisy.as_known(drawn, 0)
     assert np.log(known.slowness / drawn.slowness).std() == pytest.approx(0.1, rel=0.2)
-    exact = World(scenario(), 0)
+    exact = SimulatedSystem(scenario(), 0)
     assert exact.as_known(exact.draw(0), 0).links is not None
     assert np.array_equal(exact.as_known(exact.draw(0), 0).links, exact.draw(0).links)
 
 
 def test_upload_takes_what_its_bytes_take() -> None:
-    world = World(scenario(world={"upload_bps": 1e8}), 0)
+    system = SimulatedSystem(scenario(world={"upload_bps": 1e8}), 0)
     shape = TRANSFORMERS["bert-base"]
     sent = shape.embedding_parameters + shape.num_blocks * shape.block_parameters
-    (cluster,) = world.problem(world.nominal()).clusters
+    (cluster,) = system.problem(system.nominal()).clusters
     assert cluster.upload_seconds == pytest.approx(8 * 4 * sent / 1e8)

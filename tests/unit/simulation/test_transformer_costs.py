@@ -1,6 +1,6 @@
 import pytest
 
-from collapipe.simulation.models import TRANSFORMERS
+from collapipe.simulation.transformer_costs import TRANSFORMERS
 
 
 @pytest.mark.parametrize(

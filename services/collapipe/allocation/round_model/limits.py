@@ -1,0 +1,92 @@
+"""Checks a plan against the limits of docs/scheduling.md (13): memory, channels, power, codecs and convergence."""
+
+import math
+
+from collapipe.allocation.round_model.prediction import RoundPrediction, predict
+from collapipe.allocation.round_model.problem import (
+    ClusterPlan,
+    ClusterProblem,
+    RoundPlan,
+    RoundProblem,
+)
+
+_TOLERANCE = 1e-9
+_SHARE_TOLERANCE = 1e-6
+"""Relative excess that is accepted in a sum of shares, because a numerical solver computes them."""
+
+
+def violations(problem: RoundProblem, plans: RoundPlan) -> list[str]:
+    """Returns the limits that plans break, one sentence each. The list is empty if the plans are feasible."""
+    prediction = predict(problem, plans)
+    found = []
+    for index, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
+        units = [(stage.start_unit, stage.stop_unit) for stage in plan.stages]
+        if [start for start, _ in units] != [0, *(stop for _, stop in units[:-1])] or (
+            units[-1][1] != problem.model.num_blocks + 2
+        ):
+            found.append(f"cluster {index} does not run every unit once, in order: {units}")
+        if plan.num_micro_batches not in cluster.micro_batch_options:
+            found.append(
+                f"cluster {index} has {plan.num_micro_batches} micro-batches: allowed are "
+                f"{cluster.micro_batch_options}"
+            )
+        if not math.isfinite(prediction.clusters[index].round_seconds):
+            found.append(f"cluster {index} has a link that is missing or has a rate of 0")
+        found += _link_violations(problem, cluster, plan)
+    found += _memory_violations(problem, prediction)
+    found += _share_violations(problem, plans)
+    limit = problem.convergence.limit
+    if math.isfinite(limit) and prediction.convergence_term > limit * (1 + _TOLERANCE):
+        found.append(
+            f"the convergence term is {prediction.convergence_term:g}, and the limit is {limit:g}"
+        )
+    return found
+
+
+def _link_violations(
+    problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan
+) -> list[str]:
+    hosts, found = cluster.hosts, []
+    for position, link in enumerate(plan.links):
+        sender, receiver = plan.stages[position].host_id, plan.stages[position + 1].host_id
+        for host_id, watts in ((sender, link.forward_watts), (receiver, link.backward_watts)):
+            limit = hosts[host_id].max_transmit_watts
+            if not 0 <= watts <= limit * (1 + _TOLERANCE):
+                found.append(f"{host_id} transmits with {watts} W, and its limit is {limit} W")
+        if link.codec not in problem.codecs:
+            found.append(
+                f"codec {link.codec} is not allowed: use one of {', '.join(problem.codecs)}"
+            )
+    return found
+
+
+def _memory_violations(problem: RoundProblem, prediction: RoundPrediction) -> list[str]:
+    """Sums the memory of a host over the clusters, because the edge server holds one copy of the head for each."""
+    hosts = {
+        host_id: host for cluster in problem.clusters for host_id, host in cluster.hosts.items()
+    }
+    needed: dict[str, float] = {}
+    for cluster in prediction.clusters:
+        for stage in cluster.stages:
+            base = hosts[stage.host_id].base_bytes
+            others = needed[stage.host_id] - base if stage.host_id in needed else 0.0
+            needed[stage.host_id] = stage.memory_bytes + others
+    found = []
+    for host_id, num_bytes in needed.items():
+        limit = hosts[host_id].memory_bytes
+        if limit is not None and num_bytes > limit:
+            found.append(f"{host_id} needs {num_bytes:.0f} bytes of memory and has {limit}")
+    return found
+
+
+def _share_violations(problem: RoundProblem, plans: RoundPlan) -> list[str]:
+    totals: dict[str, float] = {}
+    for cluster, plan in zip(problem.clusters, plans, strict=True):
+        if cluster.channel is not None:
+            for link in plan.links:
+                totals[cluster.channel] = totals.get(cluster.channel, 0.0) + link.share
+    return [
+        f"channel {channel} has {problem.channels[channel]:g} to share, and its links were given {total:g}"
+        for channel, total in totals.items()
+        if total > problem.channels[channel] * (1 + _SHARE_TOLERANCE)
+    ]

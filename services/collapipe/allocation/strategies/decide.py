@@ -1,0 +1,80 @@
+"""Decides a round with the strategy of a given name. The scheduler and the simulator both call this module."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from collapipe.allocation.round_model.decision import Decision
+from collapipe.allocation.round_model.prediction import predict
+from collapipe.allocation.round_model.problem import RoundProblem
+from collapipe.allocation.strategies.balanced import place_on_the_fewest, place_proportionally
+from collapipe.allocation.strategies.complete_plan import PlaceCluster, complete
+from collapipe.allocation.strategies.manual import place_manually
+from collapipe.allocation.strategies.pipeline import place_equally
+from collapipe.allocation.strategies.whole import place_centrally, place_on_one_device
+from collapipe.errors import InfeasibleError, InvalidInputError
+
+
+def decide_round(
+    problem: RoundProblem,
+    strategy: str,
+    *,
+    segments: Sequence[Sequence[int]] = (),
+    hysteresis: float = 0.05,
+    time_limit_seconds: float | None = None,
+) -> Decision:
+    """Decides one round.
+
+    Args:
+        strategy: Name as in the job file, `schedule.strategy`.
+        segments: For `manual`: blocks of each device, one list for each round.
+        hysteresis: For `dssra`: share of the penalty that a new placement has to save.
+        time_limit_seconds: For `dssra`. `None` means no limit.
+
+    Raises:
+        InvalidInputError: No strategy has this name, or `segments` does not fit.
+        InfeasibleError: The strategy finds no plan within the limits.
+    """
+    if strategy == "dssra":
+        # Importing cvxpy takes a second, which only this strategy should cost.
+        from collapipe.allocation.search.dssra import decide
+
+        return decide(
+            problem,
+            problem.previous,
+            hysteresis=hysteresis,
+            time_limit_seconds=time_limit_seconds,
+        )
+    placements: dict[str, PlaceCluster] = {
+        "pipeline": place_equally,
+        "titanic": place_on_the_fewest,
+        "vanilla_fl": place_on_one_device,
+        "centralized": place_centrally,
+        "proportional": place_proportionally,
+        "manual": lambda problem, cluster: place_manually(problem, cluster, segments),
+    }
+    if strategy not in placements:
+        raise InvalidInputError(
+            f"there is no strategy {strategy!r}: use one of dssra, {', '.join(placements)}"
+        )
+    place = placements[strategy]
+    plans = complete(problem, [place(problem, cluster) for cluster in problem.clusters])
+    return Decision(plans, predict(problem, plans))
+
+
+def reference_seconds(problem_for: Callable[[str], RoundProblem]) -> float | None:
+    """Returns tau_ref of docs/scheduling.md (13), the scale of V: the predicted round time of `pipeline`.
+
+    If `pipeline` has no plan, `proportional` stands in for it. `None` if that has no plan, either.
+
+    Args:
+        problem_for: Returns the problem of a nominal round for a strategy. It may raise `InfeasibleError`.
+    """
+    for strategy in ("pipeline", "proportional"):
+        try:
+            decision = decide_round(problem_for(strategy), strategy)
+        except InfeasibleError:
+            continue
+        seconds = decision.prediction.round_seconds
+        if seconds > 0 and math.isfinite(seconds):
+            return seconds
+    return None
