@@ -1,6 +1,6 @@
-"""`collapipe certs`: the authority of a deployment, its certificates, and join tokens.
+"""`collapipe certs`: the authority of a deployment, its certificates and its join tokens.
 
-The libraries are imported by the commands: `collapipe` also runs where the extra `certs` is not installed.
+The commands import what needs the package `cryptography`, so that `collapipe` also runs without the extra `certs`.
 """
 
 import datetime
@@ -20,7 +20,7 @@ from collapipe_client.cli_options import AsJson
 from collapipe_client.reporting import complain, exit_codes, print_json, say
 
 certs_app = typer.Typer(
-    no_args_is_help=True, help="Certificates: who belongs to a deployment, and as what."
+    no_args_is_help=True, help="Certificates: which hosts belong to a deployment, and their roles."
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority.")]
@@ -29,30 +29,43 @@ Addresses = Annotated[
     typer.Option(
         "--address",
         metavar="HOST",
-        help="DNS name or IP address by which others reach it, besides NAME. May be repeated.",
+        help="DNS name or IP address of the host, besides NAME. May be repeated.",
     ),
 ]
-Days = Annotated[int, typer.Option(min=1, max=3650, help="How long the certificates last.")]
+Days = Annotated[int, typer.Option(min=1, max=3650, help="Lifetime of the certificates.")]
 _HOLDER = "ROLE:NAME"
-_ROLES_HELP = f"ROLE is {', '.join(role.value for role in OF_OPERATORS)}; NAME the host id."
+_ROLES_HELP = f"ROLE is {', '.join(role.value for role in OF_OPERATORS)}; NAME is the host id."
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
+@contextmanager
+def certs_exit_codes(as_json: bool) -> Iterator[None]:
+    """Works as `exit_codes`, and turns a missing package `cryptography` into an error with a remedy."""
+    with exit_codes(as_json):
+        try:
+            yield
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "cryptography":
+                raise
+            raise InvalidInputError(
+                "certificates need the package cryptography (the extra `certs`): pip install cryptography"
+            ) from None
+
+
 @certs_app.command("init")
 def init(folder: Folder, as_json: AsJson = False) -> None:
-    """Make an authority: the key that signs for a whole deployment. Back it up; show it to nobody."""
-    with exit_codes(as_json), certs_extra():
+    """Make an authority, whose key signs for a whole deployment. Back the folder up and keep it secret."""
+    with certs_exit_codes(as_json):
         from collapipe.certificates.authority_folder import AuthorityFolder
 
         authority = AuthorityFolder.create(folder)
         if as_json:
             print_json({"ca": str(authority.ca_file)})
-        else:
-            say(
-                f"the authority is in {folder}; every peer trusts {authority.ca_file}, nobody may read "
-                f"{folder}/ca-key.pem\nnext: collapipe certs issue {shlex.quote(str(folder))} scheduler:scheduler"
-            )
+            return
+        say(f"the authority is in {folder}")
+        say(f"every host trusts {authority.ca_file}; keep {folder}/ca-key.pem secret")
+        say(f"next: {_issue_command(folder)}")
 
 
 @certs_app.command("issue")
@@ -62,7 +75,9 @@ def issue(
     address: Addresses = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Gets a folder NAME for each. Default: DIR/issued."),
+        typer.Option(
+            metavar="FOLDER", help="Write a folder NAME here for each. Default: DIR/issued."
+        ),
     ] = None,
     days: Days = 365,
     init: Annotated[
@@ -72,10 +87,10 @@ def issue(
 ) -> None:
     """Make certificates: NAME/ca.pem, cert.pem and key.pem.
 
-    Can be repeated: a certificate that is good stays, one with less than a third of its life left is
-    renewed, and one that was for other addresses is replaced.
+    The command can be repeated. It keeps good certificates, renews those with less than a third of their life
+    left, and replaces those with other addresses.
     """
-    with exit_codes(as_json), certs_extra():
+    with certs_exit_codes(as_json):
         from collapipe.certificates.authority_folder import AuthorityFolder
 
         identities = [Identity.parse(holder) for holder in holders]
@@ -96,10 +111,10 @@ def issue(
 
 @certs_app.command("list")
 def list_certificates(folder: Folder, as_json: AsJson = False) -> None:
-    """List who has a certificate that is valid."""
-    with exit_codes(as_json), certs_extra():
+    """List the valid certificates."""
+    with certs_exit_codes(as_json):
         from collapipe.certificates.authority_folder import AuthorityFolder
-        from collapipe.certificates.forms import utc_now
+        from collapipe.certificates.pki import utc_now
 
         issued = AuthorityFolder(folder).certificates()
         if as_json:
@@ -116,7 +131,7 @@ def list_certificates(folder: Folder, as_json: AsJson = False) -> None:
                 f"{', '.join(sorted(one.hosts - {one.identity.name}))}".rstrip()
             )
         if not issued:
-            say(f"none yet: collapipe certs issue {shlex.quote(str(folder))} scheduler:scheduler")
+            say(f"no certificates yet; next: {_issue_command(folder)}")
 
 
 @certs_app.command("token")
@@ -135,17 +150,18 @@ def token(
     cluster: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Cluster of the box.")] = 0,
     address: Addresses = None,
     valid: Annotated[
-        str, typer.Option(metavar="TIME", help="How long it can be used: 30m, 12h, 7d.")
+        str,
+        typer.Option(metavar="TIME", help="How long the token can be used: 30m, 12h, 7d."),
     ] = "1h",
     days: Days = 365,
     as_json: AsJson = False,
 ) -> None:
-    """Make a join token: whoever has it can join once as NAME, with `collapipe join TOKEN`.
+    """Make a join token. Whoever has it can join once as NAME, with `collapipe join TOKEN`.
 
-    Hand it over as you would a password; used, it is worthless.
+    Hand it over as you would a password. After its use it is worthless.
     """
-    with exit_codes(as_json), certs_extra():
-        from collapipe.certificates import forms, tokens
+    with certs_exit_codes(as_json):
+        from collapipe.certificates import pki, tokens
         from collapipe.certificates.authority_folder import AuthorityFolder
         from collapipe.v1.enrollment_pb2 import JoinToken
 
@@ -158,7 +174,7 @@ def token(
         text = tokens.encode_token(
             JoinToken(
                 secret=opened.make_token(identity, address or [], duration, lifetime),
-                authority_certificate=forms.der(opened.certificate),
+                authority_certificate=pki.der(opened.certificate),
                 authority_address=authority,
                 scheduler_address=scheduler,
                 identity=identity.uri,
@@ -169,7 +185,7 @@ def token(
             print_json({"token": text, "role": identity.role.value, "name": identity.name})
             return
         print(text, flush=True)
-        # beside it, so that $(collapipe certs token ...) is the token alone
+        # These go to stderr, so that $(collapipe certs token ...) is the token alone.
         complain(f"{identity} can join once within {valid}: collapipe join TOKEN")
         if identity.role is Role.SCHEDULER:
             complain("hosts look for the scheduler at the address that their own tokens name")
@@ -187,21 +203,12 @@ def read_duration(option: str, text: str) -> datetime.timedelta:
     """Reads 30m, 12h or 7d; raises `InvalidInputError`."""
     found = re.fullmatch(r"(\d{1,4})([mhd])", text, re.ASCII)
     if not found or not int(found[1]):
-        raise InvalidInputError(f"{option} {text}: is no time, for example 30m, 12h or 7d")
+        raise InvalidInputError(f"{option} {text}: is not a duration, for example 30m, 12h or 7d")
     return datetime.timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
-@contextmanager
-def certs_extra() -> Iterator[None]:
-    """Says what to install where the library is missing that makes certificates."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "cryptography":
-            raise
-        raise InvalidInputError(
-            "certificates need the package cryptography (the extra `certs`): pip install cryptography"
-        ) from None
+def _issue_command(folder: Path) -> str:
+    return f"collapipe certs issue {shlex.quote(str(folder))} scheduler:scheduler"
 
 
 def _entry(identity: Identity, expires: datetime.datetime) -> dict[str, str]:

@@ -1,12 +1,10 @@
-"""`collapipe join`: makes this machine a part of a deployment, with one token."""
+"""`collapipe join` and `collapipe renew`: make this machine a part of a deployment, with one token."""
 
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,14 +14,15 @@ from collapipe.errors import InvalidInputError
 from collapipe.rpc import call, open_authority_channel
 from collapipe.v1.enrollment_pb2 import EnrollRequest, JoinToken, RenewRequest
 from collapipe.v1.enrollment_pb2_grpc import EnrollmentServiceStub
-from collapipe_client.certs_commands import certs_extra, read_address
+from collapipe_client.certs_commands import certs_exit_codes, read_address
 from collapipe_client.cli_options import AsJson
-from collapipe_client.reporting import exit_codes, print_json, say
+from collapipe_client.reporting import print_json, say
 
 if TYPE_CHECKING:
     from cryptography import x509
 
-    from collapipe.certificates.box_folder import BoxFolder, Joined
+    from collapipe.certificates.box_folder import BoxFolder
+    from collapipe.certificates.pki import HolderCertificate
 
 _DEADLINE_SECONDS = 20.0
 _MODULES = {
@@ -32,19 +31,20 @@ _MODULES = {
     Role.CONTROL_UNIT: "collapipe.control_unit",
     Role.DEVICE_AGENT: "collapipe.device_agent",
 }
-"""What runs on a box, by its role; a client runs nothing."""
-_KEEPS_STATE = (Role.SCHEDULER, Role.EDGE_SERVER, Role.CONTROL_UNIT)
-_OF_A_CLUSTER = (Role.CONTROL_UNIT, Role.DEVICE_AGENT)
+"""The service that a box runs, by its role. A client runs none."""
+_WITH_STATE = (Role.SCHEDULER, Role.EDGE_SERVER, Role.CONTROL_UNIT)
+_IN_A_CLUSTER = (Role.CONTROL_UNIT, Role.DEVICE_AGENT)
 
 DEFAULT_FOLDER = Path("/etc/collapipe")
 BoxOption = Annotated[
-    Path, typer.Option("--folder", metavar="DIR", help="Gets the certificate and the settings.")
+    Path,
+    typer.Option("--folder", metavar="DIR", help="Folder for the certificate and the settings."),
 ]
 
 
 def join(
     token: Annotated[
-        str, typer.Argument(envvar="COLLAPIPE_JOIN_TOKEN", help="Of `collapipe certs token`.")
+        str, typer.Argument(envvar="COLLAPIPE_JOIN_TOKEN", help="From `collapipe certs token`.")
     ],
     folder: BoxOption = DEFAULT_FOLDER,
     advertise: Annotated[
@@ -58,21 +58,21 @@ def join(
         str, typer.Option(metavar="HOST:PORT", help="Where the service listens.")
     ] = "0.0.0.0:7100",
     metrics_listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where it serves /metrics.")
+        str, typer.Option(metavar="HOST:PORT", help="Where the service serves /metrics.")
     ] = "0.0.0.0:9100",
     state_dir: Annotated[
-        Path, typer.Option(metavar="DIR", help="Its state, if its role keeps any.")
+        Path, typer.Option(metavar="DIR", help="State of the service, if its role has any.")
     ] = Path("/var/lib/collapipe"),
     run: Annotated[
-        bool, typer.Option("--run", help="Become the service. Where it has joined, only that.")
+        bool, typer.Option("--run", help="Run the service, after joining if necessary.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make this machine a part of a deployment: get a certificate for a key that never leaves it.
+    """Make this machine a part of a deployment. Its key is made here and never leaves it.
 
-    Can be repeated: where it has joined, nothing changes. To change the host of --advertise takes a new token.
+    The command can be repeated and then changes nothing. Another host in --advertise needs a new token.
     """
-    with exit_codes(as_json), certs_extra():
+    with certs_exit_codes(as_json):
         from collapipe.certificates.box_folder import BoxFolder
         from collapipe.certificates.tokens import decode_token, identity_of_token
 
@@ -87,45 +87,64 @@ def join(
             read_address(option, value)
         host = read_host(read_address("--advertise", advertise)[0]) if advertise else None
         box = BoxFolder(folder.absolute())
-        joined, observed = _already(box, identity, read, host), ""
+        joined, observed = _already_joined(box, identity, read, host), ""
         is_new = joined is None
         if joined is None:
             joined, observed = _enroll(box, identity, read, host)
-        settings = box.settings_file(identity)
-        if identity.role in _MODULES and (is_new or not settings.exists()):
+        command = _next_command(identity, read, box)
+        if identity.role in _MODULES and (is_new or not box.settings_file(identity).exists()):
             port = listen.rpartition(":")[2]
-            address = advertise or f"{_bracketed(_reachable_host(joined, observed))}:{port}"
-            document = {"listen": listen, "metrics_listen": metrics_listen, "advertise": address}
-            box.write_settings(identity, document | _settings(identity, read, box, state_dir))
-        _say_joined(joined, is_new, _next_command(identity, read, box), as_json)
+            settings = {
+                "listen": listen,
+                "metrics_listen": metrics_listen,
+                "advertise": advertise or f"{_reachable_host(joined, observed)}:{port}",
+            }
+            box.write_settings(identity, settings | _settings(identity, read, box, state_dir))
+        if as_json:
+            print_json(
+                {
+                    "role": identity.role.value,
+                    "name": identity.name,
+                    "expires": joined.expires.isoformat(),
+                    "joined_now": is_new,
+                    "next": command,
+                }
+            )
+        else:
+            when = "now" if is_new else "already"
+            say(f"this machine is {when} {identity}, until {joined.expires:%Y-%m-%d}")
+            say(f"next: {shlex.join(command)}")
         if run:
-            _become(_MODULES[identity.role], settings)
+            sys.stdout.flush()
+            os.execv(command[0], command)
 
 
 def renew(
     folder: BoxOption = DEFAULT_FOLDER,
     now: Annotated[
-        bool, typer.Option("--now", help="Also when more than a third of its life is left.")
+        bool, typer.Option("--now", help="Renew even if more than a third of its life is left.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Renew the certificate of a machine that joined, before it expires. Made to be run every day."""
-    with exit_codes(as_json), certs_extra():
-        from collapipe.certificates import forms
+    """Renew the certificate of a machine that joined, before it expires. Run this every day."""
+    with certs_exit_codes(as_json):
+        from collapipe.certificates import pki
         from collapipe.certificates.box_folder import BoxFolder
 
         box = BoxFolder(folder.absolute())
-        joined = box.to_renew()
-        is_due = now or joined.is_due
+        joined = box.require_joined()
+        is_due = now or joined.is_due(pki.utc_now())
         if is_due:
+            address = box.authority_address()
+            with open_authority_channel(address, pki.pem(box.authority())) as channel:
 
-            def ask(present: bytes, request: bytes) -> "x509.Certificate":
-                message = RenewRequest(certificate=present, certificate_request=request)
-                with _authority(box.authority_address(), box.authority()) as (stub, peer):
-                    answer = call(stub.Renew, message, peer, _DEADLINE_SECONDS)
-                return forms.read_certificate(answer.certificate)
+                def ask(present: bytes, request: bytes) -> "x509.Certificate":
+                    message = RenewRequest(certificate=present, certificate_request=request)
+                    method = EnrollmentServiceStub(channel).Renew
+                    answer = call(method, message, _peer(address), _DEADLINE_SECONDS)
+                    return pki.read_certificate(answer.certificate)
 
-            joined = box.renew(ask)
+                joined = box.renew(ask)
         if as_json:
             print_json({"renewed": is_due, "expires": joined.expires.isoformat()})
         elif is_due:
@@ -134,111 +153,86 @@ def renew(
             say(f"{joined.identity}: good until {joined.expires:%Y-%m-%d}, nothing to do")
 
 
-def _already(
+def _already_joined(
     box: "BoxFolder", identity: Identity, token: JoinToken, host: str | None
-) -> "Joined | None":
-    """What the box is, if that is what the token would make it; refuses to make it something else."""
-    from collapipe.certificates import forms
+) -> "HolderCertificate | None":
+    """Returns the certificate of a box that needs nothing of the token; `None` if it must join.
+
+    Raises:
+        InvalidInputError: The box has another identity, or belongs to another deployment.
+    """
+    from collapipe.certificates import pki
 
     joined = box.joined()
-    if joined is None or (joined.identity == identity and joined.is_expired):
+    if joined is None or (joined.identity == identity and joined.expires <= pki.utc_now()):
         return None
-    is_elsewhere = box.authority() != forms.read_certificate(token.authority_certificate)
+    is_elsewhere = box.authority() != pki.read_certificate(token.authority_certificate)
     if joined.identity != identity or is_elsewhere:
-        of = " of another deployment" if is_elsewhere else ""
+        deployment = " of another deployment" if is_elsewhere else ""
         raise InvalidInputError(
-            f"this machine is {joined.identity}{of} by {box.tls}, and the token is for {identity}: give another "
+            f"this machine is {joined.identity}{deployment} by {box.tls}, and the token is for {identity}: give another "
             "--folder, or delete that one to let it change"
         )
-    is_reached = host is None or host in joined.hosts | forms.OF_THIS_MACHINE
-    return joined if box.is_renewable and is_reached else None
+    has_host = host is None or host in joined.hosts | pki.OF_THIS_MACHINE
+    return joined if box.is_renewable and has_host else None
 
 
 def _enroll(
     box: "BoxFolder", identity: Identity, token: JoinToken, host: str | None
-) -> "tuple[Joined, str]":
-    """Joins; returns also the address that the authority saw."""
-    from collapipe.certificates import forms
+) -> "tuple[HolderCertificate, str]":
+    """Joins, and returns the certificate and the address that the authority sees the box at."""
+    from collapipe.certificates import pki
 
-    authority = forms.read_certificate(token.authority_certificate)
+    authority = pki.read_certificate(token.authority_certificate)
+    address = token.authority_address
     observed = ""
+    with open_authority_channel(address, pki.pem(authority)) as channel:
 
-    def ask(request: bytes) -> "x509.Certificate":
-        nonlocal observed
-        message = EnrollRequest(secret=token.secret, certificate_request=request)
-        with _authority(token.authority_address, authority) as (stub, peer):
-            answer = call(stub.Enroll, message, peer, _DEADLINE_SECONDS)
-        observed = answer.observed_host
-        return forms.read_certificate(answer.certificate)
+        def ask(request: bytes) -> "x509.Certificate":
+            nonlocal observed
+            message = EnrollRequest(secret=token.secret, certificate_request=request)
+            method = EnrollmentServiceStub(channel).Enroll
+            answer = call(method, message, _peer(address), _DEADLINE_SECONDS)
+            observed = answer.observed_host
+            return pki.read_certificate(answer.certificate)
 
-    hosts = frozenset({host} if host else ())
-    return box.join(identity, authority, token.authority_address, hosts, ask), observed
+        hosts = frozenset({host} if host else ())
+        return box.join(identity, authority, address, hosts, ask), observed
 
 
-@contextmanager
-def _authority(
-    address: str, certificate: "x509.Certificate"
-) -> Iterator[tuple[EnrollmentServiceStub, str]]:
-    """The authority, proven by its certificate; and its name in errors."""
-    from collapipe.certificates import forms
-
-    with open_authority_channel(address, forms.pem(certificate)) as channel:
-        yield EnrollmentServiceStub(channel), f"the authority at {address}"
+def _peer(address: str) -> str:
+    return f"the authority at {address}"
 
 
 def _settings(
     identity: Identity, token: JoinToken, box: "BoxFolder", state_dir: Path
 ) -> dict[str, str | int]:
-    """What the service needs besides its addresses."""
+    """Returns the settings of the service, without its addresses."""
     settings: dict[str, str | int] = {"host_id": identity.name}
     if identity.role is not Role.SCHEDULER:
         settings["scheduler"] = token.scheduler_address
-    if identity.role in _OF_A_CLUSTER:
+    if identity.role in _IN_A_CLUSTER:
         settings["cluster_index"] = token.cluster_index
-    if identity.role in _KEEPS_STATE:
+    if identity.role in _WITH_STATE:
         settings["state_dir"] = str(state_dir)
     return settings | {
         f"tls_{name}": str(box.tls / f"{name}.pem") for name in ("ca", "cert", "key")
     }
 
 
-def _reachable_host(joined: "Joined", observed: str) -> str:
-    """By which host others reach this machine, as far as one can tell."""
+def _reachable_host(joined: "HolderCertificate", observed: str) -> str:
+    """Returns the host by which others probably reach this machine, in brackets if it is an IPv6 address."""
     others = sorted(joined.hosts - {joined.identity.name})
+    host = others[0] if others else joined.identity.name
     if observed and (observed in others or not others):
-        return observed
-    return others[0] if others else joined.identity.name
-
-
-def _bracketed(host: str) -> str:
+        host = observed
     return f"[{host}]" if ":" in host else host
 
 
 def _next_command(identity: Identity, token: JoinToken, box: "BoxFolder") -> list[str]:
+    """Returns the command that runs the service; for a client, one that uses the certificate."""
     if identity.role in _MODULES:
         settings = str(box.settings_file(identity))
         return [sys.executable, "-m", _MODULES[identity.role], "--config", settings]
     files = [f"--tls-{name}={box.tls / name}.pem" for name in ("ca", "cert", "key")]
     return ["collapipe", "status", "--scheduler", token.scheduler_address, *files]
-
-
-def _say_joined(joined: "Joined", is_new: bool, command: list[str], as_json: bool) -> None:
-    if as_json:
-        print_json(
-            {
-                "role": joined.identity.role.value,
-                "name": joined.identity.name,
-                "expires": joined.expires.isoformat(),
-                "joined_now": is_new,
-                "next": command,
-            }
-        )
-        return
-    word = "this machine is now" if is_new else "this machine is already"
-    say(f"{word} {joined.identity}, until {joined.expires:%Y-%m-%d}")
-    say(f"next: {shlex.join(command)}")
-
-
-def _become(module: str, settings: Path) -> NoReturn:
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, "--config", str(settings)])

@@ -229,7 +229,7 @@ def test_each_pod_finds_its_own_certificate(
     pytest.importorskip("cryptography", reason="no cryptography: pip install 'collapipe[certs]'")
     import base64
 
-    from collapipe.certificates import forms
+    from collapipe.certificates import pki
 
     secrets = {d["metadata"]["name"]: d["data"] for d in certificates if d["kind"] == "Secret"}
     assert not any("ca-key" in key for data in secrets.values() for key in data)
@@ -246,11 +246,11 @@ def test_each_pod_finds_its_own_certificate(
                 for name in ("ca.pem", "cert.pem", "key.pem")
             }
             assert set(files.values()) <= set(secret), one.name
-            certificate = forms.read_certificate(base64.b64decode(secret[files["cert.pem"]]))
-            identity = forms.identity_of(certificate)
+            certificate = pki.read_certificate(base64.b64decode(secret[files["cert.pem"]]))
+            identity = pki.identity_of(certificate)
             assert identity is not None
-            key = forms.read_key(base64.b64decode(secret[files["key.pem"]]))
-            assert forms.is_of_key(certificate, key.public_key())
+            key = pki.read_key(base64.b64decode(secret[files["key.pem"]]))
+            assert pki.is_of_key(certificate, key.public_key())
             assert identity.role.value == one.target
             if one.target != "client":
                 assert identity.name == one.environment["COLLAPIPE_HOST_ID"]

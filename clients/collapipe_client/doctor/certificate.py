@@ -48,15 +48,15 @@ def read_certificate(ca: Path, certificate: Path, key: Path) -> CertificateFacts
         from cryptography import x509
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-        from collapipe.certificates import forms
+        from collapipe.certificates import pki
     except ImportError:
         return "it cannot be read without the extra `certs`: pip install cryptography"
     path = ca
     try:
         authorities = x509.load_pem_x509_certificates(ca.read_bytes())
         path = certificate
-        own = forms.read_certificate(certificate.read_bytes())
-        identity, hosts = forms.identity_of(own), forms.hosts_of(own)
+        own = pki.read_certificate(certificate.read_bytes())
+        identity, hosts = pki.identity_of(own), pki.hosts_of(own)
         path = key
         private_key = load_pem_private_key(key.read_bytes(), password=None)
         key_mode = stat.S_IMODE(key.stat().st_mode)
@@ -71,7 +71,7 @@ def read_certificate(ca: Path, certificate: Path, key: Path) -> CertificateFacts
         not_before=own.not_valid_before_utc,
         not_after=own.not_valid_after_utc,
         key_fits=private_key.public_key() == own.public_key(),
-        of_authority=any(forms.is_signed_by(own, authority) for authority in authorities),
+        of_authority=any(pki.is_signed_by(own, authority) for authority in authorities),
         key_mode=key_mode,
     )
 

@@ -1,1 +1,1 @@
-"""The service that lets boxes join: a token in, a certificate out."""
+"""The service of the authority, which gives certificates to boxes that join."""

@@ -1,4 +1,4 @@
-"""Wires the authority's service and serves it."""
+"""The process of the authority's service."""
 
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +22,15 @@ class AuthoritySettings(ServiceSettings):
 
     @cached_property
     def security(self) -> Security:
-        """A certificate of its own making, and none asked of callers: they have none yet; raises `InvalidInputError`."""
+        """Issues the authority's own certificate; callers need none, because they do not have one yet.
+
+        Raises:
+            InvalidInputError: TLS settings were given, or there is no authority in the folder.
+        """
         if self.insecure or self.tls_ca or self.tls_cert or self.tls_key:
             raise InvalidInputError(
-                "--insecure and --tls-... are not for the authority, which always speaks TLS with a certificate that "
-                "it makes itself: leave them out"
+                "the authority always speaks TLS with a certificate that it makes itself: leave out --insecure and "
+                "--tls-..."
             )
         folder = self.dir / "own"
         own = Identity(Role.AUTHORITY, "authority")
@@ -37,7 +41,7 @@ class AuthoritySettings(ServiceSettings):
 
 
 def start(settings: AuthoritySettings, metrics_address: str) -> Running:
-    """Starts serving."""
+    """Starts the service."""
     servicer = EnrollmentServicer(AuthorityFolder(settings.dir))
 
     def add_services(server: grpc.Server, address: str) -> None:

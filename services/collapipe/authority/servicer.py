@@ -1,15 +1,14 @@
-"""EnrollmentService: who proves to have a token, or a certificate, gets a certificate."""
+"""EnrollmentService: gives a certificate to callers that have a join token or a valid certificate."""
 
 import ipaddress
 import logging
 import time
-from collections.abc import Callable
 from urllib.parse import unquote
 
 import grpc
 
-from collapipe.authority.wrong_tokens import WrongTokens
-from collapipe.certificates import forms
+from collapipe.authority.failed_attempts import FailedAttempts
+from collapipe.certificates import pki
 from collapipe.certificates.authority_folder import AuthorityFolder
 from collapipe.certificates.tokens import SECRET_BYTES
 from collapipe.errors import CollapipeError, InvalidInputError, NotPermittedError
@@ -21,28 +20,20 @@ _MAX_CERTIFICATE_BYTES = 4096
 
 
 class EnrollmentServicer(enrollment_pb2_grpc.EnrollmentServiceServicer):
-    """Serves strangers: whatever they send is checked here or in the folder.
+    """Serves unknown callers, so that it or the folder checks everything that they send."""
 
-    Args:
-        folder: The authority.
-        clock: A steady one, in seconds.
-    """
-
-    def __init__(
-        self, folder: AuthorityFolder, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, folder: AuthorityFolder) -> None:
         self._folder = folder
-        self._clock = clock
-        self._wrong_tokens = WrongTokens()
+        self._failed_attempts = FailedAttempts()
 
     def Enroll(
         self, request: enrollment_pb2.EnrollRequest, context: grpc.ServicerContext
     ) -> enrollment_pb2.EnrollResponse:
-        """Gives the first certificate."""
+        """Gives a box its first certificate."""
         host = observed_host(context.peer())
         caller = host or "local"
-        is_blocked = self._wrong_tokens.blocked(caller, self._clock())
-        # behind a router or a container's proxy, an honest box shares its address with one that tries again and again
+        is_blocked = self._failed_attempts.is_blocked(caller, time.monotonic())
+        # Behind a router or a proxy, a box with a good token may share its address with a blocked caller.
         if is_blocked and not self._folder.has_token(request.secret):
             raise NotPermittedError(
                 f"{caller} has tried too many wrong join tokens: wait a minute, then use a new one"
@@ -50,35 +41,35 @@ class EnrollmentServicer(enrollment_pb2_grpc.EnrollmentServiceServicer):
         try:
             if len(request.secret) != SECRET_BYTES:
                 raise InvalidInputError(
-                    f"the secret of a join token has {SECRET_BYTES} bytes, this one {len(request.secret)}"
+                    f"the secret of a join token has {SECRET_BYTES} bytes, but this one has {len(request.secret)}"
                 )
             enrolled = self._folder.enroll(request.secret, request.certificate_request, host)
         except CollapipeError as error:
             if not is_blocked:
-                self._wrong_tokens.add(caller, self._clock())
+                self._failed_attempts.add(caller, time.monotonic())
                 logger.warning("%s was not enrolled: %s", caller, error)
             raise
         return enrollment_pb2.EnrollResponse(
-            certificate=forms.der(enrolled.certificate), observed_host=host or ""
+            certificate=pki.der(enrolled.certificate), observed_host=host or ""
         )
 
     def Renew(
         self, request: enrollment_pb2.RenewRequest, context: grpc.ServicerContext
     ) -> enrollment_pb2.RenewResponse:
-        """Gives a certificate that lasts longer."""
+        """Replaces a certificate that is still valid."""
         if len(request.certificate) > _MAX_CERTIFICATE_BYTES:
             raise InvalidInputError(
-                f"a certificate of {len(request.certificate)} bytes: at most {_MAX_CERTIFICATE_BYTES} are read"
+                f"the certificate has {len(request.certificate)} bytes: at most {_MAX_CERTIFICATE_BYTES} are allowed"
             )
         renewed = self._folder.renew(request.certificate, request.certificate_request)
-        return enrollment_pb2.RenewResponse(certificate=forms.der(renewed.certificate))
+        return enrollment_pb2.RenewResponse(certificate=pki.der(renewed.certificate))
 
 
 def observed_host(peer: str) -> str | None:
-    """The address of a caller, if others can use it too.
+    """Returns the IP address of a caller; `None` if other machines cannot use it.
 
     Args:
-        peer: As gRPC tells it: "ipv4:192.168.1.7:4711", "ipv6:%5Bfe80::1%25eth0%5D:4711".
+        peer: The caller as gRPC names it: "ipv4:192.168.1.7:4711", "ipv6:%5Bfe80::1%25eth0%5D:4711".
     """
     kind, _, rest = unquote(peer).partition(":")
     if kind not in ("ipv4", "ipv6"):
@@ -91,6 +82,6 @@ def observed_host(peer: str) -> str | None:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return str(address.ipv4_mapped)
-        if address.scope_id is not None:  # of an interface of this machine only
+        if address.scope_id is not None:  # valid on one interface of this machine only
             return None
     return str(address)

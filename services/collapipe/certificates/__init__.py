@@ -1,7 +1,7 @@
-"""Who is who: the identities in certificates, an authority that makes them, and boxes that join a deployment.
+"""Identities, the authority that issues certificates, and the boxes that join a deployment.
 
-`identity` needs nothing, so that every service can tell its peers; all other modules need `cryptography` (the extra
-`certs`), which a device needs only to join.
+Every service needs `identity`, which imports no other package. All other modules need the package `cryptography` (the
+extra `certs`), which a device uses only to join and to renew its certificate.
 """
 
 from collapipe.certificates.identity import Identity, Role

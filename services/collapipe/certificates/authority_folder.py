@@ -1,6 +1,6 @@
-"""An authority: a folder with a key that signs, and everything that it has signed.
+"""An authority: a folder with a key that signs certificates, and everything that it has signed.
 
-Several processes may use it at a time: a lock makes each decision whole.
+Several processes may use the folder at a time: a lock makes each decision atomic.
 """
 
 import datetime
@@ -8,21 +8,26 @@ import fcntl
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from collapipe.certificates import forms
-from collapipe.certificates.forms import utc_now
-from collapipe.certificates.identity import Identity, Role, is_host_name, read_host
-from collapipe.certificates.private_files import OWNER_ONLY, explained, make_folder, write_file
+from collapipe.certificates import pki
+from collapipe.certificates.identity import Identity, Role, read_host
+from collapipe.certificates.issued_certificates import IssuedCertificates
+from collapipe.certificates.pki import HolderCertificate, utc_now
+from collapipe.certificates.private_files import (
+    OWNER_ONLY,
+    file_errors,
+    make_folder,
+    read_required,
+    write_file,
+)
+from collapipe.certificates.tls_folder import TlsFolder
 from collapipe.certificates.tokens import Grant, TokenStore
 from collapipe.errors import InvalidInputError, NotPermittedError
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -30,98 +35,77 @@ DEFAULT_LIFETIME = datetime.timedelta(days=365)
 AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
 Outcome = Literal["issued", "renewed", "kept"]
 
-
-@dataclass(frozen=True)
-class Issued:
-    """A certificate of this authority, as its list shows it."""
-
-    identity: Identity
-    hosts: frozenset[str]
-    expires: datetime.datetime
-
-
-@dataclass(frozen=True)
-class Enrolled:
-    """The answer to an enrollment."""
-
-    certificate: x509.Certificate
-    identity: Identity
+_LOST = (
+    "restore the folder from a backup; if it has signed nothing yet, delete it and repeat `collapipe certs "
+    "init`"
+)
 
 
 class AuthorityFolder:
-    """An authority.
+    """An authority that exists.
 
     Args:
-        folder: Of `create`.
-        clock: Tells the time.
+        folder: The folder, made by `create`.
+        clock: Returns the present time.
 
     Raises:
-        InvalidInputError: There is no authority, or its files cannot be used.
+        InvalidInputError: There is no authority, or its files are damaged.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], datetime.datetime] = utc_now) -> None:
-        self._folder = folder
-        self._clock = clock
-        self._tokens = TokenStore(folder / "tokens")
         if not self.exists(folder):
             raise InvalidInputError(
                 f"there is no authority in {folder}: make one with `collapipe certs init {folder}`"
             )
-        self._certificate = _read_whole(self.ca_file, forms.read_certificate)
-        self._key = _read_whole(_key_file(folder), forms.read_key)
-        if not forms.is_of_key(self._certificate, self._key.public_key()):
+        self._folder = folder
+        self._clock = clock
+        self.ca_file = _ca_file(folder)
+        """The certificate of the authority, which every host trusts."""
+        self.certificate = read_required(self.ca_file, pki.read_certificate, _LOST)
+        """The content of `ca_file`."""
+        self._key = read_required(_key_file(folder), pki.read_key, _LOST)
+        if not pki.is_of_key(self.certificate, self._key.public_key()):
             raise InvalidInputError(
                 f"{_key_file(folder)} is not the key of {self.ca_file}: restore both from one backup"
             )
+        self._issued = IssuedCertificates(folder / "certificates", clock)
+        self._tokens = TokenStore(folder / "tokens")
 
     @staticmethod
     def exists(folder: Path) -> bool:
-        """Whether there is an authority, or a part of one."""
-        with explained(folder):
+        """Returns whether a folder holds an authority, or a part of one."""
+        with file_errors(folder):
             return _ca_file(folder).exists() or _key_file(folder).exists()
 
     @classmethod
     def create(
         cls, folder: Path, clock: Callable[[], datetime.datetime] = utc_now
     ) -> "AuthorityFolder":
-        """Makes an authority.
+        """Creates an authority.
 
         Raises:
-            InvalidInputError: There is one already: everything that it signed would become worthless.
+            InvalidInputError: The folder holds an authority: replacing it would invalidate every certificate.
         """
         make_folder(folder)
         with _locked(folder):
             if cls.exists(folder):
                 raise InvalidInputError(
-                    f"{folder} holds an authority: another one in its place would make every certificate of the "
-                    "deployment worthless; choose another folder, or delete this one by hand"
+                    f"{folder} holds an authority: replacing it would invalidate every certificate of the deployment; "
+                    "choose another folder, or delete this one by hand"
                 )
-            key = forms.new_key()
-            certificate = forms.build_authority(key, clock(), AUTHORITY_LIFETIME)
-            # what is half made is not taken for an authority that works: `__init__` misses the certificate
-            write_file(_key_file(folder), forms.key_pem(key), OWNER_ONLY)
-            write_file(_ca_file(folder), forms.pem(certificate))
+            key = pki.new_key()
+            certificate = pki.build_authority(key, clock(), AUTHORITY_LIFETIME)
+            # The key comes first: without the certificate, `__init__` reports the folder as damaged.
+            write_file(_key_file(folder), pki.key_pem(key), OWNER_ONLY)
+            write_file(_ca_file(folder), pki.pem(certificate))
         return cls(folder, clock)
 
-    @property
-    def ca_file(self) -> Path:
-        """The certificate that every peer trusts."""
-        return _ca_file(self._folder)
-
-    @property
-    def certificate(self) -> x509.Certificate:
-        """The same."""
-        return self._certificate
-
-    def certificates(self) -> list[Issued]:
-        """What is valid, by role and name; of each holder the certificate that lasts longest."""
-        newest: dict[Identity, Issued] = {}
-        for identity, certificate in self._valid():
-            expires = certificate.not_valid_after_utc
-            known = newest.get(identity)
-            if known is None or known.expires < expires:
-                newest[identity] = Issued(identity, forms.hosts_of(certificate), expires)
-        return sorted(newest.values(), key=lambda issued: str(issued.identity))
+    def certificates(self) -> list[HolderCertificate]:
+        """Returns the valid certificates by role and name; of each holder the one that expires last."""
+        newest: dict[Identity, HolderCertificate] = {}
+        for held in sorted(self._issued.valid(), key=lambda held: held.expires):
+            newest[held.identity] = held
+        return sorted(newest.values(), key=lambda held: str(held.identity))
 
     def issue(
         self,
@@ -130,17 +114,16 @@ class AuthorityFolder:
         folder: Path,
         lifetime: datetime.timedelta = DEFAULT_LIFETIME,
     ) -> tuple[Outcome, datetime.datetime]:
-        """Sees to it that a folder holds a certificate: `ca.pem`, `cert.pem` and `key.pem`.
+        """Makes sure that a folder holds a good certificate: `ca.pem`, `cert.pem` and `key.pem`.
 
-        What is there stays while it is good: of this holder, for these hosts, and young. A key outlives its
-        certificates, so that a renewal replaces one file and nobody ever reads a key with another's certificate.
+        A certificate that is not due for renewal and has the right identity and hosts is kept. A renewal keeps the key and
+        replaces only `cert.pem`, so that nobody can read a key with the certificate of another key.
 
         Args:
-            identity: Who gets it.
-            hosts: By which others reach the holder, besides its name. Several holders on one machine may share an
-                address; never a name.
-            folder: Made when absent.
-            lifetime: Of the certificate.
+            identity: The holder of the certificate.
+            hosts: Host names and IP addresses of the holder, besides its name.
+            folder: Created if it does not exist.
+            lifetime: Lifetime of a new certificate.
 
         Returns:
             What was done, and when the certificate expires.
@@ -150,20 +133,21 @@ class AuthorityFolder:
         """
         wanted = frozenset(map(read_host, hosts))
         make_folder(folder)
-        key_file, certificate_file = folder / "key.pem", folder / "cert.pem"
+        tls = TlsFolder(folder)
         with _locked(self._folder):
-            self._check_names_free(identity, wanted)
-            key, present = self._present(key_file, certificate_file)
-            if _read_or_none(folder / "ca.pem", forms.read_certificate) != self._certificate:
-                write_file(folder / "ca.pem", forms.pem(self._certificate))
+            self._issued.check_names_free(identity, wanted)
+            if tls.authority() != self.certificate:
+                tls.write_authority(self.certificate)
+            present = tls.certificate(self.certificate)
             if present is not None and self._is_good(present, identity, wanted):
                 return "kept", present.not_valid_after_utc
+            key = tls.key()
             if key is None:
-                key = forms.new_key()
-                write_file(key_file, forms.key_pem(key), OWNER_ONLY)
+                key = pki.new_key()
+                tls.write_key(key)
             certificate = self._sign(identity, wanted, key.public_key(), lifetime)
-            self._record(certificate, present)
-            write_file(certificate_file, forms.pem(certificate))
+            self._issued.add(certificate, present)
+            tls.write_certificate(certificate)
         return "issued" if present is None else "renewed", certificate.not_valid_after_utc
 
     def make_token(
@@ -173,117 +157,107 @@ class AuthorityFolder:
         valid: datetime.timedelta,
         lifetime: datetime.timedelta = DEFAULT_LIFETIME,
     ) -> bytes:
-        """Makes a one-time token, with which a box gets a certificate; returns its secret, which is kept nowhere.
+        """Creates a join token for one certificate, and returns its secret, which is not stored.
 
         Args:
-            identity: Who the box becomes.
-            hosts: By which others reach it, besides its name and the address that it is seen at.
+            identity: The holder of the certificate.
+            hosts: Host names and IP addresses of the holder, besides its name and the address that it is seen at.
             valid: How long the token can be used.
-            lifetime: Of the certificate.
+            lifetime: Lifetime of the certificate.
 
         Raises:
             InvalidInputError: Another holder has one of the names.
         """
         wanted = frozenset(map(read_host, hosts))
         with _locked(self._folder):
-            self._check_names_free(identity, wanted)
+            self._issued.check_names_free(identity, wanted)
             now = self._clock()
-            self._tokens.forget_old(now)
-            return self._tokens.add(Grant(identity, wanted, now + valid, lifetime))
+            self._tokens.delete_old(now)
+            return self._tokens.add(
+                Grant(
+                    identity=identity,
+                    hosts=wanted,
+                    expires=now + valid,
+                    lifetime_seconds=lifetime.total_seconds(),
+                )
+            )
 
     def has_token(self, secret: bytes) -> bool:
-        """Whether somebody has a token that was not used yet; it may have expired."""
-        return self._tokens.is_waiting(secret)
+        """Returns whether a token with this secret exists and is unused; it may have expired."""
+        return self._tokens.is_unused(secret)
 
-    def enroll(self, secret: bytes, request: bytes, observed_host: str | None) -> Enrolled:
-        """Answers the bearer of a token, once.
+    def enroll(self, secret: bytes, request: bytes, observed_host: str | None) -> HolderCertificate:
+        """Issues the certificate that a join token grants, and makes the token useless.
 
         Args:
-            secret: Of the token.
-            request: PKCS #10, DER. What it asks for beyond the grant is refused, and the token stays good.
-            observed_host: The address that the request came from, if it says where the box is.
+            secret: Secret of the token.
+            request: Signing request, PKCS #10 in DER. The token stays usable if the request is refused.
+            observed_host: The address that the request came from; `None` if others cannot reach the box there.
 
         Raises:
-            NotPermittedError: The token is no good, or the request asks for what it does not grant.
-            InvalidInputError: The request is none, or another holder has one of the names.
+            NotPermittedError: The token cannot be used, or the request asks for more than it grants.
+            InvalidInputError: The request is malformed, or another holder has one of the names.
         """
-        asked = forms.read_request(request)
+        asked = pki.read_request(request)
         with _locked(self._folder):
             grant = self._tokens.find(secret, self._clock())
-            granted = grant.hosts
-            self._check_names_free(grant.identity, granted)
-            if (
-                observed_host is not None
-                and observed_host not in granted | forms.OF_THIS_MACHINE
-                and grant.identity.role is not Role.CLIENT  # which nobody calls
-            ):
-                granted |= self._observed(grant, observed_host)
-            _check_within(asked, grant.identity, granted)
-            certificate = self._sign(grant.identity, granted, asked.public_key, grant.lifetime)
-            # in this order: whoever dies between the two, or finds the disk full, leaves the token good
-            self._record(certificate)
+            identity, granted = grant.identity, grant.hosts
+            self._issued.check_names_free(identity, granted)
+            # Nobody calls a client, so its address does not matter.
+            if observed_host is not None and identity.role is not Role.CLIENT:
+                granted |= self._observed_hosts(grant, observed_host)
+            _check_within(asked, identity, granted)
+            lifetime = datetime.timedelta(seconds=grant.lifetime_seconds)
+            certificate = self._sign(identity, granted, asked.public_key, lifetime)
+            # In this order, the token stays usable if the process dies in between or the disk is full.
+            self._issued.add(certificate)
             self._tokens.use(secret)
-        logger.info("enrolled %s from %s", grant.identity, observed_host or "an unknown address")
-        return Enrolled(certificate, grant.identity)
+        logger.info("enrolled %s from %s", identity, observed_host or "an unknown address")
+        return HolderCertificate(identity, certificate)
 
-    def renew(self, present: bytes, request: bytes) -> Enrolled:
-        """Replaces a certificate that is still valid by one for the same key, identity, hosts and time.
+    def renew(self, present: bytes, request: bytes) -> HolderCertificate:
+        """Issues a certificate with the key, identity, hosts and lifetime of one that is still valid.
 
         Args:
-            present: The certificate, DER.
-            request: PKCS #10, DER, signed with its key.
+            present: The valid certificate, DER.
+            request: Signing request for the same key, PKCS #10 in DER.
 
         Raises:
-            NotPermittedError: The certificate is not a valid one of this authority, or the key another.
-            InvalidInputError: Either is not what it should be.
+            NotPermittedError: The certificate is not a valid one of this authority, or the request has another key.
+            InvalidInputError: The certificate or the request is malformed.
         """
-        asked = forms.read_request(request)
-        certificate = forms.read_certificate(present)
+        asked = pki.read_request(request)
+        certificate = pki.read_certificate(present)
         with _locked(self._folder):
-            # one of those on record, byte for byte: nothing in it need be checked again
-            identity = next(
-                (holder for holder, valid in self._valid() if valid == certificate), None
+            # It must equal a stored certificate byte for byte, so nothing in it needs to be checked again.
+            held = next(
+                (one for one in self._issued.valid() if one.certificate == certificate), None
             )
-            if identity is None:
+            if held is None:
                 raise NotPermittedError(
                     "this certificate has expired, or is not of this authority: join again with a new token of "
                     "`collapipe certs token`"
                 )
-            if not forms.is_of_key(certificate, asked.public_key):
+            identity, hosts = held.identity, held.hosts
+            if not pki.is_of_key(certificate, asked.public_key):
                 raise NotPermittedError(
                     f"the request is signed with another key than that of {identity}"
                 )
-            hosts = forms.hosts_of(certificate)
             _check_within(asked, identity, hosts)
-            lifetime = forms.lifetime_of(certificate)
+            lifetime = pki.lifetime_of(certificate)
             renewed = self._sign(identity, hosts, asked.public_key, lifetime)
-            self._record(renewed, certificate)
+            self._issued.add(renewed, certificate)
         logger.info("renewed the certificate of %s", identity)
-        return Enrolled(renewed, identity)
-
-    def _present(
-        self, key_file: Path, certificate_file: Path
-    ) -> tuple[ec.EllipticCurvePrivateKey | None, x509.Certificate | None]:
-        """The key of a folder, if it can be used, and the certificate, if it is of the key and of this authority."""
-        key = _read_or_none(key_file, forms.read_key)
-        certificate = _read_or_none(certificate_file, forms.read_certificate)
-        if (
-            key is None
-            or certificate is None
-            or not forms.is_of_key(certificate, key.public_key())
-            or not forms.is_signed_by(certificate, self._certificate)
-        ):
-            return key, None
-        return key, certificate
+        return HolderCertificate(identity, renewed)
 
     def _is_good(
         self, certificate: x509.Certificate, identity: Identity, hosts: frozenset[str]
     ) -> bool:
-        born, expires = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        held = HolderCertificate(identity, certificate)
         return (
-            forms.identity_of(certificate) == identity
-            and forms.hosts_of(certificate) == forms.hosts_for(identity, hosts)
-            and not forms.is_due(born, expires, self._clock())
+            pki.identity_of(certificate) == identity
+            and held.hosts == pki.hosts_for(identity, hosts)
+            and not held.is_due(self._clock())
         )
 
     def _sign(
@@ -294,81 +268,46 @@ class AuthorityFolder:
         lifetime: datetime.timedelta,
     ) -> x509.Certificate:
         now = self._clock()
-        if now < self._certificate.not_valid_before_utc:
+        if now < self.certificate.not_valid_before_utc:
             raise InvalidInputError(
-                f"the clock of the authority's machine says {now:%Y-%m-%d %H:%M} UTC, and the authority was made after "
-                f"{self._certificate.not_valid_before_utc:%Y-%m-%d}: set the clock"
+                f"the clock of this machine says {now:%Y-%m-%d %H:%M} UTC, but the authority was made after "
+                f"{self.certificate.not_valid_before_utc:%Y-%m-%d}: set the clock"
             )
-        if self._certificate.not_valid_after_utc <= now:
+        if self.certificate.not_valid_after_utc <= now:
             raise InvalidInputError(
-                f"the authority in {self._folder} expired at {self._certificate.not_valid_after_utc:%Y-%m-%d}: "
-                "make another, and every certificate anew"
+                f"the authority in {self._folder} expired at {self.certificate.not_valid_after_utc:%Y-%m-%d}: "
+                "make a new authority and new certificates"
             )
-        authority = (self._key, self._certificate)
-        return forms.build_certificate(identity, hosts, public_key, authority, now, now + lifetime)
+        authority = (self._key, self.certificate)
+        return pki.build_certificate(identity, hosts, public_key, authority, now, now + lifetime)
 
-    def _valid(self) -> Iterator[tuple[Identity, x509.Certificate]]:
-        """Everything signed that has not expired."""
-        now = self._clock()
-        for certificate in self._recorded().values():
-            identity = forms.identity_of(certificate)
-            if identity is not None and now < certificate.not_valid_after_utc:
-                yield identity, certificate
+    def _observed_hosts(self, grant: Grant, host: str) -> frozenset[str]:
+        """Returns the address that a box is seen at, as a set that is empty if the certificate does not need it.
 
-    def _recorded(self) -> dict[Path, x509.Certificate]:
-        """Everything signed that is not forgotten."""
-        return {
-            path: _read_whole(path, forms.read_certificate, "restore it or delete it")
-            for path in (self._folder / "certificates").glob("*.pem")
-        }
-
-    def _record(
-        self, certificate: x509.Certificate, replaced: x509.Certificate | None = None
-    ) -> None:
-        """Remembers a certificate, and of the older ones of its key only the one that it replaces.
-
-        That one is what its holder has until the answer arrives; without the others, whoever renews again and again
-        fills no disk. Nothing is forgotten for its age: a clock that is ahead for an hour would end the deployment.
+        Raises:
+            NotPermittedError: Another holder has the address, and the token grants no other.
         """
-        folder = make_folder(self._folder / "certificates")
-        older = self._recorded()
-        write_file(folder / f"{certificate.serial_number:x}.pem", forms.pem(certificate))
-        for path, other in older.items():
-            if other.public_key() == certificate.public_key() and other != replaced:
-                path.unlink(missing_ok=True)
-
-    def _check_names_free(self, identity: Identity, hosts: Iterable[str]) -> None:
-        wanted = {identity.name, *filter(is_host_name, hosts)}
-        for other, certificate in self._valid():
-            if other == identity:
-                continue
-            taken = wanted & {other.name, *forms.hosts_of(certificate)}
-            if taken:
-                raise InvalidInputError(
-                    f"{identity} cannot have the name {min(taken)}, which the certificate of {other} has until "
-                    f"{certificate.not_valid_after_utc:%Y-%m-%d}: choose another, every name is of one host"
-                )
-
-    def _observed(self, grant: Grant, host: str) -> frozenset[str]:
-        """The address that a box is seen at, if nobody else has it; where the operator gave others, it may be left out."""
-        for other, certificate in self._valid():
-            if other != grant.identity and host in forms.hosts_of(certificate):
-                if grant.hosts:
-                    return frozenset()
-                raise NotPermittedError(
-                    f"{grant.identity} is seen at {host}, which the certificate of {other} has: if both are on one "
-                    "machine, or the address changed hands, make a token that grants it, with `collapipe certs "
-                    f"token ... --address {host}`"
-                )
-        return frozenset({host})
+        if host in grant.hosts | pki.OF_THIS_MACHINE:
+            return frozenset()
+        other = self._issued.other_holder(host, grant.identity)
+        if other is None:
+            return frozenset({host})
+        if grant.hosts:
+            return frozenset()
+        raise NotPermittedError(
+            f"{grant.identity} is seen at {host}, which the certificate of {other} has: if both are on one machine, or "
+            "the address now belongs to another box, make a token that grants it, with `collapipe certs token ... "
+            f"--address {host}`"
+        )
 
 
-def _check_within(asked: forms.Request, identity: Identity, granted: frozenset[str]) -> None:
+def _check_within(asked: pki.Request, identity: Identity, granted: frozenset[str]) -> None:
+    """Raises `NotPermittedError` if a request asks for another identity or for hosts that are not granted."""
     if asked.identities not in ((), (identity.uri,)):
         raise NotPermittedError(
             f"the request asks to be {', '.join(map(repr, asked.identities))}, but may only be {identity.uri}"
         )
-    allowed = forms.hosts_for(identity, granted) | forms.OF_THIS_MACHINE
+    allowed = pki.hosts_for(identity, granted) | pki.OF_THIS_MACHINE
     beyond = asked.hosts - allowed
     if beyond:
         raise NotPermittedError(
@@ -377,37 +316,10 @@ def _check_within(asked: forms.Request, identity: Identity, granted: frozenset[s
         )
 
 
-_LOST = (
-    "restore the folder from a backup; if it has signed nothing yet, delete it and repeat `collapipe certs "
-    "init`"
-)
-
-
-def _read_whole(path: Path, read: Callable[[bytes], T], remedy: str = _LOST) -> T:
-    """What a file of the authority holds; raises `InvalidInputError`, which names the file."""
-    with explained(path):
-        data = path.read_bytes() if path.exists() else b""
-    try:
-        return read(data)
-    except InvalidInputError as error:
-        reason = error if data else "missing or empty"
-        raise InvalidInputError(f"{path}: {reason}: {remedy}") from None
-
-
-def _read_or_none(path: Path, read: Callable[[bytes], T]) -> T | None:
-    """What a file holds; `None` where there is none, or no such thing in it."""
-    with explained(path):
-        data = path.read_bytes() if path.exists() else b""
-    try:
-        return read(data)
-    except InvalidInputError:
-        return None
-
-
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of an authority, against other threads and other processes."""
-    with explained(folder):
+    """Holds the lock of an authority against other threads and other processes."""
+    with file_errors(folder):
         file = open(folder / "lock", "ab")  # noqa: SIM115
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What a certificate says about its holder: a role and a name, as one URI."""
+"""The identity of a process, as its certificate states it: a role and a name, in one URI."""
 
 import ipaddress
 import re
@@ -9,14 +9,14 @@ from collapipe.errors import InvalidInputError
 
 _PREFIX = "spiffe://collapipe/"
 _RESERVED = ".collapipe.internal"
-"""Ends the names that stand for roles; nobody may have a name or an address that ends so."""
+"""End of the DNS names that stand for roles. No host may have a name that ends so."""
 
 _MAX_NAME = 63
 _LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 
 
 class Role(str, Enum):
-    """What a process is, which decides what it may call."""
+    """The kind of a process, which decides which methods it may call."""
 
     SCHEDULER = "scheduler"
     EDGE_SERVER = "edge-server"
@@ -27,24 +27,24 @@ class Role(str, Enum):
 
     @property
     def server_name(self) -> str:
-        """A DNS name that only certificates of this role have: what a caller checks who knows no host, but a role."""
+        """A DNS name in every certificate of this role and in no other; a client checks it instead of a host name."""
         return f"{self.value}.role{_RESERVED}"
 
 
 OF_OPERATORS = tuple(role for role in Role if role is not Role.AUTHORITY)
-"""The roles that one can ask certificates for; the authority makes its own."""
+"""The roles for which an operator can issue certificates; the authority issues its own."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who somebody is.
+    """The role and the name of a process or a person.
 
     Args:
-        role: What it is.
-        name: Its host id, which is also its DNS name: at most 63 lower-case letters, digits, dots and hyphens.
+        role: The kind of the process.
+        name: Host id, which is also a DNS name: at most 63 lower-case letters, digits, dots and hyphens.
 
     Raises:
-        InvalidInputError: The name is none.
+        InvalidInputError: The name is invalid.
     """
 
     role: Role
@@ -62,12 +62,12 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """The subject alternative name that says it."""
+        """The identity as a subject alternative name of a certificate."""
         return f"{_PREFIX}{self.role.value}/{self.name}"
 
     @classmethod
     def parse(cls, text: str) -> "Identity":
-        """Reads "ROLE:NAME", as operators write it; raises `InvalidInputError`."""
+        """Reads "ROLE:NAME", the form in commands; raises `InvalidInputError`."""
         role, separator, name = text.partition(":")
         if not separator or role not in {known.value for known in OF_OPERATORS}:
             raise InvalidInputError(
@@ -78,7 +78,7 @@ class Identity:
 
     @classmethod
     def from_uris(cls, uris: list[str]) -> "Identity | None":
-        """Reads the URIs of a certificate; `None` where they are not exactly one identity."""
+        """Returns the identity in the URIs of a certificate; `None` unless they are exactly one identity."""
         if len(uris) != 1 or not uris[0].startswith(_PREFIX):
             return None
         role, _, name = uris[0].removeprefix(_PREFIX).partition("/")
@@ -89,26 +89,26 @@ class Identity:
 
 
 def is_host_name(text: str) -> bool:
-    """Whether a text is a DNS name that a host may have: no address, and none of the names that stand for roles."""
+    """Returns whether a text is a DNS name that a host may have: neither an IP address nor the name of a role."""
     if len(text) > _MAX_NAME or not re.fullmatch(rf"{_LABEL}(\.{_LABEL})*", text, re.ASCII):
         return False
-    # an address, or what some resolvers take for one ("127.1")
+    # Some resolvers also read a name such as "127.1" as an IP address.
     looks_numeric = text.rpartition(".")[2].isdigit()
     return not looks_numeric and not f".{text}".endswith(_RESERVED)
 
 
 def read_host(text: str) -> str:
-    """Reads a DNS name or an IP address, and returns the form that certificates have.
+    """Returns a DNS name or an IP address in the form that certificates use.
 
     Raises:
-        InvalidInputError: It is neither.
+        InvalidInputError: The text is neither.
     """
     try:
         address = ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
     except ValueError:
         pass
     else:
-        if "%" not in str(address):  # the name of an interface means nothing elsewhere
+        if "%" not in str(address):  # the name of an interface has no meaning on other machines
             return str(address)
     host = text.lower().removesuffix(".")
     if not is_host_name(host):

@@ -1,31 +1,36 @@
-"""Files that are replaced atomically, with the right permissions from their first byte on."""
+"""Files of keys and certificates: atomic replacement, permissions from the first byte on, and errors with a remedy."""
 
 import errno
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from collapipe.documents import sync_directory
 from collapipe.errors import InvalidInputError
+
+T = TypeVar("T")
 
 OWNER_ONLY = 0o600
 EVERYBODY_READS = 0o644
 
 
 def write_file(path: Path, data: bytes, mode: int = EVERYBODY_READS) -> None:
-    """Replaces a file; a reader sees the old one or the new one, whatever dies meanwhile.
+    """Replaces a file atomically and durably.
+
+    Unlike `collapipe.documents`, this sets permissions before the first byte, and several processes may write at a time.
 
     Raises:
-        InvalidInputError: It cannot be written.
+        InvalidInputError: The file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with explained(path):
+    with file_errors(path):
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with open(descriptor, "wb") as file:
-                os.fchmod(descriptor, mode)  # whatever the umask
+                os.fchmod(descriptor, mode)  # the umask may have removed permissions
                 file.write(data)
                 file.flush()
                 os.fsync(descriptor)
@@ -36,15 +41,43 @@ def write_file(path: Path, data: bytes, mode: int = EVERYBODY_READS) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """Makes a folder unless it is there; raises `InvalidInputError`."""
-    with explained(path):
+    """Creates a folder if it does not exist, and returns it; raises `InvalidInputError`."""
+    with file_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
 
+def read_required(path: Path, parse: Callable[[bytes], T], remedy: str) -> T:
+    """Returns the parsed content of a file.
+
+    Raises:
+        InvalidInputError: The file is missing or damaged. The message ends with the remedy.
+    """
+    data = _read(path)
+    try:
+        return parse(data)
+    except InvalidInputError as error:
+        reason = error if data else "missing or empty"
+        raise InvalidInputError(f"{path}: {reason}: {remedy}") from None
+
+
+def read_if_valid(path: Path, parse: Callable[[bytes], T]) -> T | None:
+    """Returns the parsed content of a file; `None` if the file is missing or damaged."""
+    data = _read(path)
+    try:
+        return parse(data)
+    except InvalidInputError:
+        return None
+
+
+def _read(path: Path) -> bytes:
+    with file_errors(path):
+        return path.read_bytes() if path.exists() else b""
+
+
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Makes an error of the file system one that an operator understands."""
+def file_errors(path: Path) -> Iterator[None]:
+    """Turns an error of the file system into an `InvalidInputError` that names the path and a remedy."""
     try:
         yield
     except OSError as error:

@@ -1,18 +1,18 @@
-"""Join tokens: the text that an operator carries to a box, and what the authority remembers of it."""
+"""Join tokens: the text that an operator carries to a box, and the files in which an authority stores what they grant."""
 
 import base64
 import binascii
 import datetime
 import hashlib
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 from google.protobuf.message import DecodeError
+from pydantic import AwareDatetime, BaseModel, PlainSerializer, PlainValidator, ValidationError
 
 from collapipe.certificates.identity import Identity
-from collapipe.certificates.private_files import explained, make_folder
+from collapipe.certificates.private_files import file_errors
 from collapipe.documents import read_document, sync_directory, write_document
 from collapipe.errors import InvalidInputError, NotPermittedError
 from collapipe.v1.enrollment_pb2 import JoinToken
@@ -23,13 +23,13 @@ _PREFIX = "collapipe-join-"
 _CHECKSUM_BYTES = 4
 _MAX_TEXT = 8192
 _REMEMBERED = datetime.timedelta(days=30)
-"""How long after its end a token is told from one that never was."""
+"""How long an authority can still say that a token has expired, and not only that it is unknown."""
 
 _REMEDY = "make a new one with `collapipe certs token`"
 
 
 def encode_token(token: JoinToken) -> str:
-    """A token as text: one word that no shell and no terminal changes."""
+    """Returns a token as one word, which no shell and no terminal changes."""
     data = token.SerializeToString()
     text = base64.urlsafe_b64encode(data + _checksum(data)).decode().rstrip("=")
     return f"{_PREFIX}{text}"
@@ -39,7 +39,7 @@ def decode_token(text: str) -> JoinToken:
     """Reads a token.
 
     Raises:
-        InvalidInputError: It is damaged, or none.
+        InvalidInputError: The text is no token, or a damaged one.
     """
     text = text.strip()
     if not text.startswith(_PREFIX) or len(text) > _MAX_TEXT:
@@ -52,7 +52,7 @@ def decode_token(text: str) -> JoinToken:
         data = base64.b64decode(padded, altchars=b"-_", validate=True)
         content, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
         if checksum != _checksum(content):
-            raise ValueError("the checksum is another")
+            raise ValueError("wrong checksum")
         token = JoinToken.FromString(content)
     except (ValueError, binascii.Error, DecodeError):
         raise InvalidInputError(
@@ -60,71 +60,73 @@ def decode_token(text: str) -> JoinToken:
         ) from None
     if identity_of_token(token) is None:
         raise InvalidInputError(
-            f"the join token is for {token.identity!r}, which this version does not know: run the same version as "
-            "whoever made it"
+            f"the join token is for {token.identity!r}, which this version does not know: run the version of CollaPipe "
+            "that made the token"
         )
     return token
 
 
 def identity_of_token(token: JoinToken) -> Identity | None:
-    """Who the box becomes; `None` for what is no identity."""
+    """Returns the identity that a token is for; `None` if it is invalid."""
     return Identity.from_uris([token.identity])
 
 
-@dataclass(frozen=True)
-class Grant:
-    """What the bearer of a token gets."""
+def _read_identity(value: Any) -> Identity:
+    identity = value if isinstance(value, Identity) else Identity.from_uris([str(value)])
+    if identity is None:
+        raise ValueError(f"{value!r} is no identity")
+    return identity
 
-    identity: Identity
-    hosts: frozenset[str]
-    """By which others may reach the box, besides the one that the authority sees it at."""
-    expires: datetime.datetime
-    lifetime: datetime.timedelta
-    """Of the certificate."""
+
+class Grant(BaseModel, frozen=True):
+    """What the bearer of a token gets; stored as a JSON document."""
+
+    identity: Annotated[
+        Identity,
+        PlainValidator(_read_identity),
+        PlainSerializer(lambda identity: identity.uri),
+    ]
+    hosts: Annotated[frozenset[str], PlainSerializer(sorted)]
+    """Host names and IP addresses of the box, besides the address that the authority sees it at."""
+    expires: AwareDatetime
+    """When the token expires."""
+    lifetime_seconds: float
+    """Lifetime of the certificate."""
 
 
 class TokenStore:
-    """The tokens of an authority, each a file named by the hash of its secret; whoever changes one holds a lock.
+    """The tokens of an authority, each in a file named by the hash of its secret.
 
-    Args:
-        folder: Where they are; made when absent.
+    Callers hold the lock of the authority, except for `is_unused`.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def add(self, grant: Grant) -> bytes:
-        """Makes a token; returns its secret, which is kept nowhere."""
-        make_folder(self._folder)
+        """Creates a token and returns its secret, which is not stored."""
         secret = secrets.token_bytes(SECRET_BYTES)
-        document = {
-            "identity": grant.identity.uri,
-            "hosts": sorted(grant.hosts),
-            "expires": grant.expires.isoformat(),
-            "lifetime_seconds": grant.lifetime.total_seconds(),
-        }
-        with explained(self._folder):
-            write_document(self._waiting(secret), document)
+        with file_errors(self._folder):
+            write_document(self._unused_file(secret), grant.model_dump(mode="json"))
         return secret
 
-    def is_waiting(self, secret: bytes) -> bool:
-        """Whether a token is known and was not used; it may have expired."""
-        return self._waiting(secret).exists()
+    def is_unused(self, secret: bytes) -> bool:
+        """Returns whether a token exists and is unused; it may have expired."""
+        return self._unused_file(secret).exists()
 
     def find(self, secret: bytes, now: datetime.datetime) -> Grant:
-        """What a token that may be used grants.
+        """Returns what a token grants.
 
         Raises:
-            NotPermittedError: It is not known, was used, or has expired.
+            NotPermittedError: The token is unknown, was used, or has expired.
         """
-        document = read_document(self._waiting(secret))
-        if document is None:
-            if self._used(secret).exists():
+        grant = _read_grant(self._unused_file(secret))
+        if grant is None:
+            if self._used_file(secret).exists():
                 raise NotPermittedError(f"this join token was used before: {_REMEDY}")
             raise NotPermittedError(
-                f"this join token is not of this authority, or has long expired: {_REMEDY}"
+                f"this join token is not of this authority, or expired long ago: {_REMEDY}"
             )
-        grant = _grant(document)
         if grant.expires <= now:
             raise NotPermittedError(
                 f"this join token expired at {grant.expires:%Y-%m-%d %H:%M} UTC: {_REMEDY}"
@@ -132,41 +134,33 @@ class TokenStore:
         return grant
 
     def use(self, secret: bytes) -> None:
-        """Makes a token useless, for ever."""
-        with explained(self._folder):
-            self._waiting(secret).replace(self._used(secret))
+        """Makes a token useless."""
+        with file_errors(self._folder):
+            self._unused_file(secret).replace(self._used_file(secret))
             sync_directory(self._folder)
 
-    def forget_old(self, now: datetime.datetime) -> None:
-        """Removes what nobody asks for any more."""
-        for path in self._files():
-            document = read_document(path)
-            if document is not None and _grant(document).expires + _REMEMBERED <= now:
+    def delete_old(self, now: datetime.datetime) -> None:
+        """Deletes tokens that expired a month ago, used or not."""
+        for path in list(self._folder.glob("*.json")):
+            grant = _read_grant(path)
+            if grant is not None and grant.expires + _REMEMBERED <= now:
                 path.unlink(missing_ok=True)
 
-    def _files(self) -> Iterable[Path]:
-        return list(self._folder.glob("*.json"))
-
-    def _waiting(self, secret: bytes) -> Path:
+    def _unused_file(self, secret: bytes) -> Path:
         return self._folder / f"{hashlib.sha256(secret).hexdigest()}.json"
 
-    def _used(self, secret: bytes) -> Path:
+    def _used_file(self, secret: bytes) -> Path:
         return self._folder / f"{hashlib.sha256(secret).hexdigest()}.used.json"
 
 
-def _grant(document: dict[str, object]) -> Grant:
+def _read_grant(path: Path) -> Grant | None:
+    """Returns the grant in a file; `None` if there is no file."""
+    document = read_document(path)
     try:
-        identity = Identity.from_uris([str(document["identity"])])
-        hosts = document["hosts"]
-        seconds = document["lifetime_seconds"]
-        if identity is None or not isinstance(hosts, list) or not isinstance(seconds, float | int):
-            raise ValueError("a field has another form")
-        expires = datetime.datetime.fromisoformat(str(document["expires"]))
-        lifetime = datetime.timedelta(seconds=seconds)
-        return Grant(identity, frozenset(map(str, hosts)), expires, lifetime)
-    except (KeyError, ValueError) as error:
+        return None if document is None else Grant.model_validate(document)
+    except ValidationError as error:
         raise InvalidInputError(
-            f"a token in the authority's folder is damaged ({error}): delete it, and {_REMEDY}"
+            f"the token in {path} is damaged ({error}): delete it, and {_REMEDY}"
         ) from None
 
 

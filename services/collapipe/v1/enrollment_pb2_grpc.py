@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EnrollmentServiceStub(object):
-    """Enrolls boxes and renews their certificates. Callers have no certificate yet: they prove themselves in the message.
+    """Enrolls boxes and renews their certificates. Callers need no TLS certificate: the message proves who they are.
     """
 
     def __init__(self, channel):
@@ -48,11 +48,11 @@ class EnrollmentServiceStub(object):
 
 
 class EnrollmentServiceServicer(object):
-    """Enrolls boxes and renews their certificates. Callers have no certificate yet: they prove themselves in the message.
+    """Enrolls boxes and renews their certificates. Callers need no TLS certificate: the message proves who they are.
     """
 
     def Enroll(self, request, context):
-        """Gives the first certificate, once for each join token.
+        """Issues the first certificate of a box, once for each join token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_EnrollmentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EnrollmentService(object):
-    """Enrolls boxes and renews their certificates. Callers have no certificate yet: they prove themselves in the message.
+    """Enrolls boxes and renews their certificates. Callers need no TLS certificate: the message proves who they are.
     """
 
     @staticmethod

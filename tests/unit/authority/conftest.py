@@ -1,4 +1,4 @@
-"""An authority that serves, and a way to use the `collapipe` command on it."""
+"""A running authority, and functions that run `collapipe` commands for it."""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def collapipe(*arguments: Any) -> Result:
 
 @dataclass
 class Served:
-    """A folder of an authority and the service on it."""
+    """The folder of an authority, and the service that uses it."""
 
     folder: Path
     running: Running
@@ -56,7 +56,7 @@ class Served:
         return enrollment_pb2_grpc.EnrollmentServiceStub(channel)
 
     def holders(self) -> list[str]:
-        """Who has a certificate, besides the authority itself."""
+        """Returns the identities with a certificate, except the authority itself."""
         issued = AuthorityFolder(self.folder).certificates()
         return [str(one.identity) for one in issued if one.identity.name != "authority"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from collapipe.authority.app import AuthoritySettings
-from collapipe.certificates import forms
+from collapipe.certificates import pki
 from collapipe.certificates.tokens import encode_token
 from collapipe.device_agent.app import DeviceAgentSettings
 from collapipe.errors import InvalidInputError
@@ -35,7 +35,7 @@ def refused(*arguments: Any) -> str:
 # --- certs
 
 
-def test_issue_can_be_repeated_by_a_container_that_starts_before_the_others(
+def test_issue_can_be_repeated(
     tmp_path: Path,
 ) -> None:
     line = ["certs", "issue", tmp_path, "--init", "scheduler:scheduler", "device-agent:d", "--json"]
@@ -53,18 +53,18 @@ def test_issue_can_be_repeated_by_a_container_that_starts_before_the_others(
         Security.of(False, folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
 
 
-def test_issue_writes_where_it_is_told(tmp_path: Path) -> None:
+def test_issue_writes_to_the_folder_of_its_option(tmp_path: Path) -> None:
     out = tmp_path / "out"
     collapipe("certs", "issue", tmp_path / "a", "--init", "client:me", "--out", out, "--days", 7)
     listed = json.loads(collapipe("certs", "list", tmp_path / "a", "--json").stdout)
     (entry,) = listed["certificates"]
     assert (entry["role"], entry["name"]) == ("client", "me")
-    certificate = forms.read_certificate((out / "me" / "cert.pem").read_bytes())
+    certificate = pki.read_certificate((out / "me" / "cert.pem").read_bytes())
     assert certificate.not_valid_after_utc.isoformat() == entry["expires"]
 
 
 @pytest.mark.parametrize("holder", ["device-agent:../x", "device-agent:/etc/x", "king:x", "x"])
-def test_issue_refuses_what_is_no_holder_and_makes_nothing(tmp_path: Path, holder: str) -> None:
+def test_issue_with_an_invalid_holder_makes_nothing(tmp_path: Path, holder: str) -> None:
     assert "error: " in refused("certs", "issue", tmp_path / "a", "--init", "client:me", holder)
     assert not (tmp_path / "a").exists()
 
@@ -84,7 +84,7 @@ def test_init_refuses_a_second_authority(tmp_path: Path) -> None:
         ("--address", "a b"),
     ],
 )
-def test_token_refuses_options_that_make_no_sense(served: Served, option: str, value: str) -> None:
+def test_token_refuses_invalid_options(served: Served, option: str, value: str) -> None:
     options = {"--scheduler": SCHEDULER, "--authority": served.address} | {option: value}
     flat = [word for pair in options.items() for word in pair]
     said = refused("certs", "token", served.folder, "device-agent:pi", *flat)
@@ -92,18 +92,18 @@ def test_token_refuses_options_that_make_no_sense(served: Served, option: str, v
 
 
 @pytest.mark.parametrize("address", ["a b:71", "h:\u0667\u0661", "http://h:71", ":71", "h:65536"])
-def test_token_refuses_what_is_no_address(served: Served, address: str) -> None:
+def test_token_refuses_an_invalid_address(served: Served, address: str) -> None:
     options = ("--scheduler", address, "--authority", served.address)
     said = refused("certs", "token", served.folder, "device-agent:pi", *options)
     assert f"--scheduler {address}: is not HOST:PORT" in said
 
 
-def test_name_is_printed_as_it_is(tmp_path: Path) -> None:
+def test_name_is_printed_without_markup(tmp_path: Path) -> None:
     result = collapipe("certs", "issue", tmp_path, "--init", "device-agent:lock")
     assert "device-agent:lock: issued" in result.stdout
 
 
-def test_token_alone_is_printed_so_that_scripts_can_take_it(served: Served) -> None:
+def test_stdout_is_the_token_alone(served: Served) -> None:
     result = collapipe(
         *("certs", "token", served.folder, "device-agent:pi"),
         *("--scheduler", SCHEDULER, "--authority", served.address),
@@ -149,7 +149,7 @@ def test_key_never_leaves_the_box(served: Served, tmp_path: Path) -> None:
         ("device-agent:d", {"scheduler", "cluster_index"}),
     ],
 )
-def test_each_role_gets_the_settings_that_it_has(
+def test_settings_file_has_the_settings_of_its_role(
     served: Served, tmp_path: Path, holder: str, keys: set[str]
 ) -> None:
     joined(served.token(holder), "--folder", tmp_path, "--state-dir", "/srv/state")
@@ -160,7 +160,9 @@ def test_each_role_gets_the_settings_that_it_has(
     assert written - keys <= set(ServiceSettings.model_fields)
 
 
-def test_client_gets_a_certificate_and_the_flags_to_use_it(served: Served, tmp_path: Path) -> None:
+def test_client_gets_a_certificate_and_a_command_that_uses_it(
+    served: Served, tmp_path: Path
+) -> None:
     said = joined(served.token("client:laptop"), "--folder", tmp_path)
     assert said["next"][:4] == ["collapipe", "status", "--scheduler", SCHEDULER]
     assert sorted(os.listdir(tmp_path)) == ["authority", "joined.json", "tls"]
@@ -191,15 +193,15 @@ def test_join_of_another_deployment_is_refused_where_one_has_joined(
     joined(served.token(), "--folder", box)
     before = {path: path.read_bytes() for path in box.rglob("*") if path.is_file()}
     collapipe("certs", "init", other)
-    certificate = forms.read_certificate((other / "ca.pem").read_bytes())
-    token = encode_token(changed(served.token(), authority_certificate=forms.der(certificate)))
+    certificate = pki.read_certificate((other / "ca.pem").read_bytes())
+    token = encode_token(changed(served.token(), authority_certificate=pki.der(certificate)))
     assert "device-agent:pi of another deployment" in refused("join", token, "--folder", box)
     assert {path: path.read_bytes() for path in box.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("lost", ["tls/ca.pem", "tls/cert.pem", "tls/key.pem", "joined.json"])
 @pytest.mark.parametrize("left", [None, ""])
-def test_new_token_mends_a_box_that_lost_a_file(
+def test_new_token_repairs_a_box_that_lost_a_file(
     served: Served, tmp_path: Path, lost: str, left: str | None
 ) -> None:
     joined(served.token(), "--folder", tmp_path)
@@ -211,9 +213,7 @@ def test_new_token_mends_a_box_that_lost_a_file(
     assert collapipe("renew", "--folder", tmp_path, "--now").exit_code == 0
 
 
-def test_new_token_changes_the_host_by_which_others_reach_a_box(
-    served: Served, tmp_path: Path
-) -> None:
+def test_new_token_changes_the_advertised_host(served: Served, tmp_path: Path) -> None:
     first = served.token()
     joined(first, "--folder", tmp_path)
     to_host = ("--folder", tmp_path, "--advertise", "pi.lan:7100")
@@ -234,7 +234,9 @@ def test_settings_of_a_folder_with_any_name_can_be_read(
     assert settings.tls_key == box / "tls" / "key.pem"
 
 
-def test_token_used_elsewhere_leaves_nothing_half_written(served: Served, tmp_path: Path) -> None:
+def test_token_that_was_used_elsewhere_leaves_an_empty_folder(
+    served: Served, tmp_path: Path
+) -> None:
     token = served.token()
     joined(token, "--folder", tmp_path / "box")
     said = refused("join", token, "--folder", tmp_path / "other")
@@ -253,20 +255,18 @@ def test_expired_token_is_refused_with_the_remedy(
     assert "expired at 2020-01-01 00:00 UTC: make a new one" in said
 
 
-def test_token_that_names_another_authority_certificate_reaches_nobody(
+def test_token_with_another_authority_certificate_is_not_sent(
     served: Served, tmp_path: Path
 ) -> None:
     collapipe("certs", "init", tmp_path / "other")
-    other = forms.read_certificate((tmp_path / "other" / "ca.pem").read_bytes())
-    token = encode_token(changed(served.token(), authority_certificate=forms.der(other)))
+    other = pki.read_certificate((tmp_path / "other" / "ca.pem").read_bytes())
+    token = encode_token(changed(served.token(), authority_certificate=pki.der(other)))
     said = refused("join", token, "--folder", tmp_path / "box")
     assert "its certificate is of another authority" in said
     assert not served.holders()
 
 
-def test_token_that_names_another_role_gets_what_was_granted_only(
-    served: Served, tmp_path: Path
-) -> None:
+def test_token_with_a_changed_role_is_refused(served: Served, tmp_path: Path) -> None:
     token = encode_token(changed(served.token(), identity="spiffe://collapipe/scheduler/pi"))
     said = refused("join", token, "--folder", tmp_path / "box")
     assert "but may only be spiffe://collapipe/device-agent/pi" in said
@@ -281,7 +281,7 @@ def test_advertised_host_must_be_granted(served: Served, tmp_path: Path) -> None
     assert 'advertise = "pi.lan:7300"' in (tmp_path / "device-agent.toml").read_text()
 
 
-def test_authority_that_is_not_there_uses_no_token_up(served: Served, tmp_path: Path) -> None:
+def test_token_stays_usable_if_the_authority_does_not_run(served: Served, tmp_path: Path) -> None:
     token = served.token()
     away = encode_token(changed(token, authority_address="127.0.0.1:9"))
     said = refused("join", away, "--folder", tmp_path / "box")
@@ -289,7 +289,7 @@ def test_authority_that_is_not_there_uses_no_token_up(served: Served, tmp_path: 
     joined(token, "--folder", tmp_path / "box")
 
 
-def test_folder_that_cannot_be_written_uses_no_token_up(served: Served, tmp_path: Path) -> None:
+def test_token_stays_usable_if_the_folder_cannot_be_written(served: Served, tmp_path: Path) -> None:
     token = served.token()
     (tmp_path / "file").write_text("")
     said = refused("join", token, "--folder", tmp_path / "file" / "box")
@@ -297,21 +297,21 @@ def test_folder_that_cannot_be_written_uses_no_token_up(served: Served, tmp_path
     joined(token, "--folder", tmp_path / "box")
 
 
-def test_join_replaces_what_has_expired(
+def test_join_replaces_an_expired_certificate(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = served.token("device-agent:pi", "--days", "1")
     joined(first, "--folder", tmp_path)
     before = (tmp_path / "tls" / "key.pem").read_bytes()
-    tomorrow = forms.utc_now() + datetime.timedelta(days=1)
-    monkeypatch.setattr("collapipe.certificates.box_folder.utc_now", lambda: tomorrow)
+    tomorrow = pki.utc_now() + datetime.timedelta(days=1)
+    monkeypatch.setattr("collapipe.certificates.pki.utc_now", lambda: tomorrow)
     assert joined(served.token(), "--folder", tmp_path)["joined_now"]
     assert (tmp_path / "tls" / "key.pem").read_bytes() != before
     assert (tmp_path / "device-agent.toml.before").exists()
     assert not list(tmp_path.glob(".tls-*"))
 
 
-def test_client_runs_nothing(served: Served, tmp_path: Path) -> None:
+def test_client_runs_no_service(served: Served, tmp_path: Path) -> None:
     token = served.token("client:me")
     assert "runs no service" in refused("join", token, "--folder", tmp_path / "me", "--run")
     assert not (tmp_path / "me").exists()
@@ -330,13 +330,11 @@ def test_renew_replaces_the_certificate_and_keeps_the_key(served: Served, tmp_pa
     Security.of(False, tls / "ca.pem", tls / "cert.pem", tls / "key.pem")
 
 
-def test_renew_where_nobody_joined_says_how_to(tmp_path: Path) -> None:
+def test_renew_before_joining_names_the_remedy(tmp_path: Path) -> None:
     assert "join with a token" in refused("renew", "--folder", tmp_path)
 
 
-def test_authority_takes_no_certificate_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_authority_refuses_tls_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["authority", "--dir", str(tmp_path), "--insecure"])
     with pytest.raises(InvalidInputError, match="always speaks TLS"):
         _ = AuthoritySettings().security  # type: ignore[call-arg]

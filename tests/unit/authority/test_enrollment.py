@@ -1,4 +1,4 @@
-"""The service, over TLS, as strangers see it."""
+"""The service over TLS, for callers without a certificate."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from collapipe.authority.failed_attempts import FailedAttempts
 from collapipe.authority.servicer import observed_host
-from collapipe.authority.wrong_tokens import WrongTokens
-from collapipe.certificates import Identity, Role, forms
+from collapipe.certificates import Identity, Role, pki
 from collapipe.errors import PeerLostError
 from collapipe.rpc import Security, call, open_authority_channel
 from collapipe.rpc import serve as serve_rpc
@@ -20,7 +20,7 @@ PI = Identity(Role.DEVICE_AGENT, "pi")
 
 
 def request() -> bytes:
-    return forms.build_request(PI, [], forms.new_key())
+    return pki.build_request(PI, [], pki.new_key())
 
 
 def refusal(served: Served, secret: bytes, asked: bytes) -> tuple[grpc.StatusCode, str]:
@@ -30,17 +30,17 @@ def refusal(served: Served, secret: bytes, asked: bytes) -> tuple[grpc.StatusCod
     return raised.value.code(), str(raised.value.details())
 
 
-def test_token_is_answered_with_a_certificate(served: Served) -> None:
+def test_token_gets_a_certificate(served: Served) -> None:
     with served.channel() as channel:
         message = EnrollRequest(secret=served.secret(), certificate_request=request())
         answer = served.stub(channel).Enroll(message, timeout=20)
     assert answer.observed_host == "127.0.0.1"
-    certificate = forms.read_certificate(answer.certificate)
-    assert forms.identity_of(certificate) == PI
+    certificate = pki.read_certificate(answer.certificate)
+    assert pki.identity_of(certificate) == PI
     assert served.holders() == ["device-agent:pi"]
 
 
-def test_of_simultaneous_joins_with_one_token_exactly_one_succeeds(served: Served) -> None:
+def test_exactly_one_of_simultaneous_joins_with_one_token_succeeds(served: Served) -> None:
     message = EnrollRequest(secret=served.secret(), certificate_request=request())
 
     def attempt(_: int) -> grpc.StatusCode:
@@ -70,7 +70,7 @@ def test_used_token_stays_used_after_a_restart(
     assert "was used before: make a new one with `collapipe certs token`" in said
 
 
-def test_unused_token_is_good_after_a_restart(
+def test_unused_token_is_usable_after_a_restart(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = EnrollRequest(secret=served.secret(), certificate_request=request())
@@ -88,14 +88,16 @@ def test_wrong_secret_is_refused(served: Served, secret: bytes) -> None:
     assert not served.holders()
 
 
-def test_oversized_messages_are_refused_unread(served: Served) -> None:
+def test_oversized_messages_are_refused(served: Served) -> None:
     code, said = refusal(served, served.secret(), bytes(5000))
     assert code is grpc.StatusCode.INVALID_ARGUMENT and "at most 4096" in said
     code, _ = refusal(served, served.secret(), bytes(1 << 20))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_caller_that_guesses_has_to_wait_but_not_who_shares_its_address(served: Served) -> None:
+def test_caller_that_guesses_must_wait_but_a_good_token_from_its_address_works(
+    served: Served,
+) -> None:
     secret = served.secret()
     for guess in range(10):
         code, said = refusal(served, bytes([guess]) * 32, request())
@@ -109,9 +111,9 @@ def test_caller_that_guesses_has_to_wait_but_not_who_shares_its_address(served: 
     assert refusal(served, secret, request())[1].startswith("127.0.0.1 has tried too many")
 
 
-def test_certificate_is_renewed_by_who_has_its_key_only(served: Served) -> None:
-    key = forms.new_key()
-    asked = forms.build_request(PI, [], key)
+def test_certificate_is_renewed_only_with_its_key(served: Served) -> None:
+    key = pki.new_key()
+    asked = pki.build_request(PI, [], key)
     with served.channel() as channel:
         stub = served.stub(channel)
         message = EnrollRequest(secret=served.secret(), certificate_request=asked)
@@ -122,11 +124,11 @@ def test_certificate_is_renewed_by_who_has_its_key_only(served: Served) -> None:
             renewal = RenewRequest(certificate=first, certificate_request=request())
             stub.Renew(renewal, timeout=20)
     assert second != first
-    assert forms.is_of_key(forms.read_certificate(second), key.public_key())
+    assert pki.is_of_key(pki.read_certificate(second), key.public_key())
     assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_service_of_another_role_is_not_told_the_secret(served: Served, tmp_path: Path) -> None:
+def test_secret_is_not_sent_to_a_service_of_another_role(served: Served, tmp_path: Path) -> None:
     collapipe("certs", "issue", served.folder, "scheduler:scheduler", "--out", tmp_path)
     tls = tmp_path / "scheduler"
     posing = Security(tls / "ca.pem", tls / "cert.pem", tls / "key.pem", asks_callers=False)
@@ -152,22 +154,22 @@ def test_service_of_another_role_is_not_told_the_secret(served: Served, tmp_path
         ("", None),
     ],
 )
-def test_address_of_a_caller_is_read_from_what_grpc_tells(peer: str, host: str | None) -> None:
+def test_address_of_a_caller_is_read_from_its_name_in_grpc(peer: str, host: str | None) -> None:
     assert observed_host(peer) == host
 
 
-def test_wrong_tokens_of_one_caller_are_forgotten_after_a_minute() -> None:
-    wrong = WrongTokens()
+def test_failed_attempts_of_a_caller_expire_after_a_minute() -> None:
+    failed = FailedAttempts()
     for _ in range(10):
-        assert not wrong.blocked("a", 100.0)
-        wrong.add("a", 100.0)
-    assert wrong.blocked("a", 159.0)
-    assert not wrong.blocked("b", 159.0)
-    assert not wrong.blocked("a", 160.0)
+        assert not failed.is_blocked("a", 100.0)
+        failed.add("a", 100.0)
+    assert failed.is_blocked("a", 159.0)
+    assert not failed.is_blocked("b", 159.0)
+    assert not failed.is_blocked("a", 160.0)
 
 
-def test_wrong_tokens_of_many_callers_take_bounded_memory() -> None:
-    wrong = WrongTokens()
+def test_failed_attempts_of_many_callers_take_bounded_memory() -> None:
+    failed = FailedAttempts()
     for number in range(5000):
-        wrong.add(str(number), float(number) / 1000)
-    assert len(wrong._counts) == 1024
+        failed.add(str(number), float(number) / 1000)
+    assert len(failed._counts) == 1024

@@ -1,4 +1,4 @@
-"""An authority whose clock a test can turn."""
+"""An authority whose clock a test can set."""
 
 import datetime
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from collapipe.certificates import Identity, Role, forms
+from collapipe.certificates import Identity, Role, pki
 from collapipe.certificates.authority_folder import AuthorityFolder
-from collapipe.certificates.forms import utc_now
+from collapipe.certificates.pki import utc_now
 
 SCHEDULER = Identity(Role.SCHEDULER, "scheduler")
 DEVICE = Identity(Role.DEVICE_AGENT, "pi")
@@ -18,7 +18,7 @@ HERE = "192.168.1.7"
 
 
 def certificate_in(folder: Path) -> x509.Certificate:
-    return forms.read_certificate((folder / "cert.pem").read_bytes())
+    return pki.read_certificate((folder / "cert.pem").read_bytes())
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Clock:
     def __call__(self) -> datetime.datetime:
         return self.now
 
-    def pass_(self, **time: float) -> None:
+    def advance(self, **time: float) -> None:
         self.now += datetime.timedelta(**time)
 
 

@@ -1,4 +1,4 @@
-"""What an authority signs, keeps, and refuses."""
+"""What an authority signs, keeps and refuses."""
 
 import datetime
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from collapipe.certificates import Identity, Role, forms
+from collapipe.certificates import Identity, Role, pki
 from collapipe.certificates.authority_folder import AuthorityFolder
 from collapipe.errors import InvalidInputError
 
@@ -15,7 +15,7 @@ from .conftest import DEVICE, HERE, HOUR, SCHEDULER, Clock, certificate_in
 # --- the folder
 
 
-def test_key_of_the_authority_is_for_its_owner_only(
+def test_only_the_owner_can_read_the_key_of_the_authority(
     authority: AuthorityFolder, tmp_path: Path
 ) -> None:
     key = tmp_path / "authority" / "ca-key.pem"
@@ -27,21 +27,21 @@ def test_authority_is_never_overwritten(authority: AuthorityFolder, tmp_path: Pa
     before = authority.ca_file.read_bytes()
     with pytest.raises(InvalidInputError, match="holds an authority"):
         AuthorityFolder.create(tmp_path / "authority")
-    authority.ca_file.unlink()  # a key without its certificate is still worth keeping
+    authority.ca_file.unlink()  # the key alone must not be overwritten either
     with pytest.raises(InvalidInputError, match="holds an authority"):
         AuthorityFolder.create(tmp_path / "authority")
     authority.ca_file.write_bytes(before)
     AuthorityFolder(tmp_path / "authority")
 
 
-def test_folder_without_an_authority_is_named_with_the_remedy(tmp_path: Path) -> None:
+def test_error_for_a_folder_without_an_authority_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=f"collapipe certs init {tmp_path}"):
         AuthorityFolder(tmp_path)
     with pytest.raises(InvalidInputError, match="x cannot be used"):
-        AuthorityFolder(tmp_path / ("x" * 300))  # as one behind a folder of somebody else
+        AuthorityFolder(tmp_path / ("x" * 300))  # fails like a folder without permission
 
 
-def test_key_of_another_authority_is_noticed(authority: AuthorityFolder, tmp_path: Path) -> None:
+def test_key_of_another_authority_is_detected(authority: AuthorityFolder, tmp_path: Path) -> None:
     other = AuthorityFolder.create(tmp_path / "other")
     (tmp_path / "authority" / "ca-key.pem").write_bytes(
         (other.ca_file.parent / "ca-key.pem").read_bytes()
@@ -52,7 +52,7 @@ def test_key_of_another_authority_is_noticed(authority: AuthorityFolder, tmp_pat
 
 @pytest.mark.parametrize("name", ["ca.pem", "ca-key.pem"])
 @pytest.mark.parametrize("left", [None, b"", b"half a fi"])
-def test_file_of_the_authority_that_is_lost_or_damaged_is_named(
+def test_error_for_a_lost_or_damaged_file_of_the_authority_names_it(
     authority: AuthorityFolder, tmp_path: Path, name: str, left: bytes | None
 ) -> None:
     file = tmp_path / "authority" / name
@@ -63,7 +63,7 @@ def test_file_of_the_authority_that_is_lost_or_damaged_is_named(
         AuthorityFolder(tmp_path / "authority")
 
 
-def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_error_for_a_folder_that_cannot_be_written_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInputError, match="file/authority cannot be used"):
         AuthorityFolder.create(tmp_path / "file" / "authority")
@@ -87,10 +87,10 @@ def test_certificate_has_the_role_the_names_and_nothing_else(
     constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     assert not constraints.value.ca and constraints.critical
     assert (tmp_path / "s" / "key.pem").stat().st_mode & 0o777 == 0o600
-    assert forms.is_signed_by(certificate, authority.certificate)
+    assert pki.is_signed_by(certificate, authority.certificate)
 
 
-def test_certificate_that_is_good_stays(authority: AuthorityFolder, tmp_path: Path) -> None:
+def test_good_certificate_is_kept(authority: AuthorityFolder, tmp_path: Path) -> None:
     assert authority.issue(SCHEDULER, [], tmp_path / "s")[0] == "issued"
     before = {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()}
     assert authority.issue(SCHEDULER, [], tmp_path / "s")[0] == "kept"
@@ -102,9 +102,9 @@ def test_certificate_with_less_than_a_third_of_its_life_left_is_renewed_for_the_
 ) -> None:
     _, first = authority.issue(SCHEDULER, [], tmp_path / "s", datetime.timedelta(days=90))
     key = (tmp_path / "s" / "key.pem").read_bytes()
-    clock.pass_(days=58)
+    clock.advance(days=58)
     assert authority.issue(SCHEDULER, [], tmp_path / "s", datetime.timedelta(days=90))[0] == "kept"
-    clock.pass_(days=3)
+    clock.advance(days=3)
     done, second = authority.issue(SCHEDULER, [], tmp_path / "s", datetime.timedelta(days=90))
     assert done == "renewed"
     assert second - first == datetime.timedelta(days=61)
@@ -116,18 +116,18 @@ def test_certificate_for_other_addresses_is_replaced(
 ) -> None:
     authority.issue(SCHEDULER, ["10.0.0.1"], tmp_path / "s")
     assert authority.issue(SCHEDULER, ["10.0.0.2"], tmp_path / "s")[0] == "renewed"
-    assert forms.hosts_of(certificate_in(tmp_path / "s")) == {"10.0.0.2", "scheduler"}
+    assert pki.hosts_of(certificate_in(tmp_path / "s")) == {"10.0.0.2", "scheduler"}
 
 
 @pytest.mark.parametrize("damaged", ["key.pem", "cert.pem"])
-def test_files_that_do_not_belong_together_are_made_anew(
+def test_files_that_do_not_belong_together_are_replaced(
     authority: AuthorityFolder, tmp_path: Path, damaged: str
 ) -> None:
     authority.issue(SCHEDULER, [], tmp_path / "s")
     (tmp_path / "s" / damaged).write_text("half a fi")
     assert authority.issue(SCHEDULER, [], tmp_path / "s")[0] == "issued"
-    key = forms.read_key((tmp_path / "s" / "key.pem").read_bytes())
-    assert forms.is_of_key(certificate_in(tmp_path / "s"), key.public_key())
+    key = pki.read_key((tmp_path / "s" / "key.pem").read_bytes())
+    assert pki.is_of_key(certificate_in(tmp_path / "s"), key.public_key())
 
 
 def test_certificate_of_another_authority_is_replaced(
@@ -135,7 +135,7 @@ def test_certificate_of_another_authority_is_replaced(
 ) -> None:
     AuthorityFolder.create(tmp_path / "other").issue(SCHEDULER, [], tmp_path / "s")
     assert authority.issue(SCHEDULER, [], tmp_path / "s")[0] == "issued"
-    assert forms.is_signed_by(certificate_in(tmp_path / "s"), authority.certificate)
+    assert pki.is_signed_by(certificate_in(tmp_path / "s"), authority.certificate)
     assert (tmp_path / "s" / "ca.pem").read_bytes() == authority.ca_file.read_bytes()
 
 
@@ -156,9 +156,9 @@ def test_name_of_another_holder_is_refused(
 ) -> None:
     authority.issue(SCHEDULER, ["gate.lan"], tmp_path / "s")
     authority.issue(Identity(Role.CLIENT, "me"), [], tmp_path / "me")
-    with pytest.raises(InvalidInputError, match="every name is of one host"):
+    with pytest.raises(InvalidInputError, match="each name belongs to one host"):
         authority.issue(identity, hosts, tmp_path / "x")
-    with pytest.raises(InvalidInputError, match="every name is of one host"):
+    with pytest.raises(InvalidInputError, match="each name belongs to one host"):
         authority.make_token(identity, hosts, HOUR)
     assert not (tmp_path / "x" / "cert.pem").exists()
 
@@ -167,32 +167,32 @@ def test_name_is_free_again_when_its_certificate_has_expired(
     authority: AuthorityFolder, tmp_path: Path, clock: Clock
 ) -> None:
     authority.issue(SCHEDULER, [], tmp_path / "s", datetime.timedelta(days=2))
-    clock.pass_(days=3)
+    clock.advance(days=3)
     authority.issue(Identity(Role.DEVICE_AGENT, "scheduler"), [], tmp_path / "x")
     assert [str(issued.identity) for issued in authority.certificates()] == [
         "device-agent:scheduler"
     ]
 
 
-def test_clock_that_was_ahead_for_a_while_made_nothing_forgotten(
+def test_clock_that_was_ahead_for_a_while_deletes_no_certificate(
     authority: AuthorityFolder, tmp_path: Path, clock: Clock
 ) -> None:
     authority.issue(SCHEDULER, [], tmp_path / "s")
-    clock.pass_(days=800)
+    clock.advance(days=800)
     authority.issue(DEVICE, [], tmp_path / "d")
-    clock.pass_(days=-800)
+    clock.advance(days=-800)
     assert [issued.identity for issued in authority.certificates()] == [DEVICE, SCHEDULER]
 
 
 def test_clock_before_the_authority_was_made_signs_nothing(
     authority: AuthorityFolder, tmp_path: Path, clock: Clock
 ) -> None:
-    clock.pass_(days=-300)
+    clock.advance(days=-300)
     with pytest.raises(InvalidInputError, match=r"the clock .* says .*: set the clock"):
         authority.issue(SCHEDULER, [], tmp_path / "s")
 
 
-def test_certificate_of_an_operator_beside_those_on_record_does_no_harm(
+def test_other_certificate_in_the_folder_of_issued_ones_is_ignored(
     authority: AuthorityFolder, tmp_path: Path
 ) -> None:
     authority.issue(SCHEDULER, [], tmp_path / "s")
@@ -212,11 +212,11 @@ def test_holders_on_one_machine_share_its_address(
 def test_no_certificate_outlives_the_authority(
     authority: AuthorityFolder, tmp_path: Path, clock: Clock
 ) -> None:
-    clock.pass_(days=3649)
+    clock.advance(days=3649)
     assert (
         authority.issue(SCHEDULER, [], tmp_path / "s")[1]
         == authority.certificate.not_valid_after_utc
     )
-    clock.pass_(days=2)
+    clock.advance(days=2)
     with pytest.raises(InvalidInputError, match=r"the authority in .* expired at"):
         authority.issue(SCHEDULER, [], tmp_path / "s")

@@ -1,4 +1,4 @@
-"""What a box has to install."""
+"""Which packages a box needs."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ app(["certs", "list", str(folder)], standalone_mode=False)
 """
 
 
-def test_service_speaks_tls_without_the_library_that_makes_certificates(
+def test_service_speaks_tls_without_the_package_cryptography(
     authority: AuthorityFolder, tmp_path: Path
 ) -> None:
     authority.issue(Identity(Role.DEVICE_AGENT, "pi"), [], tmp_path / "pi")

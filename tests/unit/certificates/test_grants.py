@@ -1,6 +1,7 @@
-"""What a token grants to a box that asks, and what a host may renew."""
+"""What a join token grants to a box, and what a host may renew."""
 
 import datetime
+import json
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from collapipe.certificates import Identity, Role, forms
+from collapipe.certificates import Identity, Role, pki
 from collapipe.certificates.authority_folder import AuthorityFolder
 from collapipe.errors import InvalidInputError, NotPermittedError
 
@@ -23,18 +24,18 @@ def grant(authority: AuthorityFolder, *hosts: str, identity: Identity = DEVICE) 
 
 
 def request(*hosts: str, identity: Identity = DEVICE) -> bytes:
-    return forms.build_request(identity, hosts, forms.new_key())
+    return pki.build_request(identity, hosts, pki.new_key())
 
 
-def test_box_gets_its_name_the_hosts_of_the_token_and_where_it_is_seen(
+def test_certificate_has_the_name_the_hosts_of_the_token_and_the_observed_address(
     authority: AuthorityFolder,
 ) -> None:
     enrolled = authority.enroll(grant(authority, "pi.lan"), request(), HERE)
-    assert forms.identity_of(enrolled.certificate) == DEVICE
-    assert forms.hosts_of(enrolled.certificate) == {"pi", "pi.lan", HERE}
+    assert pki.identity_of(enrolled.certificate) == DEVICE
+    assert pki.hosts_of(enrolled.certificate) == {"pi", "pi.lan", HERE}
 
 
-def test_token_is_good_once(authority: AuthorityFolder, tmp_path: Path) -> None:
+def test_token_can_be_used_once(authority: AuthorityFolder, tmp_path: Path) -> None:
     secret = grant(authority)
     authority.enroll(secret, request(), HERE)
     for again in (authority, AuthorityFolder(tmp_path / "authority")):
@@ -43,12 +44,12 @@ def test_token_is_good_once(authority: AuthorityFolder, tmp_path: Path) -> None:
     assert len(authority.certificates()) == 1
 
 
-def test_token_stays_good_when_the_certificate_cannot_be_recorded(
+def test_token_stays_usable_if_the_certificate_cannot_be_stored(
     authority: AuthorityFolder, tmp_path: Path
 ) -> None:
     secret = grant(authority)
     records = tmp_path / "authority" / "certificates"
-    records.write_text("as unwritable as a full disk")
+    records.write_text("a file here makes the folder as unwritable as a full disk does")
     with pytest.raises(InvalidInputError, match="cannot be used"):
         authority.enroll(secret, request(), HERE)
     records.unlink()
@@ -57,21 +58,46 @@ def test_token_stays_good_when_the_certificate_cannot_be_recorded(
 
 def test_token_expires(authority: AuthorityFolder, clock: Clock) -> None:
     secret = grant(authority)
-    clock.pass_(hours=1)
+    clock.advance(hours=1)
     with pytest.raises(NotPermittedError, match=r"expired at .* UTC: make a new one"):
         authority.enroll(secret, request(), HERE)
-    clock.pass_(days=31)
-    grant(authority)  # forgets what is old
-    with pytest.raises(NotPermittedError, match="not of this authority, or has long expired"):
+    clock.advance(days=31)
+    grant(authority)  # making a token deletes old ones
+    with pytest.raises(NotPermittedError, match="not of this authority, or expired long ago"):
         authority.enroll(secret, request(), HERE)
 
 
-def test_secret_is_kept_nowhere(authority: AuthorityFolder, tmp_path: Path) -> None:
+def test_secret_is_not_stored(authority: AuthorityFolder, tmp_path: Path) -> None:
     secret = grant(authority)
     for path in (tmp_path / "authority").rglob("*"):
         data = path.read_bytes() if path.is_file() else b""
         assert secret not in data + str(path).encode()
         assert secret.hex() not in data.decode(errors="ignore") + str(path)
+
+
+def test_stored_token_is_read_as_earlier_versions_wrote_it(
+    authority: AuthorityFolder, tmp_path: Path
+) -> None:
+    secret = grant(authority)
+    (file,) = (tmp_path / "authority" / "tokens").iterdir()
+    file.write_text(
+        '{"expires": "2999-01-01T00:00:00.5+00:00", "hosts": ["pi.lan"], '
+        '"identity": "spiffe://collapipe/device-agent/pi", "lifetime_seconds": 86400.0}'
+    )
+    certificate = authority.enroll(secret, request(), None).certificate
+    assert pki.hosts_of(certificate) == {"pi", "pi.lan"}
+    assert pki.lifetime_of(certificate) == datetime.timedelta(days=1)
+
+
+@pytest.mark.parametrize("damage", ["expires", "hosts", "identity", "lifetime_seconds"])
+def test_error_for_a_damaged_token_file_names_it(
+    authority: AuthorityFolder, tmp_path: Path, damage: str
+) -> None:
+    secret = grant(authority)
+    (file,) = (tmp_path / "authority" / "tokens").iterdir()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {damage: {}}))
+    with pytest.raises(InvalidInputError, match=f"the token in {file} is damaged"):
+        authority.enroll(secret, request(), None)
 
 
 def test_token_of_another_authority_is_refused(authority: AuthorityFolder, tmp_path: Path) -> None:
@@ -80,7 +106,7 @@ def test_token_of_another_authority_is_refused(authority: AuthorityFolder, tmp_p
         authority.enroll(grant(other), request(), HERE)
 
 
-def test_address_that_another_host_has_is_refused_and_the_token_stays_good(
+def test_address_of_another_host_is_refused_and_the_token_stays_usable(
     authority: AuthorityFolder, tmp_path: Path
 ) -> None:
     authority.issue(SCHEDULER, [HERE], tmp_path / "s")
@@ -89,28 +115,28 @@ def test_address_that_another_host_has_is_refused_and_the_token_stays_good(
         authority.enroll(secret, request(), HERE)
     assert authority.enroll(secret, request(), "192.168.1.8").identity == DEVICE
     named = authority.enroll(grant(authority, "pi.lan"), request(), HERE)
-    assert forms.hosts_of(named.certificate) == {"pi", "pi.lan"}
+    assert pki.hosts_of(named.certificate) == {"pi", "pi.lan"}
     allowed = authority.enroll(grant(authority, HERE), request(HERE), HERE)
-    assert forms.hosts_of(allowed.certificate) == {"pi", HERE}
+    assert pki.hosts_of(allowed.certificate) == {"pi", HERE}
 
 
 @pytest.mark.parametrize("here", ["127.0.0.1", "::1"])
-def test_hosts_beside_the_authority_are_all_seen_at_one_address(
+def test_hosts_on_the_machine_of_the_authority_share_its_address(
     authority: AuthorityFolder, here: str
 ) -> None:
     for number in range(2):
         identity = Identity(Role.DEVICE_AGENT, f"d{number}")
         asked = request(identity=identity)
         enrolled = authority.enroll(grant(authority, identity=identity), asked, here)
-        assert forms.hosts_of(enrolled.certificate) == {identity.name}
+        assert pki.hosts_of(enrolled.certificate) == {identity.name}
 
 
-def test_name_that_was_given_away_meanwhile_is_refused(
+def test_name_that_another_host_got_after_the_token_is_refused(
     authority: AuthorityFolder, tmp_path: Path
 ) -> None:
     secret = grant(authority)
     authority.issue(Identity(Role.EDGE_SERVER, "pi"), [], tmp_path / "x")
-    with pytest.raises(InvalidInputError, match="every name is of one host"):
+    with pytest.raises(InvalidInputError, match="each name belongs to one host"):
         authority.enroll(secret, request(), HERE)
 
 
@@ -125,7 +151,7 @@ BEYOND = {
 
 
 @pytest.mark.parametrize("beyond", BEYOND)
-def test_request_for_more_than_the_grant_is_refused_and_the_token_stays_good(
+def test_request_for_more_than_the_grant_is_refused_and_the_token_stays_usable(
     authority: AuthorityFolder, beyond: str
 ) -> None:
     secret = grant(authority, "pi.lan")
@@ -150,25 +176,25 @@ GENERAL_NAME_OF_X400 = bytes.fromhex("3002a300")
 GARBAGE = {
     "nothing": b"",
     "another version": request().replace(b"\x02\x01\x00", b"\x02\x01\x07", 1),
-    "a name of a kind that nobody uses": other_request(
-        forms.new_key(),
+    "a name of an unknown kind": other_request(
+        pki.new_key(),
         x509.UnrecognizedExtension(x509.OID_SUBJECT_ALTERNATIVE_NAME, GENERAL_NAME_OF_X400),
     ),
     "noise": b"\x30\x82" + bytes(range(256)),
     "cut off": request()[:-7],
-    "too long": request() + bytes(forms.MAX_REQUEST_BYTES),
+    "too long": request() + bytes(pki.MAX_REQUEST_BYTES),
     "RSA": other_request(rsa.generate_private_key(65537, 2048)),
     "another curve": other_request(ec.generate_private_key(ec.SECP384R1())),
-    "an authority": other_request(forms.new_key(), x509.BasicConstraints(True, None)),
+    "an authority": other_request(pki.new_key(), x509.BasicConstraints(True, None)),
     "an e-mail address": other_request(
-        forms.new_key(), x509.SubjectAlternativeName([x509.RFC822Name("a@b.c")])
+        pki.new_key(), x509.SubjectAlternativeName([x509.RFC822Name("a@b.c")])
     ),
     "a signature of another key": request()[:-3] + b"\0\0\0",
 }
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_request_that_is_none_is_refused_and_the_token_stays_good(
+def test_malformed_request_is_refused_and_the_token_stays_usable(
     authority: AuthorityFolder, garbage: str
 ) -> None:
     secret = grant(authority)
@@ -177,55 +203,55 @@ def test_request_that_is_none_is_refused_and_the_token_stays_good(
     assert authority.enroll(secret, request(), HERE).identity == DEVICE
 
 
-def test_subject_of_a_request_counts_for_nothing(authority: AuthorityFolder) -> None:
-    enrolled = authority.enroll(grant(authority), other_request(forms.new_key()), HERE)
+def test_subject_of_a_request_is_ignored(authority: AuthorityFolder) -> None:
+    enrolled = authority.enroll(grant(authority), other_request(pki.new_key()), HERE)
     assert enrolled.certificate.subject.rfc4514_string() == "CN=pi"
-    assert forms.identity_of(enrolled.certificate) == DEVICE
+    assert pki.identity_of(enrolled.certificate) == DEVICE
 
 
 # --- renewing
 
 
-def test_host_renews_with_its_key_and_gets_the_same_names(
+def test_renewed_certificate_has_the_same_key_names_and_lifetime(
     authority: AuthorityFolder, clock: Clock
 ) -> None:
-    key = forms.new_key()
-    asked = forms.build_request(DEVICE, [HERE], key)
+    key = pki.new_key()
+    asked = pki.build_request(DEVICE, [HERE], key)
     first = authority.enroll(grant(authority), asked, HERE).certificate
-    clock.pass_(days=300)
-    second = authority.renew(forms.der(first), asked).certificate
-    assert forms.hosts_of(second) == forms.hosts_of(first)
-    assert forms.is_of_key(second, key.public_key())
+    clock.advance(days=300)
+    second = authority.renew(pki.der(first), asked).certificate
+    assert pki.hosts_of(second) == pki.hosts_of(first)
+    assert pki.is_of_key(second, key.public_key())
     gained = second.not_valid_after_utc - first.not_valid_after_utc
     assert gained == datetime.timedelta(days=300)
 
 
-def test_whoever_renews_again_and_again_fills_no_disk(
+def test_repeated_renewals_leave_two_certificates(
     authority: AuthorityFolder, tmp_path: Path
 ) -> None:
-    asked = forms.build_request(DEVICE, [], forms.new_key())
+    asked = pki.build_request(DEVICE, [], pki.new_key())
     present = authority.enroll(grant(authority), asked, HERE).certificate
-    for _ in range(5):  # each answer is lost
-        last = authority.renew(forms.der(present), asked).certificate
+    for _ in range(5):  # as if each answer were lost
+        last = authority.renew(pki.der(present), asked).certificate
     assert len(os.listdir(tmp_path / "authority" / "certificates")) == 2
-    assert authority.renew(forms.der(last), asked).identity == DEVICE
+    assert authority.renew(pki.der(last), asked).identity == DEVICE
     assert len(os.listdir(tmp_path / "authority" / "certificates")) == 2
 
 
-def test_certificate_of_others_cannot_be_renewed(
+def test_certificate_of_another_holder_cannot_be_renewed(
     authority: AuthorityFolder, tmp_path: Path, clock: Clock
 ) -> None:
     authority.issue(DEVICE, [], tmp_path / "d", datetime.timedelta(days=2))
-    present = forms.der(certificate_in(tmp_path / "d"))
+    present = pki.der(certificate_in(tmp_path / "d"))
     with pytest.raises(NotPermittedError, match="another key"):
         authority.renew(present, request())
-    own = forms.read_key((tmp_path / "d" / "key.pem").read_bytes())
+    own = pki.read_key((tmp_path / "d" / "key.pem").read_bytes())
     with pytest.raises(NotPermittedError, match="asks for the host"):
-        authority.renew(present, forms.build_request(DEVICE, ["10.0.0.9"], own))
+        authority.renew(present, pki.build_request(DEVICE, ["10.0.0.9"], own))
     AuthorityFolder.create(tmp_path / "other").issue(DEVICE, [], tmp_path / "x")
-    foreign = forms.der(certificate_in(tmp_path / "x"))
+    foreign = pki.der(certificate_in(tmp_path / "x"))
     with pytest.raises(NotPermittedError, match="not of this authority"):
         authority.renew(foreign, request())
-    clock.pass_(days=3)
+    clock.advance(days=3)
     with pytest.raises(NotPermittedError, match="has expired"):
-        authority.renew(present, forms.build_request(DEVICE, [], own))
+        authority.renew(present, pki.build_request(DEVICE, [], own))

@@ -8,7 +8,7 @@ from collapipe.errors import InvalidInputError
 
 
 @pytest.mark.parametrize("name", ["device-0-1", "pi", "pi-3.lan", "3rd", "a" * 63])
-def test_host_id_that_is_a_dns_name_is_taken(name: str) -> None:
+def test_host_id_that_is_a_dns_name_is_accepted(name: str) -> None:
     assert Identity.parse(f"device-agent:{name}") == Identity(Role.DEVICE_AGENT, name)
 
 
@@ -21,20 +21,20 @@ def test_host_id_that_is_a_dns_name_is_taken(name: str) -> None:
         *("::1", "a:b", "$(id)", "%2e%2e"),
     ],
 )
-def test_host_id_that_leads_elsewhere_is_refused(name: str) -> None:
+def test_host_id_that_is_no_dns_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidInputError):
         Identity.parse(f"device-agent:{name}")
     assert Identity.from_uris([f"spiffe://collapipe/device-agent/{name}"]) is None
 
 
 @pytest.mark.parametrize("text", ["pi", "root:pi", "authority:ca", "Client:me", ":pi", "client:"])
-def test_role_that_nobody_can_ask_for_is_refused(text: str) -> None:
+def test_role_that_operators_cannot_use_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError):
         Identity.parse(text)
 
 
 @given(st.text(max_size=80))
-def test_any_text_is_one_plain_path_component_or_refused(text: str) -> None:
+def test_any_host_name_is_one_plain_path_component(text: str) -> None:
     if is_host_name(text):
         assert text not in ("", ".", "..")
         assert all(character.isalnum() or character in "-." for character in text)
@@ -48,13 +48,13 @@ def test_any_text_is_one_plain_path_component_or_refused(text: str) -> None:
         ("Pi-3.LAN.", "pi-3.lan"),
     ],
 )
-def test_address_is_written_as_in_certificates(text: str, host: str) -> None:
+def test_host_is_returned_in_the_form_of_certificates(text: str, host: str) -> None:
     assert read_host(text) == host
 
 
 @pytest.mark.parametrize(
     "text", ["", "pi:7100", "fe80::1%eth0", "10.0.0.0/8", "scheduler.role.collapipe.internal"]
 )
-def test_address_that_is_none_is_refused(text: str) -> None:
+def test_invalid_host_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match="neither a DNS name nor an IP address"):
         read_host(text)

@@ -17,20 +17,20 @@ TOKEN = JoinToken(
 TEXT = encode_token(TOKEN)
 
 
-def test_token_is_one_word_that_tells_all() -> None:
+def test_token_is_one_word_with_all_fields() -> None:
     assert decode_token(f" {TEXT}\n") == TOKEN
     assert TEXT.replace("-", "").replace("_", "").isalnum()
     assert len(TEXT) < 1024
 
 
 @given(st.integers(0, len(TEXT) - 1))
-def test_token_that_was_cut_off_is_noticed(length: int) -> None:
+def test_token_that_was_cut_off_is_refused(length: int) -> None:
     with pytest.raises(InvalidInputError, match=r"copy it as a whole.*collapipe certs token"):
         decode_token(TEXT[:length])
 
 
 @given(st.integers(len("collapipe-join-"), len(TEXT) - 2), st.sampled_from("aZ09-_.=é"))
-def test_token_that_was_mistyped_is_noticed(position: int, character: str) -> None:
+def test_token_that_was_mistyped_is_refused(position: int, character: str) -> None:
     mistyped = TEXT[:position] + character + TEXT[position + 1 :]
     if mistyped != TEXT:
         with pytest.raises(InvalidInputError, match="damaged"):
@@ -46,7 +46,7 @@ def test_text_that_is_no_token_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "identity", ["", "spiffe://collapipe/king/pi", "spiffe://collapipe/a/../b"]
 )
-def test_token_for_nobody_is_refused(identity: str) -> None:
+def test_token_for_an_invalid_identity_is_refused(identity: str) -> None:
     other = JoinToken()
     other.CopyFrom(TOKEN)
     other.identity = identity

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("cryptography", reason="no cryptography here: pip install 'collapipe[certs]'")
 
-from collapipe.certificates import Identity, Role, forms
+from collapipe.certificates import Identity, Role, pki
 from collapipe_client.doctor.certificate import (
     CertificateFacts,
     check_certificate,
@@ -24,13 +24,13 @@ class _Deployment:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._key = forms.new_key()
-        self._certificate = forms.build_authority(self._key, _NOW, 10 * _YEAR)
-        self.ca = self._write("ca.pem", forms.pem(self._certificate))
+        self._key = pki.new_key()
+        self._certificate = pki.build_authority(self._key, _NOW, 10 * _YEAR)
+        self.ca = self._write("ca.pem", pki.pem(self._certificate))
 
     def box(self, identity: str = "device-agent:pi-3", *hosts: str) -> tuple[Path, Path, Path]:
-        key = forms.new_key()
-        certificate = forms.build_certificate(
+        key = pki.new_key()
+        certificate = pki.build_certificate(
             Identity.parse(identity),
             hosts,
             key.public_key(),
@@ -38,9 +38,9 @@ class _Deployment:
             _NOW,
             _NOW + _YEAR,
         )
-        key_file = self._write("key.pem", forms.key_pem(key))
+        key_file = self._write("key.pem", pki.key_pem(key))
         key_file.chmod(0o600)
-        return self.ca, self._write("cert.pem", forms.pem(certificate)), key_file
+        return self.ca, self._write("cert.pem", pki.pem(certificate)), key_file
 
     def _write(self, name: str, data: bytes) -> Path:
         path = self._folder / name
@@ -80,7 +80,7 @@ def test_certificate_of_the_deployment_passes(deployment: _Deployment) -> None:
 
 def test_key_of_another_certificate_is_named(deployment: _Deployment) -> None:
     ca, certificate, key = deployment.box()
-    key.write_bytes(forms.key_pem(forms.new_key()))
+    key.write_bytes(pki.key_pem(pki.new_key()))
     assert any("not its own" in found for found in _failed(_judge(ca, certificate, key)))
 
 

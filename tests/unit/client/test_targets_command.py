@@ -55,7 +55,7 @@ def test_host_without_metrics_is_no_target() -> None:
     assert target_groups([device("raspi", metrics="")], NOW, HOUR) == []
 
 
-def test_command_writes_the_file_once_for_the_same_hosts(
+def test_command_leaves_the_file_of_the_same_hosts_unchanged(
     fake: FakeServices, tmp_path: Path
 ) -> None:
     file = tmp_path / "hosts.json"
@@ -71,7 +71,7 @@ def test_command_writes_the_file_once_for_the_same_hosts(
     assert [path.name for path in tmp_path.iterdir()] == ["hosts.json"]
 
 
-def test_command_that_follows_sees_who_comes_until_it_is_ended(
+def test_command_with_follow_adds_new_hosts_until_it_is_terminated(
     fake: FakeServices, tmp_path: Path
 ) -> None:
     file = tmp_path / "hosts.json"
@@ -95,7 +95,7 @@ def test_command_that_follows_sees_who_comes_until_it_is_ended(
     assert process.wait() == 0
 
 
-def test_folder_that_is_not_there_is_said(fake: FakeServices, tmp_path: Path) -> None:
+def test_missing_folder_is_reported(fake: FakeServices, tmp_path: Path) -> None:
     file = tmp_path / "missing" / "hosts.json"
     options = ["--scheduler", fake.address, "--insecure"]
     result = CliRunner().invoke(app, ["targets", str(file), *options])
@@ -103,7 +103,7 @@ def test_folder_that_is_not_there_is_said(fake: FakeServices, tmp_path: Path) ->
     assert "cannot write" in result.output
 
 
-def test_nothing_to_ask_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scheduler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["targets", "hosts.json"])
     assert result.exit_code == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from collapipe.certificates import Identity, forms
+from collapipe.certificates import Identity, pki
 from collapipe.certificates.authority_folder import AuthorityFolder
 from collapipe.rpc import Security
 
@@ -30,17 +30,17 @@ class Authority:
 
     def expired(self, holder: str) -> Security:
         """Of a process whose certificate expired an hour ago."""
-        now = forms.utc_now()
+        now = pki.utc_now()
         return self._dated(holder, now - DAY, now - DAY / 24)
 
     def future(self, holder: str) -> Security:
         """Of a process whose certificate is valid from tomorrow on."""
-        now = forms.utc_now()
+        now = pki.utc_now()
         return self._dated(holder, now + 2 * DAY, now + 3 * DAY)
 
     def without_role(self, common_name: str, *names: x509.GeneralName) -> Security:
         """Of a process with a certificate as one makes it by hand."""
-        key, now = forms.new_key(), forms.utc_now()
+        key, now = pki.new_key(), pki.utc_now()
         builder = (
             x509.CertificateBuilder()
             .subject_name(x509.Name.from_rfc4514_string(f"CN={common_name}"))
@@ -54,25 +54,25 @@ class Authority:
             )
         )
         certificate = builder.sign(self._signing_key, hashes.SHA256())
-        return self._written(common_name, forms.key_pem(key), certificate)
+        return self._written(common_name, pki.key_pem(key), certificate)
 
     @property
-    def _signing_key(self) -> forms.ec.EllipticCurvePrivateKey:
-        return forms.read_key((self.path.parent / "ca-key.pem").read_bytes())
+    def _signing_key(self) -> pki.ec.EllipticCurvePrivateKey:
+        return pki.read_key((self.path.parent / "ca-key.pem").read_bytes())
 
     def _dated(
         self, holder: str, not_before: datetime.datetime, not_after: datetime.datetime
     ) -> Security:
-        identity, key = Identity.parse(holder), forms.new_key()
+        identity, key = Identity.parse(holder), pki.new_key()
         authority = (self._signing_key, self._authority.certificate)
-        certificate = forms.build_certificate(
+        certificate = pki.build_certificate(
             identity, [], key.public_key(), authority, not_before, not_after
         )
-        return self._written(f"{identity.name}-dated", forms.key_pem(key), certificate)
+        return self._written(f"{identity.name}-dated", pki.key_pem(key), certificate)
 
     def _written(self, name: str, key: bytes, certificate: x509.Certificate) -> Security:
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
         (folder / "key.pem").write_bytes(key)
-        (folder / "cert.pem").write_bytes(forms.pem(certificate))
+        (folder / "cert.pem").write_bytes(pki.pem(certificate))
         return Security(self.path, folder / "cert.pem", folder / "key.pem")

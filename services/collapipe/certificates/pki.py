@@ -1,4 +1,7 @@
-"""Certificates and requests for them, made and read: the only module that knows what is in one."""
+"""Keys, certificates and certificate signing requests of a deployment: creates them and reads them.
+
+No other module knows the contents of a certificate.
+"""
 
 import datetime
 import ipaddress
@@ -15,16 +18,16 @@ from collapipe.certificates.identity import Identity, Role
 from collapipe.errors import InvalidInputError
 
 OF_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
-"""Every server is asked by the health check beside it."""
+"""Every server certificate has these hosts, because a health check on the same machine calls the server."""
 
 MAX_REQUEST_BYTES = 4096
-"""A request of ours has about 300."""
+"""An ordinary signing request has about 300 bytes."""
 
 _BACKDATED = datetime.timedelta(days=1)
-"""A box without a clock of its own is behind the others until it has asked for the time."""
+"""Certificates are valid from a day ago: the clock of a box may be late until it has synchronised."""
 
 _RENEWED_FROM = 2 / 3
-"""Part of its life after which a certificate is renewed."""
+"""Share of its life after which a certificate is renewed."""
 
 _UNREADABLE = (
     ValueError,
@@ -34,37 +37,55 @@ _UNREADABLE = (
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
-"""What the library raises at data of strangers."""
+"""What `cryptography` raises for data that is not what it should be."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody who wants a certificate asks for, with a proof that the key is theirs."""
+    """A signing request, after its signature has proven that the sender has the private key."""
 
     public_key: ec.EllipticCurvePublicKey
     identities: tuple[str, ...]
-    """URIs."""
+    """URIs of the identities that it asks for."""
     hosts: frozenset[str]
-    """DNS names and addresses."""
+    """DNS names and IP addresses that it asks for."""
+
+
+@dataclass(frozen=True)
+class HolderCertificate:
+    """A certificate of this system, with the identity of its holder."""
+
+    identity: Identity
+    certificate: x509.Certificate
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """As `hosts_of`."""
+        return hosts_of(self.certificate)
+
+    @property
+    def expires(self) -> datetime.datetime:
+        """End of its validity."""
+        return self.certificate.not_valid_after_utc
+
+    def is_due(self, now: datetime.datetime) -> bool:
+        """Returns whether it should be renewed: so early that several attempts may fail before it expires."""
+        born = self.certificate.not_valid_before_utc
+        return now >= born + _RENEWED_FROM * (self.expires - born)
 
 
 def utc_now() -> datetime.datetime:
-    """The time, as certificates state it."""
+    """Returns the present time in UTC."""
     return datetime.datetime.now(datetime.timezone.utc)
 
 
-def is_due(born: datetime.datetime, expires: datetime.datetime, now: datetime.datetime) -> bool:
-    """Whether a certificate should be renewed: early enough that several attempts may fail."""
-    return now >= born + _RENEWED_FROM * (expires - born)
-
-
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """Makes a key."""
+    """Creates a private key on the curve P-256."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A key as a file has it, not encrypted."""
+    """Returns a key as PEM, not encrypted."""
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -73,28 +94,28 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    """Reads what `key_pem` writes; raises `InvalidInputError`."""
+    """Reads a key that `key_pem` wrote; raises `InvalidInputError`."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidInputError(f"no unencrypted key in PEM ({error})") from None
+        raise InvalidInputError(f"not an unencrypted key in PEM ({error})") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InvalidInputError("not a key of an elliptic curve, as `collapipe certs` makes it")
+        raise InvalidInputError("not an elliptic-curve key, which `collapipe certs` makes")
     return key
 
 
 def pem(certificate: x509.Certificate) -> bytes:
-    """A certificate as a file has it."""
+    """Returns a certificate as PEM, the form in files."""
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def der(certificate: x509.Certificate) -> bytes:
-    """A certificate as messages carry it."""
+    """Returns a certificate as DER, the form in messages."""
     return certificate.public_bytes(serialization.Encoding.DER)
 
 
 def read_certificate(data: bytes) -> x509.Certificate:
-    """Reads a certificate, PEM or DER; raises `InvalidInputError`."""
+    """Reads a certificate in PEM or DER; raises `InvalidInputError`."""
     try:
         if data.startswith(b"-----"):
             return x509.load_pem_x509_certificate(data)
@@ -106,7 +127,7 @@ def read_certificate(data: bytes) -> x509.Certificate:
 def build_authority(
     key: ec.EllipticCurvePrivateKey, now: datetime.datetime, lifetime: datetime.timedelta
 ) -> x509.Certificate:
-    """Makes the certificate of an authority, signed by itself."""
+    """Creates the certificate of an authority, which the authority signs itself."""
     subject = _subject("CollaPipe authority")
     return (
         _builder(key.public_key(), subject, now, now + lifetime)
@@ -125,21 +146,21 @@ def build_certificate(
     not_before: datetime.datetime,
     not_after: datetime.datetime,
 ) -> x509.Certificate:
-    """Makes the certificate of a process.
+    """Creates the certificate of a process.
 
     Args:
-        identity: Who it is.
-        hosts: DNS names and addresses by which others may reach it, besides its name and this machine's own.
-        public_key: Of its key.
-        authority: Key and certificate of who signs.
-        not_before: Start of its validity.
-        not_after: Its end; cut at that of the authority's certificate.
+        identity: The holder of the certificate.
+        hosts: DNS names and IP addresses of the holder, besides its name and `OF_THIS_MACHINE`.
+        public_key: The key of the holder.
+        authority: Key and certificate that sign it.
+        not_before: Begin of its validity; a day is subtracted for late clocks.
+        not_after: End of its validity, at most that of the certificate of the authority.
     """
     authority_key, authority_certificate = authority
     uri = x509.UniformResourceIdentifier(identity.uri)
     names: list[x509.GeneralName] = [uri]
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    if identity.role is not Role.CLIENT:  # which serves nothing, and shall not be able to
+    if identity.role is not Role.CLIENT:  # a client must not be able to act as a server
         served = sorted(hosts_for(identity, hosts) | OF_THIS_MACHINE)
         names += [x509.DNSName(identity.role.server_name), *map(_general_name, served)]
         usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
@@ -165,7 +186,7 @@ def build_certificate(
 
 
 def hosts_for(identity: Identity, hosts: Iterable[str]) -> frozenset[str]:
-    """What `hosts_of` tells of a certificate that was made for these hosts."""
+    """Returns what `hosts_of` returns for a certificate that was created for these hosts."""
     if identity.role is Role.CLIENT:
         return frozenset()
     return (frozenset(hosts) | {identity.name}) - OF_THIS_MACHINE
@@ -174,7 +195,7 @@ def hosts_for(identity: Identity, hosts: Iterable[str]) -> frozenset[str]:
 def build_request(
     identity: Identity, hosts: Iterable[str], key: ec.EllipticCurvePrivateKey
 ) -> bytes:
-    """Makes a request, DER: who one wants to be, and by which hosts others shall reach one."""
+    """Returns a PKCS #10 signing request in DER, for an identity and for hosts besides its name."""
     names = [x509.UniformResourceIdentifier(identity.uri), *map(_general_name, sorted(hosts))]
     request = (
         x509.CertificateSigningRequestBuilder()
@@ -186,29 +207,29 @@ def build_request(
 
 
 def read_request(data: bytes) -> Request:
-    """Reads a request of anybody.
+    """Reads a signing request, which may come from anybody.
 
     Raises:
-        InvalidInputError: It is none, asks for more than names, or was not made by who has the key.
+        InvalidInputError: The request is malformed, asks for more than names, or is not signed with its own key.
     """
     if len(data) > MAX_REQUEST_BYTES:
         raise InvalidInputError(
-            f"a request for a certificate of {len(data)} bytes: at most {MAX_REQUEST_BYTES} are read"
+            f"the signing request has {len(data)} bytes: at most {MAX_REQUEST_BYTES} are allowed"
         )
     try:
         request = x509.load_der_x509_csr(data)
         public_key = request.public_key()
-        # looked at before it is used: what the signature costs is up to the key
+        # The key is checked before its signature is, because its kind decides what that costs.
         if not (
             isinstance(public_key, ec.EllipticCurvePublicKey)
             and isinstance(public_key.curve, ec.SECP256R1)
         ):
-            raise InvalidInputError("a request for a certificate needs a key on the curve P-256")
+            raise InvalidInputError("the key of a signing request must be on the curve P-256")
         if not request.is_signature_valid:
-            raise InvalidInputError("a request for a certificate was signed with another key")
+            raise InvalidInputError("the signing request is signed with another key than its own")
         extensions = list(request.extensions)
     except _UNREADABLE as error:
-        raise InvalidInputError(f"not a request for a certificate ({error})") from None
+        raise InvalidInputError(f"not a signing request ({error})") from None
     others = [
         e.oid.dotted_string
         for e in extensions
@@ -216,33 +237,32 @@ def read_request(data: bytes) -> Request:
     ]
     if others:
         raise InvalidInputError(
-            f"a request for a certificate asks for the extensions {', '.join(others)}: the authority chooses them"
+            f"the signing request asks for the extensions {', '.join(others)}: only the authority sets them"
         )
     names = [name for e in extensions for name in e.value]
-    uris, hosts = _sorted_out(names)
+    uris, hosts = _uris_and_hosts(names)
     return Request(public_key, tuple(uris), frozenset(hosts))
 
 
 def identity_of(certificate: x509.Certificate) -> Identity | None:
-    """Who a certificate is of; `None` where it has no role."""
-    return Identity.from_uris(_sorted_out(_alternative_names(certificate))[0])
+    """Returns the identity in a certificate; `None` if it has none of this system."""
+    return Identity.from_uris(_uris_and_hosts(_alternative_names(certificate))[0])
 
 
 def hosts_of(certificate: x509.Certificate) -> frozenset[str]:
-    """The hosts that a certificate has, without those of every machine and of roles."""
-    hosts = _sorted_out(_alternative_names(certificate))[1]
+    """Returns the hosts in a certificate, without `OF_THIS_MACHINE` and without the names of roles."""
+    hosts = _uris_and_hosts(_alternative_names(certificate))[1]
     of_roles = {role.server_name for role in Role}
     return frozenset(hosts) - OF_THIS_MACHINE - of_roles
 
 
 def is_of_key(certificate: x509.Certificate, key: ec.EllipticCurvePublicKey) -> bool:
-    """Whether a certificate is of a key."""
-    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return certificate.public_key().public_bytes(*form) == key.public_bytes(*form)
+    """Returns whether a certificate belongs to a key."""
+    return certificate.public_key() == key
 
 
 def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether an authority signed a certificate."""
+    """Returns whether an authority signed a certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError):
@@ -251,12 +271,12 @@ def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
 
 
 def lifetime_of(certificate: x509.Certificate) -> datetime.timedelta:
-    """How long a certificate was meant to last when it was made."""
+    """Returns the lifetime that a certificate was created with."""
     return certificate.not_valid_after_utc - certificate.not_valid_before_utc - _BACKDATED
 
 
-def _sorted_out(names: Iterable[x509.GeneralName]) -> tuple[list[str], list[str]]:
-    """The URIs, and the hosts; raises `InvalidInputError` at any other name."""
+def _uris_and_hosts(names: Iterable[x509.GeneralName]) -> tuple[list[str], list[str]]:
+    """Returns the URIs and the hosts among names; raises `InvalidInputError` for any other kind of name."""
     uris, hosts = [], []
     for name in names:
         if isinstance(name, x509.UniformResourceIdentifier):
@@ -265,7 +285,7 @@ def _sorted_out(names: Iterable[x509.GeneralName]) -> tuple[list[str], list[str]
             hosts.append(str(name.value))
         else:
             raise InvalidInputError(
-                f"a name of the kind {type(name).__name__}, which no host here has: use DNS names and addresses"
+                f"a name of the kind {type(name).__name__} is not allowed: use DNS names and IP addresses"
             )
     return uris, hosts
 
