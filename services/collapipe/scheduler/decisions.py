@@ -1,5 +1,6 @@
 """The decision about a round, with everything that it rests on, so that it can be explained and repeated."""
 
+import copy
 import dataclasses
 import itertools
 import time
@@ -21,11 +22,10 @@ from collapipe.errors import InvalidInputError
 from collapipe.telemetry.estimates import Estimates
 
 FORMAT_VERSION = 2
-"""Version of the JSON of a `RoundDecision`. Raise it whenever an older document can no longer be read."""
+"""Version of the JSON of a `RoundDecision`. Increase it when an older document can no longer be read."""
 
 TIME_LIMIT_SECONDS = 5.0
-"""Time limit for a decision. A decision that takes longer keeps the current plans: rounds do not wait for
-it."""
+"""Time limit of a decision. If a decision takes longer, the current plans are kept."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Question:
 
 @dataclass(frozen=True)
 class RoundDecision:
-    """The plans of a round.
+    """The plans of a round, and everything that they rest on.
 
     Args:
         question: The input of the strategy.
-        estimates: The telemetry that led to the problem, together with what was known before.
+        estimates: The newest telemetry that went into the problem; `None` if there was none.
         plans: One plan for each cluster.
-        prediction: What the plans are expected to lead to.
-        kept_because: Why the current plans were kept; empty if they were not.
+        prediction: The predicted effect of the plans.
+        kept_because: Why the current plans were kept; empty if they were not kept.
         notes: Remarks of the strategy, for the explanation.
         solve_seconds: Time that the strategy took.
         version: Format version of the JSON document.
@@ -93,14 +93,11 @@ class RoundDecision:
                 f"{FORMAT_VERSION}: use the CollaPipe version that ran the job"
             )
         try:
-            problem = document["question"]["problem"]
-            clusters = [
-                cluster
-                | {"links": {tuple(key.split(">")): v for key, v in cluster["links"].items()}}
-                for cluster in problem["clusters"]
-            ]
-            question = document["question"] | {"problem": problem | {"clusters": clusters}}
-            return _ADAPTER.validate_python({**document, "question": question})
+            content = copy.deepcopy(document)
+            for cluster in content["question"]["problem"]["clusters"]:
+                links = cluster["links"]
+                cluster["links"] = {tuple(key.split(">")): links[key] for key in links}
+            return _ADAPTER.validate_python(content)
         except (ValidationError, TypeError, KeyError, AttributeError) as error:
             raise InvalidInputError(f"the stored decision cannot be used: {error}") from None
 
@@ -116,7 +113,7 @@ def decide(
     """Lets the strategy decide.
 
     Args:
-        estimates: The telemetry behind the problem, stored with the decision.
+        estimates: The telemetry that went into the problem. It is stored with the decision.
         time_limit_seconds: Limit for the strategy `dssra`; `None` is no limit.
 
     Raises:
@@ -152,18 +149,19 @@ def keep_current(
 
 
 def decide_again(decision: RoundDecision) -> RoundDecision:
-    """Repeats a decision from its input. A decision in which the strategy had no say, or failed, stays as it
-    is."""
+    """Repeats a decision from its input.
+
+    If the strategy was not asked, or failed, then the decision is returned unchanged.
+    """
     if decision.kept_because in ("telemetry_missing", "evaluation", "solver_failed", "solver_slow"):
         return decision
     return decide(decision.question, decision.estimates, time_limit_seconds=None)
 
 
 def full_round_seconds(decision: RoundDecision) -> float:
-    """Returns the predicted duration of the round, migration included.
+    """Returns the predicted duration of the round with the full time of migration.
 
-    The prediction itself counts only the part of the migration that one round of the migration horizon has to
-    bear.
+    The prediction itself counts only a part of this time: it divides it by the migration horizon.
     """
     problem = decision.question.problem
     horizon = problem.migration_horizon_rounds

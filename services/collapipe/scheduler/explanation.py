@@ -16,20 +16,22 @@ _KEPT_BECAUSE = {
     "evaluation": "the round only evaluated the model",
 }
 _BETTER = 0.9
-"""A processor or link that is tried out as improved takes this part of its time."""
+"""The time of an improved processor or link, as a part of its present time."""
 
 _NEARLY_FULL = 0.95
+"""A host that needs more than this part of its memory is reported."""
+
 _NEARLY_FULL_POWER = 0.99
+"""A host that sends with less than this part of its largest power is reported."""
 
 _HOPELESS_BACKLOG = 10.0
-"""A backlog of this many round budgets means that the energy budget cannot be met."""
+"""With a larger backlog, in round budgets, the energy budget counts as not met."""
 
 
 def explain(decision: RoundDecision) -> list[str]:
-    """Explains a decision in statements of one line each.
+    """Explains a decision in one statement a line.
 
-    The statements say what was chosen, what limits the speed, which limits bind, and which improvement would
-    help.
+    The statements name the choices, the bottlenecks, the binding limits and the most useful improvement.
     """
     problem, prediction = decision.question.problem, decision.prediction
     lines = [
@@ -138,8 +140,8 @@ def _energy_queues(decision: RoundDecision) -> Iterator[str]:
                 continue
             joules = energy.get(device.host_id, 0.0)
             yield (
-                f"{device.host_id} has used {device.backlog:.2g} round budgets of {budget:.3g} J too much; it needs "
-                f"{joules:.3g} J in this round"
+                f"{device.host_id} has exceeded its energy budget by {device.backlog:.2g} rounds; this round needs "
+                f"{joules:.3g} of {budget:.3g} J"
             )
             if device.backlog > _HOPELESS_BACKLOG and joules > budget:
                 yield (
@@ -149,8 +151,7 @@ def _energy_queues(decision: RoundDecision) -> Iterator[str]:
 
 
 def _best_improvement(decision: RoundDecision) -> Iterator[str]:
-    """Predicts the round with each processor and link improved in turn, for the same plans, and names the
-    best."""
+    """Names the processor or link whose improvement would shorten the round most, with unchanged plans."""
     now = decision.prediction.round_seconds
     saved: list[tuple[float, str]] = []
     for index, cluster in enumerate(decision.question.problem.clusters):

@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.2
 
 
 class HostCalls:
-    """The calls of one job.
+    """The calls of one job to its hosts.
 
     Args:
         silence_seconds: Longest wait for the next answer of a streaming call.
@@ -36,7 +36,7 @@ class HostCalls:
         self._cancel_calls()
 
     def sleep(self) -> None:
-        """Waits for a moment; raises `CancelledError` if the job is cancelled."""
+        """Waits for 0.2 s; raises `CancelledError` if the job is cancelled."""
         if self._cancelled.wait(_POLL_SECONDS):
             raise CancelledError(self._cancel_reason)
 
@@ -63,7 +63,7 @@ class HostCalls:
                 self._calls.discard(call)
 
     def last_answer(self, call: Iterable[T], host_id: str, task: str) -> T:
-        """Returns the last answer of a streaming call. The earlier answers only show that the host is alive."""
+        """Returns the last answer of a streaming call. Earlier answers only show that the host is alive."""
         last = deque(self.answers(call, host_id, task), maxlen=1)
         if not last:
             raise AttemptFailedError(f"{host_id} gave no answer when it was asked to {task}")
@@ -78,13 +78,13 @@ class HostCalls:
             done, _ = wait(futures, return_when="FIRST_EXCEPTION")
             failed = next((future for future in done if future.exception()), None)
             if failed is not None:
-                self._has_failed = True  # Calls that start from now on must end, too.
+                self._has_failed = True  # Calls that other threads start from now on must end, too.
                 self._cancel_calls()
                 failed.result()
             return [future.result() for future in futures]
 
     def run_detached(self, work: Callable[[], T]) -> T:
-        """Does work that cannot be interrupted, in a thread that is left behind if the job is cancelled."""
+        """Runs work that cannot be interrupted. If the job is cancelled, its thread is left running."""
         done: Future[T] = Future()
 
         def run() -> None:

@@ -19,7 +19,7 @@ EDGE_SERVER = scheduler_pb2.HOST_ROLE_EDGE_SERVER
 
 HEARTBEAT_SECONDS = 2.0
 SILENCE_SECONDS = 5 * HEARTBEAT_SECONDS
-"""A host counts as dead after this time without a heartbeat. One lost heartbeat must not be enough."""
+"""A host counts as dead after this time without a heartbeat. A single lost heartbeat does no harm."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,10 @@ class JobHosts:
 
 
 class HostRegistry:
-    """All hosts that have registered, in the order of their first registration. Safe to use from many
-    threads.
+    """All hosts that have registered, in the order of their first registration. It is thread-safe.
 
     Args:
-        clock: Returns seconds; only differences are used.
+        clock: Returns a time in seconds from any fixed start.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

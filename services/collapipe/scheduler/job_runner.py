@@ -39,10 +39,11 @@ logger = logging.getLogger(__name__)
 
 
 class JobRunner:
-    """Runs one job. A restarted scheduler continues it from its document.
+    """Runs one job.
 
     Args:
-        document: The job; the runner updates and stores it.
+        document: The job. The runner updates and stores it, so that a restarted scheduler can continue the
+            job.
     """
 
     def __init__(
@@ -67,7 +68,6 @@ class JobRunner:
 
     @property
     def job_id(self) -> str:
-        """Identity of the job."""
         return self._document.job_id
 
     def run(self) -> None:
@@ -103,7 +103,7 @@ class JobRunner:
         self._calls.cancel(reason)
 
     def _explain(self, error: CollapipeError) -> str:
-        """Returns the error text; adds the host id if the error names a lost host by its address only."""
+        """Returns the text of an error. If a host is lost, its address is translated to its host id."""
         if isinstance(error, PeerLostError):
             for status in self._registry.statuses():
                 if error.host_id == status.host.address:

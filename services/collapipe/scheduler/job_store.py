@@ -36,7 +36,7 @@ _UNFINISHED = (
 
 
 def _parse_as(kind: type[Message]) -> PlainValidator:
-    """Accepts a message of this kind, or its JSON form."""
+    """Returns a validator that accepts a message of this kind, or its JSON form."""
 
     def parse(value: Any) -> Message:
         if isinstance(value, kind):
@@ -75,7 +75,7 @@ class JobDocument(_Document):
 
     job_id: str
     number: int
-    """How many jobs this scheduler got before this one."""
+    """Number of jobs that were submitted before this one."""
     config_json: str
     state: _State = scheduler_pb2.JOB_STATE_QUEUED
     """A `scheduler_pb2.JobState`."""
@@ -115,7 +115,7 @@ class RoundDocument(_Document):
 
 
 class JobStore:
-    """The jobs of a scheduler. Safe to use from many threads.
+    """The jobs of a scheduler.
 
     Args:
         directory: The state directory of the scheduler.
@@ -150,8 +150,7 @@ class JobStore:
 
         Raises:
             NotFoundError: There is no job of this name.
-            InvalidInputError: The job still runs, or a setting has changed that would change what was
-                trained.
+            InvalidInputError: The job still runs, or a setting that must not change has changed.
         """
         jobs = [document for document in self.all() if document.job.name == config.name]
         if not jobs:
@@ -198,8 +197,7 @@ class JobStore:
         return _read(self._round_path(job_id, round_index), RoundDocument)
 
     def round(self, job_id: str, round_index: int) -> RoundDocument:
-        """Returns the last attempt at a round; raises `NotFoundError` if the job or the attempt does not
-        exist."""
+        """Returns the last attempt at a round; raises `NotFoundError` if there is no such job or round."""
         self.get(job_id)
         document = self.find_round(job_id, round_index)
         if document is None:
@@ -239,7 +237,7 @@ def _read(path: Path, kind: type[_D]) -> _D | None:
 
 
 def _changed_settings(before: JobConfig, after: JobConfig) -> list[str]:
-    """Returns the settings that differ, apart from those that may change when a job is resumed."""
+    """Returns the changed settings, without those that may change when a job is resumed."""
     old, new = _flatten(before.model_dump()), _flatten(after.model_dump())
     changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     return [key for key in changed if not _may_change(key, after)]

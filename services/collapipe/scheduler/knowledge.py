@@ -1,7 +1,10 @@
 """What the scheduler knows about the hosts, links and model of a job.
 
-The first values come from profiles and probes; every round replaces or averages them with measured values.
-They are stored with the job, so that a restarted scheduler continues with them.
+The first values come from profiles of the devices and from probes of the links. Telemetry of each round then
+updates them. They are stored with the job, so that a restarted scheduler continues with them.
+
+At the end of a round, a control unit gathers the unit states of its devices: weights and optimizer moments.
+The rate of this gathering is measured for each device, because it decides which devices should hold blocks.
 """
 
 import math
@@ -19,8 +22,8 @@ _OLD_WEIGHT = 0.5
 """Weight of the old value in a running average."""
 
 _CHANGE = 0.25
-"""A value that differs from the average by more than this share replaces it: the host or link itself has
-changed."""
+"""A value that differs from the average by more than this share replaces it. The cause must be a change of
+the host or link, not noise."""
 
 _PROFILE_NOISE = 0.2
 """Two profiles of an unchanged device differ by less than this share."""
@@ -29,14 +32,16 @@ _PROBE_NOISE = 1.5
 """Two probes of an unchanged link differ by less than this factor."""
 
 _MIN_MICRO_BATCHES = 2
+"""Times measured on fewer micro-batches are ignored."""
+
 _MIN_BYTES = 4096
-"""Measurements of fewer micro-batches or bytes are ignored."""
+"""Rates measured on fewer bytes are ignored."""
 
 _UNLIMITED_BPS = 1e12
 """Capacity of a link that has not been measured."""
 
 _LIMITED_BY_SHARE = 0.85
-"""If a link delivers at least this part of its share, then the share limits it, not the link itself."""
+"""A link that delivers at least this part of its share is limited by the share, not by its capacity."""
 
 
 class _Known(BaseModel):
@@ -52,8 +57,8 @@ class HostKnowledge(_Known):
     source: Literal["guess", "profile", "rounds"] = "guess"
     """How `seconds_per_sample` was obtained."""
     profiled_seconds_per_sample: float = 0.0
-    """Result of the last profile; 0 without one. A profile uses other text lengths than rounds do, so this
-    value is compared with other profiles only."""
+    """Result of the last profile; 0 without one. Profiles and rounds use texts of different length, so a
+    profile is compared with other profiles only."""
 
 
 class LinkKnowledge(_Known):
@@ -66,28 +71,28 @@ class LinkKnowledge(_Known):
     efficiency: float = 1.0
     """Measured rate of a radio link divided by the rate of docs/scheduling.md (1)."""
     probed_bps: float = 0.0
-    """Result of the last probe that ran while the sender had no blocks; 0 without one. It is compared with
-    other probes only."""
+    """Result of the last probe that ran while the sender had no blocks; 0 without one. A probe is compared
+    with other probes only."""
     gather_bps: float | None = None
-    """Rate at which unit states were last gathered over this link; only from a device to its control unit."""
+    """Rate at which unit states were gathered over this link; `None` before the first gathering."""
     probed_bps_at_gathering: float = 0.0
-    """The value of `probed_bps` that belongs to `gather_bps`; 0 without one."""
+    """What a probe measures when unit states are gathered at `gather_bps`; 0 if no probe ran yet."""
 
     def update_gather_rate(self, rate_bps: float) -> None:
-        """Adds the rate of one gathering."""
+        """Updates the rates after a gathering."""
         before = self.gather_bps
         self.gather_bps = _average(before, rate_bps)
         has_changed = self.gather_bps == rate_bps
         if before and has_changed and self.probed_bps == self.probed_bps_at_gathering:
-            # The last probe is older than the change. If the link caused the change, then a new probe would
-            # differ by the same factor.
+            # No probe has run since the change. Assume that the link itself has changed: then the result of
+            # a new probe would change by the same factor.
             self.probed_bps *= rate_bps / before
         self.probed_bps_at_gathering = self.probed_bps
 
     def update_probed_rate(self, goodput_bps: float) -> None:
-        """Adds the result of a probe that ran while nothing was gathered over this link."""
+        """Updates the rates after a probe. The sender must have had no blocks during the probe."""
         self.probed_bps = goodput_bps
-        # A slower probe means that the link had become slow before the last gathering, and no probe had run since.
+        # The link had probably become slow before the last gathering already, unnoticed by any probe.
         is_slower = goodput_bps * _PROBE_NOISE < self.probed_bps_at_gathering
         if is_slower or not self.probed_bps_at_gathering:
             self.probed_bps_at_gathering = goodput_bps
@@ -95,12 +100,12 @@ class LinkKnowledge(_Known):
     def expected_gather_bps(self, default_bps: float) -> float:
         """Returns the rate at which unit states would be gathered over this link now.
 
-        If probes show that the link has become faster since the last gathering, then the rate grows by the
-        same factor, up to `default_bps`. The device then gets blocks again, and the next gathering measures
-        it.
+        If probes show that the link has become faster since the last gathering, the rate grows by the same
+        factor, but not above `default_bps`. The device can then get blocks again, so that its rate is
+        measured.
 
         Args:
-            default_bps: Rate of the other devices; returned if nothing was gathered over this link yet.
+            default_bps: Rate of the other devices. It is returned if nothing was gathered over this link yet.
         """
         if self.gather_bps is None:
             return default_bps
@@ -111,7 +116,7 @@ class LinkKnowledge(_Known):
 
 
 class Knowledge(_Known):
-    """Everything about a job that its job file does not say."""
+    """What is known about the hosts, links and model of a job."""
 
     hosts: dict[str, HostKnowledge] = Field(default_factory=dict)
     links: dict[str, LinkKnowledge] = Field(default_factory=dict)
@@ -125,7 +130,7 @@ class Knowledge(_Known):
     step_seconds: dict[int, float] = Field(default_factory=dict)
     """T_step of docs/scheduling.md (5), by cluster."""
     default_gather_bps: float = math.inf
-    """Rate for a device from which nothing was gathered yet: the best recent rate of the others."""
+    """Gather rate of a device that never sent unit states: the best recent rate of the other devices."""
     fixed_seconds: float = 0.0
     """Time of a round outside training, gathering and evaluation."""
     reference_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -134,7 +139,7 @@ class Knowledge(_Known):
     """Backlog of the virtual queue of each device: docs/scheduling.md (12)."""
 
     def host_priors(self) -> dict[str, HostPrior]:
-        """Returns the expected times of each host, against which telemetry is checked."""
+        """Returns the expected times of each host. Telemetry far from them is rejected as implausible."""
         return {
             host_id: HostPrior(
                 known.seconds_per_sample if known.source != "guess" else 0.0,
@@ -146,7 +151,7 @@ class Knowledge(_Known):
     def update(
         self, estimates: Estimates, plans: Iterable[ClusterPlan], shares: Mapping[str, float]
     ) -> None:
-        """Adds the estimates of one telemetry window.
+        """Updates everything from the estimates of one telemetry window.
 
         Args:
             plans: The plans that ran during the window.
@@ -177,13 +182,13 @@ class Knowledge(_Known):
         links: Mapping[str, LinkKnowledge],
         used_hosts: Collection[str] = (),
     ) -> None:
-        """Adds new profiles and probes of the devices and links that the last round did not use.
+        """Updates devices and links that the last round did not use, from new profiles and probes.
 
         Args:
             seconds_per_sample: Profiled time of a block, by device.
             links: Probe results, by "sender>receiver".
-            used_hosts: Hosts of the last round. Their gather rates are newer than a probe, and their streams
-                slowed the probe down, so their probes do not change gather rates.
+            used_hosts: Hosts with a stage in the last round. Probes of their links do not change gather
+                rates: the last gathering is newer, and the streams of the round slowed the probes down.
         """
         for host_id, profiled in seconds_per_sample.items():
             host = self.hosts[host_id]
@@ -199,20 +204,20 @@ class Knowledge(_Known):
                 link.update_probed_rate(probed.capacity_bps)
 
     def update_radio_links(self, estimates: Estimates) -> None:
-        """Adds round trips, channel gains and noise, but no rates."""
+        """Updates the round trips, channel gains and noise of links, but no rates."""
         for name, measured in estimates.links.items():
             self._update_channel(self.links.setdefault(name, LinkKnowledge()), measured)
 
     def update_fixed_seconds(self, seconds: float) -> None:
-        """Adds the time that one round spent outside training, gathering and evaluation."""
+        """Updates the time that a round takes outside training, gathering and evaluation."""
         self.fixed_seconds = _average(self.fixed_seconds or None, max(seconds, 0.0))
 
     def update_gather_rates(self, clusters: Iterable[Mapping[str, tuple[float, float]]]) -> None:
-        """Adds how the unit states of each cluster were gathered.
+        """Updates the gather rates after a round.
 
         Args:
-            clusters: One mapping for each cluster. It maps "device>control unit" to the gathered bytes and to
-                the seconds from the common start of all devices to the end of this device.
+            clusters: One mapping for each cluster, from "device>control unit" to two numbers: the gathered
+                bytes, and the seconds from the common start of all devices to the end of this device.
         """
         rates: list[float] = []
         for gathered in clusters:
@@ -224,19 +229,19 @@ class Knowledge(_Known):
         if rates:
             best = max(rates)
             before = self.default_gather_bps if math.isfinite(self.default_gather_bps) else best
-            # The default falls slowly. When one device holds all blocks, its slow link says nothing about the
-            # links of the other devices.
+            # The default falls slowly. If one device holds all blocks and its link is slow, then the links of
+            # the other devices need not be slow.
             self.default_gather_bps = max(best, _OLD_WEIGHT * before + (1 - _OLD_WEIGHT) * best)
 
     def gather_bps(self, device: str, control_unit: str) -> float:
-        """Returns the rate at which the unit states of a device would be gathered."""
+        """Returns the rate at which the unit states of a device would be gathered now."""
         link = self.links.get(f"{device}>{control_unit}") or LinkKnowledge()
         return link.expected_gather_bps(self.default_gather_bps)
 
     def update_backlogs(
         self, energy_joules: Mapping[str, float], budgets: Mapping[str, float]
     ) -> None:
-        """Adds the energy of a round to the queues of the devices with a budget: docs/scheduling.md (12)."""
+        """Updates the energy queue of each device with a budget: docs/scheduling.md (12)."""
         self.backlogs.update(backlogs_after(self.backlogs, energy_joules, budgets))
         for host_id in budgets:
             metrics.BACKLOG.labels(host_id).set(self.backlogs[host_id])
@@ -247,7 +252,7 @@ class Knowledge(_Known):
             before = host.seconds_per_sample if host.source == "rounds" else None
             host.seconds_per_sample = _average(before, measured.seconds_per_sample)
             if before:
-                # A new profile would differ by the same factor.
+                # The result of a new profile would change by the same factor.
                 host.profiled_seconds_per_sample *= host.seconds_per_sample / before
             host.source = "rounds"
         if measured.busy_watts and host_id in self.hosts:
@@ -255,8 +260,7 @@ class Knowledge(_Known):
             host.busy_watts = _average(host.busy_watts or None, measured.busy_watts)
 
     def _scale_profiles(self) -> None:
-        """Scales the profiles of unused devices by the median ratio of round time to profile time of the
-        others."""
+        """Corrects devices that have only a profile by the median ratio of round time to profile time."""
         ratios = [
             host.seconds_per_sample / host.profiled_seconds_per_sample
             for host in self.hosts.values()
@@ -296,10 +300,10 @@ class Knowledge(_Known):
 
 
 def _split_shared_time(ends: Mapping[str, float]) -> dict[str, float]:
-    """Divides the total time of senders that start together: at each moment, evenly among the active senders.
+    """Divides the total time of senders that start together among them.
 
-    The parts add up to the total time, as predictions assume. A late sender does not lengthen the part of an
-    early one.
+    Each moment is divided evenly among the senders that are still sending. The parts add up to the total
+    time, as the prediction of a round assumes, and a slow sender does not lengthen the part of a fast one.
     """
     parts: dict[str, float] = {}
     part = last = 0.0

@@ -33,7 +33,7 @@ _PROFILE_SECONDS = 120.0
 """Deadline of a profile. On a slow device most of it is needed to import the model's code."""
 
 _PROBES_PER_ROUND = 4
-"""A probe takes a third of a second, and slows down the streams of the round meanwhile."""
+"""A probe takes a third of a second and slows down the streams of the round, so there are only a few."""
 
 _PROBE_SECONDS = 25.0
 """Deadline of a probe. It takes well under a second on a good link, and several seconds on a very slow
@@ -43,8 +43,7 @@ one."""
 def profile_hosts(
     job: JobConfig, model: plan_pb2.ModelSpec, hosts: JobHosts, channels: ChannelPool
 ) -> Knowledge:
-    """Times a block on every device, unless no decision depends on the result. A configured speed takes
-    precedence.
+    """Times a block on every device, if a decision depends on it. A configured speed takes precedence.
 
     Raises:
         CollapipeError: A device did not answer.
@@ -117,9 +116,9 @@ class UnusedMeasurements:
 
 
 class Explorer:
-    """Measures what a round does not use, while the round runs.
+    """Measures devices and links that a round does not use, while the round runs.
 
-    Without these measurements, a device or link that was slow once would never be used again. All devices
+    Otherwise a device or link that was slow once would never be used again. All devices
     without blocks are profiled. Of the links without a stream, those with the oldest probes are probed.
     """
 
@@ -137,7 +136,7 @@ class Explorer:
         self._closed = threading.Event()
 
     def start(self, plans: RoundPlan) -> None:
-        """Starts to measure what these plans do not use, unless earlier measurements still run."""
+        """Starts to measure what these plans do not use. Does nothing while earlier measurements run."""
         if self._running is not None:
             return
         used_hosts, used_links = hosts_of(plans), link_shares(plans)
@@ -162,7 +161,7 @@ class Explorer:
             return UnusedMeasurements()
 
     def close(self) -> None:
-        """Starts no further measurement."""
+        """Stops after the measurement that runs now."""
         self._closed.set()
         self._executor.shutdown(wait=False, cancel_futures=True)
 

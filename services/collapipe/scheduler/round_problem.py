@@ -1,5 +1,4 @@
-"""Builds the optimisation problem of a round from the job, its hosts and what is known about them. Pure
-functions."""
+"""Builds the optimisation problem of a round from the job, its hosts and what is known about them."""
 
 import itertools
 import math
@@ -44,7 +43,7 @@ class ModelSizes:
 
     @property
     def head_blocks(self) -> float:
-        """Size of the head in blocks. It serves as a guess of the head's work until a round has measured it."""
+        """Size of the head in blocks, which is also a guess of its work until a round has measured it."""
         return self.unit_bytes[-1] / max(self.unit_bytes[1], 1)
 
 

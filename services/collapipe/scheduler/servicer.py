@@ -186,8 +186,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 @contextmanager
 def _refusing_contradictions() -> Iterator[None]:
-    """Reports a stored decision whose parts contradict each other as damaged, instead of failing with a stack
-    trace."""
+    """Turns the errors of a stored decision whose parts contradict each other into `CorruptDataError`."""
     try:
         yield
     except (LookupError, ValueError, TypeError, ArithmeticError) as error:
