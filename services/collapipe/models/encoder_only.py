@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.models.adapter import ModelAdapter, ModelHead, cross_entropy_sum
-from collapipe.models.loading import load_pretrained
+from collapipe.models.pretrained import load_pretrained
 from collapipe.models.unit import Side
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """What a stage does, as metrics of its cluster and of its host."""
 
-from collapipe.stage_runtime import Action, StageObserver
+from collapipe.stage_runtime import StageObserver
 from collapipe.telemetry import metrics
+from collapipe.tensors import FrameKind
 
 
 class StageMeter(StageObserver):
@@ -18,8 +19,8 @@ class StageMeter(StageObserver):
         self._busy_watts = busy_watts
         metrics.create_stage_series(*self._labels)
 
-    def acted(self, action: Action, seconds: float) -> None:
-        direction = action.kind.name.lower()
+    def acted(self, kind: FrameKind, micro_batch: int, seconds: float) -> None:
+        direction = kind.name.lower()
         metrics.STAGE_PASS_SECONDS[direction].labels(*self._labels).observe(seconds)
         self._use_energy(seconds)
 

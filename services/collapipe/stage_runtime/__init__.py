@@ -6,7 +6,6 @@ states, and `optimizer` updates them. `block_profile` measures a block, and `emu
 slower processor.
 """
 
-from collapipe.stage_runtime.action_order import Action, ActionKind
 from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
 from collapipe.stage_runtime.mailbox import Mailbox
 from collapipe.stage_runtime.optimizer import clip_scale, learning_rate
@@ -15,8 +14,6 @@ from collapipe.stage_runtime.stage import Stage, StageContext, StepTimes
 from collapipe.stage_runtime.stage_observer import StageObserver
 
 __all__ = [
-    "Action",
-    "ActionKind",
     "EmulatedProcessor",
     "Mailbox",
     "ResidentUnit",

@@ -1,4 +1,4 @@
-"""The order in which a stage takes its actions: one forward, one backward (1F1B).
+"""The order in which a stage runs its passes: one forward, one backward (1F1B).
 
 A stage prefers a backward pass, which frees memory, to a forward pass. It never holds more micro-batches than
 its in-flight window. With equally fast stages, this gives the 1F1B schedule of PipeDream-Flush (Narayanan et
@@ -10,29 +10,6 @@ the same order whatever the timing, and the sums are the same bit for bit.
 """
 
 from dataclasses import dataclass
-from enum import Enum
-
-
-class ActionKind(Enum):
-    """The two things that a stage does with a micro-batch."""
-
-    FORWARD = "F"
-    BACKWARD = "B"
-
-
-@dataclass(frozen=True)
-class Action:
-    """A pass of one micro-batch through one stage.
-
-    As text, `2F0` is the forward pass of micro-batch 0 through stage 2.
-    """
-
-    stage: int
-    kind: ActionKind
-    micro_batch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.kind.value}{self.micro_batch}"
 
 
 @dataclass

@@ -41,14 +41,20 @@ class ResidentUnit:
     def __init__(self, unit_index: int, module: nn.Module, training: TrainingConfig) -> None:
         self.unit_index = unit_index
         self.module = module
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self._names: dict[Tensor, str] = {
-            p: name for name, p in module.named_parameters() if p.requires_grad
+        self._named_parameters = {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
         }
         self._training = training
         self.optimizer = make_optimizer(self.parameters, training)
         self._weights_blob: TensorBlob | None = None
         self._optimizer_blob: TensorBlob | None = None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters."""
+        return list(self._named_parameters.values())
 
     @property
     def digests(self) -> StateDigests | None:
@@ -67,7 +73,7 @@ class ResidentUnit:
         """Makes blobs of the present content, so that it can be served, and returns their digests."""
         if self._weights_blob is None:
             self._weights_blob = TensorBlob(self.module.state_dict())
-            state = dict(self._optimizer_tensors())
+            state = self._optimizer_tensors()
             self._optimizer_blob = TensorBlob(state) if state else None
         digests = self.digests
         assert digests is not None
@@ -105,21 +111,20 @@ class ResidentUnit:
 
     def _load_optimizer(self, tensors: dict[str, Tensor]) -> None:
         self.optimizer = make_optimizer(self.parameters, self._training)
-        for parameter, name in self._names.items():
-            prefix = f"{name}//"
-            state = {
-                key.removeprefix(prefix): tensor.to(parameter.device)
-                for key, tensor in tensors.items()
-                if key.startswith(prefix)
-            }
-            if state:
-                self.optimizer.state[parameter] = state
+        for full_name, tensor in tensors.items():
+            name, _, key = full_name.rpartition("//")
+            parameter = self._named_parameters.get(name)
+            if parameter is not None:
+                self.optimizer.state[parameter][key] = tensor.to(parameter.device)
 
-    def _optimizer_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for parameter, state in self.optimizer.state.items():
-            for key, value in state.items():
-                if isinstance(value, Tensor):
-                    yield f"{self._names[parameter]}//{key}", value
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        """Returns the optimizer state, for example "layer.weight//exp_avg"."""
+        return {
+            f"{name}//{key}": value
+            for name, parameter in self._named_parameters.items()
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
 
 
 class ResidentUnits:

@@ -14,7 +14,7 @@ from torch import Tensor
 from collapipe.errors import WrongStateError
 from collapipe.job import TrainingConfig
 from collapipe.models import Head, ModelAdapter
-from collapipe.stage_runtime.action_order import Action, ActionKind, Progress
+from collapipe.stage_runtime.action_order import Progress
 from collapipe.stage_runtime.activation_stash import ActivationStash
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.stage_runtime.emulated_processor import FORWARD_SHARE, EmulatedProcessor
@@ -276,7 +276,7 @@ class Stage:
                 step.loss += float(outputs.detach())
             seconds = self._finish_work(started, self._work.forward(side), FORWARD_SHARE)
         step.times.forward_seconds += seconds
-        self._observer.acted(self._action(ActionKind.FORWARD, frame), seconds)
+        self._observer.acted(frame.kind, frame.micro_batch, seconds)
         if self._head is None:
             sent = self._frame_for_next_stage(frame, outputs, side)
             stashed.sent_bytes = sent.byte_length
@@ -297,7 +297,7 @@ class Stage:
                 started, self._work.backward(stashed.side), 1 - FORWARD_SHARE
             )
         step.times.backward_seconds += seconds
-        self._observer.acted(self._action(ActionKind.BACKWARD, frame), seconds)
+        self._observer.acted(frame.kind, frame.micro_batch, seconds)
         num_samples = stashed.side["attention_mask"].shape[0]
         self._observer.worked(len(self._units), num_samples, stashed.sent_bytes)
         tensors = {}
@@ -366,19 +366,8 @@ class Stage:
 
     def _seed(self, step: _Step, micro_batch: int, unit_index: int) -> None:
         context = self._context
-        torch.manual_seed(
-            dropout_key(
-                context.seed,
-                context.cluster_index,
-                context.round_index,
-                step.index,
-                micro_batch,
-                unit_index,
-            )
-        )
+        place = (context.cluster_index, context.round_index, step.index, micro_batch, unit_index)
+        torch.manual_seed(dropout_key(context.seed, *place))
 
     def _to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self._context.device) for name, tensor in tensors.items()}
-
-    def _action(self, kind: ActionKind, frame: Frame) -> Action:
-        return Action(self._context.stage_index, kind, frame.micro_batch)

@@ -1,13 +1,13 @@
 """The interface through which a stage reports its actions, so that it needs no metrics."""
 
-from collapipe.stage_runtime.action_order import Action
+from collapipe.tensors import FrameKind
 
 
 class StageObserver:
     """Ignores every event. A subclass overrides the events that it needs."""
 
-    def acted(self, action: Action, seconds: float) -> None:
-        """The stage computed a forward or backward pass of one micro-batch."""
+    def acted(self, kind: FrameKind, micro_batch: int, seconds: float) -> None:
+        """The stage computed a pass of one micro-batch; `kind` is FORWARD or BACKWARD."""
 
     def evaluated(self, seconds: float) -> None:
         """The stage computed one micro-batch of an evaluation."""

@@ -6,10 +6,12 @@ can refuse a frame before it allocates memory.
 """
 
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,16 +29,12 @@ MAX_FRAME_BYTES = 1 << 30
 ACTIVATION = "activation"
 """Name of the activation or its gradient in a frame. Codecs encode only this tensor."""
 
-_DATA_TYPES = {
-    torch.float32: tensor_pb2.DATA_TYPE_FLOAT32,
-    torch.bfloat16: tensor_pb2.DATA_TYPE_BFLOAT16,
-    torch.float16: tensor_pb2.DATA_TYPE_FLOAT16,
-    torch.int64: tensor_pb2.DATA_TYPE_INT64,
-    torch.int32: tensor_pb2.DATA_TYPE_INT32,
-    torch.int8: tensor_pb2.DATA_TYPE_INT8,
-    torch.bool: tensor_pb2.DATA_TYPE_BOOL,
+_TORCH_TYPES: dict[int, torch.dtype] = {
+    number: getattr(torch, name.removeprefix("DATA_TYPE_").lower())
+    for name, number in tensor_pb2.DataType.items()
+    if number != tensor_pb2.DATA_TYPE_UNSPECIFIED
 }
-_TORCH_TYPES = {wire: dtype for dtype, wire in _DATA_TYPES.items()}
+_DATA_TYPES: dict[torch.dtype, Any] = {dtype: number for number, dtype in _TORCH_TYPES.items()}
 
 
 class FrameKind(IntEnum):
@@ -129,8 +127,10 @@ class FrameAssembler:
         self._max_frame_bytes = max_frame_bytes
         self._header: stage_pb2.FrameHeader | None = None
         self._buffers: list[Tensor] = []
-        self._num_complete = 0
+        self._incomplete: deque[tuple[tensor_pb2.TensorHeader, memoryview]] = deque()
+        """Tensors that lack bytes, with their memory."""
         self._filled_bytes = 0
+        """Bytes of the first of them that have arrived."""
 
     def begin(self, header: stage_pb2.FrameHeader) -> Frame | None:
         """Takes a header. Returns the frame if no bytes follow.
@@ -155,8 +155,13 @@ class FrameAssembler:
         names = [tensor.name for tensor in header.tensors]
         if len(set(names)) < len(names):
             raise CorruptDataError(f"a frame names one of its tensors twice: {', '.join(names)}")
+        self._header = header
         self._buffers = [_allocate(tensor) for tensor in header.tensors]
-        self._header, self._num_complete, self._filled_bytes = header, 0, 0
+        self._incomplete.extend(
+            (tensor, _byte_view(buffer))
+            for tensor, buffer in zip(header.tensors, self._buffers, strict=True)
+            if tensor.byte_length
+        )
         return self._frame_if_complete()
 
     def add(self, chunk: bytes) -> Frame | None:
@@ -166,16 +171,15 @@ class FrameAssembler:
             CorruptDataError: The chunk belongs to no frame, has too many bytes, or completes a tensor with a
                 wrong checksum.
         """
-        if self._header is None:
+        if not self._incomplete:
             raise CorruptDataError(f"a chunk of {len(chunk)} bytes arrived outside any frame")
-        announced = self._header.tensors[self._num_complete]
+        announced, view = self._incomplete[0]
         filled = self._filled_bytes + len(chunk)
         if not chunk or filled > announced.byte_length:
             raise CorruptDataError(
                 f"tensor {announced.name!r} was announced with {announced.byte_length} bytes, "
                 f"but a chunk of {len(chunk)} makes it {filled}"
             )
-        view = _byte_view(self._buffers[self._num_complete])
         view[self._filled_bytes : filled] = chunk
         self._filled_bytes = filled
         if filled == announced.byte_length:
@@ -184,33 +188,22 @@ class FrameAssembler:
                     f"tensor {announced.name!r} arrived with CRC-32 {zlib.crc32(view):08x} instead of "
                     f"{announced.crc32:08x}: the link garbles data; run the round again"
                 )
-            self._num_complete += 1
+            self._incomplete.popleft()
             self._filled_bytes = 0
         return self._frame_if_complete()
 
     def _frame_if_complete(self) -> Frame | None:
         header = self._header
-        assert header is not None
-        while (
-            self._num_complete < len(header.tensors)
-            and header.tensors[self._num_complete].byte_length == 0
-        ):
-            self._num_complete += 1
-        if self._num_complete < len(header.tensors):
+        if header is None or self._incomplete:
             return None
-        frame = Frame(
-            kind=FrameKind(header.kind),
-            step_index=header.step_index,
-            micro_batch=header.micro_batch,
-            tensors={
-                tensor.name: buffer
-                if tensor.codec == tensor_pb2.CODEC_FP32
-                else LOSSY_CODECS[tensor.codec].decode(buffer, tuple(tensor.shape))
-                for tensor, buffer in zip(header.tensors, self._buffers, strict=True)
-            },
-        )
+        tensors = {
+            tensor.name: buffer
+            if tensor.codec == tensor_pb2.CODEC_FP32
+            else LOSSY_CODECS[tensor.codec].decode(buffer, tuple(tensor.shape))
+            for tensor, buffer in zip(header.tensors, self._buffers, strict=True)
+        }
         self._header, self._buffers = None, []
-        return frame
+        return Frame(FrameKind(header.kind), header.step_index, header.micro_batch, tensors)
 
 
 def _check(header: tensor_pb2.TensorHeader) -> int:

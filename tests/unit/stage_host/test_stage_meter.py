@@ -2,7 +2,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from collapipe.stage_host.stage_meter import StageMeter
-from collapipe.stage_runtime import Action, ActionKind
+from collapipe.tensors import FrameKind
 
 STAGE = {"cluster": "90", "stage": "3"}
 
@@ -17,7 +17,7 @@ def energy() -> float:
 
 def test_meter_counts_what_the_stage_tells() -> None:
     meter = StageMeter(90, 3, 0.0)
-    meter.acted(Action(3, ActionKind.BACKWARD, 0), 0.25)
+    meter.acted(FrameKind.BACKWARD, 0, 0.25)
     meter.worked(num_units=4, num_samples=6, activation_bytes=700)
     meter.worked(num_units=4, num_samples=6, activation_bytes=700)
     meter.updated(0.125)
@@ -38,8 +38,8 @@ def test_meter_counts_what_the_stage_tells() -> None:
 def test_energy_is_watts_times_everything_that_was_busy() -> None:
     before = energy()
     meter = StageMeter(90, 4, 8.0)
-    meter.acted(Action(4, ActionKind.FORWARD, 0), 0.25)
-    meter.acted(Action(4, ActionKind.BACKWARD, 0), 0.5)
+    meter.acted(FrameKind.FORWARD, 0, 0.25)
+    meter.acted(FrameKind.BACKWARD, 0, 0.5)
     meter.updated(0.125)
     meter.evaluated(0.125)
     meter.waited(100.0)
@@ -49,5 +49,5 @@ def test_energy_is_watts_times_everything_that_was_busy() -> None:
 
 def test_device_of_unknown_power_counts_no_energy() -> None:
     before = energy()
-    StageMeter(90, 5, 0.0).acted(Action(5, ActionKind.FORWARD, 0), 1.0)
+    StageMeter(90, 5, 0.0).acted(FrameKind.FORWARD, 0, 1.0)
     assert energy() == before

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from collapipe.job import TrainingConfig
 from collapipe.models import Head, ModelAdapter
 from collapipe.stage_runtime import (
-    Action,
     EmulatedProcessor,
     Mailbox,
     ResidentUnit,
@@ -45,20 +44,32 @@ def held_unit(adapter: ModelAdapter, index: int, training: TrainingConfig) -> Re
     return ResidentUnit(index, adapter.build_unit(index), training)
 
 
+class Pass(NamedTuple):
+    """A pass of one micro-batch through one stage. As text, `2F0` is the forward pass of micro-batch 0 at stage 2."""
+
+    stage: int
+    kind: FrameKind
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.name[0]}{self.micro_batch}"
+
+
 @dataclass
 class Recorder(StageObserver):
-    """Remembers what one stage tells; its actions among those of all stages."""
+    """Records the events of one stage. Appends its passes to a list that all stages share."""
 
-    actions: list[Action]
+    stage: int
+    passes: list[Pass]
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     waits: list[float] = field(default_factory=list)
     """By "FORWARD", "BACKWARD", "evaluation" and "update"."""
     work: list[tuple[int, int, int]] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
 
-    def acted(self, action: Action, seconds: float) -> None:
-        self.actions.append(action)
-        self.seconds[action.kind.name].append(seconds)
+    def acted(self, kind: FrameKind, micro_batch: int, seconds: float) -> None:
+        self.passes.append(Pass(self.stage, kind, micro_batch))
+        self.seconds[kind.name].append(seconds)
 
     def evaluated(self, seconds: float) -> None:
         self.seconds["evaluation"].append(seconds)
@@ -83,7 +94,7 @@ class Chain:
     stages: list[Stage] = field(default_factory=list)
     units: list[ResidentUnit] = field(default_factory=list)
     mailboxes: list[Mailbox] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
     observers: list["Recorder"] = field(default_factory=list)
     arrived: list[Frame] = field(default_factory=list)
     """What left the first stage backward."""
@@ -162,7 +173,7 @@ def make_chain(
         for unit in units:
             unit.module.load_state_dict(states[unit.unit_index])
         chain.units += units
-        chain.observers.append(Recorder(chain.actions))
+        chain.observers.append(Recorder(index, chain.passes))
         context = StageContext(
             adapter=adapter,
             training=training,

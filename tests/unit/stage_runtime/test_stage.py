@@ -6,7 +6,7 @@ import torch
 
 from collapipe.errors import PeerLostError, WrongStateError
 from collapipe.models import Head, ModelAdapter
-from collapipe.stage_runtime import ActionKind, activation_stash
+from collapipe.stage_runtime import activation_stash
 from collapipe.tensors import Frame, FrameKind
 
 from .chains import (
@@ -129,24 +129,16 @@ def test_recomputing_keeps_only_the_inputs_of_a_segment(
 # --- order and window
 
 
-def check_schedule(chain: Chain, windows: list[int], size: int) -> None:
-    """Every micro-batch goes forward and backward once, in order, and no more than a window is held."""
+def check_passes(chain: Chain, windows: list[int], size: int) -> None:
+    """Checks that passes run once, in order, and that no stage holds more micro-batches than its window."""
     for index, window in enumerate(windows):
-        actions = [action for action in chain.actions if action.stage == index]
-        order = {
-            kind: [action.micro_batch for action in actions if action.kind is kind]
-            for kind in ActionKind
-        }
-        assert order == {
-            ActionKind.FORWARD: list(range(size)),
-            ActionKind.BACKWARD: list(range(size)),
-        }
-        held = itertools.accumulate(
-            1 if action.kind is ActionKind.FORWARD else -1 for action in actions
-        )
+        passes = [one for one in chain.passes if one.stage == index]
+        for kind in (FrameKind.FORWARD, FrameKind.BACKWARD):
+            order = [one.micro_batch for one in passes if one.kind is kind]
+            assert order == list(range(size))
+        held = itertools.accumulate(1 if one.kind is FrameKind.FORWARD else -1 for one in passes)
         assert max(held) <= window
-    everything = {(action.stage, action.kind): 0 for action in chain.actions}
-    assert len(everything) == 2 * len(windows)
+    assert len({(one.stage, one.kind) for one in chain.passes}) == 2 * len(windows)
 
 
 @pytest.mark.parametrize("windows", [[1, 1, 1], [2, 2, 1], [3, 2, 1], [5, 4, 1]], ids=str)
@@ -155,7 +147,7 @@ def test_window_is_never_exceeded_and_order_is_kept(
 ) -> None:
     chain = make_chain(bert, bert_states, TRAINING, THIRDS, windows)
     chain.train(0, [make_batch(number) for number in range(6)], 0.0)
-    check_schedule(chain, windows, 6)
+    check_passes(chain, windows, 6)
 
 
 def test_whole_window_is_used_before_the_first_gradient(
@@ -174,7 +166,7 @@ def test_whole_window_is_used_before_the_first_gradient(
 
     chain.stages[0]._send_forward = keep_until_three
     chain.train(0, [make_batch(number) for number in range(5)], 0.0)
-    first = [str(action) for action in chain.actions if action.stage == 0]
+    first = [str(one) for one in chain.passes if one.stage == 0]
     assert first[:4] == ["0F0", "0F1", "0F2", "0B0"]
 
 

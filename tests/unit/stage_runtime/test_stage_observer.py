@@ -162,5 +162,5 @@ def test_times_add_up_to_the_step(
         assert 0 < times.forward_seconds < times.total_seconds
         assert 0 < times.backward_seconds < times.total_seconds
         assert parts <= times.total_seconds
-    kinds = Counter(str(action)[:2] for action in chain.actions)
+    kinds = Counter(str(one)[:2] for one in chain.passes)
     assert kinds == {"0F": 2, "0B": 2, "1F": 2, "1B": 2}

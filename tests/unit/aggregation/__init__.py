@@ -1,1 +1,0 @@
-"""Tests of how clusters become one model."""
