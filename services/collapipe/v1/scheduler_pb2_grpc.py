@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SchedulerServiceStub(object):
-    """Registration, heartbeats, jobs and plans.
+    """Serves hosts (registration and heartbeats) and clients (jobs and plans).
     """
 
     def __init__(self, channel):
@@ -88,18 +88,18 @@ class SchedulerServiceStub(object):
 
 
 class SchedulerServiceServicer(object):
-    """Registration, heartbeats, jobs and plans.
+    """Serves hosts (registration and heartbeats) and clients (jobs and plans).
     """
 
     def RegisterHost(self, request, context):
-        """Makes a host known. A host that comes back after a restart registers again.
+        """Registers a host. A host registers again after a restart.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Keeps a host known.
+        """Tells the scheduler that a host is alive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,14 +113,14 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SubmitJob(self, request, context):
-        """Queues a job.
+        """Puts a job into the queue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchJob(self, request, context):
-        """Tells what happens in a job, from its first event to its last.
+        """Streams the events of a job, from the first to the last.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,28 +134,28 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelJob(self, request, context):
-        """Stops a job; its last commit stays.
+        """Stops a job. Its last commit remains.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetPlans(self, request, context):
-        """Tells the plans of a round, as they were recorded before it ran.
+        """Returns the plans of a round, as they were recorded before the round ran.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainDecision(self, request, context):
-        """Tells why the plans of a round are what they are.
+        """Explains the plans of a round.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReplayDecision(self, request, context):
-        """Decides a round again from what was recorded with it.
+        """Decides a round again from its recorded input.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -223,7 +223,7 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService(object):
-    """Registration, heartbeats, jobs and plans.
+    """Serves hosts (registration and heartbeats) and clients (jobs and plans).
     """
 
     @staticmethod
