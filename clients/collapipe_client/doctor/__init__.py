@@ -1,7 +1,6 @@
-"""The examination that `collapipe doctor` runs.
+"""The examination that `collapipe doctor` runs. A "box" is a machine that runs one service.
 
-The modules separate two steps: some functions read facts from the machine, others (`check_...`) judge them. So the
-judgements can be tested on any machine. A "box" is a machine that runs one service.
+Facts that few machines show are read by separate functions. So tests can judge them (`check_...`) on any machine.
 """
 
 from collapipe_client.doctor.box_settings import BoxSettings, Role, read_box_settings

@@ -4,7 +4,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -63,91 +62,69 @@ def peers_of(
     ]
 
 
-@dataclass(frozen=True)
-class PeerFacts:
-    """The result of three steps: resolve a host's name, connect to it, ask its health service.
-
-    Args:
-        unresolved: Why the name is unknown; empty if it is known.
-        unreachable: Why the connection failed; empty if it succeeded.
-        round_trip_seconds: Shortest time to connect.
-        health: "SERVING" if the service is healthy, otherwise its state or the error.
-    """
-
-    unresolved: str = ""
-    unreachable: str = ""
-    round_trip_seconds: float = 0.0
-    health: str = ""
-
-
-def reach(address: str, security: Security) -> PeerFacts:
-    """Resolves a host, connects to it, and asks its health service."""
+def check_peer(host_id: str, address: str, security: Security) -> Check:
+    """Resolves the name of a host, connects to it, and asks its health service."""
+    name = f"peer: {host_id}"
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:
-        return PeerFacts(unresolved=str(error))
-    resolved = (str(found[0][4][0]), int(port))
-    seconds = []
-    for _ in range(_ROUND_TRIPS):
-        start = time.monotonic()
-        try:
-            with socket.create_connection(resolved, timeout=_CONNECT_SECONDS):
-                seconds.append(time.monotonic() - start)
-        except TimeoutError:
-            return PeerFacts(unreachable="no answer")
-        except OSError as error:
-            return PeerFacts(unreachable=error.strerror or str(error))
+        round_trip = f"{1000 * _round_trip_seconds(str(found[0][4][0]), int(port)):.1f} ms"
+    except (socket.gaierror, ValueError) as error:
+        return Check.fail(
+            name,
+            f"{address}: the name {host!r} is not known here ({error})",
+            f"add the name to the network's DNS, or: echo 'ADDRESS {host}' | sudo tee -a /etc/hosts",
+        )
+    except TimeoutError:
+        return Check.fail(
+            name,
+            f"{address}: no answer",
+            f"on {host}, let TCP port {port} through the firewall (sudo ufw allow {port}/tcp), and see that the "
+            "machine is switched on",
+        )
+    except OSError as error:
+        return Check.fail(
+            name,
+            f"{address}: {error.strerror or error}",
+            f"on {host}, read the service's log; this machine must be able to reach the address in `advertise`",
+        )
     with open_channel(address, security) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = call(stub.Check, health_pb2.HealthCheckRequest(), address, _CALL_SECONDS)
+            health = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
         except CollapipeError as error:
-            return PeerFacts(round_trip_seconds=min(seconds), health=str(error))
-    state = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-    return PeerFacts(round_trip_seconds=min(seconds), health=state)
-
-
-def check_peer(host_id: str, address: str, peer: PeerFacts) -> Check:
-    """Checks that this box can call a host."""
-    name = f"peer: {host_id}"
-    host, _, port = address.rpartition(":")
-    if peer.unresolved:
+            health = str(error)
+    if health != "SERVING":
         return Check.fail(
             name,
-            f"{address}: the name {host!r} is not known here ({peer.unresolved})",
-            f"add the name to the network's DNS, or: echo 'ADDRESS {host}' | sudo tee -a /etc/hosts",
-        )
-    if peer.unreachable:
-        remedy = f"on {host}, read the service's log; this machine must be able to reach the address in `advertise`"
-        if peer.unreachable == "no answer":
-            remedy = (
-                f"on {host}, let TCP port {port} through the firewall (sudo ufw allow {port}/tcp), and see that the "
-                "machine is switched on"
-            )
-        return Check.fail(name, f"{address}: {peer.unreachable}", remedy)
-    round_trip = f"{peer.round_trip_seconds * 1000:.1f} ms"
-    if peer.health != "SERVING":
-        return Check.fail(
-            name,
-            f"{address}: connected in {round_trip}, but: {peer.health}",
+            f"{address}: connected in {round_trip}, but: {health}",
             f"read the service's log on {host}; both machines need certificates of one authority (--tls-ca), and the "
             f"other machine's certificate must name {host}",
         )
     return Check.ok(name, f"{address}: serves, round trip {round_trip}")
 
 
+def _round_trip_seconds(host: str, port: int) -> float:
+    """Returns the shortest time to connect."""
+    seconds = []
+    for _ in range(_ROUND_TRIPS):
+        start = time.monotonic()
+        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
+            seconds.append(time.monotonic() - start)
+    return min(seconds)
+
+
 def check_peers(hosts: list[HostStatus], security: Security) -> list[Check]:
     """Checks all hosts in parallel."""
     if not hosts:
         return []
-    addresses = [status.host.address for status in hosts]
     with ThreadPoolExecutor(min(8, len(hosts))) as pool:
-        found = list(pool.map(lambda address: reach(address, security), addresses))
-    return [
-        check_peer(status.host.host_id, status.host.address, facts)
-        for status, facts in zip(hosts, found, strict=True)
-    ]
+        checks = [
+            pool.submit(check_peer, status.host.host_id, status.host.address, security)
+            for status in hosts
+        ]
+    return [check.result() for check in checks]
 
 
 def clock_offset(
