@@ -1,4 +1,4 @@
-"""Whatever is wrong with the input, the user is told what, where and what to do, and nothing breaks."""
+"""For each mistake in the input, the error names the value, its place and the remedy, and all services stay alive."""
 
 import json
 import os
@@ -53,19 +53,19 @@ silence_seconds = 60
 
 @dataclass
 class Folder:
-    """A job and its data, good until something is changed."""
+    """The files of a valid job, which a test then changes."""
 
     path: Path
     settings: list[str] = field(default_factory=list)
-    """What is given with --set."""
+    """Values of --set."""
 
     def append(self, name: str, text: str) -> None:
-        """Adds to a file."""
+        """Appends text to a file."""
         with open(self.path / name, "a", encoding="utf-8") as file:
             file.write(text)
 
     def edit_job(self, old: str, new: str) -> None:
-        """Changes the job file."""
+        """Replaces text in the job file."""
         text = (self.path / "job.toml").read_text()
         assert old in text
         (self.path / "job.toml").write_text(text.replace(old, new))
@@ -87,7 +87,7 @@ def folder(tmp_path: Path) -> Folder:
 
 @pytest.fixture(autouse=True)
 def nothing_is_lost(uneven_testbed: LocalTestbed) -> Iterator[None]:
-    """No service has ended."""
+    """Checks after each test that no service has ended."""
     yield
     assert uneven_testbed.lost() == []
 

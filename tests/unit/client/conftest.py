@@ -1,4 +1,4 @@
-"""A scheduler and an edge server without a core, and services that are only processes."""
+"""A scheduler and an edge server that answer from lists, and processes that only pretend to be services."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ Event = scheduler_pb2.WatchJobResponse
 class FakeServices(
     scheduler_pb2_grpc.SchedulerServiceServicer, edge_server_pb2_grpc.EdgeServerServiceServicer
 ):
-    """Answers from lists, and remembers what was asked."""
+    """A scheduler and an edge server that answer from lists and record the requests."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -126,7 +126,7 @@ def behaviours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str
     """Replaces every service by a process that only writes its ready file.
 
     Returns:
-        What a process does by its name: "serves" (the default), "dies", "hangs" or "stubborn".
+        The behaviour of each process, by its name: "serves" (the default), "dies", "hangs" or "stubborn".
     """
     script = tmp_path / "fake_process.py"
     script.write_text(_FAKE_PROCESS, encoding="utf-8")

@@ -30,7 +30,7 @@ def _remote(fake: FakeServices) -> list[str]:
     return ["--scheduler", fake.address, "--insecure"]
 
 
-def test_train_that_succeeds_exports_and_says_how_to_load(
+def test_successful_train_exports_the_model_and_says_how_to_load_it(
     fake: FakeServices, tmp_path: Path
 ) -> None:
     fake.succeed_with(name="demo", files={"config.json": b"{}"})
@@ -57,7 +57,7 @@ def test_train_as_json_prints_one_document_a_line(fake: FakeServices) -> None:
     )
 
 
-def test_train_of_a_failing_job_exits_1_with_the_reason_and_how_to_go_on(
+def test_train_of_a_failing_job_exits_1_with_the_reason_and_the_resume_command(
     fake: FakeServices,
 ) -> None:
     status = JobStatus(
@@ -145,19 +145,19 @@ def test_bad_input_exits_2_with_a_remedy(arguments: list[str], message: str) -> 
     assert message in result.stderr
 
 
-def test_unreachable_scheduler_exits_1_and_is_named() -> None:
+def test_error_about_an_unreachable_scheduler_names_it_and_exits_1() -> None:
     result = _RUNNER.invoke(app, ["status", "--scheduler", "127.0.0.1:9", "--insecure"])
     assert result.exit_code == 1
     assert "127.0.0.1:9" in result.stderr
 
 
-def test_error_as_json_is_a_document() -> None:
+def test_error_with_json_is_printed_as_a_document() -> None:
     result = _RUNNER.invoke(app, ["train", "--preset", "nope", "--json"])
     assert result.exit_code == 2
     assert json.loads(result.stdout)["exit_code"] == 2
 
 
-def test_up_status_down_take_a_testbed_through_its_life(behaviours: dict[str, str]) -> None:
+def test_up_status_and_down_start_show_and_end_a_testbed(behaviours: dict[str, str]) -> None:
     result = _RUNNER.invoke(app, ["up", "--devices", "1", "--json"])
     assert result.exit_code == 0, result.output
     up = json.loads(result.stdout)
@@ -181,21 +181,21 @@ def test_status_as_json_lists_hosts_and_jobs(fake: FakeServices) -> None:
     assert "edge-server" in text and "running" in text
 
 
-def test_profiles_are_given_to_devices_like_their_memory() -> None:
-    world = LocalTestbedOptions(emulate="raspberry-pi-4,none").read_emulation([2, 2])
-    assert world is not None
-    assert {name: device.profile for name, device in world.devices.items()} == {
+def test_emulate_gives_profiles_to_devices_in_the_order_of_device_memory() -> None:
+    emulation = LocalTestbedOptions(emulate="raspberry-pi-4,none").read_emulation([2, 2])
+    assert emulation is not None
+    assert {name: device.profile for name, device in emulation.devices.items()} == {
         "device-0-0": "raspberry-pi-4",
         "device-1-0": "raspberry-pi-4",
     }
     assert LocalTestbedOptions().read_emulation([2]) is None
 
 
-def test_emulated_world_is_read_from_a_file(tmp_path: Path) -> None:
-    world = Emulation(
+def test_emulation_is_read_from_a_file(tmp_path: Path) -> None:
+    emulation = Emulation(
         devices={"edge-server": EmulatedDevice(profile="laptop")},
         links={"*": LinkDescription(rate_bps=1e7)},
     )
-    (tmp_path / "world.json").write_text(world.model_dump_json())
-    options = LocalTestbedOptions(emulation=tmp_path / "world.json")
-    assert options.read_emulation([1]) == world
+    (tmp_path / "emulation.json").write_text(emulation.model_dump_json())
+    options = LocalTestbedOptions(emulation=tmp_path / "emulation.json")
+    assert options.read_emulation([1]) == emulation

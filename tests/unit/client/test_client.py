@@ -49,7 +49,7 @@ def test_watch_gives_up_on_silence(fake: FakeServices) -> None:
     release.set()
 
 
-def test_unreachable_scheduler_is_named() -> None:
+def test_error_names_an_unreachable_scheduler() -> None:
     with (
         CollaPipeClient("127.0.0.1:9", Security.insecure()) as client,
         pytest.raises(PeerLostError, match=r"127\.0\.0\.1:9"),
@@ -57,7 +57,9 @@ def test_unreachable_scheduler_is_named() -> None:
         client.jobs()
 
 
-def test_find_job_takes_the_newest_of_a_name(client: CollaPipeClient, fake: FakeServices) -> None:
+def test_find_job_returns_the_newest_job_of_a_name(
+    client: CollaPipeClient, fake: FakeServices
+) -> None:
     fake.jobs = [JobStatus(job_id=i, name=n) for i, n in (("1", "a"), ("2", "a"), ("3", "b"))]
     assert client.find_job("a").job_id == "2"
     assert client.find_job("1").job_id == "1"
@@ -65,7 +67,7 @@ def test_find_job_takes_the_newest_of_a_name(client: CollaPipeClient, fake: Fake
         client.find_job("c")
 
 
-def test_export_writes_the_files_and_spares_others(
+def test_export_writes_the_files_and_keeps_other_files(
     client: CollaPipeClient, fake: FakeServices, tmp_path: Path
 ) -> None:
     fake.jobs = [JobStatus(job_id="job-1", name="a")]
@@ -94,7 +96,7 @@ def test_export_writes_the_files_and_spares_others(
         (ExportModelResponse(chunk=b"ab"), "without a file name"),
     ],
 )
-def test_export_of_a_damaged_stream_leaves_nothing(
+def test_export_of_a_damaged_stream_leaves_no_files(
     client: CollaPipeClient,
     fake: FakeServices,
     tmp_path: Path,

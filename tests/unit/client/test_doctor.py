@@ -32,7 +32,7 @@ def test_memory_of_a_box_is_judged_by_what_one_service_needs(available: int, res
     assert check_memory(available, of_box=True).result == result
 
 
-def test_programs_of_32_bits_fail_also_under_a_kernel_of_64() -> None:
+def test_32_bit_python_fails_even_on_a_64_bit_kernel() -> None:
     check = check_userland(4, "aarch64")
     assert (check.result, "32-bit" in check.found) == ("fail", True)
     assert check_userland(8, "aarch64").result == "ok"
@@ -52,7 +52,7 @@ def test_workspace_below_a_file_fails(tmp_path: Path) -> None:
     assert check_workspace(tmp_path / "new" / "w").result == "ok"
 
 
-def test_torch_of_pypi_over_that_of_a_jetson_is_named() -> None:
+def test_torch_from_pypi_on_a_jetson_fails_where_cuda_is_wanted() -> None:
     check = check_torch(TorchFacts("2.8.0"), jetson=True, wanted="cuda", needed=True)
     assert (check.result, "JetPack" in check.found) == ("fail", True)
     assert check.remedy.startswith("python -m pip uninstall torch")
@@ -61,13 +61,13 @@ def test_torch_of_pypi_over_that_of_a_jetson_is_named() -> None:
 
 
 @pytest.mark.parametrize("torch", [None, "ImportError: libcudart.so.12"])
-def test_nobody_is_told_to_install_a_torch_on_a_jetson(torch: str | None) -> None:
+def test_remedy_on_a_jetson_is_never_to_install_torch(torch: str | None) -> None:
     check = check_torch(torch, jetson=True, needed=True)
     assert (check.result, "pip install" in check.remedy) == ("fail", False)
     assert "deploy/jetson" in check.remedy
 
 
-def test_torch_without_cuda_fails_where_the_settings_ask_for_it() -> None:
+def test_torch_without_cuda_fails_where_the_settings_want_cuda() -> None:
     assert check_torch(TorchFacts("2.8.0"), jetson=False, wanted="cuda").result == "fail"
     assert check_torch(TorchFacts("2.8.0"), jetson=False).result == "ok"
 
@@ -77,7 +77,7 @@ def test_missing_torch_fails_only_for_roles_that_compute() -> None:
     assert check_torch(None, jetson=False, needed=True).result == "fail"
 
 
-def test_torch_of_this_machine_tells_its_version() -> None:
+def test_torch_of_this_machine_reports_its_version() -> None:
     pytest.importorskip("torch", reason="no torch here: pip install torch")
     found = ask_torch()
     assert isinstance(found, TorchFacts)
@@ -85,7 +85,7 @@ def test_torch_of_this_machine_tells_its_version() -> None:
 
 
 @pytest.mark.parametrize("marker", ["etc/nv_tegra_release", "proc/device-tree/model"])
-def test_jetson_is_known_by_its_files(tmp_path: Path, marker: str) -> None:
+def test_jetson_is_recognised_by_its_files(tmp_path: Path, marker: str) -> None:
     assert not is_jetson(tmp_path)
     (tmp_path / marker).parent.mkdir(parents=True)
     (tmp_path / marker).write_text("NVIDIA Jetson Orin Nano Developer Kit\0", encoding="ascii")
@@ -107,7 +107,7 @@ def test_raspberry_pi_is_no_jetson(tmp_path: Path) -> None:
         (["/dev/zram0 partition 2097136 0 100", "/dev/mmcblk0p3 partition 99 0 -2"], "warn"),
     ],
 )
-def test_swap_on_a_card_is_warned_of(tmp_path: Path, lines: list[str], result: str) -> None:
+def test_swap_on_a_card_gives_a_warning(tmp_path: Path, lines: list[str], result: str) -> None:
     table = tmp_path / "swaps"
     table.write_text("\n".join(["Filename Type Size Used Priority", *lines]), encoding="ascii")
     assert check_swap(swap_areas(table)).result == result

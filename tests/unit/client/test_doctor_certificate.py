@@ -78,13 +78,13 @@ def test_certificate_of_the_deployment_passes(deployment: _Deployment) -> None:
         assert "364 days" in checks[-1].found
 
 
-def test_key_of_another_certificate_is_named(deployment: _Deployment) -> None:
+def test_key_of_another_certificate_fails(deployment: _Deployment) -> None:
     ca, certificate, key = deployment.box()
     key.write_bytes(pki.key_pem(pki.new_key()))
     assert any("not its own" in found for found in _failed(_judge(ca, certificate, key)))
 
 
-def test_certificate_of_another_authority_is_named(deployment: _Deployment, tmp_path: Path) -> None:
+def test_certificate_of_another_authority_fails(deployment: _Deployment, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = _Deployment(tmp_path / "other")
     _, certificate, key = deployment.box()
@@ -101,13 +101,13 @@ def test_bundle_with_the_authority_among_others_is_trusted(
     assert _failed(_judge(ca, certificate, key)) == []
 
 
-def test_certificate_of_another_role_is_named(deployment: _Deployment) -> None:
+def test_certificate_of_another_role_fails(deployment: _Deployment) -> None:
     facts = _facts(deployment.box("control-unit:cu-0"))
     (failed,) = _failed(check_certificate(facts, role="device-agent", now=_NOW))
     assert "will not accept it as device-agent" in failed
 
 
-def test_address_that_the_certificate_does_not_name_is_told(deployment: _Deployment) -> None:
+def test_advertised_host_that_the_certificate_does_not_name_fails(deployment: _Deployment) -> None:
     facts = _facts(deployment.box("device-agent:pi-3", "192.168.1.23"))
     checks = check_certificate(facts, advertised_host="192.168.1.99", now=_NOW)
     (failed,) = _failed(checks)
@@ -123,15 +123,15 @@ def test_address_that_the_certificate_does_not_name_is_told(deployment: _Deploym
         (timedelta(days=366), "fail", "ended on 2027-03-01"),
     ],
 )
-def test_dates_are_judged_by_the_clock_of_the_box(
+def test_dates_are_compared_with_the_clock_of_the_box(
     deployment: _Deployment, after: timedelta, result: str, word: str
 ) -> None:
     (check,) = check_certificate(_facts(deployment.box()), now=_NOW + after)
     assert (check.result, word in check.found) == (result, True)
 
 
-def test_remedy_of_a_certificate_is_one_that_works(deployment: _Deployment) -> None:
-    """`join` leaves a certificate alone that is good; `renew` knows none that has expired, and no other host."""
+def test_remedy_for_a_certificate_is_a_command_that_helps(deployment: _Deployment) -> None:
+    """`join` keeps a valid certificate. `renew` refuses an expired one, and cannot change its addresses."""
     facts = _facts(deployment.box())
     (soon,) = check_certificate(facts, now=_NOW + timedelta(days=350))
     assert "collapipe renew" in soon.remedy and "collapipe join" not in soon.remedy
@@ -141,7 +141,7 @@ def test_remedy_of_a_certificate_is_one_that_works(deployment: _Deployment) -> N
     assert "collapipe join TOKEN --advertise 10.0.0.9:PORT" in moved.remedy
 
 
-def test_key_that_others_may_read_is_warned_of(deployment: _Deployment) -> None:
+def test_key_that_other_users_may_read_gives_a_warning(deployment: _Deployment) -> None:
     ca, certificate, key = deployment.box()
     key.chmod(0o640)
     (check,) = [c for c in _judge(ca, certificate, key) if c.result != "ok"]
@@ -149,7 +149,7 @@ def test_key_that_others_may_read_is_warned_of(deployment: _Deployment) -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_file_that_cannot_be_read_is_named(deployment: _Deployment, missing: int) -> None:
+def test_failure_names_the_file_that_cannot_be_read(deployment: _Deployment, missing: int) -> None:
     files = deployment.box()
     files[missing].unlink()
     (check,) = _judge(*files)
@@ -159,7 +159,7 @@ def test_file_that_cannot_be_read_is_named(deployment: _Deployment, missing: int
     assert check.result == "fail" and str(files[missing]) in check.found
 
 
-def test_key_that_this_user_may_not_read_is_read_with_sudo() -> None:
+def test_remedy_for_a_key_without_permission_is_sudo() -> None:
     (check,) = check_certificate(f"/etc/collapipe/tls/key.pem: {os.strerror(errno.EACCES)}")
     assert (check.result, "sudo" in check.remedy) == ("fail", True)
 

@@ -51,8 +51,8 @@ def test_settings_of_the_service_are_read_from_its_file(
     settings = read_box_settings(config)
     assert (settings.listen, settings.advertised_host) == ("0.0.0.0:7200", "pi-3")
     assert (settings.cluster_index, settings.shaper) == (1, "tc")
-    assert settings.scheduler == "other:7100"  # the environment comes first, as for the service
-    assert settings.metrics_listen == "127.0.0.1:0"  # what the service would do
+    assert settings.scheduler == "other:7100"  # The environment comes first.
+    assert settings.metrics_listen == "127.0.0.1:0"  # the default of the service
 
 
 def test_settings_without_a_file_are_those_of_a_deployment(
@@ -66,16 +66,16 @@ def test_settings_without_a_file_are_those_of_a_deployment(
 @pytest.mark.parametrize(
     ("text", "said"), [("listen = ", "Invalid value"), ('cluster_index = "two"', "cluster_index")]
 )
-def test_settings_that_cannot_be_used_are_explained(tmp_path: Path, text: str, said: str) -> None:
+def test_error_explains_settings_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
     config = _write(tmp_path, "device-agent.toml", text)
     with pytest.raises(InvalidInputError, match=said):
         read_box_settings(config)
-    for absent in ("none.toml", "x" * 300):  # the second as behind a folder of somebody else
+    for absent in ("none.toml", "x" * 300):  # The second cannot even be looked up.
         with pytest.raises(InvalidInputError, match="collapipe join"):
             read_box_settings(tmp_path / absent)
 
 
-def test_box_is_examined_as_its_file_says(fake: FakeServices, tmp_path: Path) -> None:
+def test_settings_file_determines_how_a_box_is_examined(fake: FakeServices, tmp_path: Path) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
         config = _write(
@@ -86,10 +86,12 @@ def test_box_is_examined_as_its_file_says(fake: FakeServices, tmp_path: Path) ->
         )
         code, checks = _doctor("--config", config)
     assert code == 1
-    assert checks["port: gRPC"]["result"] == "fail"  # this test has it
+    assert checks["port: gRPC"]["result"] == "fail"  # This test holds the port.
     assert "port: metrics" not in checks
     assert checks["scheduler"]["result"] == "ok"
-    assert checks["peer: edge-server"]["result"] == "fail"  # the fake has no health service
+    assert (
+        checks["peer: edge-server"]["result"] == "fail"
+    )  # The fake scheduler has no health service.
     assert "packages: device-agent" in checks and "packages: scheduler" not in checks
 
 
@@ -101,7 +103,7 @@ def test_scheduler_that_does_not_answer_fails() -> None:
     assert address in checks["scheduler"]["found"]
 
 
-def test_certificate_files_that_are_missing_fail_twice_told(tmp_path: Path) -> None:
+def test_missing_certificate_files_fail_for_certificate_and_scheduler(tmp_path: Path) -> None:
     files = {
         option: tmp_path / name
         for option, name in (("--tls-ca", "ca"), ("--tls-cert", "c"), ("--tls-key", "k"))
@@ -117,7 +119,7 @@ def test_certificate_files_that_are_missing_fail_twice_told(tmp_path: Path) -> N
     "arguments",
     [["--role", "device"], ["--config", "settings.toml"], ["--config", "scheduler.toml"]],
 )
-def test_role_or_file_that_is_none_is_bad_input(arguments: list[str], tmp_path: Path) -> None:
+def test_unknown_role_or_missing_file_is_bad_input(arguments: list[str], tmp_path: Path) -> None:
     _write(tmp_path, "settings.toml", "")
     named = [str(tmp_path / part) if part.endswith(".toml") else part for part in arguments]
     result = CliRunner().invoke(app, ["doctor", *named])
@@ -125,7 +127,7 @@ def test_role_or_file_that_is_none_is_bad_input(arguments: list[str], tmp_path: 
     assert named[1] in result.output
 
 
-def test_what_peers_say_is_no_markup(tmp_path: Path) -> None:
+def test_brackets_in_messages_are_not_markup(tmp_path: Path) -> None:
     files = [part for name in ("ca", "cert", "key") for part in (f"--tls-{name}", "[/red]:lock:")]
     arguments = ["doctor", "--role", "scheduler", "--scheduler", "127.0.0.1:1", *files]
     result = CliRunner().invoke(app, arguments)
@@ -133,7 +135,7 @@ def test_what_peers_say_is_no_markup(tmp_path: Path) -> None:
     assert "[/red]:lock:" in result.stdout.partition("what to do:")[0]
 
 
-def test_remedies_are_printed_unbroken() -> None:
+def test_remedies_are_printed_without_line_breaks() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
     result = CliRunner().invoke(

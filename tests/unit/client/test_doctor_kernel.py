@@ -49,7 +49,7 @@ def test_memory_cgroup_is_found_in_both_versions(
 
 
 @pytest.mark.parametrize("path", ["boot/firmware/cmdline.txt", "boot/cmdline.txt"])
-def test_memory_cgroup_that_is_off_has_a_command_that_turns_it_on(
+def test_remedy_for_a_disabled_memory_cgroup_is_a_command_that_enables_it(
     tmp_path: Path, path: str
 ) -> None:
     file = _write(tmp_path, path, "console=tty1 root=PARTUUID=1 rootwait\n")
@@ -63,7 +63,7 @@ def test_memory_cgroup_that_is_off_has_a_command_that_turns_it_on(
     )
 
 
-def test_memory_cgroup_that_is_on_needs_nothing(tmp_path: Path) -> None:
+def test_enabled_memory_cgroup_is_ok(tmp_path: Path) -> None:
     check = check_memory_cgroup(CgroupFacts(2, True), boot_command_line(tmp_path))
     assert (check.result, check.remedy) == ("ok", "")
 
@@ -82,13 +82,13 @@ _MODULES = "kernel/net/sched/sch_htb.ko.xz: kernel/lib/x.ko\nkernel/net/sched/sc
         (None, None, None),
     ],
 )
-def test_netem_is_judged_by_what_lies_on_the_disk(
+def test_netem_is_judged_by_the_files_of_the_kernel(
     configuration: str | None, modules: str | None, there: bool | None
 ) -> None:
     assert qdisc_installed("netem", configuration, modules) is there
 
 
-def test_kernel_files_are_read_from_where_systems_keep_them(tmp_path: Path) -> None:
+def test_kernel_files_are_found_in_all_known_places(tmp_path: Path) -> None:
     assert kernel_configuration("6.1", tmp_path) is None
     assert kernel_modules("6.1", tmp_path) is None
     _write(tmp_path, "boot/config-6.1", "CONFIG_NET_SCH_HTB=m\n")
@@ -126,13 +126,13 @@ def test_qdiscs_of_this_kernel_agree_with_its_configuration() -> None:
         (True, False, False, "warn"),
     ],
 )
-def test_shaping_fails_only_where_the_service_is_to_shape(
+def test_shaping_fails_only_if_the_service_is_set_to_tc(
     netem: bool | None, htb: bool | None, wanted: bool, result: str
 ) -> None:
     assert check_shaping({"htb": htb, "netem": netem}, wanted=wanted).result == result
 
 
-def test_clock_that_nobody_keeps_is_told_from_one_that_nobody_knows() -> None:
+def test_unsynchronised_clock_and_unknown_clock_have_different_remedies() -> None:
     assert [check_clock(kept).result for kept in (True, False, None)] == ["ok", "warn", "warn"]
     assert check_clock(False).remedy != check_clock(None).remedy
 
@@ -146,7 +146,7 @@ def test_kernel_says_whether_it_is_synchronised() -> None:
     ("offset", "uncertainty", "result"),
     [(0.4, 0.1, "ok"), (-3.0, 0.1, "warn"), (3.0, 2.5, "ok"), (3600.0, 0.1, "fail")],
 )
-def test_clock_offset_counts_beyond_its_uncertainty(
+def test_clock_offset_is_judged_less_its_uncertainty(
     offset: float, uncertainty: float, result: str
 ) -> None:
     check = check_clock_offset(offset, uncertainty)
@@ -164,7 +164,7 @@ def test_clock_offset_counts_beyond_its_uncertainty(
         (60.0, 0x40000, "warn", "throttled since"),
     ],
 )
-def test_heat_and_weak_supplies_are_warned_of(
+def test_heat_and_weak_power_supplies_give_a_warning(
     celsius: float | None, throttled: int | None, result: str, word: str
 ) -> None:
     check = check_temperature(celsius, throttled)
@@ -173,6 +173,6 @@ def test_heat_and_weak_supplies_are_warned_of(
         assert "supply" in check.remedy
 
 
-def test_word_of_the_firmware_is_read_as_hexadecimal(tmp_path: Path) -> None:
+def test_flags_of_the_firmware_are_read_as_hexadecimal(tmp_path: Path) -> None:
     _write(tmp_path, "sys/devices/platform/soc/soc:firmware/get_throttled", "50005\n")
     assert throttled_flags(tmp_path) == 0x50005

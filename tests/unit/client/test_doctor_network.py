@@ -34,7 +34,7 @@ def _status(
     return scheduler_pb2.HostStatus(host=host, alive=bool(fields.get("alive", True)))
 
 
-def test_free_port_is_told_from_one_that_is_taken() -> None:
+def test_free_port_and_taken_port_are_distinguished() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         taken = try_port(f"127.0.0.1:{port}")
@@ -48,7 +48,7 @@ def test_free_port_is_told_from_one_that_is_taken() -> None:
 @pytest.mark.parametrize(
     "address", ["203.0.113.7:7100", "7100", "127.0.0.1:x", "127.0.0.1:70000", "no such name:7100"]
 )
-def test_address_of_another_machine_is_none_to_listen_on(address: str) -> None:
+def test_unusable_listen_address_is_elsewhere(address: str) -> None:
     assert try_port(address).outcome == "elsewhere"
 
 
@@ -65,7 +65,9 @@ def test_address_of_another_machine_is_none_to_listen_on(address: str) -> None:
         ("localhost:7100", PortFacts("free"), "fail"),
     ],
 )
-def test_port_is_judged_by_who_has_it(address: str, port: PortFacts, result: str) -> None:
+def test_port_is_judged_by_the_process_that_holds_it(
+    address: str, port: PortFacts, result: str
+) -> None:
     check = check_port("gRPC", "listen", address, port, "collapipe.device_agent")
     assert (check.result, bool(check.remedy)) == (result, result != "ok")
 
@@ -74,7 +76,7 @@ def test_loopback_works_here() -> None:
     assert check_loopback().result == "ok"
 
 
-def test_silent_hosts_are_named() -> None:
+def test_warning_names_silent_hosts() -> None:
     device, edge = scheduler_pb2.HOST_ROLE_DEVICE_AGENT, scheduler_pb2.HOST_ROLE_EDGE_SERVER
     hosts = [_status("edge-server", edge), _status("pi-3", device, alive=False)]
     check = check_scheduler("s:7100", hosts)
@@ -83,7 +85,7 @@ def test_silent_hosts_are_named() -> None:
     assert check_scheduler("s:7100", PeerLostError("s", "no answer")).result == "fail"
 
 
-def test_box_reaches_its_cluster_and_the_edge_server() -> None:
+def test_peers_of_a_device_are_its_cluster_and_the_edge_server() -> None:
     device = scheduler_pb2.HOST_ROLE_DEVICE_AGENT
     hosts = [
         _status("edge-server", scheduler_pb2.HOST_ROLE_EDGE_SERVER),
@@ -98,7 +100,7 @@ def test_box_reaches_its_cluster_and_the_edge_server() -> None:
     assert len(peers_of(None, 0, hosts)) == 4
 
 
-def test_peer_that_serves_is_reached_with_its_round_trip() -> None:
+def test_peer_that_serves_is_ok_with_its_round_trip() -> None:
     server = serve("127.0.0.1:0", Security.insecure(), lambda server, address: None)
     try:
         check = check_peer("device-0-0", server.address, Security.insecure())
@@ -107,7 +109,7 @@ def test_peer_that_serves_is_reached_with_its_round_trip() -> None:
     assert (check.result, "round trip" in check.found) == ("ok", True)
 
 
-def test_peers_that_cannot_be_reached_say_why() -> None:
+def test_checks_of_unreachable_peers_give_the_reason() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     device = scheduler_pb2.HOST_ROLE_DEVICE_AGENT
@@ -124,7 +126,7 @@ def test_peers_that_cannot_be_reached_say_why() -> None:
     assert "refused" in refused.found
 
 
-def test_port_where_no_grpc_is_served_is_not_taken_for_a_peer() -> None:
+def test_port_without_a_grpc_service_fails_as_a_peer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         mute.settimeout(0)
         check = check_peer("a", f"127.0.0.1:{mute.getsockname()[1]}", Security.insecure())
@@ -142,7 +144,7 @@ def test_remedy_for_a_silent_peer_is_its_firewall(monkeypatch: pytest.MonkeyPatc
 
 
 class _Scheduler(CollaPipeClient):
-    """A scheduler whose clock is off, with a host that sends heartbeats every two seconds, on a clock that a test turns."""
+    """A scheduler whose clock is wrong. Its host sends a heartbeat every two seconds of a simulated time."""
 
     def __init__(self, behind_seconds: float, *, alive: bool = True) -> None:
         self.now = 1000.0

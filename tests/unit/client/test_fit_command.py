@@ -57,7 +57,7 @@ def _round(
     codec: int = CODEC_FP32,
     committed: bool = True,
 ) -> list[dict[str, object]]:
-    """Events of a round; one step a cluster with the norm given."""
+    """Returns the events of a round in which each cluster makes one step with the given gradient norm."""
     stages = [
         Stage(host_id=host, start_unit=unit, stop_unit=unit + 1, in_flight=1)
         for unit, host in enumerate(("control-unit", "device", "edge-server"))
@@ -87,7 +87,7 @@ def _write(path: Path, *events: dict[str, object]) -> str:
 
 
 def _run(path: Path, rounds: int, steps: int, size: int, clusters: int = 2) -> str:
-    """A run whose gradient norms follow design (11), and the sampling, exactly."""
+    """Writes a run whose gradient norms follow docs/scheduling.md (11) and the sampling noise exactly."""
     c0, c1, c2 = _TRUE
     term = c0 / (steps * rounds) + c1 / (clusters * size) + c2 * steps**2
     norms = [(term + _VARIANCE / size) ** 0.5] * clusters
@@ -119,7 +119,7 @@ def _refusal(*files: str) -> str:
     return result.stderr
 
 
-def test_fit_of_runs_that_follow_the_design_finds_its_constants(tmp_path: Path) -> None:
+def test_fit_finds_the_constants_that_the_runs_were_made_with(tmp_path: Path) -> None:
     document = _fit(*_some_runs(tmp_path))
     assert document["convergence_constants"] == pytest.approx([*_TRUE, 0, 0])
     assert document["sampling_variance"]["value"] == pytest.approx(_VARIANCE)
@@ -128,7 +128,7 @@ def test_fit_of_runs_that_follow_the_design_finds_its_constants(tmp_path: Path) 
     assert "zero in every run" in document["constants"][3]["note"]
 
 
-def test_fit_prints_a_section_that_a_job_takes(tmp_path: Path) -> None:
+def test_fit_prints_a_section_for_a_job_file(tmp_path: Path) -> None:
     result = _RUNNER.invoke(app, ["fit", *_some_runs(tmp_path)])
     assert result.exit_code == 0, result.output
     section = tomllib.loads(result.stdout[result.stdout.index("[schedule]") :])
@@ -148,7 +148,7 @@ def test_features_are_means_over_rounds_and_norms_over_clusters(tmp_path: Path) 
     assert run["features"][3] == pytest.approx(2 * 2**-7 / 2)  # two links, half of the rounds
 
 
-def test_tries_that_came_to_nothing_are_the_loss_probability(tmp_path: Path) -> None:
+def test_aborted_attempts_give_the_loss_probability(tmp_path: Path) -> None:
     events = [_job(2, 1, 8), *_round(0, [1.0], committed=False), *_round(0, [1.0], attempt=1)]
     path = _write(tmp_path / "run.jsonl", *events, *_round(1, [1.0]))
     run = _fit(*_some_runs(tmp_path), path)["runs"][-1]
@@ -156,7 +156,7 @@ def test_tries_that_came_to_nothing_are_the_loss_probability(tmp_path: Path) -> 
     assert run["features"][0] == pytest.approx(1 / 2)  # two rounds, of three tries
 
 
-def test_an_updates_samples_are_those_of_a_micro_batch_where_each_steps(tmp_path: Path) -> None:
+def test_update_per_micro_batch_has_the_samples_of_a_micro_batch(tmp_path: Path) -> None:
     job = _job(1, 10, 8, update_per="micro_batch")
     path = _write(tmp_path / "run.jsonl", job, *_round(0, [1.0]))
     run = _fit(*_some_runs(tmp_path), path)["runs"][-1]
@@ -171,7 +171,7 @@ def test_fit_of_runs_of_different_learning_rates_names_the_key(tmp_path: Path) -
     assert "fit these runs separately" in message
 
 
-def test_fit_of_the_rest_of_a_resumed_job_says_how_to_join(tmp_path: Path) -> None:
+def test_fit_of_a_resumed_run_alone_says_how_to_join_the_files(tmp_path: Path) -> None:
     path = _write(tmp_path / "rest.jsonl", _job(2, 1, 8), *_round(1, [1.0], attempt=1))
     assert "cat FIRST.jsonl RESUMED.jsonl" in _refusal(path)
 
@@ -191,7 +191,7 @@ def test_fit_of_several_runs_in_one_file_is_refused(tmp_path: Path) -> None:
         ("step 1 of 10", "line 1, which is not JSON"),
     ],
 )
-def test_fit_of_a_file_that_is_no_run_says_what_was_found_and_how_to_record_one(
+def test_fit_of_a_file_that_is_no_run_says_why_and_how_to_record_one(
     tmp_path: Path, text: str, found: str
 ) -> None:
     path = tmp_path / "no.jsonl"

@@ -89,7 +89,7 @@ def test_empty_setting_restores_the_default() -> None:
     assert load_preset("demo", ["model.pretrained="]).model.pretrained is None
 
 
-def test_paths_in_a_job_file_start_from_its_folder_those_in_settings_from_here(
+def test_paths_are_relative_to_the_job_file_or_for_settings_to_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, here = tmp_path / "jobs", tmp_path / "here"
@@ -124,7 +124,7 @@ def test_both_files_of_a_parallel_text_are_made_absolute(
 @pytest.mark.parametrize(
     ("content", "message"), [("x = ", "not valid TOML"), ("x = 1", "unknown key 'x'")]
 )
-def test_bad_job_file_is_named(tmp_path: Path, content: str, message: str) -> None:
+def test_error_names_a_bad_job_file(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "job.toml"
     file.write_text(content, encoding="utf-8")
     with pytest.raises(InvalidInputError, match=message) as error:

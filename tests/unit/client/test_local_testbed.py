@@ -46,7 +46,7 @@ def test_testbed_start_failure_shows_the_log_and_leaves_nothing(
     assert Workspace(tmp_path / "w").read_record() is None
 
 
-def test_testbed_that_never_serves_is_given_up_and_named(
+def test_error_names_a_process_that_does_not_serve_in_time(
     behaviours: dict[str, str], tmp_path: Path
 ) -> None:
     behaviours["edge-server"] = "hangs"
@@ -94,7 +94,7 @@ def test_leftovers_of_a_killed_command_are_ended_first(
         assert all(p.alive for p in testbed.processes)
 
 
-def test_detached_testbed_outlives_its_starter_and_is_mended_by_the_next(
+def test_detached_testbed_outlives_its_starter_and_the_next_start_repairs_it(
     behaviours: dict[str, str], tmp_path: Path
 ) -> None:
     first = LocalTestbed([1], tmp_path / "w", detached=True)
@@ -122,7 +122,7 @@ def test_detached_testbed_outlives_its_starter_and_is_mended_by_the_next(
     assert LocalTestbed.end(tmp_path / "w") is None
 
 
-def test_port_in_use_is_told_before_anything_starts(
+def test_port_in_use_is_reported_before_anything_starts(
     behaviours: dict[str, str], tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -151,7 +151,7 @@ def test_docstring_example_trains(
     assert (tmp_path / "model" / "config.json").read_bytes() == b"{}"
 
 
-def test_commands_tell_each_service_what_it_needs(tmp_path: Path) -> None:
+def test_command_lines_have_the_flags_that_each_service_needs(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     lines = {
         service.name: command(service, workspace, scheduler_address="127.0.0.1:7")
@@ -179,7 +179,7 @@ def test_cluster_without_devices_is_refused() -> None:
         ([1, 2, 3, 4], [[1, 2], [3, 4]]),
     ],
 )
-def test_share_out_takes_one_for_all_each_or_every(
+def test_share_out_takes_one_value_or_values_for_a_cluster_or_for_every_device(
     values: list[int], expected: list[list[int]]
 ) -> None:
     assert share_out(values, [2, 2], "--device-speed") == expected
@@ -205,7 +205,7 @@ def test_settings_of_another_deployment_do_not_reach_the_processes(
     assert not [setting for setting in settings if setting.startswith(b"COLLAPIPE_")]
 
 
-# --- an emulated world
+# --- emulation
 
 PI = Emulation(devices={"device-0-0": EmulatedDevice(profile="raspberry-pi-4")}, time_scale=2)
 
@@ -218,7 +218,7 @@ def arguments_of(testbed: LocalTestbed, name: str) -> list[str]:
     return command_line.read_text().split("\0")
 
 
-def test_emulated_world_is_a_file_that_every_stage_host_is_given(
+def test_every_stage_host_gets_the_emulation_file(
     behaviours: dict[str, str], tmp_path: Path
 ) -> None:
     path = tmp_path / "w" / "emulation.json"
@@ -233,7 +233,7 @@ def test_emulated_world_is_a_file_that_every_stage_host_is_given(
         assert "--emulation" in arguments_of(testbed, "device-0-0")
 
 
-def test_emulated_world_changes_while_the_testbed_runs(
+def test_emulation_changes_while_the_testbed_runs(
     behaviours: dict[str, str], tmp_path: Path
 ) -> None:
     read = EmulationFile(tmp_path / "w" / "emulation.json")
@@ -243,18 +243,18 @@ def test_emulated_world_changes_while_the_testbed_runs(
         assert read.current() == PI == testbed.emulation
 
 
-def test_testbed_without_an_emulated_world_keeps_none(
+def test_testbed_without_an_emulation_removes_that_of_an_earlier_testbed(
     behaviours: dict[str, str], tmp_path: Path
 ) -> None:
     with LocalTestbed([1], tmp_path / "w", emulation=PI):
         pass
-    with LocalTestbed([1], tmp_path / "w") as testbed:  # what the one before left is not taken up
+    with LocalTestbed([1], tmp_path / "w") as testbed:
         assert "--emulation" not in arguments_of(testbed, "device-0-0")
         with pytest.raises(WrongStateError, match="without an emulation"):
             testbed.emulate(PI)
 
 
-def test_detached_testbed_takes_a_new_world_only_when_it_was_started_in_one(
+def test_detached_testbed_accepts_an_emulation_only_if_it_was_started_with_one(
     behaviours: dict[str, str], tmp_path: Path
 ) -> None:
     read = EmulationFile(tmp_path / "w" / "emulation.json")
@@ -272,14 +272,16 @@ def test_detached_testbed_takes_a_new_world_only_when_it_was_started_in_one(
         LocalTestbed.end(tmp_path / "w")
 
 
-def test_scheduler_gets_options_of_its_own(behaviours: dict[str, str], tmp_path: Path) -> None:
+def test_only_the_scheduler_gets_the_scheduler_options(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
     options = ["--telemetry", "prometheus", "--prometheus-url", "http://127.0.0.1:9"]
     with LocalTestbed([1], tmp_path / "w", scheduler_options=options) as testbed:
         assert arguments_of(testbed, "scheduler")[-5:-1] == options
         assert "--telemetry" not in arguments_of(testbed, "edge-server")
 
 
-def test_agent_is_told_what_its_device_is_and_nothing_else(tmp_path: Path) -> None:
+def test_device_agent_gets_flags_only_for_values_that_are_set(tmp_path: Path) -> None:
     devices = [
         Device(),
         Device(energy_budget_joules=40.0, busy_watts=4.5, max_transmit_watts=0.1),

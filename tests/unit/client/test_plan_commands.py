@@ -15,7 +15,7 @@ _RUNNER = CliRunner()
 
 
 def _strict(text: str) -> Any:
-    """JSON as other programs than Python's read it."""
+    """Reads JSON strictly, without Python's Infinity and NaN."""
     return json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} in {text}"))
 
 
@@ -33,7 +33,7 @@ def _run(fake: FakeServices, command: str, *options: str) -> str:
     return result.stdout
 
 
-def test_explain_as_json_says_null_where_a_number_is_not_finite(one_job: FakeServices) -> None:
+def test_explain_as_json_writes_null_for_infinity_and_nan(one_job: FakeServices) -> None:
     decision = {"share": float("inf"), "least": [float("-inf"), float("nan"), 1.5]}
     one_job.explanation = ExplainDecisionResponse(
         explanation="why\nso", decision_json=json.dumps(decision)

@@ -40,7 +40,7 @@ def test_end_processes_ends_the_recorded_process(sleeper: subprocess.Popen[bytes
     assert sleeper.wait(timeout=5) == -signal.SIGTERM
 
 
-def test_end_processes_spares_a_process_that_took_over_the_pid(
+def test_end_processes_does_not_end_a_later_process_with_the_same_pid(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
     start = start_seconds(sleeper.pid)
@@ -50,7 +50,9 @@ def test_end_processes_spares_a_process_that_took_over_the_pid(
     assert sleeper.poll() is None
 
 
-def test_end_processes_spares_a_process_of_unknown_start(sleeper: subprocess.Popen[bytes]) -> None:
+def test_end_processes_does_not_end_a_process_with_an_unknown_start(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
     end_processes([replace(_record(sleeper), start_seconds=None)])
     assert sleeper.poll() is None
 

@@ -40,7 +40,7 @@ def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_simulate_writes_rows_and_plots_and_says_what_came_of_it(scenario: Path) -> None:
+def test_simulate_writes_rows_and_plots_and_prints_the_results(scenario: Path) -> None:
     result = _RUNNER.invoke(app, ["simulate", str(scenario)])
     assert result.exit_code == 0, result.output
     assert "pipeline" in result.stdout
@@ -87,7 +87,7 @@ def test_simulate_as_json_prints_one_document(scenario: Path, tmp_path: Path) ->
         ("energy_budget_joules", "[5, 9]", {"delay", "memory", "energy", "backlog"}),
     ],
 )
-def test_sweep_has_a_plot_for_each_thing_it_shows(
+def test_each_sweep_has_its_plots(
     scenario: Path, parameter: str, values: str, plots: set[str]
 ) -> None:
     sweep = f'\n[sweep]\nparameter = "{parameter}"\nvalues = {values}\n'
@@ -104,7 +104,7 @@ def test_same_scenario_draws_the_same_files(scenario: Path) -> None:
     assert Path("one/delay.svg").read_bytes() == Path("two/delay.svg").read_bytes()
 
 
-def test_without_matplotlib_rows_are_written_and_the_remedy_is_said(
+def test_simulate_without_matplotlib_writes_rows_and_gives_the_remedy(
     scenario: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _hide(monkeypatch, "matplotlib")
@@ -117,7 +117,7 @@ def test_without_matplotlib_rows_are_written_and_the_remedy_is_said(
     }
 
 
-def test_without_cvxpy_nothing_runs_and_the_remedy_is_said(
+def test_simulate_without_cvxpy_fails_with_the_remedy(
     scenario: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _hide(monkeypatch, "cvxpy")

@@ -108,7 +108,7 @@ def test_view_of_a_round_in_progress() -> None:
     ]
 
 
-def test_view_keeps_the_loss_that_a_report_leaves_out_and_drops_it_with_a_new_attempt() -> None:
+def test_view_keeps_the_last_loss_until_a_new_attempt() -> None:
     view = _view(_RUNNING, _STARTED, _progress(3, loss=1.25), _progress(3))
     assert view.clusters[0].loss == 1.25
     again = WatchJobResponse(round_started=RoundStarted(round_index=0, attempt=1, plans=[_PLAN]))
@@ -123,7 +123,7 @@ def test_view_after_a_commit_is_between_rounds() -> None:
     assert not view.ended
 
 
-def test_view_of_a_sign_of_life_keeps_everything() -> None:
+def test_sign_of_life_does_not_change_the_view() -> None:
     view = _view(_RUNNING, _STARTED, _progress(3))
     assert apply_event(view, WatchJobResponse()) == view
 
@@ -136,7 +136,7 @@ def test_view_takes_the_metric_from_the_last_status() -> None:
     assert view.evaluation is not None and view.evaluation.value == 0.5
 
 
-def test_progress_lines_tell_what_matters_once() -> None:
+def test_progress_lines_report_each_change_once() -> None:
     steps = [_progress(s, loss=2.0) for s in range(1, 9)]
     assert _lines(
         _WAITING, _WAITING, _RUNNING, _STARTED, *steps, WatchJobResponse(), _EVALUATED, _COMMITTED
@@ -151,12 +151,12 @@ def test_progress_lines_tell_what_matters_once() -> None:
     ]
 
 
-def test_progress_lines_leave_out_a_known_placement_and_name_the_attempt() -> None:
+def test_progress_lines_of_a_new_attempt_leave_out_an_unchanged_placement() -> None:
     again = WatchJobResponse(round_started=RoundStarted(round_index=0, attempt=1, plans=[_PLAN]))
     assert _lines(_RUNNING, _STARTED, again)[-1] == "round 1/2 starts (attempt 2)"
 
 
-def test_progress_lines_tell_a_wait_that_lasts_once() -> None:
+def test_progress_lines_report_a_long_wait_once() -> None:
     reports = [_progress(1, waiting_for="step 1: edge waits for frames")] * 10
     waits = [line for line in _lines(_RUNNING, _STARTED, *reports) if "stands still" in line]
     assert waits == ["round 1/2, cluster 0 stands still: step 1: edge waits for frames"]
@@ -177,7 +177,7 @@ def test_picture_shows_state_steps_hosts_and_metric() -> None:
         assert part in picture
 
 
-def test_picture_before_the_hosts_are_there_says_what_is_missing() -> None:
+def test_picture_of_a_waiting_job_says_which_hosts_are_missing() -> None:
     console = Console(file=io.StringIO(), width=120)
     console.print(render(_view(_WAITING)))
     picture = console.file.getvalue()  # type: ignore[attr-defined]
