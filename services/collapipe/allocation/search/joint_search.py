@@ -6,7 +6,7 @@ could not beat the best known decision.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -43,20 +43,7 @@ _SLACK = 0.03
 _ROUNDING = 1e-11
 
 Order = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ClusterChoice:
-    """The plan of one cluster, with the tables that it refers to."""
-
-    costs: ClusterCosts
-    choice: PipelineChoice
-
-    @property
-    def order(self) -> Order:
-        """The plan's devices, by their index in the order of registration."""
-        devices = self.costs.devices[self.choice.row]
-        return tuple(int(devices[k]) for k in self.choice.devices)
+"""Devices by their index in the order of registration."""
 
 
 def search(
@@ -64,7 +51,7 @@ def search(
     assumed_links: Sequence[AssumedLinks],
     upper_bound: float,
     orders: Sequence[Sequence[Order]],
-) -> list[ClusterChoice] | None:
+) -> list[PipelineChoice] | None:
     """Finds the best plans of all clusters that beat a known decision.
 
     The first search keeps few labels. It finds a good decision, and how each cluster can trade delay for energy. From
@@ -97,7 +84,7 @@ def search(
             tables, _least_bottlenecks(tables), orders, strict=True
         )
     ]
-    found: list[ClusterChoice] | None = None
+    found: list[PipelineChoice] | None = None
     for final in (False, True):
         slack = 0.0 if final or math.isinf(upper_bound) else _SLACK * abs(upper_bound)
         fronts = _fronts(problem, searches, upper_bound + slack, final=final)
@@ -108,10 +95,7 @@ def search(
         chosen = _choose(problem, fronts, upper_bound)
         if chosen is not None:
             upper_bound = chosen.value
-            found = [
-                ClusterChoice(front.costs, front.choice(index))
-                for front, index in zip(fronts, chosen.plans, strict=True)
-            ]
+            found = [front.choice(index) for front, index in zip(fronts, chosen.plans, strict=True)]
         if final or all(
             one.exact and front.complete for one, front in zip(searches, fronts, strict=True)
         ):

@@ -24,17 +24,7 @@ that a plan may use, before any plan exists.
 
 @dataclass(frozen=True)
 class LinkTables:
-    """The links of one cluster as arrays with the axes (m, sender, receiver, codec).
-
-    Axis m is the number of micro-batches. Senders are the devices and then the control unit. Receivers are the
-    devices and then the edge server.
-
-    Args:
-        load: Seconds for which a micro-batch occupies the link; infinite where there is no link.
-        loop: Seconds that the link adds to the latency loop.
-        summed_cost: Cost of the energy of a round and of the codec's error, in units of the objective.
-        error: What the codec adds to the convergence term; 0 where the problem sets no limit on that term.
-    """
+    """The links of one cluster. `ClusterCosts` explains the arrays and their axes, (m, sender, receiver, codec)."""
 
     load: Floats
     loop: Floats

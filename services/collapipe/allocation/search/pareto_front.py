@@ -77,12 +77,21 @@ def _joined(parts: list[Labels]) -> Labels:
 
 @dataclass(frozen=True)
 class PipelineChoice:
-    """One plan of a front: devices in pipeline order, their first blocks, and the codecs of all links."""
+    """One plan of a front: devices in pipeline order, their first blocks, and the codecs of all links.
 
+    All numbers are indices in the cost tables.
+    """
+
+    costs: ClusterCosts
     row: int
     devices: tuple[int, ...]
     starts: tuple[int, ...]
     codecs: tuple[int, ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The devices by their index in the order of registration."""
+        return tuple(self.costs.devices[self.row, list(self.devices)].tolist())
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,8 @@ class ParetoFront:
             starts.append(int(labels.start[label]))
             codecs.append(int(labels.codec[label]))
             label, depth = int(labels.parent[label]), depth - 1
-        return PipelineChoice(int(plans.row[index]), tuple(devices), tuple(starts), tuple(codecs))
+        row = int(plans.row[index])
+        return PipelineChoice(self.costs, row, tuple(devices), tuple(starts), tuple(codecs))
 
 
 def pareto_front(

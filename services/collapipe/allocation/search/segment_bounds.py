@@ -16,7 +16,11 @@ import numpy as np
 
 from collapipe.allocation.search.arrays import Bools, Floats, Ints
 from collapipe.allocation.search.segment_costs import ClusterCosts
-from collapipe.allocation.search.segment_windows import blocked_segments, longest_loops
+from collapipe.allocation.search.segment_windows import (
+    block_counts,
+    blocked_segments,
+    longest_loops,
+)
 
 _HUGE = 1e300
 """Replaces an infinite bottleneck in products."""
@@ -57,10 +61,9 @@ def error_steps(costs: ClusterCosts) -> Steps:
 
 def _by_range(costs: ClusterCosts, segment: Floats) -> Floats:
     """Converts costs by number of blocks, (m, k, d), to costs by range, (m, k, s, e); an empty range is not allowed."""
-    blocks = np.arange(costs.num_blocks + 1)
-    span = blocks[None, :] - blocks[:, None]
-    segment = np.where((costs.window > 0) & (blocks > 0), segment, np.inf)
-    return np.asarray(segment[:, :, np.maximum(span, 0)])
+    not_empty = np.arange(costs.num_blocks + 1) > 0
+    segment = np.where((costs.window > 0) & not_empty, segment, np.inf)
+    return np.asarray(segment[:, :, block_counts(costs.num_blocks)])
 
 
 def _steps(costs: ClusterCosts, segment: Floats, link: Floats) -> Steps:
@@ -92,10 +95,9 @@ def cheapest_prefixes(
     cheapest[..., :num_devices, 0] = link[:, :, num_devices, :num_devices]
     between = link[:, :, :num_devices]
     if in_order:
-        blocks = np.arange(num_blocks + 1)
-        span = np.maximum(blocks[None, :] - blocks[:, None], 0)
+        counts = block_counts(num_blocks)
         for k in range(num_devices):
-            segment = steps.segment[:, None, k] + over[:, :, k][:, :, span]
+            segment = steps.segment[:, None, k] + over[:, :, k][:, :, counts]
             if blocked is not None:
                 segment[blocked[:, :, k]] = np.inf
             ended = np.min(cheapest[:, :, k, :, None] + segment, axis=2)

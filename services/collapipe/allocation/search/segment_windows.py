@@ -20,10 +20,10 @@ _NO_LIMIT = 1e300
 def blocked_segments(costs: ClusterCosts, grid: Floats, *, in_order: bool) -> Bools:
     """Finds segments whose loop is too long for their window, whatever follows them: (m, g, k, s, e)."""
     allowed, _ = _allowed_loops(costs, grid)
-    span = _spans(costs.num_blocks)
+    counts = block_counts(costs.num_blocks)
     behind = _shortest_loops_behind(costs, grid, allowed, in_order=in_order)
-    loops = costs.compute[:, None][..., span] + behind[..., None, :]
-    return np.asarray((loops > allowed[..., span]) & (span > 0))
+    loops = costs.compute[:, None][..., counts] + behind[..., None, :]
+    return np.asarray((loops > allowed[..., counts]) & (counts > 0))
 
 
 def longest_loops(costs: ClusterCosts, grid: Floats, *, in_order: bool) -> Floats:
@@ -39,10 +39,10 @@ def longest_loops(costs: ClusterCosts, grid: Floats, *, in_order: bool) -> Float
     after_embedding = (embedding_allowed - costs.embedding_seconds[:, None])[..., None]
     longest[..., :num_devices, 0] = after_embedding - links[:, :, num_devices, :num_devices]
     if in_order:
-        span = _spans(num_blocks)
+        counts = block_counts(num_blocks)
         for k in range(num_devices):
-            room = np.minimum(longest[:, :, k, :, None], allowed[:, :, k][..., span])
-            ended = np.max(room - costs.compute[:, None, k][..., span], axis=2)
+            room = np.minimum(longest[:, :, k, :, None], allowed[:, :, k][..., counts])
+            ended = np.max(room - costs.compute[:, None, k][..., counts], axis=2)
             later = ended[:, :, None, :] - between[:, :, k, k + 1 :, None]
             longest[:, :, k + 1 :] = np.maximum(longest[:, :, k + 1 :], later)
         return longest
@@ -83,10 +83,10 @@ def _shortest_loops_behind(
         links[:, :, :num_devices, num_devices] + (costs.head_seconds[:, None, None])
     )
     if in_order:
-        span = _spans(num_blocks)
+        counts = block_counts(num_blocks)
         for k in reversed(range(num_devices)):
-            loops = costs.compute[:, None, k][..., span] + shortest[:, :, k, None, :]
-            loops = np.where(loops <= allowed[:, :, k][..., span], loops, np.inf)
+            loops = costs.compute[:, None, k][..., counts] + shortest[:, :, k, None, :]
+            loops = np.where(loops <= allowed[:, :, k][..., counts], loops, np.inf)
             begun = np.min(loops, axis=3)
             before = links[:, :, :k, k, None] + begun[:, :, None, :]
             shortest[:, :, :k] = np.minimum(shortest[:, :, :k], before)
@@ -109,7 +109,7 @@ def _shortest_link_loops(costs: ClusterCosts, grid: Floats) -> Floats:
     return np.asarray(np.where(usable, costs.link_loop[:, None], np.inf).min(axis=-1))
 
 
-def _spans(num_blocks: int) -> npt.NDArray[np.intp]:
-    """Returns the number of blocks from s to e, at least 0: (s, e)."""
+def block_counts(num_blocks: int) -> npt.NDArray[np.intp]:
+    """Returns the number of blocks from s to e, or 0 if e is before s: (s, e)."""
     blocks = np.arange(num_blocks + 1)
     return np.asarray(np.maximum(blocks[None, :] - blocks[:, None], 0))

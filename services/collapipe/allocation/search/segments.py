@@ -19,8 +19,9 @@ from collapipe.allocation.round_model.problem import (
     StagePlan,
 )
 from collapipe.allocation.search.infeasible import why_infeasible
-from collapipe.allocation.search.joint_search import ClusterChoice, search
+from collapipe.allocation.search.joint_search import search
 from collapipe.allocation.search.link_tables import AssumedLinks
+from collapipe.allocation.search.pareto_front import PipelineChoice
 from collapipe.errors import InfeasibleError
 
 
@@ -52,8 +53,8 @@ def place_segments(
     found = search(problem, assumed_links, value, _known_orders(problem, best))
     if found is not None:
         plans = tuple(
-            _cluster_plan(problem, cluster, assumed, one)
-            for cluster, assumed, one in zip(problem.clusters, assumed_links, found, strict=True)
+            _cluster_plan(problem, cluster, assumed, choice)
+            for cluster, assumed, choice in zip(problem.clusters, assumed_links, found, strict=True)
         )
         plans = _with_head_windows(problem, plans)
         if predict(problem, plans).objective < value:
@@ -80,11 +81,10 @@ def _known_orders(problem: RoundProblem, best: RoundPlan | None) -> list[list[tu
 
 
 def _cluster_plan(
-    problem: RoundProblem, cluster: ClusterProblem, assumed: AssumedLinks, found: ClusterChoice
+    problem: RoundProblem, cluster: ClusterProblem, assumed: AssumedLinks, choice: PipelineChoice
 ) -> ClusterPlan:
     """Converts a choice to a plan with the largest windows."""
-    costs, choice = found.costs, found.choice
-    row, last = choice.row, problem.model.num_blocks + 1
+    costs, row, last = choice.costs, choice.row, problem.model.num_blocks + 1
     stops = (*choice.starts[1:], problem.model.num_blocks)
     stages = [StagePlan(cluster.control_unit.host_id, 0, 1, int(costs.embedding_window[row]))]
     for device, start, stop in zip(choice.devices, choice.starts, stops, strict=True):
