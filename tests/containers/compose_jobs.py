@@ -71,7 +71,7 @@ class Job:
 def write_rows(folder: Path) -> None:
     """Writes docstrings of this Python's library: the one in the containers may be another."""
     rows = [
-        json.dumps({"text": row.text, "label": row.label})
+        json.dumps({"text": row.key, "label": row.group})
         for row in load_docstrings()[: NUM_TRAIN + NUM_HELD_OUT]
     ]
     for name, part in (("train", rows[:NUM_TRAIN]), ("held-out", rows[NUM_TRAIN:])):

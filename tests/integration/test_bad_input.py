@@ -105,7 +105,7 @@ Change = Callable[[Folder], object]
 AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
     "malformed JSON": (
         lambda f: f.append("train.jsonl", '{"text": "a", "label"\n{"text": "b", "label": "c"}\n'),
-        ["train.jsonl:22: is not JSON", '{"text": "a", "label"', "one object a line"],
+        ["train.jsonl:22: is not JSON", '{"text": "a", "label"', "one object in each line"],
     ),
     "not an object": (
         lambda f: f.append("train.jsonl", '["a", "thing"]\n'),

@@ -1,4 +1,4 @@
-"""A text file that may grow while it is read: only what was appended is parsed again."""
+"""A text file that may grow while a job uses it. Only the appended lines are read again."""
 
 import codecs
 import hashlib
@@ -13,29 +13,30 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Unread:
-    """The lines of a file that were not accepted yet."""
+    """The lines of a file that are not accepted yet."""
 
     lines: Sequence[str]
     """Without line ends."""
     first_line: int
-    """Number of the first of them, from 1."""
+    """Number of the first of these lines, from 1."""
     is_first: bool
-    """Nothing of the file was accepted before."""
+    """Whether no line of the file was accepted before."""
     ends_complete: bool
-    """The last line has its line end."""
+    """Whether the last line has a line end."""
     content: bytes
-    """What the lines were decoded from."""
+    """The bytes of the lines."""
     stops: Sequence[int]
-    """For each line, where in `content` it ends, line end included."""
+    """For each line, the position in `content` after its line end."""
     signature: tuple[int, ...]
+    """Size, time of change and inode of the file before it was read."""
 
 
 class AppendedFile:
-    """Reads a file from where it was last accepted.
+    """Reads the lines of a file after the accepted ones.
 
-    Reading changes nothing here; `accept` does. So a mistake in appended lines loses nothing: they
-    are read again once the file has been corrected. Lines that were accepted must stay as they are,
-    because trained rows are named by position.
+    `read` changes no state, and `accept` does. So a mistake in appended lines loses nothing: after a
+    correction of the file they are read again. Accepted lines must not change, because a row is
+    identified by its position.
     """
 
     def __init__(self, path: str) -> None:
@@ -47,14 +48,14 @@ class AppendedFile:
         self._signature: tuple[int, ...] = ()
 
     def has_changed(self) -> bool:
-        """Whether size or time of change differ from the last accepted reading; one `stat`."""
+        """Returns whether the file has changed since the last accepted reading; one `stat` call."""
         return self._stat() != self._signature
 
     def read(self) -> Unread:
         """Reads the lines after the accepted ones.
 
-        A last line without line end counts as complete at the first reading. Later it is
-        half-written, and left out.
+        At the first reading, a last line without a line end counts as complete. Later it counts as
+        half-written, and is left out.
         """
         signature = self._stat()
         content = self._read_tail()
@@ -76,7 +77,7 @@ class AppendedFile:
         )
 
     def accept(self, unread: Unread, num_lines: int) -> None:
-        """Goes on after the first `num_lines` of what was read."""
+        """Marks the first `num_lines` of the unread lines as accepted."""
         self._signature = unread.signature
         if num_lines == 0:
             return
@@ -94,7 +95,11 @@ class AppendedFile:
         return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
     def _read_tail(self) -> bytes:
-        """Returns the bytes after the accepted ones; refuses a file in which those changed."""
+        """Returns the bytes after the accepted ones.
+
+        Raises:
+            InvalidInputError: The accepted bytes have changed.
+        """
         digest = hashlib.sha256()
         remaining = self._num_bytes
         try:
@@ -108,13 +113,13 @@ class AppendedFile:
         if digest.digest() != self._digest.digest():
             raise InvalidInputError(
                 f"{self.path}: its first {self._num_lines} lines ({self._num_bytes} bytes) "
-                "changed since they were read, but rows in use may not change: restore them and "
+                "have changed since they were read, but the job uses their rows: restore them and "
                 "append new rows at the end, or start a new job"
             )
         return tail
 
     def _open_line_end(self, content: bytes) -> int:
-        """Skips the line end of an accepted line that had none: where the next line starts."""
+        """Returns where the next line starts: after the line end of the last accepted line, if it had none."""
         if not (self._line_is_open and content):
             return 0
         for line_end in (b"\n", b"\r\n"):
@@ -122,8 +127,7 @@ class AppendedFile:
                 return len(line_end)
         raise InvalidInputError(
             f"{self.path}:{self._num_lines}: the line was the last, without line end, when it was "
-            "read, and was continued since: restore it, and put a line end after it before new "
-            "rows"
+            "read, and has been continued since: restore it, and put a line end before new rows"
         )
 
     def _decode(self, piece: bytes, line: int) -> str:

@@ -1,25 +1,21 @@
-"""Texts and their classes, measured by accuracy."""
+"""The task of assigning a class to each text; its metric is accuracy."""
 
 from collections.abc import Sequence
 
 import numpy as np
+from tokenizers import Encoding
 
 from collapipe.tasks.rows import Row
-from collapipe.tasks.task import Example, IntArray, Task
+from collapipe.tasks.task import Example, IntArray, Task, token_ids
 
 
 class Classification(Task[Example]):
-    """One class for each text."""
+    """The data of a classification job."""
 
     metric = "accuracy"
 
-    def _examples(self, rows: Sequence[Row]) -> tuple[list[Example], int]:
-        examples, num_cut = [], 0
-        encodings = self._vocabulary.encode([row.texts[0] for row in rows])
-        for row, encoding in zip(rows, encodings, strict=True):
-            examples.append(Example(row, np.array(encoding.ids, dtype=np.int32)))
-            num_cut += bool(encoding.overflowing)
-        return examples, num_cut
+    def _example(self, row: Row, *encodings: Encoding) -> Example:
+        return Example(row, token_ids(encodings[0]))
 
     def _labels(self, examples: Sequence[Example], length: int) -> IntArray:
         label_ids = self._known_labels()

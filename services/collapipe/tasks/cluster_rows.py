@@ -1,4 +1,4 @@
-"""Which rows a cluster trains on, and which it measures on."""
+"""The rows of one cluster: those that it trains on, and those that are held out for evaluation."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,47 +14,46 @@ from collapipe.tasks.sources import FixedRows, RowSource, open_file
 from collapipe.tasks.stdlib_docstrings import load_docstrings
 
 HELD_OUT_SHARE = 0.15
-"""Of the training rows, when the job names no held-out data."""
+"""Part of the training rows that is held out if the job names no held-out data."""
 
 
 @dataclass(frozen=True)
 class NewRows:
-    """What was read and is not accepted yet."""
+    """Rows that were read and are not accepted yet."""
 
     train: list[Row]
     held_out: list[Row]
     num_shared: int
-    """Training rows of all clusters among what was read."""
+    """Number of training rows of all clusters that were read."""
 
 
 class ClusterRows:
-    """Reads the job's data and keeps what belongs to one cluster, in the order of the data.
+    """Reads the job's data and keeps the rows of one cluster, in the order of the data.
 
-    The answer for a row depends on nothing behind it, so appended rows change nothing for those
-    before.
+    The cluster of a row does not depend on later rows, so appended rows never move earlier ones.
 
     Raises:
-        InvalidInputError: The job names no data that can be read.
+        InvalidInputError: The job names no readable data.
     """
 
     def __init__(self, job: JobConfig, cluster_index: int) -> None:
         if not 0 <= cluster_index < job.clusters:
             raise InvalidInputError(
                 f"cluster {cluster_index} does not exist: the job has clusters 0 to "
-                f"{job.clusters - 1}; raise clusters"
+                f"{job.clusters - 1}: raise clusters"
             )
         self._job = job
         self._cluster_index = cluster_index
         self._is_shared = not isinstance(job.data.train, list)
         self._num_shared = 0
         self._num_held_out = 0
-        self._train = _open(job, _train_name(job, cluster_index))
-        held_out = job.data.held_out
+        train, held_out = job.data.train, job.data.held_out
+        self._train = _open(job, train[cluster_index] if isinstance(train, list) else train)
         self._held_out = None if held_out is None else _open(job, held_out)
         self.name = self._train.name
 
     def read(self) -> NewRows:
-        """Reads all rows at first, later those appended to the training data. Changes nothing."""
+        """Reads all rows at first, and later the appended training rows. Changes no state."""
         train, held_out = self._train.read(), []
         if self._held_out is None:
             held_out = [row for row in train if _is_held_out(row)]
@@ -66,14 +65,18 @@ class ClusterRows:
         return NewRows(self._own(train) if self._is_shared else train, held_out, len(train))
 
     def check(self, new: NewRows) -> None:
-        """Refuses a first reading that leaves nothing to train or to measure."""
+        """Checks that the first reading has rows to train on and rows to evaluate on.
+
+        Raises:
+            InvalidInputError: It has none.
+        """
         if not new.held_out and self._held_out is not None:
             raise InvalidInputError(f"{self._held_out.name}: has no rows: put at least 1 in it")
         if not new.held_out and new.num_shared:
             raise InvalidInputError(
                 f"{self.name}: none of its {new.num_shared} rows can be held out for evaluation "
-                f"({HELD_OUT_SHARE:.0%} are, by the hash of their text): add rows, or name a file "
-                "in data.held_out"
+                f"(the hash of the text chooses {HELD_OUT_SHARE:.0%}): add rows, or name a file in "
+                "data.held_out"
             )
         if not new.num_shared:
             raise InvalidInputError(
@@ -82,12 +85,13 @@ class ClusterRows:
             )
 
     def accept(self, new: NewRows) -> None:
-        """Takes what the last `read` returned as used."""
+        """Marks the rows of the last reading as accepted."""
         self._train.accept()
         self._num_shared += new.num_shared
         self._num_held_out += len(new.held_out)
 
     def _own(self, rows: list[Row]) -> list[Row]:
+        """Returns the rows that belong to this cluster."""
         job, data = self._job, self._job.data
         if data.sharding == "iid":
             clusters = iid_clusters(job.seed, job.clusters, self._num_shared, len(rows))
@@ -103,18 +107,13 @@ class ClusterRows:
         ]
 
 
-def _train_name(job: JobConfig, cluster_index: int) -> str | None:
-    train = job.data.train
-    return train[cluster_index] if isinstance(train, list) else train
-
-
 def _open(job: JobConfig, name: str | None) -> RowSource:
     data, kind = job.data, job.task.kind
     if data.source == "stdlib_docstrings":
         if kind != "classification":
             raise InvalidInputError(
-                'data.source is "stdlib_docstrings", whose rows are classified, but task.kind is '
-                f'{kind!r}: set "classification", or bring files'
+                'data.source is "stdlib_docstrings", whose rows have classes, but task.kind is '
+                f'{kind!r}: set "classification", or use files'
             )
         if data.train is not None or data.held_out is not None:
             raise InvalidInputError(
@@ -132,15 +131,15 @@ def _open(job: JobConfig, name: str | None) -> RowSource:
     trained = [data.train] if isinstance(data.train, str) else data.train or []
     if data.held_out is not None and Path(data.held_out) in map(Path, trained):
         raise InvalidInputError(
-            f"{data.held_out}: is both data.train and data.held_out, so the metric would measure "
-            f"memory: name another file, or leave data.held_out out to hold {HELD_OUT_SHARE:.0%} "
-            "out"
+            f"{data.held_out}: is both data.train and data.held_out, so the model would be evaluated on "
+            f"its training rows: name another file, or remove data.held_out to hold out {HELD_OUT_SHARE:.0%} "
+            "of the training rows"
         )
     return open_file(name, kind, data)
 
 
 def _is_held_out(row: Row) -> bool:
-    """Decides by the text alone, so that no text is on both sides."""
+    """Decides by the input text alone, so that rows with the same text are never on both sides."""
     digest = hashlib.sha256(row.key.encode()).digest()
     return int.from_bytes(digest[:8], "little") < HELD_OUT_SHARE * 2**64
 

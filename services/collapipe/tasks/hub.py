@@ -1,17 +1,17 @@
-"""Rows of a data set of the hub, by name, through `datasets`."""
+"""Rows of a data set of the Hugging Face hub, through the package `datasets`."""
 
 from typing import TYPE_CHECKING, Any
 
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
-from collapipe.tasks.rows import Row, row_builder
+from collapipe.tasks.rows import Row, make_row
 
 if TYPE_CHECKING:
     import datasets  # type: ignore[import-untyped]
 
 
 def load_hub_rows(split: str, kind: str, data: DataConfig) -> list[Row]:
-    """Downloads a split, or finds it in the cache of `datasets`.
+    """Downloads a split, unless the cache of `datasets` has it.
 
     Args:
         split: For example "train", or "train[:1000]".
@@ -24,7 +24,7 @@ def load_hub_rows(split: str, kind: str, data: DataConfig) -> list[Row]:
             'data.source is "hub" but data.hub_name is not set: name the data set'
         )
     try:
-        import datasets  # only who reads from the hub needs it installed
+        import datasets  # An optional package: only jobs with data of the hub need it.
     except ModuleNotFoundError as error:
         raise InvalidInputError(
             'data.source is "hub", which needs the package datasets: pip install datasets'
@@ -37,20 +37,19 @@ def load_hub_rows(split: str, kind: str, data: DataConfig) -> list[Row]:
             "data.hub_name, the split and the network of the control unit, or bring the rows as "
             "files"
         ) from error
-    build_row = row_builder(kind, data)
     class_names = _class_names(table, data.label_column)
     rows = []
     for line, record in enumerate(table, start=1):
         if class_names:
             record[data.label_column] = _named(record[data.label_column], class_names)
-        rows.append(build_row(record, f"{name}[{split}]", line))
+        rows.append(make_row(record, kind, data, f"{name}[{split}]", line))
     return rows
 
 
 def _class_names(table: "datasets.Dataset", label_column: str) -> list[str] | None:
-    """The names of classes that the data set stores by number."""
+    """Returns the names of the labels if the data set stores labels as numbers."""
     feature = table.features.get(label_column)
-    feature = getattr(feature, "feature", feature)  # of a list: what it lists
+    feature = getattr(feature, "feature", feature)  # A list has the feature of its items.
     return getattr(feature, "names", None)
 
 

@@ -1,4 +1,4 @@
-"""Makes the task of a job."""
+"""Loads the task of a job."""
 
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
@@ -21,34 +21,25 @@ def load_task(job: JobConfig, cluster_index: int, vocabulary: bytes | None) -> T
     """Loads and encodes the rows of one cluster.
 
     Args:
-        job: The job.
-        cluster_index: The cluster, from 0.
-        vocabulary: Bytes of the job's tokenizer.json. `None` takes that of the pretrained directory
-            or, without one, makes one from the cluster's training rows.
+        vocabulary: Bytes of the job's tokenizer.json. `None` reads the one of the pretrained
+            directory; a job without pretrained weights gets one from the cluster's training rows.
 
     Raises:
-        InvalidInputError: Data or vocabulary cannot be used, with the file, the line and the
-            remedy.
+        InvalidInputError: The data or the vocabulary cannot be used. The message names the file,
+            the line and the remedy.
     """
     rows = ClusterRows(job, cluster_index)
     new = rows.read()
     rows.check(new)
-    check_num_rows(len(new.train), job, cluster_index, rows.name)
+    _check_num_rows(len(new.train), job, cluster_index, rows.name)
     if vocabulary is None:
         vocabulary = _make_or_read_vocabulary(job, new)
     task_class = _TASKS[job.task.kind]
     return task_class(rows, new, Vocabulary(vocabulary, job.model.family, job.task.max_length))
 
 
-def check_num_rows(num_rows: int, job: JobConfig, cluster_index: int, origin: str) -> None:
-    """Refuses a cluster with fewer rows than one mini-batch.
-
-    Args:
-        num_rows: Training rows of the cluster.
-        job: The job.
-        cluster_index: The cluster.
-        origin: Where the rows came from.
-    """
+def _check_num_rows(num_rows: int, job: JobConfig, cluster_index: int, origin: str) -> None:
+    """Raises an error if a cluster has fewer training rows than one mini-batch; `origin` names the data."""
     if num_rows >= job.training.mini_batch:
         return
     is_shared = job.clusters > 1 and not isinstance(job.data.train, list)

@@ -1,14 +1,13 @@
-"""Sentences and the entities in them, measured by entity F1."""
+"""Named entity recognition: the task of tagging the words of sentences; its metric is entity F1."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from tokenizers import Encoding
 
 from collapipe.tasks.rows import Row, TaggedRow
-from collapipe.tasks.task import IGNORED, Example, IntArray, Task
+from collapipe.tasks.task import IGNORED, Example, IntArray, Task, token_ids
 
 _CUT = -1
 
@@ -18,34 +17,29 @@ class TaggedExample(Example):
     """An encoded sentence."""
 
     first_tokens: IntArray
-    """Where each word's first token is; -1 for a word without one."""
+    """Position of each word's first token; -1 for a word without a token."""
 
 
 class EntityRecognition(Task[TaggedExample]):
-    """One IOB2 tag for each word. The first token of a word is its target and its prediction.
+    """The data of an NER job. Each word has an IOB2 tag, which its first token predicts.
 
-    Words are joined by spaces and encoded as one text, as `pipeline` will do with the sentences
-    that users give it.
+    The words are joined by spaces and encoded as one text, because `pipeline` of `transformers` does the same with the
+    sentences of users.
     """
 
     metric = "entity_f1"
-    _effect_of_cut = " (words beyond it count as misses)"
+    _effect_of_cut = " (the words that are cut off count as misses)"
 
     @property
     def labels(self) -> list[str]:
-        """`O`, then B- and I- of each type in the cluster's training rows, sorted by type."""
+        """The tag `O`, then the tags B- and I- of each entity type in the cluster's training rows, sorted."""
         types = sorted({label[2:] for label in super().labels if label != "O"})
         return ["O", *(f"{prefix}-{entity_type}" for entity_type in types for prefix in "BI")]
 
-    def _examples(self, rows: Sequence[Row]) -> tuple[list[TaggedExample], int]:
-        examples, num_cut = [], 0
-        tagged = cast("Sequence[TaggedRow]", rows)  # what the readers make for this task
-        encodings = self._vocabulary.encode([row.texts[0] for row in tagged])
-        for row, encoding in zip(tagged, encodings, strict=True):
-            input_ids = np.array(encoding.ids, dtype=np.int32)
-            examples.append(TaggedExample(row, input_ids, _first_tokens(row.words, encoding)))
-            num_cut += bool(encoding.overflowing)
-        return examples, num_cut
+    def _example(self, row: Row, *encodings: Encoding) -> TaggedExample:
+        assert isinstance(row, TaggedRow)
+        [encoding] = encodings
+        return TaggedExample(row, token_ids(encoding), _first_tokens(row.words, encoding))
 
     def _labels(self, examples: Sequence[TaggedExample], length: int) -> IntArray:
         label_ids = self._known_labels()
@@ -59,7 +53,7 @@ class EntityRecognition(Task[TaggedExample]):
     def _measure(
         self, examples: Sequence[TaggedExample], predictions: Sequence[list[int]]
     ) -> float:
-        # slow to import, and only who measures needs it
+        # Imported here, because it is slow and only an evaluation needs it.
         from seqeval.metrics import f1_score  # type: ignore[import-untyped]
 
         names = list(self._known_labels())
@@ -74,8 +68,7 @@ class EntityRecognition(Task[TaggedExample]):
 def _first_tokens(words: Sequence[str], encoding: Encoding) -> IntArray:
     """Finds the first token that ends within each word of the joined text.
 
-    A token may begin with the space before its word, or be that space alone; then it belongs to no
-    word.
+    A token may begin with the space before its word. A token that is only a space belongs to no word.
     """
     total = sum(map(len, words)) + len(words)
     word_at = np.full(total, _CUT)

@@ -1,10 +1,8 @@
-"""What one example is, for each task, and what makes it wrong.
+"""The rows of a data set: what a row is, how a record becomes a row, and what makes a row wrong.
 
-Every row remembers where it came from, so that a mistake found late (a label that the job does not
-know) can still name the file and the line.
+Every row knows its place in the data, so that a mistake that is found late can still name the file and the line.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,138 +10,64 @@ from typing import Any
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
 
-RowBuilder = Callable[[Mapping[str, Any], str, int], "Row"]
-"""Makes a row of a record: (record, file, line)."""
-
 
 @dataclass(frozen=True)
-class Row(ABC):
-    """One example."""
+class Row:
+    """One row of a data set, before it is encoded."""
 
     file: str
     line: int
-    """The (first) line, from 1; of a data set without lines the row, from 1."""
+    """First line of the row, from 1. In a data set without lines it is the number of the row, from 1."""
+    texts: tuple[str, ...]
+    """The input text; for translation also the target text."""
+    labels: tuple[str, ...]
+    """The class of the text, or the tag of each word; empty for translation."""
 
     @property
     def place(self) -> str:
-        """Where the row came from, for messages."""
+        """File and line, for messages."""
         return f"{self.file}:{self.line}"
 
     @property
-    @abstractmethod
     def key(self) -> str:
-        """The input as text: of rows with equal keys, all are held out or none."""
-
-    @property
-    @abstractmethod
-    def texts(self) -> tuple[str, ...]:
-        """What a vocabulary is made from."""
-
-    @property
-    @abstractmethod
-    def labels(self) -> tuple[str, ...]:
-        """Names of the labels in it."""
-
-    @property
-    @abstractmethod
-    def group(self) -> str:
-        """What Dirichlet sharding skews by."""
-
-
-@dataclass(frozen=True)
-class TextRow(Row):
-    """A text and its class."""
-
-    text: str
-    label: str
-
-    @property
-    def key(self) -> str:
-        return self.text
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return (self.text,)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return (self.label,)
+        """The input text; it decides whether the row is held out."""
+        return self.texts[0]
 
     @property
     def group(self) -> str:
-        return self.label
+        """The label whose distribution over the clusters is skewed by Dirichlet sharding."""
+        if not self.labels:
+            raise InvalidInputError(
+                'data.sharding is "dirichlet", which skews labels, but translation has none: use '
+                '"iid", or one file for each cluster'
+            )
+        return self.labels[0]
 
 
 @dataclass(frozen=True)
 class TaggedRow(Row):
-    """The words of a sentence and their IOB2 tags."""
+    """A sentence with an IOB2 tag for each word; its text is the words, joined by spaces."""
 
     words: tuple[str, ...]
-    tags: tuple[str, ...]
-
-    @property
-    def key(self) -> str:
-        return " ".join(self.words)
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return (self.key,)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return self.tags
 
     @property
     def group(self) -> str:
-        """The type of the first entity: most sentences have one or none."""
-        return next((tag[2:] for tag in self.tags if tag != "O"), "O")
+        """The type of the first entity, because most sentences have one or none."""
+        return next((tag[2:] for tag in self.labels if tag != "O"), "O")
 
 
-@dataclass(frozen=True)
-class PairRow(Row):
-    """A sentence and its translation."""
-
-    source: str
-    target: str
-
-    @property
-    def key(self) -> str:
-        return self.source
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return (self.source, self.target)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def group(self) -> str:
-        raise InvalidInputError(
-            'data.sharding is "dirichlet", which skews labels, but translation has none: use '
-            '"iid", or one file a cluster'
-        )
-
-
-def row_builder(kind: str, data: DataConfig) -> RowBuilder:
-    """Says how records (of JSON Lines or of the hub) become rows of a task.
+def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, line: int) -> Row:
+    """Converts a record of a JSON Lines file or of the hub to a row.
 
     Args:
         kind: `TaskConfig.kind`.
         data: Names the columns.
+
+    Raises:
+        InvalidInputError: A column is missing or has a wrong value.
     """
-
-    def text_row(record: Mapping[str, Any], file: str, line: int) -> Row:
-        place = f"{file}:{line}"
-        label = _column(record, data, "label_column", place)
-        if isinstance(label, int) and not isinstance(label, bool):
-            record = {**record, data.label_column: str(label)}
-        text = _text(record, data, "text_column", place)
-        return TextRow(file, line, text, _text(record, data, "label_column", place))
-
-    def tagged_row(record: Mapping[str, Any], file: str, line: int) -> Row:
-        place = f"{file}:{line}"
+    place = f"{file}:{line}"
+    if kind == "ner":
         words = _texts(record, data, "text_column", place)
         tags = _texts(record, data, "label_column", place)
         if len(words) != len(tags):
@@ -152,25 +76,26 @@ def row_builder(kind: str, data: DataConfig) -> RowBuilder:
                 f"{data.label_column!r}: give each word one tag"
             )
         check_iob2(tags, lambda _: place)
-        return TaggedRow(file, line, words, tags)
-
-    def pair_row(record: Mapping[str, Any], file: str, line: int) -> Row:
-        place = f"{file}:{line}"
-        nested = record.get("translation")  # the hub's own layout of parallel text
+        return TaggedRow(file, line, (" ".join(words),), tags, words)
+    if kind == "translation":
+        nested = record.get("translation")  # The hub nests the columns of parallel texts.
         if isinstance(nested, Mapping) and data.source_column not in record:
             record = nested
         source = _text(record, data, "source_column", place)
-        return PairRow(file, line, source, _text(record, data, "target_column", place))
-
-    return {"classification": text_row, "ner": tagged_row, "translation": pair_row}[kind]
+        return Row(file, line, (source, _text(record, data, "target_column", place)), ())
+    label = _column(record, data, "label_column", place)
+    if isinstance(label, int) and not isinstance(label, bool):
+        record = {**record, data.label_column: str(label)}
+    text = _text(record, data, "text_column", place)
+    return Row(file, line, (text,), (_text(record, data, "label_column", place),))
 
 
 def check_iob2(tags: Sequence[str], place: Callable[[int], str]) -> None:
-    """Refuses what is not IOB2: B- opens every entity, I- continues one of the same type.
+    """Refuses tags that are not IOB2: B- opens every entity, and I- continues an entity of the same type.
 
     Args:
         tags: The tags of one sentence.
-        place: Says where the tag of a word stands, for the message.
+        place: Returns the place of a tag, by its index, for the message.
     """
     before = "O"
     for index, tag in enumerate(tags):
@@ -183,27 +108,34 @@ def check_iob2(tags: Sequence[str], place: Callable[[int], str]) -> None:
         if prefix == "I" and before[2:] != entity_type:
             raise InvalidInputError(
                 f"{place(index)}: tag {tag!r} follows {before!r}, so it continues no entity of "
-                f"its type: IOB2 opens an entity with 'B-{entity_type}'"
+                f"its type: open the entity with 'B-{entity_type}', as IOB2 does"
             )
         before = tag
 
 
 def check_text(text: str, what: str, place: str) -> str:
-    """Returns a text that holds something and can be encoded; refuses any other."""
+    """Returns the text if it is not empty and UTF-8 can encode it.
+
+    Args:
+        what: Names the text in the message.
+
+    Raises:
+        InvalidInputError: It is empty, or has a character that UTF-8 cannot encode.
+    """
     if not text.strip():
         raise InvalidInputError(f"{place}: {what} is empty: remove the row or fill it in")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInputError(
-            f"{place}: {what} holds {text[error.start]!r} at character {error.start + 1}, half a "
-            "surrogate pair and no character: write the character itself, in UTF-8"
+            f"{place}: {what} holds {text[error.start]!r} at character {error.start + 1}, which is half of a "
+            "surrogate pair: write the character itself, in UTF-8"
         ) from error
     return text
 
 
 def _column(record: Mapping[str, Any], data: DataConfig, setting: str, place: str) -> Any:
-    """The value of the column that a setting names."""
+    """Returns the value of the column that a setting names."""
     name = getattr(data, setting)
     if name not in record:
         found = ", ".join(map(repr, record)) or "none"
@@ -218,7 +150,7 @@ def _text(record: Mapping[str, Any], data: DataConfig, setting: str, place: str)
     what = f"column {getattr(data, setting)!r}"
     if not isinstance(value, str):
         raise InvalidInputError(
-            f"{place}: {what} is {value!r:.80}, of type {type(value).__name__}: it must be a text"
+            f"{place}: {what} is {value!r:.80}, of type {type(value).__name__}: it must be a string"
         )
     return check_text(value, what, place)
 
@@ -231,7 +163,7 @@ def _texts(
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise InvalidInputError(
             f"{place}: {what} is {values!r:.80}, of type {type(values).__name__}: for ner it must "
-            "be a list of texts, one a word"
+            "be a list of strings, one for each word"
         )
     if not values:
         raise InvalidInputError(f"{place}: {what} is an empty list: remove the row or fill it in")

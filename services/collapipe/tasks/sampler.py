@@ -1,7 +1,7 @@
-"""Which rows a mini-batch holds: pure functions of the seed, the cluster and a cursor.
+"""Chooses the rows of each mini-batch: pure functions of the seed, the cluster and a cursor.
 
-A cursor is what a commit records of a cluster's data (`DataCursor` on the wire). A retry starts
-from the recorded cursor, draws the same rows, and does not see rows that were appended meanwhile.
+A commit records a cursor for each cluster (`DataCursor` on the wire). Another attempt at a round
+starts from the recorded cursor. So it draws the same rows, even if rows were appended meanwhile.
 """
 
 from dataclasses import dataclass
@@ -12,25 +12,23 @@ from collapipe.tasks import stable_random
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where sampling stands."""
+    """The position of a cluster in its training rows."""
 
     epoch: int = 0
-    """Passes over the data completed or restarted."""
+    """Number of the pass over the data, from 0."""
     offset: int = 0
-    """Mini-batches drawn in this epoch."""
+    """Mini-batches already drawn in this epoch."""
     num_rows: int = 0
-    """Rows that this epoch's order covers; 0 before the first round."""
+    """Rows of this epoch; 0 before the first round."""
 
 
 def begin_round(cursor: Cursor, current_num_rows: int) -> Cursor:
-    """Lets appended rows in: if there are any, a new epoch starts over all rows.
-
-    A retry passes the number of rows that the first attempt at the round did, so it gets the same
-    cursor.
+    """Returns the cursor of a round. If rows were appended, it starts a new epoch over all rows.
 
     Args:
-        cursor: Where the round before ended.
-        current_num_rows: Training rows that the cluster had when the round began.
+        cursor: The cursor at the end of the previous round.
+        current_num_rows: Training rows of the cluster at the first attempt at the round. Later
+            attempts pass the same number, so they get the same cursor.
     """
     if current_num_rows < cursor.num_rows:
         raise InvalidInputError(
@@ -48,16 +46,11 @@ def draw(
 ) -> tuple[list[int], Cursor]:
     """Draws the next mini-batch.
 
-    Each epoch is a new order of rows, cut into mini-batches; what is left at its end is dropped.
-
-    Args:
-        seed: The job's.
-        cluster_index: The cluster.
-        cursor: Where sampling stands.
-        mini_batch: Rows to draw.
+    Each epoch has a new order of all rows, which is cut into mini-batches. Rows that do not fill the
+    last mini-batch are left out.
 
     Returns:
-        The row indices, and the cursor of the mini-batch after.
+        The indices of the rows, and the cursor of the next mini-batch.
     """
     per_epoch = cursor.num_rows // mini_batch
     if per_epoch == 0:

@@ -1,8 +1,8 @@
-"""Which cluster a row of a shared file belongs to.
+"""Assigns the rows of a shared file to clusters.
 
-Every control unit reads the whole file and keeps its own rows, so the answer depends on nothing but
-the seed, the row's position and (Dirichlet) its label. Rows appended later follow the same rule,
-and no earlier row ever moves.
+Every control unit reads the whole file and keeps the rows of its cluster. So the cluster of a row
+depends only on the seed, the position of the row and, for Dirichlet sharding, its label. Appended
+rows follow the same rule and never move earlier rows.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from collapipe.tasks import stable_random
 
 
 def iid_clusters(seed: int, num_clusters: int, start: int, count: int) -> list[int]:
-    """Says the cluster of each of the rows `start` to `start + count`, evenly at random.
+    """Returns the cluster of each of the rows `start` to `start + count`, evenly at random.
 
-    Each run of `num_clusters` rows goes to all clusters in an order of its own, so however many
-    rows there are, the clusters' sizes differ by at most one.
+    Each run of `num_clusters` rows has one row for each cluster, in a random order. So the numbers of
+    rows of two clusters never differ by more than 1.
     """
     first_run = start // num_clusters
     num_runs = -(-(start + count) // num_clusters) - first_run
@@ -32,17 +32,14 @@ def iid_clusters(seed: int, num_clusters: int, start: int, count: int) -> list[i
 def dirichlet_clusters(
     seed: int, num_clusters: int, alpha: float, start: int, groups: Sequence[str]
 ) -> list[int]:
-    """Says the cluster of each row from `start`, with skewed label shares.
+    """Returns the cluster of each row from `start`, so that each cluster has other shares of labels.
 
-    For each group the clusters' shares are drawn from a Dirichlet distribution, and each row's
-    cluster from these shares.
+    For each label, the shares of the clusters are drawn from a Dirichlet distribution. Then the
+    cluster of each row is drawn from the shares of its label.
 
     Args:
-        seed: The job's.
-        num_clusters: Clusters to spread over.
-        alpha: Concentration; smaller is more skewed.
-        start: Position of the first row.
-        groups: What each row is skewed by (its label).
+        alpha: Concentration of the distribution; a smaller one is more skewed.
+        groups: The label of each row.
     """
     limits = {
         group: np.cumsum(

@@ -1,4 +1,8 @@
-"""Where rows come from: a source is read, and accepted once all that was read proved usable."""
+"""Sources of rows: files of three formats, and fixed lists.
+
+A source is read and then accepted. The caller accepts what it read only if all rows are usable. Otherwise the next
+reading returns the same rows again, so a mistake in appended rows loses nothing.
+"""
 
 import json
 import logging
@@ -8,15 +12,7 @@ from collections.abc import Sequence
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
 from collapipe.tasks.appended_file import AppendedFile, Unread
-from collapipe.tasks.rows import (
-    PairRow,
-    Row,
-    RowBuilder,
-    TaggedRow,
-    check_iob2,
-    check_text,
-    row_builder,
-)
+from collapipe.tasks.rows import Row, TaggedRow, check_iob2, check_text, make_row
 
 _log = logging.getLogger(__name__)
 
@@ -25,23 +21,23 @@ class RowSource(ABC):
     """Rows in a fixed order, to which more may be appended."""
 
     name: str
+    """For messages."""
 
     @abstractmethod
     def read(self) -> list[Row]:
-        """Returns the rows after the accepted ones; cheap when there are none.
+        """Returns the rows after the accepted ones; cheap if there are none.
 
         Raises:
-            InvalidInputError: A row is wrong. Nothing is lost: the next reading returns the same
-                rows again.
+            InvalidInputError: A row is wrong.
         """
 
     @abstractmethod
     def accept(self) -> None:
-        """Takes the rows that the last `read` returned as used."""
+        """Marks the rows of the last reading as accepted."""
 
 
 class FixedRows(RowSource):
-    """Rows that never become more."""
+    """Rows to which none are appended."""
 
     def __init__(self, name: str, rows: Sequence[Row]) -> None:
         self.name = name
@@ -54,160 +50,156 @@ class FixedRows(RowSource):
         self._rows = []
 
 
-class JsonLinesFile(RowSource):
-    """One JSON object a line; blank lines do not count."""
+class FileRows(RowSource):
+    """Rows of one or more text files, which are read line by line."""
 
-    def __init__(self, path: str, build_row: RowBuilder) -> None:
-        self.name = path
-        self._file = AppendedFile(path)
-        self._build_row = build_row
-        self._read: tuple[Unread, int] | None = None
+    def __init__(self, *paths: str) -> None:
+        self.name = ",".join(paths)
+        self._files = [AppendedFile(path) for path in paths]
+        self._pending: tuple[list[Unread], int] | None = None
 
     def read(self) -> list[Row]:
-        self._read = None
-        if not self._file.has_changed():
+        self._pending = None
+        if not any(file.has_changed() for file in self._files):
             return []
-        unread = self._file.read()
+        unread = [file.read() for file in self._files]
+        rows, num_lines = self._parse(*unread)
+        self._pending = unread, num_lines
+        return rows
+
+    def accept(self) -> None:
+        if self._pending is not None:
+            unread, num_lines = self._pending
+            for file, lines in zip(self._files, unread, strict=True):
+                file.accept(lines, num_lines)
+
+    @abstractmethod
+    def _parse(self, *unread: Unread) -> tuple[list[Row], int]:
+        """Converts the unread lines of each file to rows; also returns the number of lines that it used."""
+
+
+class JsonLinesFile(FileRows):
+    """A file with one JSON object in each line; blank lines do not count."""
+
+    def __init__(self, path: str, kind: str, data: DataConfig) -> None:
+        super().__init__(path)
+        self._kind, self._data = kind, data
+
+    def _parse(self, *unread: Unread) -> tuple[list[Row], int]:
+        [lines] = unread
         rows: list[Row] = []
-        num_lines = len(unread.lines)
-        for index, text in enumerate(unread.lines):
-            line = unread.first_line + index
+        for index, text in enumerate(lines.lines):
+            line = lines.first_line + index
             if not text.strip():
                 continue
             try:
                 record = json.loads(text)
             except ValueError as error:
-                if rows and index == num_lines - 1 and not unread.ends_complete:
-                    num_lines -= 1
-                    _log.warning("%s:%d: is half-written: left for a later round", self.name, line)
-                    break
+                if rows and index == len(lines.lines) - 1 and not lines.ends_complete:
+                    _log.warning(
+                        "%s:%d: the line is half-written: it is read in a later round",
+                        self.name,
+                        line,
+                    )
+                    return rows, index
                 raise InvalidInputError(
-                    f"{self.name}:{line}: is not JSON ({error}): {text!r:.80}; write one object a "
-                    "line"
+                    f"{self.name}:{line}: is not JSON ({error}): {text!r:.80}; write one object in each line"
                 ) from error
             if not isinstance(record, dict):
                 raise InvalidInputError(
-                    f"{self.name}:{line}: is {text!r:.80}, not a JSON object: write one object a "
-                    "line, "
+                    f"{self.name}:{line}: is {text!r:.80}, not a JSON object: write one object in each line, "
                     'such as {"text": "...", "label": "..."}'
                 )
-            rows.append(self._build_row(record, self.name, line))
-        self._read = unread, num_lines
-        return rows
-
-    def accept(self) -> None:
-        if self._read is not None:
-            self._file.accept(*self._read)
+            rows.append(make_row(record, self._kind, self._data, self.name, line))
+        return rows, len(lines.lines)
 
 
-class ConllFile(RowSource):
-    """One `token<TAB or space>tag` a line, a blank line after each sentence.
+class ConllFile(FileRows):
+    """A file with `token<TAB or space>tag` in each line, and a blank line after each sentence.
 
-    The sentence that ends the file needs no blank line at the first reading. Later it counts as
-    half-written without one.
+    At the first reading, the last sentence of the file needs no blank line. Later, a last sentence without a blank line
+    counts as half-written.
     """
 
     def __init__(self, path: str) -> None:
-        self.name = path
-        self._file = AppendedFile(path)
-        self._read: tuple[Unread, int, bool] | None = None
+        super().__init__(path)
         self._sentence_is_open = False
 
-    def read(self) -> list[Row]:
-        self._read = None
-        if not self._file.has_changed():
-            return []
-        unread = self._file.read()
-        if self._sentence_is_open and unread.lines and unread.lines[0].strip():
+    def accept(self) -> None:
+        super().accept()
+        if self._pending is not None and self._pending[1] > 0:
+            [lines], num_lines = self._pending
+            self._sentence_is_open = bool(lines.lines[num_lines - 1].strip())
+
+    def _parse(self, *unread: Unread) -> tuple[list[Row], int]:
+        [lines] = unread
+        if self._sentence_is_open and lines.lines and lines.lines[0].strip():
             raise InvalidInputError(
-                f"{self.name}:{unread.first_line}: continues a sentence that ended the file when "
-                "it was read: put a blank line between them"
+                f"{self.name}:{lines.first_line}: continues the sentence that was the last of the file when it was "
+                "read: put a blank line between them"
             )
         rows: list[Row] = []
         start = 0
-        for index, text in enumerate(unread.lines):
+        for index, text in enumerate(lines.lines):
             if not text.strip():
-                rows += self._sentence(unread, start, index)
+                rows += self._sentence(lines, start, index)
                 start = index + 1
-        is_open = unread.is_first and start < len(unread.lines)
-        if is_open:
-            rows += self._sentence(unread, start, len(unread.lines))
-            start = len(unread.lines)
-        self._read = unread, start, is_open
-        return rows
+        if lines.is_first:
+            rows += self._sentence(lines, start, len(lines.lines))
+            start = len(lines.lines)
+        return rows, start
 
-    def accept(self) -> None:
-        if self._read is not None:
-            unread, num_lines, is_open = self._read
-            self._file.accept(unread, num_lines)
-            self._sentence_is_open = is_open if num_lines else self._sentence_is_open
-
-    def _sentence(self, unread: Unread, start: int, stop: int) -> list[Row]:
-        """The sentence in lines `start` to `stop`, if there is one."""
-        first_line = unread.first_line + start
+    def _sentence(self, lines: Unread, start: int, stop: int) -> list[Row]:
+        """Returns the sentence in lines `start` to `stop`, or an empty list if there are no lines."""
+        first_line = lines.first_line + start
         words, tags = [], []
-        for line, text in enumerate(unread.lines[start:stop], start=first_line):
+        for line, text in enumerate(lines.lines[start:stop], start=first_line):
             columns = text.split("\t") if "\t" in text else text.split()
             if len(columns) != 2:
                 raise InvalidInputError(
-                    f"{self.name}:{line}: has {len(columns)} columns {columns!r:.80} where 2 are "
-                    "wanted: a token and its tag, separated by a tab or spaces"
+                    f"{self.name}:{line}: has {len(columns)} columns {columns!r:.80}, but needs 2: a token and its "
+                    "tag, separated by a tab or spaces"
                 )
             words.append(check_text(columns[0], "the token", f"{self.name}:{line}"))
             tags.append(columns[1].strip())
-        check_iob2(tags, lambda index: f"{self.name}:{first_line + index}")
-        return [TaggedRow(self.name, first_line, tuple(words), tuple(tags))] if words else []
-
-
-class ParallelFiles(RowSource):
-    """Two text files: line i of the one translates to line i of the other."""
-
-    def __init__(self, source_path: str, target_path: str) -> None:
-        self.name = f"{source_path},{target_path}"
-        self._files = AppendedFile(source_path), AppendedFile(target_path)
-        self._read: tuple[Unread, Unread, int] | None = None
-
-    def read(self) -> list[Row]:
-        self._read = None
-        source_file, target_file = self._files
-        if not (source_file.has_changed() or target_file.has_changed()):
+        if not words:
             return []
-        source, target = source_file.read(), target_file.read()
+        check_iob2(tags, lambda index: f"{self.name}:{first_line + index}")
+        return [TaggedRow(self.name, first_line, (" ".join(words),), tuple(tags), tuple(words))]
+
+
+class ParallelFiles(FileRows):
+    """Two text files: line i of the second one is the translation of line i of the first one."""
+
+    def _parse(self, *unread: Unread) -> tuple[list[Row], int]:
+        source, target = unread
+        source_path, target_path = (file.path for file in self._files)
         lengths = len(source.lines), len(target.lines)
         if source.is_first and lengths[0] != lengths[1]:
             raise InvalidInputError(
-                f"{source_file.path} has {lengths[0]} lines but {target_file.path} has "
-                f"{lengths[1]}: line i of the one must translate to line i of the other, so their "
-                "numbers must be equal"
+                f"{source_path} has {lengths[0]} lines but {target_path} has {lengths[1]}: line i of one file must "
+                "translate line i of the other, so give them the same number of lines"
             )
         rows: list[Row] = []
-        pairs = zip(
-            source.lines, target.lines, strict=False
-        )  # of appended lines, one file may have more yet
-        for line, (text, translation) in enumerate(pairs, start=source.first_line):
-            check_text(text, "the line", f"{source_file.path}:{line}")
-            check_text(translation, "the line", f"{target_file.path}:{line}")
-            rows.append(PairRow(source_file.path, line, text, translation))
-        self._read = source, target, len(rows)
-        return rows
-
-    def accept(self) -> None:
-        if self._read is not None:
-            source, target, num_lines = self._read
-            self._files[0].accept(source, num_lines)
-            self._files[1].accept(target, num_lines)
+        # After lines were appended, one of the files may have more lines than the other.
+        pairs = zip(source.lines, target.lines, strict=False)
+        for line, texts in enumerate(pairs, start=source.first_line):
+            for text, path in zip(texts, (source_path, target_path), strict=True):
+                check_text(text, "the line", f"{path}:{line}")
+            rows.append(Row(source_path, line, texts, ()))
+        return rows, len(rows)
 
 
 def open_file(path: str, kind: str, data: DataConfig) -> RowSource:
-    """Chooses the reader by the file's name and the task.
+    """Chooses the format by the name of the file and the task.
 
     Args:
-        path: As `DataConfig.train` names it.
+        path: As in `DataConfig.train`.
         kind: `TaskConfig.kind`.
         data: Names the columns.
     """
     if path.endswith(".jsonl"):
-        return JsonLinesFile(path, row_builder(kind, data))
+        return JsonLinesFile(path, kind, data)
     if path.endswith(".conll") and kind == "ner":
         return ConllFile(path)
     if path.count(",") == 1 and kind == "translation":
@@ -217,4 +209,6 @@ def open_file(path: str, kind: str, data: DataConfig) -> RowSource:
         "ner": ".conll or .jsonl",
         "translation": '.jsonl, or two parallel text files as "SOURCE,TARGET"',
     }
-    raise InvalidInputError(f"{path}: is no format that {kind} reads: give {formats[kind]}")
+    raise InvalidInputError(
+        f"{path}: this file format is not supported for {kind}: use {formats[kind]}"
+    )

@@ -1,7 +1,7 @@
-"""Random numbers that never change: a name gives the same ones on every host and with every numpy.
+"""Random numbers that are the same on every host and with every version of numpy.
 
-The streams of numpy's bit generators are frozen; those of its `Generator` methods (`permutation`,
-`dirichlet`) are not. So only raw words are drawn here, and orders come from sorting them.
+numpy guarantees the streams of its bit generators, but not those of `Generator` methods such as
+`permutation`. So this module draws only raw words, and makes orders by sorting them.
 """
 
 import hashlib
@@ -11,34 +11,32 @@ import numpy.typing as npt
 
 
 def words(*name: int | str, start: int = 0, count: int) -> npt.NDArray[np.uint64]:
-    """Draws the 64-bit words `start` to `start + count` of the endless stream of a name.
+    """Draws the 64-bit words `start` to `start + count` of a stream.
 
     Args:
-        name: What the stream is for, joined by '/'.
-        start: First word.
-        count: How many words.
+        name: Parts of the name of the stream. The hash of the name is the seed.
     """
     return np.random.PCG64(_seed(name)).advance(start).random_raw(count)
 
 
 def fractions(*name: int | str, start: int = 0, count: int) -> npt.NDArray[np.float64]:
-    """Draws from [0, 1), 53 bits each; arguments as of `words`."""
+    """Draws uniform numbers from [0, 1) with 53 bits; the arguments are those of `words`."""
     mantissas = words(*name, start=start, count=count) >> np.uint64(11)
     drawn: npt.NDArray[np.float64] = mantissas.astype(np.float64) * 2.0**-53
     return drawn
 
 
 def permutation(*name: int | str, count: int) -> npt.NDArray[np.int64]:
-    """Draws an order of `count` things; `name` as of `words`."""
+    """Draws a random order of the numbers 0 to `count` - 1; `name` as in `words`."""
     return np.argsort(words(*name, count=count), kind="stable")
 
 
 def shares(*name: int | str, alpha: float, count: int) -> npt.NDArray[np.float64]:
-    """Draws shares that sum to 1 from a symmetric Dirichlet distribution; `name` as of `words`.
+    """Draws shares that sum to 1 from a symmetric Dirichlet distribution; `name` as in `words`.
 
-    The gamma variates of shape alpha are those of alpha + 1 times u ** (1 / alpha), kept as
-    logarithms because a small alpha would underflow. `RandomState` is numpy's legacy generator,
-    whose streams are frozen.
+    The shares are gamma variates of shape alpha, divided by their sum. Each is a gamma variate of
+    shape alpha + 1 times u ** (1 / alpha), with u uniform. The function adds logarithms, because the
+    product underflows for a small alpha. numpy also guarantees the streams of `RandomState`.
     """
     legacy = np.random.RandomState(np.random.MT19937(_seed(name)))
     logarithms = (

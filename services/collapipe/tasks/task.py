@@ -1,4 +1,4 @@
-"""What every task shares: rows in, micro-batches out, predictions in, metric out."""
+"""The base class of all tasks: it makes micro-batches of rows, and computes a metric of predictions."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic
 import numpy as np
 import numpy.typing as npt
 import torch
+from tokenizers import Encoding
 from torch import Tensor
 from typing_extensions import TypeVar
 
@@ -20,21 +21,21 @@ from collapipe.tasks.vocabulary import Vocabulary
 _log = logging.getLogger(__name__)
 
 IntArray = npt.NDArray[np.integer[Any]]
-"""Token ids are kept as int32, and become int64 in micro-batches."""
+"""Token ids: int32 in memory, int64 in micro-batches."""
 IGNORED = -100
-"""The label of positions that are no target."""
+"""The label of a position that has no target."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows that go through the pipeline together."""
+    """Rows that go through the pipeline together, as tensors."""
 
     tensors: dict[str, Tensor]
-    """`input_ids` and `attention_mask` [rows, length]; `labels`: [rows] for classification,
-    [rows, length] for ner, [rows, target length] for translation. int64, padded to the longest row
-    of each; -100 is no target."""
+    """`input_ids` and `attention_mask` have the shape [rows, length]. `labels` has the shape [rows] for
+    classification, [rows, length] for ner, and [rows, target length] for translation. All are int64 and padded to
+    their longest row. The label -100 means that a position has no target."""
     num_targets: int
-    """Labels that count in the loss."""
+    """Number of labels that count in the loss."""
     num_rows: int
 
 
@@ -50,21 +51,20 @@ E = TypeVar("E", bound=Example, default=Any)
 
 
 class Task(ABC, Generic[E]):
-    """The data of one cluster, ready for training and measuring.
+    """The encoded data of one cluster.
 
-    Rows are named by index, 0 to `num_rows` - 1: the index of a row never changes, as new rows only
-    come after. `set_labels` must be called before micro-batches are made.
+    A row is identified by its index, from 0 to `num_rows` - 1. The index never changes, because new rows are only
+    appended. `set_labels` must be called before micro-batches are made.
 
     Args:
-        rows: Where the cluster's rows come from.
-        new: What was read from there first.
-        vocabulary: The job's.
+        rows: The source of the cluster's rows.
+        new: The first reading of this source.
     """
 
     metric: ClassVar[str]
     """Name of what `score` measures."""
     _effect_of_cut: ClassVar[str] = ""
-    """What a cut does to the metric."""
+    """For the warning: what it means for the metric that a row is cut."""
 
     def __init__(self, rows: ClusterRows, new: NewRows, vocabulary: Vocabulary) -> None:
         self._rows = rows
@@ -77,12 +77,12 @@ class Task(ABC, Generic[E]):
 
     @property
     def num_rows(self) -> int:
-        """Training rows of the cluster."""
+        """Number of training rows of the cluster."""
         return len(self._train)
 
     @property
     def num_held_out_rows(self) -> int:
-        """Rows that `score` measures."""
+        """Number of held-out rows."""
         return len(self._held_out)
 
     @property
@@ -95,16 +95,11 @@ class Task(ABC, Generic[E]):
         """Bytes of the tokenizer.json."""
         return self._vocabulary.data
 
-    @property
-    def vocabulary_size(self) -> int:
-        """Entries of the vocabulary."""
-        return self._vocabulary.size
-
     def set_labels(self, labels: Sequence[str]) -> None:
-        """Fixes the labels of the whole job: a label's id is its position. Cheap when repeated.
+        """Sets the labels of the whole job; the id of a label is its position. Repeated calls are cheap.
 
         Raises:
-            InvalidInputError: A row, training or held out, has another label.
+            InvalidInputError: A training row or a held-out row has another label.
         """
         label_ids = {label: number for number, label in enumerate(labels)}
         if label_ids != self._label_ids:
@@ -114,15 +109,14 @@ class Task(ABC, Generic[E]):
             self._label_ids = label_ids
 
     def refresh(self) -> int:
-        """Picks up rows that were appended to the cluster's files; one `stat` if there are none.
+        """Reads rows that were appended to the cluster's files; one `stat` call if there are none.
 
         Returns:
-            Training rows of the cluster now.
+            The new number of training rows of the cluster.
 
         Raises:
-            InvalidInputError: A new row is wrong, or has a label that the job does not know.
-                Nothing is lost: the rows so far stay in use, and the new ones are read again by the
-                next call.
+            InvalidInputError: A new row is wrong, or has an unknown label. Then no new row is in use, and the next
+                call reads the new rows again.
         """
         new = self._rows.read()
         if self._label_ids is not None:
@@ -134,8 +128,8 @@ class Task(ABC, Generic[E]):
         """Cuts a mini-batch into equal micro-batches, in the order of its rows.
 
         Args:
-            row_indices: The rows of the mini-batch, as `draw` returned them.
-            num_micro_batches: A divisor of their number.
+            row_indices: The rows of the mini-batch, in the order of `draw`.
+            num_micro_batches: A divisor of the number of rows.
         """
         size, rest = divmod(len(row_indices), num_micro_batches)
         if rest:
@@ -147,17 +141,17 @@ class Task(ABC, Generic[E]):
         return [self._collate(examples[i : i + size]) for i in range(0, len(examples), size)]
 
     def held_out_micro_batches(self, size: int) -> list[MicroBatch]:
-        """Makes micro-batches of at most `size` held-out rows; shortest first, to save padding."""
+        """Makes micro-batches of at most `size` held-out rows. Short rows come first, so there is little padding."""
         examples = [self._held_out[index] for index in self._by_length()]
         return [self._collate(examples[i : i + size]) for i in range(0, len(examples), size)]
 
     def score(self, predictions: Sequence[Tensor]) -> float:
-        """Measures the metric.
+        """Computes the metric.
 
         Args:
-            predictions: What the head predicted for each of `held_out_micro_batches`, in their
-                order: the class of each row [rows], the label of each token [rows, length], or the
-                generated tokens without the start token [rows, generated length].
+            predictions: The predictions for each of `held_out_micro_batches`, in their order. They are the class of
+                each row [rows], the label of each token [rows, length], or the generated tokens without the start
+                token [rows, generated length].
         """
         by_length = [row for tensor in predictions for row in tensor.tolist()]
         if len(by_length) != len(self._held_out):
@@ -174,20 +168,31 @@ class Task(ABC, Generic[E]):
         return self._measure(self._held_out, in_order)
 
     @abstractmethod
-    def _examples(self, rows: Sequence[Row]) -> tuple[list[E], int]:
-        """Encodes rows; also says how many were cut."""
+    def _example(self, row: Row, *encodings: Encoding) -> E:
+        """Makes an example of a row and the encoding of each of its texts."""
 
     @abstractmethod
     def _labels(self, examples: Sequence[E], length: int) -> IntArray:
-        """Makes the labels of a micro-batch whose inputs are padded to `length`."""
+        """Returns the labels of a micro-batch whose inputs are padded to `length`."""
 
     @abstractmethod
     def _measure(self, examples: Sequence[E], predictions: Sequence[Any]) -> float:
-        """Compares predictions (nested lists of integers) with the truth."""
+        """Computes the metric of predictions, which are nested lists of integers."""
+
+    def _encode(self, rows: Sequence[Row]) -> tuple[list[E], int]:
+        """Encodes rows; also returns the number of rows that were cut."""
+        examples: list[E] = []
+        num_cut = 0
+        texts_by_column = zip(*(row.texts for row in rows), strict=True)
+        encoded = [self._vocabulary.encode(texts) for texts in texts_by_column]
+        for row, *encodings in zip(rows, *encoded, strict=True):
+            examples.append(self._example(row, *encodings))
+            num_cut += any(encoding.overflowing for encoding in encodings)
+        return examples, num_cut
 
     def _take(self, new: NewRows) -> None:
-        train, num_cut = self._examples(new.train)
-        held_out, num_held_out_cut = self._examples(new.held_out)
+        train, num_cut = self._encode(new.train)
+        held_out, num_held_out_cut = self._encode(new.held_out)
         self._rows.accept(new)
         self._train += train
         self._held_out += held_out
@@ -195,7 +200,7 @@ class Task(ABC, Generic[E]):
             self._has_warned = True
             _log.warning(
                 "%s: %d of %d training rows and %d of %d held-out rows are longer than "
-                "task.max_length = %d tokens and are cut%s: raise it if they matter",
+                "task.max_length = %d tokens and are cut%s: raise task.max_length if they matter",
                 self._rows.name,
                 num_cut,
                 len(train),
@@ -210,13 +215,13 @@ class Task(ABC, Generic[E]):
             for label in row.labels:
                 if label not in label_ids:
                     raise InvalidInputError(
-                        f"{row.place}: label {label!r} is not one of the {len(label_ids)} of the "
-                        f"job ({', '.join(label_ids):.200}), which are those of the training rows "
-                        "at its start: correct the row, or start a new job with such a row in its "
-                        "training data"
+                        f"{row.place}: label {label!r} is not one of the {len(label_ids)} labels of the "
+                        f"job ({', '.join(label_ids):.200}), which are those of its first training rows: correct the "
+                        "row, or start a new job that has this label in its training data"
                     )
 
     def _by_length(self) -> list[int]:
+        """Returns the indices of the held-out rows, short rows first."""
         return sorted(
             range(len(self._held_out)), key=lambda index: len(self._held_out[index].input_ids)
         )
@@ -234,14 +239,19 @@ class Task(ABC, Generic[E]):
         )
 
     def _known_labels(self) -> dict[str, int]:
-        """The id of each label, in the order of the ids."""
+        """Returns the id of each label, in the order of the ids."""
         if self._label_ids is None:
             raise WrongStateError("the labels of the job are not known yet: call set_labels first")
         return self._label_ids
 
 
+def token_ids(encoding: Encoding) -> IntArray:
+    """Returns the token ids of an encoded text, in little memory."""
+    return np.array(encoding.ids, dtype=np.int32)
+
+
 def padded(rows: Sequence[Sequence[int] | IntArray], value: int) -> IntArray:
-    """Pads rows at their ends to the longest."""
+    """Pads rows at their ends to the length of the longest one."""
     result = np.full((len(rows), max(map(len, rows))), value, dtype=np.int64)
     for padded_row, row in zip(result, rows, strict=True):
         padded_row[: len(row)] = row

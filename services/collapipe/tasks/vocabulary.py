@@ -1,7 +1,7 @@
-"""The vocabulary of a job: a `tokenizer.json`, made from text or taken from a pretrained directory.
+"""The vocabulary of a job: a `tokenizer.json`, made from text or read from a pretrained directory.
 
-It travels as bytes, and every cluster uses the same. Training uses bare `tokenizers`;
-`write_tokenizer_files` makes `AutoTokenizer` produce the same token ids from an exported model.
+All clusters use the same bytes. Training encodes with the package `tokenizers` alone. The files of
+`write_tokenizer_files` let `AutoTokenizer` of `transformers` produce the same token ids.
 """
 
 import json
@@ -14,7 +14,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.models import adapter_class
 
 _BATCH = 1024
-"""Texts encoded at once: an `Encoding` is large, so not all are kept at a time."""
+"""Texts that are encoded at once. An `Encoding` is large, so memory could not hold all of them."""
 
 
 class Vocabulary:
@@ -22,41 +22,40 @@ class Vocabulary:
 
     Args:
         data: Bytes of a tokenizer.json.
-        family: An adapter of `collapipe.models`.
-        max_length: Longest sequence in tokens, special tokens included.
+        family: `ModelConfig.family`.
+        max_length: Longest sequence in tokens, with its special tokens.
 
     Raises:
-        InvalidInputError: The bytes are no tokenizer, or lack a special token of the family.
+        InvalidInputError: The bytes are not a tokenizer.json, or lack a special token of the family.
     """
 
     def __init__(self, data: bytes, family: str, max_length: int) -> None:
         self.data = data
         self.max_length = max_length
-        special = special_token_ids(data, family)
+        self._tokenizer = _parse(data)
+        special = adapter_class(family).special_token_ids(self._tokenizer)
         self.pad_id = special["pad_token"]
         self._end_id = special.get("eos_token")
-        self._tokenizer = _parse(data)
-        self.size = self._tokenizer.get_vocab_size()
         self._tokenizer.enable_truncation(max_length)
 
     def encode(self, texts: Sequence[str]) -> Iterable[Encoding]:
-        """Encodes texts in order; what is too long is cut, and its `overflowing` says so."""
+        """Encodes texts in order; a text that is too long is cut and has an `overflowing` part."""
         for start in range(0, len(texts), _BATCH):
             yield from self._tokenizer.encode_batch(texts[start : start + _BATCH])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decodes what a model generated, up to the first end token."""
+        """Decodes generated tokens up to the first end token."""
         length = ids.index(self._end_id) if self._end_id in ids else len(ids)
         return self._tokenizer.decode(ids[:length], skip_special_tokens=True).strip()
 
 
 def make_vocabulary(texts: Iterable[str], size: int, family: str) -> bytes:
-    """Makes a byte-level BPE vocabulary: no text is unknown to it.
+    """Makes a byte-level BPE vocabulary, which can encode every text.
 
     Args:
-        texts: What to make it from.
-        size: Entries wanted; little text gives fewer.
-        family: Whose special tokens it gets.
+        texts: The merges of BPE are learned from them.
+        size: Wanted number of entries; little text gives fewer.
+        family: `ModelConfig.family`; it decides the special tokens.
 
     Returns:
         Bytes of a tokenizer.json.
@@ -88,7 +87,7 @@ def make_vocabulary(texts: Iterable[str], size: int, family: str) -> bytes:
 
 
 def read_vocabulary(directory: Path) -> bytes:
-    """Reads a pretrained directory's tokenizer.json, without its own padding and truncation."""
+    """Reads the tokenizer.json of a pretrained directory, and removes its padding and truncation."""
     path = directory / "tokenizer.json"
     try:
         tokenizer = _parse(path.read_bytes())
@@ -99,18 +98,13 @@ def read_vocabulary(directory: Path) -> bytes:
     return tokenizer.to_str().encode()
 
 
-def special_token_ids(vocabulary: bytes, family: str) -> dict[str, int]:
-    """Looks up the special tokens of a family; returns their ids by role, for example "pad_token"."""
-    return adapter_class(family).special_token_ids(_parse(vocabulary))
-
-
 def write_tokenizer_files(directory: Path, vocabulary: bytes, family: str, max_length: int) -> None:
-    """Writes what `AutoTokenizer` and `pipeline` need to read an exported model.
+    """Writes the files that `AutoTokenizer` and `pipeline` need to use an exported model.
 
     Args:
         directory: Where `save_pretrained` wrote the model.
         vocabulary: Bytes of a tokenizer.json.
-        family: An adapter of `collapipe.models`.
+        family: `ModelConfig.family`.
         max_length: `TaskConfig.max_length`.
     """
     special = adapter_class(family).special_tokens
@@ -135,6 +129,6 @@ def _parse(vocabulary: bytes) -> Tokenizer:
         return Tokenizer.from_buffer(vocabulary)
     except ValueError as error:
         raise InvalidInputError(
-            f"the vocabulary ({len(vocabulary)} bytes) is no tokenizer.json: {error}; write one "
+            f"the vocabulary ({len(vocabulary)} bytes) is not a tokenizer.json: {error}; write one "
             "with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         ) from error

@@ -1,14 +1,16 @@
-"""Labels and metrics of each task, on small data whose truth is known."""
+"""Labels and metrics of each task, on small data with known labels."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.job import JobConfig
-from collapipe.tasks import Task, load_task, special_token_ids
+from collapipe.models import adapter_class
+from collapipe.tasks import Task, load_task
 
 JobMaker = Callable[..., JobConfig]
 
@@ -49,6 +51,10 @@ def translation(request: pytest.FixtureRequest, tmp_path: Path, make_job: JobMak
     return task
 
 
+def special_token_ids(vocabulary: bytes) -> dict[str, int]:
+    return adapter_class("marian").special_token_ids(Tokenizer.from_str(vocabulary.decode()))
+
+
 def labels(task: Task) -> list[torch.Tensor]:
     return [batch.tensors["labels"].clone() for batch in task.held_out_micro_batches(2)]
 
@@ -67,7 +73,7 @@ def test_accuracy_counts_right_classes_whatever_the_order_of_lengths(
     task.set_labels(task.labels)
     assert task.metric == "accuracy"
     predictions = labels(task)
-    assert [p.tolist() for p in predictions] == [[0, 0], [1, 1]]  # the shortest first
+    assert [p.tolist() for p in predictions] == [[0, 0], [1, 1]]  # Short rows come first.
     assert task.score(predictions) == 1.0
     predictions[1][1] = 0
     assert task.score(predictions) == 0.75
@@ -97,8 +103,8 @@ def test_entity_f1_needs_exact_span_and_type(make_ner: Callable[..., Task]) -> N
     assert task.metric == "entity_f1"
     truth = [torch.where(label < 0, 4, label) for label in labels(task)]
     assert task.score(truth) == 1.0
-    shortened = [torch.where(label == 2, 0, label) for label in truth]  # "Ada" alone
-    assert task.score(shortened) == pytest.approx(2 / 3)  # 4 of 6 entities
+    shortened = [torch.where(label == 2, 0, label) for label in truth]  # Only "Ada" remains.
+    assert task.score(shortened) == pytest.approx(2 / 3)  # 4 of 6 entities are right.
     assert task.score([torch.zeros_like(label) for label in truth]) == 0.0
     other_type = [torch.where(label == 3, 1, label) for label in truth]
     assert task.score(other_type) == pytest.approx(1 / 3)
@@ -108,7 +114,9 @@ def test_entities_beyond_the_length_limit_are_misses(make_ner: Callable[..., Tas
     task = make_ner(max_length=6)  # [CLS], four of the five words, [SEP]
     truth = [torch.where(label < 0, 0, label) for label in labels(task)]
     assert max(batch.shape[1] for batch in truth) == 6
-    assert task.score(truth) == pytest.approx(2 * 4 / (4 + 6))  # London is lost, twice, of 6
+    assert task.score(truth) == pytest.approx(
+        2 * 4 / (4 + 6)
+    )  # "London" is cut off in 2 of 6 rows.
 
 
 def test_tag_of_unknown_type_is_refused_with_its_place(make_ner: Callable[..., Task]) -> None:
@@ -119,7 +127,7 @@ def test_tag_of_unknown_type_is_refused_with_its_place(make_ner: Callable[..., T
 def test_translation_targets_end_with_the_end_token(translation: Task) -> None:
     [batch] = translation.micro_batches([0, 1], 1)
     targets = batch.tensors["labels"]
-    eos = special_token_ids(translation.vocabulary, "marian")["eos_token"]
+    eos = special_token_ids(translation.vocabulary)["eos_token"]
     assert targets[0, -1] == eos
     kept = targets[1][targets[1] != -100]
     assert kept[-1] == eos
@@ -129,12 +137,14 @@ def test_translation_targets_end_with_the_end_token(translation: Task) -> None:
 
 def test_bleu_of_the_truth_is_100_and_padding_does_not_count(translation: Task) -> None:
     assert translation.metric == "bleu"
-    special = special_token_ids(translation.vocabulary, "marian")
+    special = special_token_ids(translation.vocabulary)
     truth = [torch.where(label < 0, special["pad_token"], label) for label in labels(translation)]
     assert translation.score(truth) == pytest.approx(100.0)
-    tail = [torch.cat([label, label], dim=1) for label in truth]  # after the end token
+    tail = [
+        torch.cat([label, label], dim=1) for label in truth
+    ]  # The copy comes after the end token.
     assert translation.score(tail) == pytest.approx(100.0)
     assert (
         translation.score([torch.full_like(label, special["eos_token"]) for label in truth]) == 0.0
     )
-    assert translation.score(truth[::-1]) < 50.0  # the translations of other sentences
+    assert translation.score(truth[::-1]) < 50.0  # Each translation belongs to another sentence.

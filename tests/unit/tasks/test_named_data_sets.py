@@ -1,4 +1,4 @@
-"""Data that is named instead of brought: the hub and the standard library."""
+"""Data sets that a job names: of the hub and of the standard library."""
 
 import sys
 from collections import Counter
@@ -11,7 +11,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig, JobConfig
 from collapipe.tasks import load_task
 from collapipe.tasks.hub import load_hub_rows
-from collapipe.tasks.rows import TaggedRow, TextRow
+from collapipe.tasks.rows import Row, TaggedRow
 from collapipe.tasks.stdlib_docstrings import load_docstrings
 
 datasets = pytest.importorskip("datasets")
@@ -19,7 +19,7 @@ HUB = DataConfig(source="hub", hub_name="some/set", train="train")
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]], features: Any) -> None:
-    """Puts a data set where the hub's would be."""
+    """Replaces the hub by a data set in memory."""
     table = datasets.Dataset.from_list(records, features=datasets.Features(features))
     monkeypatch.setattr(
         datasets, "load_dataset", lambda name, split: {"some/set/train": table}[f"{name}/{split}"]
@@ -33,7 +33,7 @@ def test_hub_classes_get_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     offer(monkeypatch, [{"text": "it is warm", "label": 1}], features)
     [row] = load_hub_rows("train", "classification", HUB)
-    assert row == TextRow("some/set[train]", 1, "it is warm", "warm")
+    assert row == Row("some/set[train]", 1, ("it is warm",), ("warm",))
 
 
 def test_hub_tags_get_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_hub_tags_get_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = {"text_column": "tokens", "label_column": "ner_tags"}
     [row] = load_hub_rows("train", "ner", HUB.model_copy(update=columns))
     assert isinstance(row, TaggedRow)
-    assert (row.words, row.tags) == (("a", "b"), ("O", "B-x"))
+    assert (row.words, row.labels) == (("a", "b"), ("O", "B-x"))
 
 
 def test_hub_translation_may_be_nested(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,8 +91,8 @@ def test_docstrings_are_of_sixteen_packages_in_an_order_that_mixes_them() -> Non
 def test_docstrings_load_as_a_task(
     make_job: Callable[..., JobConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of the same shape stand in, to parse the library only once."""
-    rows = [TextRow("x.py", i, f"docstring number {i} of ours", f"p{i % 3}") for i in range(100)]
+    """The test replaces the rows, because parsing the library is slow and another test does it."""
+    rows = [Row("x.py", i, (f"docstring number {i} of ours",), (f"p{i % 3}",)) for i in range(100)]
     monkeypatch.setattr("collapipe.tasks.cluster_rows.load_docstrings", lambda: rows)
     data = {"source": "stdlib_docstrings"}
     task = load_task(make_job("classification", data), 0, None)

@@ -1,4 +1,4 @@
-"""Files become rows, and every mistake names file, line, value and remedy."""
+"""Files become rows, and the message for every mistake names file, line, value and remedy."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
-from collapipe.tasks.rows import PairRow, TaggedRow, TextRow
+from collapipe.tasks.rows import Row, TaggedRow
 from collapipe.tasks.sources import RowSource, open_file
 
 GOOD = '{"text": "it is warm", "label": "warm"}\n'
@@ -26,8 +26,12 @@ def append(source: RowSource, content: str) -> None:
         file.write(content)
 
 
+def tagged(file: str, line: int, words: tuple[str, ...], tags: tuple[str, ...]) -> TaggedRow:
+    return TaggedRow(file, line, (" ".join(words),), tags, words)
+
+
 def read_all(source: RowSource) -> list[str]:
-    """Reads and accepts; returns the inputs."""
+    """Reads and accepts rows; returns their input texts."""
     rows = source.read()
     source.accept()
     return [row.key for row in rows]
@@ -38,22 +42,21 @@ def test_json_lines_are_rows_with_their_lines(tmp_path: Path) -> None:
         tmp_path, "a.jsonl", "\ufeff" + GOOD + "\n" + GOOD.replace('"warm"', "3"), "classification"
     )
     first, second = source.read()
-    assert first == TextRow(source.name, 1, "it is warm", "warm")
-    assert isinstance(second, TextRow)
-    assert (second.label, second.place) == ("3", f"{source.name}:3")
+    assert first == Row(source.name, 1, ("it is warm",), ("warm",))
+    assert (second.group, second.place) == ("3", f"{source.name}:3")
 
 
 def test_conll_is_sentences_separated_by_blank_lines(tmp_path: Path) -> None:
     source = open_text(tmp_path, "a.conll", CONLL.replace("\n", "\r\n"), "ner")
     assert source.read() == [
-        TaggedRow(source.name, 1, ("Ada", "Lovelace", "runs"), ("B-person", "I-person", "O")),
-        TaggedRow(source.name, 5, ("Rain",), ("O",)),
+        tagged(source.name, 1, ("Ada", "Lovelace", "runs"), ("B-person", "I-person", "O")),
+        tagged(source.name, 5, ("Rain",), ("O",)),
     ]
 
 
 def test_ner_rows_in_json_lines(tmp_path: Path) -> None:
     source = open_text(tmp_path, "a.jsonl", '{"text": ["Ada"], "label": ["B-x"]}\n', "ner")
-    assert source.read() == [TaggedRow(source.name, 1, ("Ada",), ("B-x",))]
+    assert source.read() == [tagged(source.name, 1, ("Ada",), ("B-x",))]
 
 
 def test_parallel_files_are_pairs(tmp_path: Path) -> None:
@@ -61,7 +64,7 @@ def test_parallel_files_are_pairs(tmp_path: Path) -> None:
     (tmp_path / "a.de").write_text("eins\nzwei\n", encoding="utf-8")
     source = open_file(f"{tmp_path}/a.en,{tmp_path}/a.de", "translation", DataConfig())
     name = f"{tmp_path}/a.en"
-    assert source.read() == [PairRow(name, 1, "one", "eins"), PairRow(name, 2, "two", "zwei")]
+    assert source.read() == [Row(name, 1, ("one", "eins"), ()), Row(name, 2, ("two", "zwei"), ())]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,7 @@ def test_parallel_files_are_pairs(tmp_path: Path) -> None:
             "a.conll",
             "ner",
             "a O\nb I-y\n",
-            r":2: tag 'I-y' follows 'O'.*opens an entity with 'B-y'",
+            r":2: tag 'I-y' follows 'O'.*open the entity with 'B-y'",
         ),
         ("a.conll", "ner", "a B-x\nb I-y\n", r":2: tag 'I-y' follows 'B-x'"),
         ("a.conll", "ner", "a B-x\n\nb I-x\n", r":3: tag 'I-x' follows 'O'"),
@@ -147,7 +150,9 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
     [("a.csv", "ner"), ("a.conll", "translation"), ("a.en,a.de", "classification")],
 )
 def test_unknown_format_is_refused_with_what_the_task_reads(path: str, kind: str) -> None:
-    with pytest.raises(InvalidInputError, match=rf"{path}: is no format that {kind} reads: give"):
+    with pytest.raises(
+        InvalidInputError, match=rf"{path}: .*format is not supported for {kind}: use"
+    ):
         open_file(path, kind, DataConfig())
 
 
@@ -240,7 +245,7 @@ def test_changed_earlier_rows_are_refused(tmp_path: Path, content: str) -> None:
     read_all(source)
     Path(source.name).write_text(content, encoding="utf-8")
     with pytest.raises(
-        InvalidInputError, match=r"first 1 lines \(\d+ bytes\) changed.*restore them"
+        InvalidInputError, match=r"first 1 lines \(\d+ bytes\) have changed.*restore them"
     ):
         source.read()
 

@@ -1,4 +1,4 @@
-"""Vocabularies are made, read, and exported so that `transformers` sees what training saw."""
+"""Vocabularies are made, read and exported; `transformers` then produces the token ids of training."""
 
 import json
 from collections.abc import Callable
@@ -11,14 +11,12 @@ from tokenizers import Tokenizer
 
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig, ModelConfig, TaskConfig
-from collapipe.models import adapter_for, create_config_json
+from collapipe.models import adapter_class, adapter_for, create_config_json
 from collapipe.tasks import (
     load_task,
-    make_vocabulary,
-    read_vocabulary,
-    special_token_ids,
     write_tokenizer_files,
 )
+from collapipe.tasks.vocabulary import Vocabulary, make_vocabulary, read_vocabulary
 
 TEXTS = ["Ada Lovelace lives in London", "Zwei Männer lesen ein Buch", "it's a dog, isn't it?"] * 3
 FAMILIES = ["bert", "distilbert", "roberta", "marian", "bart"]
@@ -31,8 +29,12 @@ TINY = {
 }
 
 
+def special_token_ids(vocabulary: bytes, family: str) -> dict[str, int]:
+    return adapter_class(family).special_token_ids(Tokenizer.from_str(vocabulary.decode()))
+
+
 def export(directory: Path, family: str, kind: str, vocabulary: bytes, labels: list[str]) -> Any:
-    """Writes a tiny model as the edge server does; returns it."""
+    """Writes a tiny model like the edge server, and returns it."""
     task = TaskConfig.model_validate({"kind": kind, "max_length": 32, "max_new_tokens": 5})
     config_json = create_config_json(
         ModelConfig(family=family, config=TINY[family]),
@@ -90,12 +92,14 @@ def test_vocabulary_of_another_family_is_refused() -> None:
     with pytest.raises(
         InvalidInputError, match=r"has no '\[PAD\]', the pad_token of family 'bert'"
     ):
-        special_token_ids(make_vocabulary(TEXTS, 300, "marian"), "bert")
+        Vocabulary(make_vocabulary(TEXTS, 300, "marian"), "bert", max_length=8)
 
 
 def test_bytes_that_are_no_vocabulary_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"the vocabulary \(5 bytes\) is no tokenizer.json"):
-        special_token_ids(b"{nope", "bert")
+    with pytest.raises(
+        InvalidInputError, match=r"the vocabulary \(5 bytes\) is not a tokenizer.json"
+    ):
+        Vocabulary(b"{nope", "bert", max_length=8)
 
 
 def test_read_vocabulary_neither_pads_nor_cuts(tmp_path: Path) -> None:
