@@ -263,7 +263,7 @@ def test_sentence_that_continues_a_read_one_is_refused(tmp_path: Path) -> None:
     source = open_text(tmp_path, "a.conll", CONLL, "ner")
     read_all(source)
     append(source, "falls O\n\n")
-    with pytest.raises(InvalidInputError, match=r"a\.conll:6: continues a sentence.*blank line"):
+    with pytest.raises(InvalidInputError, match=r"a\.conll:6: continues the sentence.*blank line"):
         source.read()
 
 
