@@ -101,7 +101,7 @@ class Clock:
 def measured(
     of: JobHosts, seconds: Sequence[float], start: float, end: float, blocks: int = 2
 ) -> list[Series]:
-    """Telemetry of devices that ran 20 micro-batches of 4 samples, with `seconds` for each block and sample."""
+    """Telemetry of 20 micro-batches with 4 samples. `seconds` are those of a block and sample, by device."""
     listed = [of.clusters[0].control_unit, *of.clusters[0].devices, of.edge_server]
     found = []
     for stage, (host, each) in enumerate(zip(listed, (0.001, *seconds, 0.002), strict=True)):
@@ -129,8 +129,7 @@ def planner(
 def summary(
     of: JobHosts, busy_seconds: float = 1.0, gathered_seconds: Mapping[str, float] | None = None
 ) -> job_pb2.RoundSummary:
-    """A round in which every host computed for `busy_seconds`, and some devices sent 24 kB of unit states
-    each."""
+    """A round in which every host computed for `busy_seconds`, and some devices sent 24 kB each."""
     result = job_pb2.RoundSummary(training_seconds=4.0, gather_seconds=0.5, configure_seconds=0.2)
     for host in (of.clusters[0].control_unit, *of.clusters[0].devices, of.edge_server):
         report = result.stages.add(host_id=host.host_id)

@@ -19,8 +19,8 @@ def progress(cluster_index: int, steps: int) -> Event:
     return Event(progress=RoundProgress(cluster_index=cluster_index, steps_done=steps))
 
 
-def told(watched: Iterator[Event | None]) -> list[str]:
-    """What a watch that ends has told, in words."""
+def texts_of(watched: Iterator[Event | None]) -> list[str]:
+    """The events of a closed log, as short texts."""
     words = []
     for event in watched:
         assert event is not None
@@ -31,16 +31,16 @@ def told(watched: Iterator[Event | None]) -> list[str]:
     return words
 
 
-def test_late_watcher_gets_what_happened_and_the_end() -> None:
+def test_late_watcher_gets_all_events_and_the_end() -> None:
     log = EventLog()
     for number in range(3):
         log.publish(status(number))
     log.close()
     for _ in range(2):
-        assert told(log.watch(SILENCE)) == ["0", "1", "2"]
+        assert texts_of(log.watch(SILENCE)) == ["0", "1", "2"]
 
 
-def test_watcher_gets_each_event_once_as_it_comes() -> None:
+def test_watcher_gets_each_event_once_when_it_happens() -> None:
     log = EventLog()
     watched = log.watch(SILENCE)
     for number in range(3):
@@ -52,7 +52,7 @@ def test_watcher_gets_each_event_once_as_it_comes() -> None:
     assert list(watched) == []
 
 
-def test_waiting_watcher_is_woken() -> None:
+def test_waiting_watcher_gets_a_new_event() -> None:
     log = EventLog()
     first: list[Event | None] = []
     watcher = threading.Thread(target=lambda: first.append(next(log.watch(SILENCE))), daemon=True)
@@ -64,7 +64,7 @@ def test_waiting_watcher_is_woken() -> None:
     assert first[0].status.message == "7"
 
 
-def test_silence_gives_a_sign_of_life_and_loses_nothing() -> None:
+def test_silence_yields_none_and_loses_no_event() -> None:
     log = EventLog()
     watched = log.watch(0.01)
     assert [next(watched), next(watched)] == [None, None]
@@ -81,20 +81,20 @@ def test_only_the_last_progress_of_a_cluster_is_kept() -> None:
         log.publish(progress(1, 10 * steps))
     log.publish(status(9))
     log.close()
-    assert told(log.watch(SILENCE)) == ["0: 4", "1: 40", "9"]
+    assert texts_of(log.watch(SILENCE)) == ["0: 4", "1: 40", "9"]
 
 
-def test_long_job_forgets_its_oldest_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_job_drops_its_oldest_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_KEPT_EVENTS", 3)
     log = EventLog()
     watched = log.watch(SILENCE)
     for number in range(5):
         log.publish(status(number))
     log.close()
-    assert told(watched) == ["2", "3", "4"]
+    assert texts_of(watched) == ["2", "3", "4"]
 
 
-def test_events_tell_when_they_happened() -> None:
+def test_events_carry_their_elapsed_time() -> None:
     log = EventLog()
     for number in range(2):
         log.publish(status(number))

@@ -24,8 +24,7 @@ class Decision:
 
 
 class ScriptedPlanner:
-    """Plans two clusters with its own numbers of micro-batches, unless it must keep those of an earlier
-    attempt."""
+    """Plans with its own numbers of micro-batches, unless it must keep those of an earlier attempt."""
 
     def __init__(self, host_id: str, *micro_batches: int, feasible: bool = True) -> None:
         self._host_id, self._micro_batches, self._feasible = host_id, micro_batches, feasible

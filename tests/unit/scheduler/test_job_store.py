@@ -173,3 +173,14 @@ def test_reopening_with_more_rounds_and_another_schedule_takes_the_new_values(
     store.reopen(make_job(rounds=9, micro_batches=4))
     (document,) = JobStore(tmp_path).all()
     assert document.job == make_job(rounds=9, micro_batches=4)
+
+
+def test_micro_batches_are_fixed_when_each_of_them_updates_the_model(tmp_path: Path) -> None:
+    def per_micro_batch(micro_batches: int) -> JobConfig:
+        training = TrainingConfig(update_per="micro_batch")
+        return make_job(micro_batches=micro_batches).model_copy(update={"training": training})
+
+    store = JobStore(tmp_path)
+    finish(store, store.create(per_micro_batch(8)).job_id)
+    with pytest.raises(InvalidInputError, match=r"other values of schedule\.num_micro_batches:"):
+        store.reopen(per_micro_batch(4))

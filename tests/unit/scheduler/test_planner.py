@@ -39,7 +39,7 @@ def run_round(
     return decision
 
 
-def test_first_round_rests_on_the_profile() -> None:
+def test_first_round_uses_the_profile() -> None:
     taking_part = hosts()
     known = knowledge(taking_part, seconds=(0.01, 0.02, 0.04))
     source = Source()
@@ -51,7 +51,7 @@ def test_first_round_rests_on_the_profile() -> None:
     assert sum(placed.values()) == SIZES.num_blocks
 
 
-def test_blocks_leave_a_device_that_rounds_measured_to_be_slow() -> None:
+def test_blocks_leave_a_device_that_is_slow_in_a_round() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
     before = blocks(run_round(deciding, clock, 0, summary(taking_part)))
@@ -60,7 +60,7 @@ def test_blocks_leave_a_device_that_rounds_measured_to_be_slow() -> None:
     assert after.get("device-0", 0) < before["device-0"]
 
 
-def test_window_reaches_back_to_the_start_of_the_round_but_at_least_four_scrapes() -> None:
+def test_window_starts_with_the_round_but_spans_at_least_four_scrapes() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
     run_round(deciding, clock, 0, summary(taking_part))
@@ -70,7 +70,7 @@ def test_window_reaches_back_to_the_start_of_the_round_but_at_least_four_scrapes
     assert source.asked[-1] == (1008.0, 1012.0)
 
 
-def test_window_never_reaches_back_before_the_job() -> None:
+def test_window_never_starts_before_the_job() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
     run_round(deciding, clock, 0, summary(taking_part), seconds=2.0)
@@ -78,7 +78,7 @@ def test_window_never_reaches_back_before_the_job() -> None:
     assert source.asked == [(1000.0, 1002.0)]
 
 
-def test_telemetry_that_is_down_keeps_the_current_plans() -> None:
+def test_unreachable_telemetry_keeps_the_current_plans() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
     first = run_round(deciding, clock, 0, summary(taking_part))
@@ -88,7 +88,7 @@ def test_telemetry_that_is_down_keeps_the_current_plans() -> None:
     assert "no recent telemetry" in "\n".join(explain(second))
 
 
-def test_device_that_reports_nothing_keeps_the_current_plans_and_is_named() -> None:
+def test_device_without_telemetry_keeps_the_current_plans_and_is_named() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
     run_round(deciding, clock, 0, summary(taking_part))
@@ -207,7 +207,7 @@ class Probes:
         pass
 
 
-def test_blocks_leave_a_device_that_is_slow_to_gather_from_until_its_link_is_restored() -> None:
+def test_blocks_leave_a_device_with_a_slow_uplink_until_it_is_restored() -> None:
     taking_part, source, clock, probes = hosts(), Source(), Clock(), Probes()
     known = knowledge(taking_part)
     for link in known.links.values():
@@ -286,7 +286,7 @@ def test_shares_of_a_channel_become_rate_limits() -> None:
     assert sum(limits) <= 3e7 + len(limits)
 
 
-def test_no_feasible_plan_says_which_limit_forbids_it() -> None:
+def test_error_without_a_feasible_plan_names_the_limit() -> None:
     taking_part = hosts()
     for device in taking_part.clusters[0].devices:
         device.memory_bytes = 20000
@@ -294,7 +294,7 @@ def test_no_feasible_plan_says_which_limit_forbids_it() -> None:
         planner(taking_part, knowledge(taking_part), Source(), Clock()).decide(0, None)
 
 
-def test_explanation_names_the_bottleneck_and_what_would_help() -> None:
+def test_explanation_names_the_bottleneck_and_the_best_improvement() -> None:
     taking_part = hosts()
     known = knowledge(taking_part, seconds=(0.05, 0.05, 0.05), rate_bps=1e9)
     _, decision = planner(taking_part, known, Source(), Clock()).decide(0, None)

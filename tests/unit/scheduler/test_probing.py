@@ -1,4 +1,4 @@
-"""Links are probed one at a time at each of their ends, over real gRPC."""
+"""Probes of links over real gRPC: each host takes part in one probe at a time."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ UNREACHABLE = "device-1"
 
 
 class Probed(link_pb2_grpc.LinkServiceServicer):
-    """A host whose probes take some time and tell who was probed meanwhile."""
+    """A host whose probes take some time and are recorded."""
 
     def __init__(self, host_id: str, record: "Record") -> None:
         self._host_id, self._record = host_id, record
@@ -30,7 +30,7 @@ class Probed(link_pb2_grpc.LinkServiceServicer):
     def MeasureLink(
         self, request: link_pb2.MeasureLinkRequest, context: grpc.ServicerContext
     ) -> link_pb2.MeasureLinkResponse:
-        with self._record.probing({self._host_id, request.host_id}):
+        with self._record.record_probe({self._host_id, request.host_id}):
             time.sleep(PROBE_SECONDS)
         if self._host_id == UNREACHABLE:
             raise InvalidInputError("this host cannot send")
@@ -38,7 +38,7 @@ class Probed(link_pb2_grpc.LinkServiceServicer):
 
 
 class Record:
-    """Which hosts are being probed, and whether one ever was twice at a time."""
+    """The hosts that are being probed, and the probes that met a busy host."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class Record:
         self.clashes: list[set[str]] = []
         self.most_at_once = 0
 
-    def probing(self, ends: set[str]) -> ExitStack:
+    def record_probe(self, ends: set[str]) -> ExitStack:
         with self._lock:
             if ends & set(self._busy):
                 self.clashes.append(ends)
@@ -96,12 +96,10 @@ def test_every_link_is_probed_and_no_host_takes_part_in_two_probes_at_a_time(
     pairs = link_pairs(served.clusters[0], served.edge_server)
     assert found.keys() == {f"{sender}>{receiver}" for sender, receiver in pairs}
     assert record.clashes == []
-    assert record.most_at_once > 1, (
-        "hosts that have nothing to do with each other are not waited for"
-    )
+    assert record.most_at_once > 1, "probes without a common host run at the same time"
 
 
-def test_link_that_cannot_be_probed_carries_nothing(served: JobHosts) -> None:
+def test_link_whose_probe_fails_has_no_capacity(served: JobHosts) -> None:
     channels = ChannelPool(Security.insecure())
     found = probe_links(served, channels)
     channels.close()
