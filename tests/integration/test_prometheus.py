@@ -215,5 +215,5 @@ def test_prometheus_that_ended_is_an_error_and_not_an_empty_window(tmp_path: Pat
     with running_prometheus(tmp_path) as server:
         source = PrometheusSource(server.url)
         assert source.window(time.time() - 60, time.time()) == []
-    with pytest.raises(PeerLostError, match="cannot be asked"):
+    with pytest.raises(PeerLostError, match="cannot be reached"):
         source.window(time.time() - 60, time.time())
