@@ -1,7 +1,7 @@
 """Runs a job from its queue entry to its last commit.
 
-Start with `JobRunner.run`, the life of a job, and `JobRunner._run_round`, the transaction of
-docs/architecture.md.
+Start with `JobRunner.run`, which runs the whole job, and `JobRunner._run_round`, which runs one round as a
+transaction: docs/architecture.md.
 """
 
 import logging
@@ -42,8 +42,7 @@ class JobRunner:
     """Runs one job.
 
     Args:
-        document: The job. The runner updates and stores it, so that a restarted scheduler can continue the
-            job.
+        document: The job. The runner updates it and stores it after every change.
     """
 
     def __init__(
@@ -87,9 +86,8 @@ class JobRunner:
             message = self._explain(error)
             logger.warning("job %s failed: %s", self.job_id, message)
             self._end(scheduler_pb2.JOB_STATE_FAILED, message)
-        except (
-            Exception
-        ) as error:  # A full disk or a bug must not end the thread that runs all jobs.
+        except Exception as error:
+            # A full disk or a bug must not end the thread that runs all jobs.
             logger.exception("job %s failed unexpectedly", self.job_id)
             message = f"the scheduler failed: {type(error).__name__}: {error}; see its log"
             self._end(scheduler_pb2.JOB_STATE_FAILED, message)

@@ -111,7 +111,7 @@ class RoundDocument(_Document):
     plans: list[_Plan]
     """One for each cluster."""
     decision: dict[str, Any] = Field(default_factory=dict)
-    """The document of `RoundDecision.to_json`; empty in old documents."""
+    """The document of `RoundDecision.to_json`. It is empty in documents of early versions."""
 
 
 class JobStore:
@@ -245,7 +245,7 @@ def _changed_settings(before: JobConfig, after: JobConfig) -> list[str]:
 
 def _may_change(setting: str, job: JobConfig) -> bool:
     if setting == "schedule.num_micro_batches":
-        # With an update for each micro-batch, their number decides the number of optimizer steps.
+        # With an update for each micro-batch, another number of micro-batches would change the training.
         return job.training.update_per != "micro_batch"
     return setting.startswith("schedule.") or setting in (
         "training.rounds",

@@ -273,7 +273,7 @@ class Planner:
         logger.warning("the hosts report no telemetry yet: radio links are treated as wired links")
 
     def _reference_seconds(self, round_index: int) -> float:
-        """Returns tau_ref of docs/scheduling.md (13), with the number of micro-batches that the job file gives."""
+        """Returns tau_ref of docs/scheduling.md (13), for the micro-batches of the job file."""
         problem = build_problem(
             self._job,
             self._sizes,

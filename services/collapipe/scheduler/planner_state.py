@@ -20,10 +20,10 @@ class PlannerState(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     version: Literal[2] = 2
-    """Raise it whenever an older document can no longer be read."""
+    """Increase it when an older document can no longer be read."""
     strategy: str
     host_ids: list[list[str]]
-    """As `host_ids` returns them."""
+    """The result of `host_ids` for the hosts of the job."""
     knowledge: Knowledge
     current_plans: RoundPlan
     """The plans of the last committed round; empty before the first one."""

@@ -36,8 +36,7 @@ _PROBES_PER_ROUND = 4
 """A probe takes a third of a second and slows down the streams of the round, so there are only a few."""
 
 _PROBE_SECONDS = 25.0
-"""Deadline of a probe. It takes well under a second on a good link, and several seconds on a very slow
-one."""
+"""Deadline of a probe. A probe takes less than a second on a good link, and seconds on a very slow one."""
 
 
 def profile_hosts(
@@ -118,8 +117,8 @@ class UnusedMeasurements:
 class Explorer:
     """Measures devices and links that a round does not use, while the round runs.
 
-    Otherwise a device or link that was slow once would never be used again. All devices
-    without blocks are profiled. Of the links without a stream, those with the oldest probes are probed.
+    Otherwise a device or link that was slow once would never be used again. All devices without blocks are
+    profiled. Of the links without a stream, those with the oldest probes are probed.
     """
 
     def __init__(
@@ -156,7 +155,8 @@ class Explorer:
         done, self._running = self._running, None
         try:
             return done.result()
-        except Exception:  # These measurements are optional, so their failure must not end the job.
+        except Exception:
+            # The job can continue without these measurements.
             logger.exception("measuring unused devices and links failed")
             return UnusedMeasurements()
 

@@ -49,7 +49,7 @@ class ModelSizes:
 
 def _micro_batch_options(job: JobConfig) -> tuple[int, ...]:
     """Returns the numbers of micro-batches that the strategy may choose from, in ascending order."""
-    # With an update for each micro-batch, their number also decides the number of optimizer steps.
+    # With an update for each micro-batch, another number of micro-batches would change the training.
     if job.schedule.strategy != "dssra" or job.training.update_per == "micro_batch":
         return (job.schedule.num_micro_batches,)
     return tuple(divisors(job.training.mini_batch))
@@ -187,7 +187,7 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         block_state_bytes=knowledge.block_state_bytes or _STATE_PER_WEIGHT * model.unit_bytes[1],
         block_stash_bytes=knowledge.block_stash_bytes,
         activation_bytes=knowledge.activation_bytes,
-        # The times of the control unit and the edge server are measured or guessed for the whole unit.
+        # The times of control units and edge server are those of the whole embedding or head: one unit of work.
         embedding_work=1.0,
         head_work=1.0,
         embedding_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[0],
