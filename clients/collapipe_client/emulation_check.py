@@ -89,7 +89,7 @@ class EmulationCheck:
 
         with EmulationCheck(testbed) as check:
             ...
-        report = check.verdict()
+        check.verdict()
 
     Args:
         testbed: A started testbed that emulates devices.
@@ -108,15 +108,13 @@ class EmulationCheck:
         if kind is None:
             self._after = self._read()
 
-    def verdict(self) -> EmulationReport:
-        """Returns the measurements if the emulation kept up.
+    def verdict(self) -> None:
+        """Checks the measurements.
 
         Raises:
             WrongStateError: The emulation did not keep up, or the measurements are incomplete.
         """
-        report = self.report()
-        report.check()
-        return report
+        self.report().check()
 
     def report(self) -> EmulationReport:
         """Returns the measurements.

@@ -15,11 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from collapipe.emulation.links import LinkDescription, describe_mistakes
-from collapipe.emulation.network_profiles import LinkConditions, network_profile, network_profiles
+from collapipe.emulation.network_profiles import NETWORK_PROFILES, LinkConditions, network_profile
 from collapipe.errors import InvalidInputError
 from collapipe.traffic_shaping.shaper_process.links_file import LinkEntry
-from collapipe.traffic_shaping.shaper_process.status import AppliedLink
-from collapipe.traffic_shaping.shaper_process.traces import named_trace, read_trace, trace_names
+from collapipe.traffic_shaping.shaper_process.traces import TRACES, named_trace, read_trace
 from collapipe_client.cli_options import AsJson, WorkspaceOption
 from collapipe_client.endpoint import running_testbed
 from collapipe_client.quantities import (
@@ -75,14 +74,14 @@ def shape(
     profile: Annotated[
         str | None,
         typer.Argument(
-            help=f"One of {', '.join(network_profiles())}, or {_NO_PROFILE}.", show_default=False
+            help=f"One of {', '.join(NETWORK_PROFILES)}, or {_NO_PROFILE}.", show_default=False
         ),
     ] = None,
     trace: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help=f"Conditions that change over time: {', '.join(trace_names())}, or a file.",
+            help=f"Conditions that change over time: {', '.join(TRACES)}, or a file.",
         ),
     ] = None,
     rate: Annotated[str | None, typer.Option(help="For example 10mbit.")] = None,
@@ -123,7 +122,7 @@ def shape(
             values = {"trace": _read_trace(trace), "started_at": round(time.time(), 3)}
         elif not values and profile is None:
             raise InvalidInputError(
-                f"no conditions for {link}: give a profile ({', '.join(network_profiles())}), --rate, --delay, "
+                f"no conditions for {link}: give a profile ({', '.join(NETWORK_PROFILES)}), --rate, --delay, "
                 "--jitter, --loss or --trace"
             )
         if "profile" in values:
@@ -156,7 +155,7 @@ def unshape(
 
 def _read_trace(name: str) -> Any:
     """Returns the name of a trace in the package, or the content of a file."""
-    if name not in trace_names() and Path(name).is_file():
+    if name not in TRACES and Path(name).is_file():
         return read_trace(Path(name)).model_dump(exclude_none=True)
     named_trace(name)
     return name
@@ -203,21 +202,21 @@ def _list(state: Path | None, workspace: Path, as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                "profiles": {k: v.model_dump() for k, v in network_profiles().items()},
-                "traces": {name: named_trace(name).description for name in trace_names()},
+                "profiles": {k: v.model_dump() for k, v in NETWORK_PROFILES.items()},
+                "traces": {name: trace.description for name, trace in TRACES.items()},
                 "links": links
                 and {k: v.model_dump(exclude_defaults=True) for k, v in links.items()},
             }
         )
         return
     table = _table("profile", "rate", "delay", "jitter", "loss", "description")
-    for name, profile in network_profiles().items():
+    for name, profile in NETWORK_PROFILES.items():
         differs = profile.up != profile.down
         table.add_row(name + (" (up)" if differs else ""), *_row(profile.up), profile.description)
         if differs:
             table.add_row(f"{name} (down)", *_row(profile.down), "")
-    for name in trace_names():
-        table.add_row(name, "", "", "", "", f"trace: {named_trace(name).description}")
+    for name, trace in TRACES.items():
+        table.add_row(name, "", "", "", "", f"trace: {trace.description}")
     Console().print(table)
     if links is not None:
         shaped = _table("link", "conditions")
@@ -228,19 +227,7 @@ def _list(state: Path | None, workspace: Path, as_json: bool) -> None:
 
 def _print_report(report: Report, as_json: bool) -> None:
     if as_json:
-        applied = {
-            sender: {receiver: link.model_dump() for receiver, link in links.items()}
-            for sender, links in report.applied.items()
-        }
-        print_json(
-            {
-                "file": str(report.file),
-                "applied": applied,
-                "problems": report.problems,
-                "not_confirmed": report.not_confirmed,
-                "not_up": report.not_running,
-            }
-        )
+        print_json(report.model_dump(mode="json"))
     else:
         say(f"{report.file} is changed")
         table = _table("from", "to", "rate", "delay", "jitter", "loss")
@@ -255,8 +242,8 @@ def _print_report(report: Report, as_json: bool) -> None:
         if report.not_confirmed:
             names = ", ".join(report.not_confirmed)
             say(f"not confirmed in time by {names}: see the logs of their shaper processes")
-        if report.not_running:
-            names = ", ".join(report.not_running)
+        if report.not_up:
+            names = ", ".join(report.not_up)
             say(f"no shaper process runs for {names}: their links change when it starts")
     if report.not_confirmed:
         raise typer.Exit(FAILED)
@@ -265,17 +252,11 @@ def _print_report(report: Report, as_json: bool) -> None:
 def _describe(link: LinkDescription) -> str:
     if isinstance(link, LinkEntry) and link.trace is not None:
         return f"trace {link.trace}" if isinstance(link.trace, str) else "trace from a file"
-    values = (
-        say_rate(link.rate_bps),
-        say_seconds(link.delay_seconds or 0.0),
-        say_seconds(link.jitter_seconds or 0.0),
-        say_ratio(link.loss_ratio or 0.0),
-    )
     profile = f"{link.profile} ({link.direction})" if link.profile else ""
-    return " ".join(part for part in (profile, *values) if part) or "not limited"
+    return " ".join(part for part in (profile, *_row(link.conditions)) if part) or "ideal"
 
 
-def _row(link: LinkConditions | AppliedLink) -> tuple[str, str, str, str]:
+def _row(link: LinkConditions) -> tuple[str, str, str, str]:
     return (
         say_rate(link.rate_bps),
         say_seconds(link.delay_seconds),

@@ -5,8 +5,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from collapipe.emulation.emulation_file import Emulation
 from collapipe.emulation.links import ANY_HOST, LinkDescription, LinkKey
@@ -24,23 +25,19 @@ from collapipe_client.workspace import replace_text
 _POLL_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class Report:
-    """The effect of a change.
-
-    Args:
-        file: The changed file.
-        applied: The links in force now, by sender and receiver.
-        problems: Differences from the file, by sender; those with the key "" concern all senders.
-        not_confirmed: Senders whose shaper process runs, but did not confirm the change in time.
-        not_running: Senders without a running shaper process. They follow the file when they start.
-    """
+class Report(BaseModel):
+    """The effect of a change."""
 
     file: Path
-    applied: Mapping[str, Mapping[str, AppliedLink]] = field(default_factory=dict)
-    problems: Mapping[str, list[str]] = field(default_factory=dict)
-    not_confirmed: tuple[str, ...] = ()
-    not_running: tuple[str, ...] = ()
+    """The changed file."""
+    applied: dict[str, dict[str, AppliedLink]] = {}
+    """The links in force now, by sender and receiver."""
+    problems: dict[str, list[str]] = {}
+    """Differences from the file, by sender; those with the key "" concern all senders."""
+    not_confirmed: list[str] = []
+    """Senders whose shaper process runs, but did not confirm the change in time."""
+    not_up: list[str] = []
+    """Senders without a running shaper process. They follow the file when they start."""
 
 
 class LinkDescriptions(ABC):
@@ -143,11 +140,11 @@ class ShaperProcessLinks(LinkDescriptions):
             if status.digest == links_file.digest and status.in_force
         }
         return Report(
-            self.file,
-            applied,
-            {sender: status.problems for sender, status in running.items() if status.problems},
-            tuple(sender for sender in running if sender not in applied),
-            tuple(sender for sender in statuses if sender not in running),
+            file=self.file,
+            applied=applied,
+            problems={sender: one.problems for sender, one in running.items() if one.problems},
+            not_confirmed=[sender for sender in running if sender not in applied],
+            not_up=[sender for sender in statuses if sender not in running],
         )
 
     def _wait(
@@ -201,7 +198,7 @@ class EmulatedLinks(LinkDescriptions):
     def _report(self, changes: Mapping[str, LinkEntry | None], wait_seconds: float) -> Report:
         changed = {key: link for key, link in self.links().items() if key in changes}
         warnings = Emulation(links=changed).warnings()
-        return Report(self.file, problems={"": warnings} if warnings else {})
+        return Report(file=self.file, problems={"": warnings} if warnings else {})
 
 
 @contextmanager

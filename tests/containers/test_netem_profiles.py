@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from collapipe.emulation.network_profiles import network_profiles
+from collapipe.emulation.network_profiles import NETWORK_PROFILES
 from collapipe_client.cli import app
 from containers.uml.guest import need_uml
 from containers.uml.two_hosts import TwoHosts, two_hosts
@@ -57,11 +57,11 @@ def command(hosts: TwoHosts, verb: str, *arguments: str, code: int = 0) -> dict[
     return json.loads(result.output)
 
 
-@pytest.mark.parametrize("name", network_profiles())
+@pytest.mark.parametrize("name", NETWORK_PROFILES)
 def test_profile_is_what_packets_meet_in_both_directions(hosts: TwoHosts, name: str) -> None:
     applied = command(hosts, "shape", "near", name)["applied"]
     assert applied["near"]["far"]["addresses"] == ["10.90.0.2"]
-    profile = network_profiles()[name]
+    profile = NETWORK_PROFILES[name]
     for sender, wanted in (("near", profile.up), ("far", profile.down)):
         assert wanted.rate_bps
         gentle_bps = min(0.25 * wanted.rate_bps, MOST_SMALL_BPS)

@@ -13,7 +13,8 @@ from typing_extensions import Self
 
 from collapipe.emulation.device_profiles import device_profile
 from collapipe.emulation.links import LinkDescription, describe_mistakes, matching_links
-from collapipe.emulation.network_profiles import LinkConditions, StrictModel
+from collapipe.emulation.named_tables import StrictModel
+from collapipe.emulation.network_profiles import LinkConditions
 from collapipe.errors import InvalidInputError
 
 logger = logging.getLogger(__name__)

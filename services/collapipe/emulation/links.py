@@ -11,12 +11,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError, model_validator
 from typing_extensions import Self
 
-from collapipe.emulation.network_profiles import (
-    Direction,
-    LinkConditions,
-    StrictModel,
-    network_profile,
-)
+from collapipe.emulation.named_tables import StrictModel
+from collapipe.emulation.network_profiles import Direction, LinkConditions, network_profile
 from collapipe.errors import InvalidInputError
 
 ANY_HOST = "*"

@@ -1,32 +1,19 @@
-"""The conditions of a link, and the network profiles of network_profiles.toml."""
+"""The conditions of a link, and network profiles, which network_profiles.toml lists with their sources."""
 
-import sys
 from collections.abc import Mapping
-from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from collapipe.errors import InvalidInputError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from collapipe.emulation.named_tables import StrictModel, find_table, read_toml
 
 Direction = Literal["up", "down"]
 """Up is from a device into the network, down is from the network to the device."""
 
 MAX_LOSS_RATIO = 0.9999
 """A link that loses every packet is not a link."""
-
-
-class StrictModel(BaseModel):
-    """A part of a file. It is immutable and refuses unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class LinkConditions(StrictModel):
@@ -67,12 +54,9 @@ class NetworkProfile(StrictModel):
     down: LinkConditions
 
 
-@cache
-def network_profiles() -> Mapping[str, NetworkProfile]:
-    """Returns all network profiles by name, in the order of network_profiles.toml."""
-    file = resources.files("collapipe.emulation") / "network_profiles.toml"
+def _read_profiles() -> Mapping[str, NetworkProfile]:
     profiles = {}
-    for name, table in tomllib.loads(file.read_text("utf-8")).items():
+    for name, table in read_toml(Path(__file__).with_name("network_profiles.toml")).items():
         texts = {key: table.pop(key) for key in ("description", "source")}
         own = {direction: table.pop(direction, {}) for direction in ("up", "down")}
         # what is left in the table holds for both directions
@@ -81,15 +65,9 @@ def network_profiles() -> Mapping[str, NetworkProfile]:
     return profiles
 
 
-def network_profile(name: str) -> NetworkProfile:
-    """Returns the network profile with this name.
+NETWORK_PROFILES = _read_profiles()
 
-    Raises:
-        InvalidInputError: No profile has this name.
-    """
-    profiles = network_profiles()
-    if name not in profiles:
-        raise InvalidInputError(
-            f"there is no network profile {name!r}: use one of {', '.join(profiles)}"
-        )
-    return profiles[name]
+
+def network_profile(name: str) -> NetworkProfile:
+    """Returns the network profile with a name, or raises `InvalidInputError`."""
+    return find_table("network profile", name, NETWORK_PROFILES)

@@ -1,15 +1,12 @@
 """`python -m collapipe.traffic_shaping`: the shaper process."""
 
 import argparse
-import contextlib
 import logging
 import os
-import queue
 import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 from collapipe.errors import CollapipeError
 from collapipe.telemetry.logs import configure_logging
@@ -22,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 """How often to look for a change of links.json. In a container, a mounted folder may send no events."""
+_END_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
 def main() -> None:
@@ -41,6 +39,8 @@ def main() -> None:
                 shaper.read()
                 shaper.apply(time.time())
         else:
+            # before the first thread starts, so that no thread receives these signals but _run
+            signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
             book = AddressBook()
             shaper = HostShaper(options.host, options.state, interface, status, book.find)
             _run(shaper, book)
@@ -50,23 +50,15 @@ def main() -> None:
 
 
 def _run(shaper: HostShaper, book: AddressBook) -> None:
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        signals.put(number)
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
-    while True:
+    is_ended = False
+    while not is_ended:
         shaper.read()
         book.follow(shaper.other_hosts)
         next_change = shaper.apply(time.time())
         wait = _POLL_SECONDS
         if next_change is not None:
             wait = min(wait, max(next_change - time.time(), 0.01))
-        with contextlib.suppress(queue.Empty):
-            signals.get(timeout=wait)
-            break
+        is_ended = signal.sigtimedwait(_END_SIGNALS, wait) is not None
     shaper.remove()
 
 

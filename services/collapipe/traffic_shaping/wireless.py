@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from math import inf, log10
 
 from collapipe.errors import InvalidInputError
@@ -20,17 +20,6 @@ _REMEDY = "iw needs a Wi-Fi interface and, to set its power, CAP_NET_ADMIN; with
 _THERMAL_WATTS_PER_HERTZ = 4.0e-21
 """Noise of any receiver at room temperature, for Wi-Fi drivers that report no noise."""
 _MEGA = 1e6
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """What iw reports about the link to the access point."""
-
-    gain: float
-    noise_watts_per_hertz: float
-    power_watts: float
-    bit_rate_bps: float
-    channel_hz: float
 
 
 class WifiRadioDriver(RadioDriver):
@@ -55,7 +44,9 @@ class WifiRadioDriver(RadioDriver):
         self._power_watts = 0.0
         self._can_set_power = True
         self._read_at = -inf
-        self._reading: _Reading | None = None
+        self._state: RadioState | None = None
+        """The state with the whole channel."""
+        self._channel_hz = 0.0
         self._run("info")
 
     def transmit(
@@ -66,13 +57,12 @@ class WifiRadioDriver(RadioDriver):
             if power_watts and power_watts != self._power_watts and self._can_set_power:
                 self._set_power(power_watts)
             if time.monotonic() - self._read_at > _READ_SECONDS:
-                self._reading = self._read()
+                self._state = self._read()
                 self._read_at = time.monotonic()
-            now = self._reading
-        if now is None:
-            return None
-        rate_bps = now.bit_rate_bps * min(bandwidth_hz / now.channel_hz, 1.0)
-        return RadioState(now.gain, now.noise_watts_per_hertz, now.power_watts, rate_bps)
+            if self._state is None:
+                return None
+            share = min(bandwidth_hz / self._channel_hz, 1.0)
+            return replace(self._state, rate_bps=self._state.rate_bps * share)
 
     def _set_power(self, power_watts: float) -> None:
         milli_dbm = round(100 * 10 * log10(1000 * power_watts))
@@ -85,7 +75,7 @@ class WifiRadioDriver(RadioDriver):
             self._power_watts = power_watts
             self._read_at = -inf
 
-    def _read(self) -> _Reading | None:
+    def _read(self) -> RadioState | None:
         """Reads the link; `None` if the interface is not connected."""
         try:
             link, info = self._run("link"), self._run("info")
@@ -98,21 +88,17 @@ class WifiRadioDriver(RadioDriver):
             return None
         power_dbm = _number(info, r"txpower (\S+) dBm")
         power = _watts(power_dbm) if power_dbm is not None else NOMINAL_POWER_WATTS
-        return _Reading(
-            gain=_watts(signal) / power,
-            noise_watts_per_hertz=self._noise_watts_per_hertz(width * _MEGA),
-            power_watts=power,
-            bit_rate_bps=bit_rate * _MEGA,
-            channel_hz=width * _MEGA,
-        )
+        self._channel_hz = width * _MEGA
+        noise = self._read_noise_watts_per_hertz()
+        return RadioState(_watts(signal) / power, noise, power, bit_rate * _MEGA)
 
-    def _noise_watts_per_hertz(self, channel_hz: float) -> float:
+    def _read_noise_watts_per_hertz(self) -> float:
         try:
             survey = self._run("survey", "dump")
         except InvalidInputError:  # some Wi-Fi drivers have no survey
             survey = ""
         noise = _number(survey, r"\[in use\]\s+noise:\s*(\S+) dBm")
-        return _watts(noise) / channel_hz if noise is not None else _THERMAL_WATTS_PER_HERTZ
+        return _THERMAL_WATTS_PER_HERTZ if noise is None else _watts(noise) / self._channel_hz
 
     def _run(self, *arguments: str) -> str:
         return run_command([*self._iw, "dev", self._interface, *arguments], _REMEDY)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
-from collapipe.emulation.network_profiles import network_profiles
+from collapipe.emulation.network_profiles import NETWORK_PROFILES
 from collapipe.traffic_shaping.shaper_process.links_file import LinksFile
 from collapipe.traffic_shaping.shaper_process.status import AppliedLink, ShaperStatus
 from collapipe_client.cli import app
@@ -180,7 +180,7 @@ def test_local_testbed_refuses_traces_and_changes_nothing(local_testbed: Workspa
 
 def test_help_lists_every_network_profile() -> None:
     printed = " ".join(invoke("shape", "--help").split())
-    for name in network_profiles():
+    for name in NETWORK_PROFILES:
         assert name in printed
 
 

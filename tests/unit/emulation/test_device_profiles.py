@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 from pydantic import ValidationError
 
@@ -10,11 +8,11 @@ from collapipe.errors import InvalidInputError
 FASTER = ["raspberry-pi-4", "raspberry-pi-5", "laptop", "jetson-orin-nano"]
 
 
-def test_profiles_are_of_the_devices_that_people_have() -> None:
-    assert set(DEVICE_PROFILES) == set(FASTER)
+def test_every_profile_has_positive_figures() -> None:
+    assert set(DEVICE_PROFILES) >= set(FASTER)
     for name, profile in DEVICE_PROFILES.items():
         assert device_profile(name) is profile
-        assert all(value > 0 for value in dataclasses.asdict(profile).values())
+        assert all(value > 0 for value in profile.model_dump().values())
 
 
 def test_profiles_keep_the_order_of_published_benchmarks() -> None:
@@ -23,15 +21,15 @@ def test_profiles_keep_the_order_of_published_benchmarks() -> None:
     assert rates[1] / rates[0] == pytest.approx(30.249 / 11.889, rel=0.05)  # HPL
 
 
-def test_board_that_computes_draws_what_was_measured_at_the_wall() -> None:
+def test_busy_board_has_the_power_that_was_measured_at_the_wall() -> None:
     for name, watts in (("raspberry-pi-4", 7.2), ("raspberry-pi-5", 11.0)):
         profile = DEVICE_PROFILES[name]
         assert profile.busy_watts + profile.idle_watts == pytest.approx(watts)
 
 
-def test_unknown_profile_is_refused_with_those_that_there_are() -> None:
-    said = "no device profile 'raspberry-pi-9': use one of raspberry-pi-4, raspberry-pi-5"
-    with pytest.raises(InvalidInputError, match=said):
+def test_unknown_profile_is_refused_with_the_known_ones() -> None:
+    message = "no device profile 'raspberry-pi-9': use one of raspberry-pi-4, raspberry-pi-5"
+    with pytest.raises(InvalidInputError, match=message):
         device_profile("raspberry-pi-9")
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=message):
         EmulatedDevice(profile="raspberry-pi-9")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from collapipe.emulation.emulation_file import Emulation, EmulationFile
-from collapipe.emulation.network_profiles import LinkConditions, network_profile, network_profiles
+from collapipe.emulation.network_profiles import NETWORK_PROFILES, LinkConditions, network_profile
 from collapipe.errors import InvalidInputError
 
 
@@ -36,7 +36,7 @@ def test_delays_of_wire_and_radio_add_up() -> None:
     assert (emulation.delay_seconds("a", "b"), emulation.delay_seconds("b", "a")) == (0.75, 0.25)
 
 
-@pytest.mark.parametrize("name", network_profiles())
+@pytest.mark.parametrize("name", NETWORK_PROFILES)
 def test_link_takes_rate_and_delay_from_a_network_profile(name: str) -> None:
     links = {"a>*": {"profile": name}, "*>a": {"profile": name, "direction": "down"}}
     emulation = Emulation.model_validate({"links": links})

@@ -1,10 +1,10 @@
 import pytest
 
-from collapipe.emulation.network_profiles import network_profile, network_profiles
+from collapipe.emulation.network_profiles import NETWORK_PROFILES, network_profile
 from collapipe.errors import InvalidInputError
 
 
-@pytest.mark.parametrize("name", network_profiles())
+@pytest.mark.parametrize("name", NETWORK_PROFILES)
 def test_every_profile_has_a_description_sources_and_rates(name: str) -> None:
     profile = network_profile(name)
     assert len(profile.source) > 60 and profile.description
@@ -13,7 +13,7 @@ def test_every_profile_has_a_description_sources_and_rates(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lan", "wifi", "wifi-congested", "4g", "lte-lossy", "satellite"])
 def test_profile_that_the_documentation_names_exists(name: str) -> None:
-    assert name in network_profiles()
+    assert name in NETWORK_PROFILES
 
 
 def test_unknown_profile_is_refused_with_the_known_ones() -> None:

@@ -15,9 +15,9 @@ from collapipe.traffic_shaping.tc.classes import (
 )
 from collapipe.traffic_shaping.tc.disciplines import ClassRate, Discipline, Netem, TokenBucket
 
-WIFI = Netem(50e6, 2000.0, 1000.0, 0.0, 426)
-LOSSY = Netem(2.4e6, 35_000.0, 10_000.0, 0.01, 109)
-BUCKET = TokenBucket(2.4e6, 3028, 500_000.0)
+WIFI = Netem(50e6, 0.002, 0.001, 0.0, 426)
+LOSSY = Netem(2.4e6, 0.035, 0.01, 0.01, 109)
+BUCKET = TokenBucket(2.4e6, 3028, 0.5)
 RATE, LOWER_RATE = ClassRate(2e7), ClassRate(1e6)
 HANDLE = "c01e:"
 HERE, THERE, SIX = "10.0.0.2", "10.0.0.3", "fd00::12:2"
@@ -68,7 +68,7 @@ def test_other_values_change_the_discipline_in_place() -> None:
 
 def test_bucket_that_shrinks_is_replaced_and_one_that_grows_is_changed() -> None:
     """A waiting packet that is larger than the new burst would block the link for ever, so the queue is dropped."""
-    small, large = BUCKET, TokenBucket(50e6, 12_500, 100_000.0)
+    small, large = BUCKET, TokenBucket(50e6, 12_500, 0.1)
     shrunk = class_commands(root((HERE, large)), {HERE: small})
     assert [line.split()[:2] for line in shrunk] == [["qdisc", "del"], ["qdisc", "add"]]
     grown = class_commands(root((HERE, small)), {HERE: large})

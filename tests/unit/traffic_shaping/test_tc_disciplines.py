@@ -1,12 +1,12 @@
 import pytest
 
-from collapipe.emulation.network_profiles import LinkConditions, network_profiles
+from collapipe.emulation.network_profiles import NETWORK_PROFILES, LinkConditions
 from collapipe.traffic_shaping.tc.disciplines import Netem, TokenBucket, discipline_for
 
 
-@pytest.mark.parametrize("name", network_profiles())
+@pytest.mark.parametrize("name", NETWORK_PROFILES)
 def test_queue_has_room_for_delayed_packets_of_any_size_and_is_bounded(name: str) -> None:
-    for conditions in (network_profiles()[name].up, network_profiles()[name].down):
+    for conditions in (NETWORK_PROFILES[name].up, NETWORK_PROFILES[name].down):
         netem = discipline_for(conditions, has_netem=True)
         assert isinstance(netem, Netem) and conditions.rate_bps
         delay = conditions.delay_seconds + conditions.jitter_seconds
@@ -18,7 +18,7 @@ def test_queue_has_room_for_delayed_packets_of_any_size_and_is_bounded(name: str
 
 
 def test_without_netem_only_the_rate_is_emulated() -> None:
-    lossy = network_profiles()["lte-lossy"].up
+    lossy = NETWORK_PROFILES["lte-lossy"].up
     bucket = discipline_for(lossy, has_netem=False)
     assert isinstance(bucket, TokenBucket) and bucket.rate_bps == lossy.rate_bps
     assert discipline_for(LinkConditions(delay_seconds=0.1), has_netem=False) is None

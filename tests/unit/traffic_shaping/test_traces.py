@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 
 from collapipe.errors import InvalidInputError
-from collapipe.traffic_shaping.shaper_process.traces import named_trace, read_trace, trace_names
+from collapipe.traffic_shaping.shaper_process.traces import TRACES, named_trace, read_trace
 
 
 def test_trace_of_the_package_becomes_slow_and_recovers() -> None:
-    assert trace_names() == ["walk-away"]
+    assert list(TRACES) == ["walk-away"]
     rates = [step.in_direction("up").rate_bps or 0 for step in named_trace("walk-away").steps]
     assert rates[0] == rates[-1] == max(rates) > 5 * min(rates)
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from collapipe.documents import write_document
@@ -12,9 +12,8 @@ from collapipe.traffic_shaping.shaper_process.host_addresses import HostAddresse
 from collapipe.traffic_shaping.shaper_process.link_emulator import LinkEmulator
 from collapipe.traffic_shaping.shaper_process.links_file import (
     INITIAL,
-    HostLink,
     LinksFile,
-    earliest,
+    combine,
 )
 from collapipe.traffic_shaping.shaper_process.status import (
     AppliedLink,
@@ -114,22 +113,18 @@ class HostShaper:
         self._has_seen_interface = exists
         links = self._links_file.links_from(self._host)
         addresses = self._assign_addresses(links)
-        conditions = {receiver: link.conditions_at(now) for receiver, link in links.items()}
-        self._shape(
-            {address: conditions[to] for to, owned in addresses.items() for address in owned}
-        )
-        self._write_status(
-            {
-                receiver: AppliedLink(
-                    keys=list(links[receiver].parts),
-                    addresses=addresses[receiver],
-                    **conditions[receiver].model_dump(exclude={"queue_seconds"}),
-                )
-                for receiver in links
-            },
-            running=True,
-        )
-        return earliest(link.next_change(now) for link in links.values())
+        applied: dict[str, AppliedLink] = {}
+        by_address: dict[str, LinkConditions] = {}
+        for receiver, parts in links.items():
+            conditions = combine(entry.conditions_at(now) for entry in parts.values())
+            by_address |= dict.fromkeys(addresses[receiver], conditions)
+            applied[receiver] = AppliedLink(
+                keys=list(parts), addresses=addresses[receiver], **conditions.model_dump()
+            )
+        self._shape(by_address)
+        self._write_status(applied, running=True)
+        changes = [entry.next_change(now) for parts in links.values() for entry in parts.values()]
+        return min((change for change in changes if change is not None), default=None)
 
     def remove(self) -> None:
         """Removes all shaping, also that of a killed process.
@@ -145,17 +140,18 @@ class HostShaper:
         )
         self._write_status({}, running=False)
 
-    def _assign_addresses(self, links: Mapping[str, HostLink]) -> dict[str, list[str]]:
+    def _assign_addresses(self, receivers: Iterable[str]) -> dict[str, list[str]]:
         """Returns the addresses of each receiver. If two claim one address, the last confirmed has it."""
-        owners: dict[str, tuple[float, str]] = {}
-        for receiver in links:
-            if (found := self._find_addresses(receiver)) is not None:
-                for address in found.addresses:
-                    claim = (found.confirmed_at, receiver)
-                    owners[address] = max(owners.get(address, claim), claim)
+        found = {receiver: self._find_addresses(receiver) for receiver in receivers}
+        known = [(hosts.confirmed_at, name, hosts) for name, hosts in found.items() if hosts]
+        owners = {
+            address: receiver
+            for _, receiver, hosts in sorted(known, key=lambda claim: claim[:2])
+            for address in hosts.addresses
+        }
         return {
-            receiver: sorted(address for address, (_, owner) in owners.items() if owner == receiver)
-            for receiver in links
+            receiver: sorted(address for address, owner in owners.items() if owner == receiver)
+            for receiver in found
         }
 
     def _shape(self, by_address: Mapping[str, LinkConditions]) -> None:

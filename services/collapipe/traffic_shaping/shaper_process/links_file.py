@@ -14,8 +14,7 @@ the first matching entry counts.) A link without an entry is not shaped. The hos
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -28,7 +27,8 @@ from collapipe.emulation.links import (
     describe_mistakes,
     matching_links,
 )
-from collapipe.emulation.network_profiles import MAX_LOSS_RATIO, LinkConditions, StrictModel
+from collapipe.emulation.named_tables import StrictModel
+from collapipe.emulation.network_profiles import MAX_LOSS_RATIO, LinkConditions
 from collapipe.errors import InvalidInputError
 from collapipe.traffic_shaping.shaper_process.traces import Trace, named_trace
 
@@ -94,34 +94,6 @@ class LinkEntry(LinkDescription):
         return named_trace(self.trace) if isinstance(self.trace, str) else self.trace
 
 
-@dataclass(frozen=True)
-class HostLink:
-    """A link from one host to another.
-
-    Args:
-        parts: The entries of links.json that the link consists of, by key; at least one.
-    """
-
-    parts: Mapping[str, LinkEntry]
-
-    def conditions_at(self, now: float) -> LinkConditions:
-        """Returns the conditions of all parts together, at a time in seconds since 1970."""
-        parts = [entry.conditions_at(now) for entry in self.parts.values()]
-        slowest = min(parts, key=lambda part: part.rate_bps or math.inf)  # packets queue here
-        return LinkConditions(
-            rate_bps=slowest.rate_bps,
-            # each part is within the limits, but the sum may exceed them
-            delay_seconds=min(sum(part.delay_seconds for part in parts), _MAX_DELAY_SECONDS),
-            jitter_seconds=min(sum(part.jitter_seconds for part in parts), _MAX_DELAY_SECONDS),
-            loss_ratio=min(1 - math.prod(1 - part.loss_ratio for part in parts), MAX_LOSS_RATIO),
-            queue_seconds=slowest.queue_seconds,
-        )
-
-    def next_change(self, now: float) -> float | None:
-        """Returns when a trace changes the conditions next, in seconds since 1970; `None` for never."""
-        return earliest(entry.next_change(now) for entry in self.parts.values())
-
-
 class LinksFile(StrictModel):
     """The content of links.json."""
 
@@ -175,16 +147,25 @@ class LinksFile(StrictModel):
         named = {host for key in self.links for host in LinkKey.parse(key).hosts}
         return sorted(named.union(self.hosts))
 
-    def links_from(self, sender: str) -> dict[str, HostLink]:
-        """Returns the shaped links that leave a host, by receiver."""
-        links = {}
-        for receiver in self.all_hosts:
-            parts = matching_links(self.links, sender, receiver)
-            if parts and receiver != sender:
-                links[receiver] = HostLink(parts)
-        return links
+    def links_from(self, sender: str) -> dict[str, dict[str, LinkEntry]]:
+        """Returns the shaped links that leave a host: the entries that each one consists of, by receiver and key."""
+        matching = {
+            receiver: matching_links(self.links, sender, receiver)
+            for receiver in self.all_hosts
+            if receiver != sender
+        }
+        return {receiver: parts for receiver, parts in matching.items() if parts}
 
 
-def earliest(times: Iterable[float | None]) -> float | None:
-    """Returns the least of the times that are not `None`."""
-    return min((time for time in times if time is not None), default=None)
+def combine(parts: Iterable[LinkConditions]) -> LinkConditions:
+    """Returns the conditions of a link that consists of several parts."""
+    parts = list(parts)
+    slowest = min(parts, key=lambda part: part.rate_bps or math.inf)  # packets queue here
+    return LinkConditions(
+        rate_bps=slowest.rate_bps,
+        # each part is within the limits, but the sum may exceed them
+        delay_seconds=min(sum(part.delay_seconds for part in parts), _MAX_DELAY_SECONDS),
+        jitter_seconds=min(sum(part.jitter_seconds for part in parts), _MAX_DELAY_SECONDS),
+        loss_ratio=min(1 - math.prod(1 - part.loss_ratio for part in parts), MAX_LOSS_RATIO),
+        queue_seconds=slowest.queue_seconds,
+    )

@@ -4,30 +4,25 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from collapipe.emulation.network_profiles import LinkConditions
 from collapipe.errors import CorruptDataError
 
 
-class _StatusModel(BaseModel):
-    """Ignores unknown fields, because a shaper process of a later version may write more."""
+class AppliedLink(LinkConditions):
+    """The conditions of one link that leaves the host."""
 
     model_config = ConfigDict(extra="ignore")
-
-
-class AppliedLink(_StatusModel):
-    """The conditions of one link that leaves the host."""
 
     keys: list[str]
     """The keys of links.json that the conditions come from."""
     addresses: list[str] = Field(default_factory=list)
     """Of the receiver; empty while its name has no address."""
-    rate_bps: float | None = None
-    delay_seconds: float = 0.0
-    jitter_seconds: float = 0.0
-    loss_ratio: float = 0.0
 
 
-class ShaperStatus(_StatusModel):
-    """What the shaper process of a host has applied."""
+class ShaperStatus(BaseModel):
+    """What the shaper process of a host has applied. A later version may write more fields."""
+
+    model_config = ConfigDict(extra="ignore")
 
     host: str
     interface: str

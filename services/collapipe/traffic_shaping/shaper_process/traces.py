@@ -1,24 +1,14 @@
 """Traces: links whose conditions change over time."""
 
 import csv
-import sys
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
 from collapipe.emulation.links import LinkValues, describe_mistakes
-from collapipe.emulation.network_profiles import StrictModel
+from collapipe.emulation.named_tables import StrictModel, find_table, read_toml
 from collapipe.errors import InvalidInputError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-_FOLDER = resources.files("collapipe.traffic_shaping.shaper_process") / "traces"
 
 
 class TraceStep(LinkValues):
@@ -57,25 +47,16 @@ class Trace(StrictModel):
         return next((s.at_seconds for s in self.steps if s.at_seconds > seconds), None)
 
 
-def trace_names() -> list[str]:
-    """Returns the names of the traces in this package."""
-    return sorted(
-        file.name.removesuffix(".toml") for file in _FOLDER.iterdir() if file.name.endswith(".toml")
-    )
+TRACES = {
+    file.stem: Trace.model_validate(read_toml(file))
+    for file in sorted(Path(__file__).with_name("traces").glob("*.toml"))
+}
+"""The traces of this package, by name."""
 
 
-@cache
 def named_trace(name: str) -> Trace:
-    """Returns a trace of this package.
-
-    Raises:
-        InvalidInputError: No trace has this name.
-    """
-    if name not in trace_names():
-        raise InvalidInputError(
-            f"there is no trace {name!r}: use one of {', '.join(trace_names())}, or a file"
-        )
-    return Trace.model_validate(tomllib.loads((_FOLDER / f"{name}.toml").read_text("utf-8")))
+    """Returns the trace of this package with a name, or raises `InvalidInputError`."""
+    return find_table("trace", name, TRACES)
 
 
 def read_trace(path: Path) -> Trace:
@@ -85,9 +66,7 @@ def read_trace(path: Path) -> Trace:
         InvalidInputError: The file cannot be read, or is not a trace.
     """
     try:
-        text = path.read_text("utf-8")
-        document: dict[str, Any] = _read_csv(text) if path.suffix == ".csv" else tomllib.loads(text)
-        return Trace.model_validate(document)
+        return Trace.model_validate(_read_csv(path) if path.suffix == ".csv" else read_toml(path))
     except ValidationError as error:
         reason = describe_mistakes(error)
     except (OSError, ValueError) as error:  # errors of TOML and of Unicode are ValueErrors
@@ -98,6 +77,7 @@ def read_trace(path: Path) -> Trace:
     )
 
 
-def _read_csv(text: str) -> dict[str, Any]:
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+def _read_csv(path: Path) -> dict[str, Any]:
+    lines = path.read_text("utf-8").splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
     return {"steps": [{key: value for key, value in row.items() if value} for row in rows]}

@@ -5,8 +5,8 @@ it, so a late timer does not reduce the rate. With a rate, netem also keeps pack
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import astuple, dataclass
+from typing import Any
 
 from collapipe.emulation.network_profiles import LinkConditions
 
@@ -20,109 +20,87 @@ _MAX_QUEUE_FRAMES = 100_000
 _UNLIMITED_BPS = 100_000_000_000
 """netem keeps packets in order only if it has a rate, so links without a limit get this one."""
 _BURST_SECONDS = 0.002
-_RATE_TOLERANCE = 0.001
+_RELATIVE_TOLERANCE = 0.001
 """tc shows rates in whole bytes per second."""
-_SIZE_TOLERANCE = 0.05
-"""The kernel stores the sizes of tbf in ticks of its clock."""
+_ABSOLUTE_TOLERANCE = 1e-6
+"""The kernel stores times in ticks of its clock, and losses as fractions of 2**32."""
 
 
 @dataclass(frozen=True)
-class ClassRate:
-    """A limit of the htb class itself, without a discipline below it."""
-
-    rate_bps: float
-
-    leaf_arguments: ClassVar[str] = ""
+class Discipline:
+    """What limits the packets of a class: the class itself, or a discipline below it."""
 
     @property
     def class_arguments(self) -> str:
-        """The arguments of the htb class."""
-        rate, burst = f"{self.rate_bps:.0f}bit", _burst_bytes(self.rate_bps)
-        return f"htb rate {rate} ceil {rate} burst {burst} cburst {burst} quantum {_FRAME_BYTES}"
+        """The arguments of the htb class. By default, the class only sorts packets."""
+        return "htb rate 10gbit burst 1mb cburst 1mb quantum 60000"
+
+    @property
+    def leaf_arguments(self) -> str:
+        """The arguments of the discipline below the class, if there is one."""
+        return ""
 
     def matches(self, other: "Discipline") -> bool:
         """Returns whether the kernel would treat packets the same."""
-        return self == other
+        return type(self) is type(other) and all(
+            math.isclose(mine, its, rel_tol=_RELATIVE_TOLERANCE, abs_tol=_ABSOLUTE_TOLERANCE)
+            for mine, its in zip(astuple(self), astuple(other), strict=True)
+        )
 
     def can_replace(self, other: "Discipline") -> bool:
         """Returns whether the kernel can change the other discipline into this one and keep its packets."""
-        return isinstance(other, ClassRate)
-
-
-class _Leaf:
-    """A discipline below a class that only sorts packets."""
-
-    class_arguments: ClassVar[str] = "htb rate 10gbit burst 1mb cburst 1mb quantum 60000"
+        return type(self) is type(other)
 
 
 @dataclass(frozen=True)
-class Netem(_Leaf):
+class ClassRate(Discipline):
+    """A rate of the class itself."""
+
+    rate_bps: float
+
+    @property
+    def class_arguments(self) -> str:
+        rate, burst = f"{self.rate_bps:.0f}bit", _burst_bytes(self.rate_bps)
+        return f"htb rate {rate} ceil {rate} burst {burst} cburst {burst} quantum {_FRAME_BYTES}"
+
+
+@dataclass(frozen=True)
+class Netem(Discipline):
     """Rate, delay, jitter and loss. The queue is limited in packets."""
 
     rate_bps: float
-    delay_us: float
-    jitter_us: float
+    delay_seconds: float
+    jitter_seconds: float
     loss_ratio: float
     limit_packets: int
 
     @property
     def leaf_arguments(self) -> str:
-        """The arguments of the discipline below the class."""
         return (
-            f"netem limit {self.limit_packets} delay {self.delay_us:.1f}us {self.jitter_us:.1f}us "
+            f"netem limit {self.limit_packets} "
+            f"delay {1e6 * self.delay_seconds:.1f}us {1e6 * self.jitter_seconds:.1f}us "
             f"loss random {100 * self.loss_ratio:.5f}% rate {self.rate_bps:.0f}bit"
         )
 
-    def matches(self, other: "Discipline") -> bool:
-        """Returns whether the kernel would treat packets the same."""
-        return (
-            isinstance(other, Netem)
-            and self.limit_packets == other.limit_packets
-            and math.isclose(self.rate_bps, other.rate_bps, rel_tol=_RATE_TOLERANCE)
-            and math.isclose(self.delay_us, other.delay_us, abs_tol=1.0)
-            and math.isclose(self.jitter_us, other.jitter_us, abs_tol=1.0)
-            and math.isclose(self.loss_ratio, other.loss_ratio, abs_tol=1e-6)
-        )
-
-    def can_replace(self, other: "Discipline") -> bool:
-        """Returns whether the kernel can change the other discipline into this one and keep its packets."""
-        return isinstance(other, Netem)
-
 
 @dataclass(frozen=True)
-class TokenBucket(_Leaf):
+class TokenBucket(Discipline):
     """Only a rate, for kernels without netem. The queue is limited in bytes."""
 
     rate_bps: float
     burst_bytes: int
-    latency_us: float
+    latency_seconds: float
 
     @property
     def leaf_arguments(self) -> str:
-        """The arguments of the discipline below the class."""
         return (
             f"tbf rate {self.rate_bps:.0f}bit burst {self.burst_bytes} "
-            f"latency {self.latency_us:.0f}us"
+            f"latency {1e6 * self.latency_seconds:.0f}us"
         )
 
-    def matches(self, other: "Discipline") -> bool:
-        """Returns whether the kernel would treat packets the same."""
-        return (
-            isinstance(other, TokenBucket)
-            and math.isclose(self.rate_bps, other.rate_bps, rel_tol=_RATE_TOLERANCE)
-            and math.isclose(self.burst_bytes, other.burst_bytes, rel_tol=_SIZE_TOLERANCE)
-            and math.isclose(self.latency_us, other.latency_us, rel_tol=_SIZE_TOLERANCE)
-        )
-
-    def can_replace(self, other: "Discipline") -> bool:
-        """Returns whether the kernel can change the other discipline into this one and keep its packets.
-
-        A waiting packet that is larger than the new burst would never leave, nor would the packets behind it.
-        """
+    def can_replace(self, other: Discipline) -> bool:
+        # a waiting packet that is larger than the new burst would never leave, nor would the packets behind it
         return isinstance(other, TokenBucket) and self.burst_bytes >= other.burst_bytes
-
-
-Discipline = ClassRate | Netem | TokenBucket
 
 
 def discipline_for(conditions: LinkConditions, has_netem: bool) -> Discipline | None:
@@ -138,8 +116,7 @@ def discipline_for(conditions: LinkConditions, has_netem: bool) -> Discipline | 
     if rate is None:
         return None
     min_latency_seconds = 8 * _MIN_QUEUE_FRAMES * _FRAME_BYTES / rate
-    latency_seconds = max(conditions.queue_seconds, min_latency_seconds)
-    return TokenBucket(rate, _burst_bytes(rate), 1e6 * latency_seconds)
+    return TokenBucket(rate, _burst_bytes(rate), max(conditions.queue_seconds, min_latency_seconds))
 
 
 def read_discipline(qdisc: dict[str, Any]) -> Discipline | None:
@@ -149,13 +126,14 @@ def read_discipline(qdisc: dict[str, Any]) -> Discipline | None:
         delay = options.get("delay", {})
         return Netem(
             8.0 * options.get("rate", {}).get("rate", 0),
-            1e6 * delay.get("delay", 0.0),
-            1e6 * delay.get("jitter", 0.0),
+            delay.get("delay", 0.0),
+            delay.get("jitter", 0.0),
             options.get("loss-random", {}).get("loss", 0.0),
             options["limit"],
         )
     if qdisc["kind"] == "tbf":
-        return TokenBucket(8.0 * options["rate"], options["burst"], options.get("lat", 0.0))
+        latency_seconds = options.get("lat", 0.0) / 1e6
+        return TokenBucket(8.0 * options["rate"], options["burst"], latency_seconds)
     return None
 
 
@@ -169,8 +147,8 @@ def _netem_for(conditions: LinkConditions) -> Netem:
         frames = delay * packets_per_second + conditions.queue_seconds * rate / 8 / _FRAME_BYTES
     return Netem(
         rate or _UNLIMITED_BPS,
-        1e6 * conditions.delay_seconds,
-        1e6 * conditions.jitter_seconds,
+        conditions.delay_seconds,
+        conditions.jitter_seconds,
         conditions.loss_ratio,
         math.ceil(min(max(frames, _MIN_QUEUE_FRAMES), _MAX_QUEUE_FRAMES)),
     )

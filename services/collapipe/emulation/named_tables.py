@@ -1,0 +1,45 @@
+"""Profiles and traces: tables with names, in TOML files."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from collapipe.errors import InvalidInputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_Table = TypeVar("_Table")
+
+
+class StrictModel(BaseModel):
+    """A part of a file. It is immutable and refuses unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Reads a TOML file. Raises `OSError`, or `ValueError` if the file is not TOML."""
+    document: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+    return document
+
+
+def find_table(kind: str, name: str, tables: Mapping[str, _Table]) -> _Table:
+    """Returns the table with a name.
+
+    Args:
+        kind: What the tables are, for the error message.
+        name: Name of the table.
+        tables: By name.
+
+    Raises:
+        InvalidInputError: No table has this name.
+    """
+    if name not in tables:
+        raise InvalidInputError(f"there is no {kind} {name!r}: use one of {', '.join(tables)}")
+    return tables[name]
