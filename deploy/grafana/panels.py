@@ -1,4 +1,4 @@
-"""What the dashboards ask: every panel of dashboards/*.json with its expressions, for checks and pictures."""
+"""Reads the panels of dashboards/*.json with their queries, for tests and for picture.py."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 DIRECTORY = Path(__file__).parent / "dashboards"
 EVERYTHING = {"cluster": ".+", "member": ".+"}
-"""Values of the variables when All is chosen."""
+"""The values of the variables when All is chosen, as regular expressions."""
 
 
 @dataclass(frozen=True)
@@ -17,33 +17,33 @@ class Target:
     """One query of a panel."""
 
     expression: str
-    """PromQL with Grafana's variables."""
+    """PromQL with variables of Grafana."""
     legend: str
     instant: bool
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel."""
+    """One panel of a dashboard."""
 
     dashboard: str
-    """Its uid."""
+    """Uid of the dashboard."""
     title: str
     kind: str
-    """Grafana's type: stat, timeseries, state-timeline."""
+    """The type in Grafana: stat, timeseries or state-timeline."""
     unit: str
     targets: tuple[Target, ...]
     document: Mapping[str, Any]
-    """As Grafana reads it."""
+    """The JSON that Grafana reads."""
 
     @property
     def name(self) -> str:
-        """Tells it from every other panel."""
+        """A name that no other panel has."""
         return f"{self.dashboard}/{self.title}"
 
 
 def documents(directory: Path = DIRECTORY) -> dict[str, dict[str, Any]]:
-    """The dashboards as Grafana reads them, by file name."""
+    """Returns the JSON of all dashboards by file name."""
     return {
         path.name: json.loads(path.read_text(encoding="utf-8"))
         for path in sorted(directory.glob("*.json"))
@@ -51,7 +51,7 @@ def documents(directory: Path = DIRECTORY) -> dict[str, dict[str, Any]]:
 
 
 def panels(directory: Path = DIRECTORY) -> Iterator[Panel]:
-    """Every panel that asks something, of every dashboard in order."""
+    """Yields every panel that has queries."""
     for document in documents(directory).values():
         for panel in document["panels"]:
             if panel["type"] != "row":
@@ -73,12 +73,12 @@ def to_promql(
     rate_interval: str = "20s",
     variables: Mapping[str, str] = EVERYTHING,
 ) -> str:
-    """What Grafana would ask Prometheus.
+    """Returns the query that Grafana would send to Prometheus.
 
     Args:
-        expression: Of a panel.
-        rate_interval: What $__rate_interval is; at the least step of our panels, Grafana makes it 20 s.
-        variables: Regular expressions by name.
+        expression: PromQL with variables of Grafana.
+        rate_interval: Value of $__rate_interval. Grafana uses 20 s for the shortest step of our panels.
+        variables: Regular expressions by the name of the variable.
 
     Raises:
         ValueError: A variable has no value.

@@ -1,9 +1,9 @@
-"""Draws the key panels of the dashboards as one picture, from a Prometheus that has watched a job.
+"""Draws the main panels of the dashboards as one picture, from a Prometheus server that has scraped a job.
 
-    python deploy/grafana/picture.py --prometheus http://127.0.0.1:9090 --start UNIX --end UNIX docs/dashboards.png
+    python deploy/grafana/picture.py --prometheus http://127.0.0.1:9090 --start UNIX --end UNIX docs/pictures/dashboards.png
 
-Expressions, units, titles and thresholds are those of dashboards/*.json; only the drawing is matplotlib's instead of
-Grafana's. `--event UNIX=TEXT` marks a moment.
+Queries, units, titles and thresholds come from dashboards/*.json. matplotlib draws instead of Grafana. `--event UNIX=TEXT`
+marks a point in time.
 """
 
 import argparse
@@ -62,55 +62,32 @@ class Line:
 
 def main() -> None:
     """Runs the command."""
-    parser = argparse.ArgumentParser(description="Draws the key panels of the dashboards.")
+    parser = argparse.ArgumentParser(description="Draws the main panels of the dashboards.")
     parser.add_argument("--prometheus", required=True, metavar="URL")
     parser.add_argument("--start", required=True, type=float, metavar="UNIX")
     parser.add_argument("--end", required=True, type=float, metavar="UNIX")
-    parser.add_argument("--at", type=float, metavar="UNIX", help="of the large figures; as --end")
+    parser.add_argument(
+        "--at", type=float, metavar="UNIX", help="time of the large figures; default: --end"
+    )
     parser.add_argument("--event", action="append", default=[], metavar="UNIX=TEXT")
     parser.add_argument("--title", default="CollaPipe dashboards")
     parser.add_argument("file", type=Path)
-    arguments = parser.parse_args()
+    draw(parser.parse_args())
+
+
+def draw(arguments: argparse.Namespace) -> None:
+    """Queries Prometheus and writes the picture."""
+    url, start, end = arguments.prometheus, arguments.start, arguments.end
+    at = arguments.at or end
     events = []
     for event in arguments.event:
         moment, _, words = event.partition("=")
-        events.append((float(moment) - arguments.start, words))
-    draw(
-        arguments.prometheus,
-        arguments.start,
-        arguments.end,
-        arguments.at or arguments.end,
-        events,
-        arguments.title,
-        arguments.file,
-    )
-
-
-def draw(
-    url: str,
-    start: float,
-    end: float,
-    at: float,
-    events: Sequence[tuple[float, str]],
-    title: str,
-    file: Path,
-) -> None:
-    """Asks and draws.
-
-    Args:
-        url: Of the Prometheus.
-        start: Unix seconds of the left end.
-        end: Unix seconds of the right end.
-        at: Unix seconds of the large figures.
-        events: Moments in seconds since the start, with words.
-        title: Above everything.
-        file: Where the picture goes.
-    """
+        events.append((float(moment) - start, words))
     by_name = {panel.name: panel for panel in panels()}
     plt.rcParams.update({"font.size": 9, "text.color": INK, "font.family": "DejaVu Sans"})
     figure = plt.figure(figsize=(13.0, 10.0), facecolor=BACKGROUND)
-    figure.text(0.05, 0.978, title, fontsize=13, fontweight="bold", va="center")
-    shown = f"Time in minutes; the large figures are those at {_clock(at - start)}."
+    figure.text(0.05, 0.978, arguments.title, fontsize=13, fontweight="bold", va="center")
+    shown = f"Time in minutes. The large figures show the time {_clock(at - start)}."
     figure.text(0.05, 0.956, shown, color=FAINT, va="center")
     for number, (moment, words) in enumerate(events):
         place = 0.956 - 0.02 * number
@@ -124,7 +101,7 @@ def draw(
         (target,) = panel.targets
         axes = figure.add_subplot(grid[0, index])
         _draw_answer(axes, panel, _ask_now(url, target.expression, target.legend, at))
-    # the legends are to the right of their graphs
+    # The space between the columns is for the legends.
     grid = figure.add_gridspec(
         len(GRAPHS) // 2,
         2,
@@ -146,36 +123,26 @@ def draw(
         _draw_graph(axes, panel, lines, end - start)
         for moment, _ in events:
             axes.axvline(moment, color=EVENT, linewidth=1.2, linestyle=(0, (4, 2)))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=96, facecolor=BACKGROUND)
+    arguments.file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(arguments.file, dpi=96, facecolor=BACKGROUND)
 
 
 def _draw_answer(axes: Axes, panel: Panel, found: list[tuple[str, float]]) -> None:
-    """As Grafana's stat: the value on the colour of its threshold, and who it is."""
+    """Draws a panel as Grafana draws a stat: the value and its legend, on the colour of its threshold."""
     name, value = found[0] if found else ("", math.nan)
     color = "green"
     for step in panel.document["fieldConfig"]["defaults"]["thresholds"]["steps"]:
         if step["value"] is None or value >= step["value"]:
             color = step["color"]
     axes.set_facecolor(COLORS[color])
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
     axes.set_title(panel.title, loc="left", fontsize=9.5, color=INK)
     text = "no data" if math.isnan(value) else _say(value, panel.unit)
     shows_name = panel.document["options"]["textMode"] == "value_and_name" and name
-    size = 24 if len(text) < 10 else 19
-    axes.text(0.5, 0.6, text, fontsize=size, ha="center", va="center", color="white", weight="bold")
-    axes.text(
-        0.5,
-        0.17,
-        name if shows_name else "",
-        fontsize=10.5,
-        ha="center",
-        va="center",
-        color="white",
-    )
+    style: dict[str, Any] = {"ha": "center", "va": "center", "color": "white"}
+    axes.text(0.5, 0.6, text, fontsize=24 if len(text) < 10 else 19, weight="bold", **style)
+    axes.text(0.5, 0.17, name if shows_name else "", fontsize=10.5, **style)
 
 
 def _draw_graph(axes: Axes, panel: Panel, lines: list[Line], seconds: float) -> None:
@@ -224,8 +191,7 @@ def _draw_graph(axes: Axes, panel: Panel, lines: list[Line], seconds: float) -> 
     axes.tick_params(colors=FAINT, labelsize=8, length=0)
     axes.grid(color="#2c3235", linewidth=0.6)
     axes.set_axisbelow(True)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(1.0, 1.03),
@@ -239,7 +205,7 @@ def _draw_graph(axes: Axes, panel: Panel, lines: list[Line], seconds: float) -> 
 
 
 def _with_gaps(line: Line) -> tuple[list[float], list[float]]:
-    """A line is not drawn through where there was no data."""
+    """Returns times and values with a gap wherever data is missing for more than 30 s."""
     times, values = line.times[:1], line.values[:1]
     for moment, value in zip(line.times[1:], line.values[1:], strict=True):
         if moment - times[-1] > 30:
@@ -279,7 +245,7 @@ def _ask_range(url: str, expression: str, legend: str, start: float, end: float)
     for row in _ask(url, "query_range", form):
         points = [(float(at) - start, float(value)) for at, value in row["values"]]
         points = [point for point in points if not math.isnan(point[1])]
-        if any(value for _, value in points):  # who never did anything is not drawn
+        if any(value for _, value in points):  # series that are always 0 are left out
             times, values = zip(*points, strict=True)
             found.append(Line(_name(row["metric"], legend), list(times), list(values)))
     return found
@@ -290,7 +256,7 @@ def _name(labels: dict[str, str], legend: str) -> str:
 
 
 def _say(value: float, unit: str) -> str:
-    """A value as Grafana would write it, for the units of the panels that are drawn."""
+    """Formats a value as Grafana would, for the units of the drawn panels."""
     if unit == "percentunit":
         return f"{100 * value:.0f} %"
     if unit == "s":

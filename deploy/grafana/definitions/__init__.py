@@ -1,4 +1,4 @@
-"""The dashboards, as Python."""
+"""The definitions of all dashboards."""
 
 from definitions.devices import DEVICES
 from definitions.elements import build

@@ -1,4 +1,4 @@
-"""What all dashboards are made of: a few kinds of panels that are always described, have a unit, and ask one data source."""
+"""The building blocks of all dashboards: three kinds of panels, with a unit, a description and one data source."""
 
 import itertools
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 DATA_SOURCE = DataSourceRef(type_val="prometheus", uid="collapipe-prometheus")
-"""Of provisioning/datasources."""
+"""The data source of provisioning/datasources."""
 TAG = "collapipe"
 MIN_STEP = "5s"
-"""Least step of a query. $__rate_interval is then at least four of them: a mini-batch of a slow device lasts seconds."""
+"""Shortest step of a query. $__rate_interval is four times as long: a mini-batch of a slow device takes seconds."""
 
 IN_CLUSTER = 'cluster=~"$cluster"'
 OF_MEMBER = 'service=~"$member"'
@@ -36,18 +36,20 @@ BYTES_PER_SECOND, WATTS, COUNT, NONE = "binBps", "watt", "short", "none"
 SAMPLES_PER_SECOND = "suffix: samples/s"
 
 Query = tuple[str, str]
-"""PromQL, and the legend of its series."""
+"""An expression in PromQL, and the legend of its series."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One dashboard: `answers` is its first row, what holds the job back; `panels` show how it came to that."""
+    """One dashboard."""
 
     uid: str
     title: str
     description: str
     answers: Sequence[Any]
+    """The panels of the first row, which show what holds the job back."""
     panels: Sequence[Any]
+    """The panels below, with the details."""
 
 
 def answer(
@@ -61,17 +63,17 @@ def answer(
     no_value: str = "no data",
     decimals: int | None = None,
 ) -> Any:
-    """A large figure that says who or what it is.
+    """Returns a panel with one large figure.
 
     Args:
-        title: Of the panel.
-        query: Asked as of now; a `topk(1, ...)` names the one that matters.
-        unit: Grafana's name of it.
-        description: How to read it.
-        thresholds: From which value on it has which colour; green below.
-        names: Whether the legend is shown beside the value.
-        no_value: Shown without data.
-        decimals: Of the value; Grafana chooses when not given.
+        title: Title of the panel.
+        query: Evaluated for the present time, usually `topk(1, ...)`.
+        unit: In Grafana's notation.
+        description: How to read the panel.
+        thresholds: Values with the colour that applies from there on; below them, the panel is green.
+        names: Whether the legend stands beside the value.
+        no_value: Text without data.
+        decimals: Decimals of the value; with `None`, Grafana chooses.
     """
     text = common.BigValueTextMode.VALUE_AND_NAME if names else common.BigValueTextMode.VALUE
     panel = (
@@ -93,7 +95,7 @@ def answer(
 
 def graph(
     title: str,
-    queries: Sequence[Query],
+    queries: Query | list[Query],
     unit: str,
     description: str,
     *,
@@ -105,20 +107,20 @@ def graph(
     thresholds: Sequence[tuple[float, str]] = (),
     span: int = 12,
 ) -> Any:
-    """Lines over time.
+    """Returns a panel with lines over time.
 
     Args:
-        title: Of the panel.
-        queries: One or more.
-        unit: Grafana's name of it.
-        description: How to read it.
-        stacked: Whether they add up.
+        title: Title of the panel.
+        queries: One query or several.
+        unit: In Grafana's notation.
+        description: How to read the panel.
+        stacked: Whether the lines are stacked.
         steps: Whether a value holds until the next one.
-        bars: Bars instead of lines.
-        most: Soft upper end of the axis.
+        bars: Whether bars are drawn instead of lines.
+        most: Upper end of the axis, unless a value is higher.
         least: Lower end of the axis.
-        thresholds: Dashed lines from which on something is wrong.
-        span: Width, of 24.
+        thresholds: Values with the colour of the dashed line that is drawn there.
+        span: Width of the panel; 24 is the whole width.
     """
     panel = (
         timeseries.Panel()
@@ -161,7 +163,8 @@ def graph(
                 common.GraphThresholdsStyleMode.DASHED
             )
         )
-    for query, ref_id in zip(queries, "ABCDEF", strict=False):
+    all_queries = queries if isinstance(queries, list) else [queries]
+    for query, ref_id in zip(all_queries, "ABCDEF", strict=False):
         panel.with_target(_target(query, ref_id).range())
     return _described(panel, title, unit, description)
 
@@ -169,7 +172,7 @@ def graph(
 def timeline(
     title: str, query: Query, unit: str, description: str, thresholds: Sequence[tuple[float, str]]
 ) -> Any:
-    """One bar a series, coloured by its value over time."""
+    """Returns a panel with one bar for each series, coloured by its value over time."""
     panel = (
         statetimeline.Panel()
         .merge_values(True)
@@ -185,13 +188,44 @@ def timeline(
     return _described(panel, title, unit, description)
 
 
-def build(definition: Definition, all_dashboards: Sequence[Definition]) -> Any:
-    """Makes the dashboard, with links to the others.
+def by_link(metric: str) -> Query:
+    """Returns the query of a gauge of all chosen links."""
+    return f"max by (link) ({metric}{{{ON_LINK}}})", "{{link}}"
 
-    Args:
-        definition: What is on it.
-        all_dashboards: Every one, in order.
-    """
+
+def slowest_stage() -> Any:
+    """Returns the panel that names the stage which computes most."""
+    return answer(
+        "Slowest stage",
+        (
+            f"topk(1, stage:busy_seconds:rate1m{{{IN_CLUSTER}}} + stage:update_seconds:rate1m{{{IN_CLUSTER}}})",
+            STAGE,
+        ),
+        PERCENT,
+        "The stage that computes for the largest share of the time; the others wait for it. Near 100 %, the pipeline is as "
+        "fast as this host: fewer blocks there, or a faster device, would help. Far below, links or transfers of weights "
+        "hold the job back (dashboards Links and Training).",
+        decimals=0,
+    )
+
+
+def round_time() -> Any:
+    """Returns the panel of predicted and observed round times."""
+    return graph(
+        "Round time, predicted and observed",
+        [
+            ("max(collapipe_round_predicted_seconds) > 0", "predicted"),
+            ("max(collapipe_round_observed_seconds) > 0", "observed"),
+        ],
+        SECONDS,
+        "The last round that was predicted from measurements. After a change of devices or links, the two lines differ for "
+        "one round. If they differ for longer, the scheduler's model of a round does not fit.",
+        steps=True,
+    )
+
+
+def build(definition: Definition, all_dashboards: Sequence[Definition]) -> Any:
+    """Builds a dashboard, with links to the others."""
     board = (
         dashboard_builders.Dashboard(definition.title)
         .uid(definition.uid)
@@ -234,7 +268,7 @@ def build(definition: Definition, all_dashboards: Sequence[Definition]) -> Any:
     )
     for panel in definition.answers:
         board.with_panel(panel.id(next(numbers)))
-    board.with_row(dashboard_builders.Row("How it got there").id(next(numbers)).collapsed(False))
+    board.with_row(dashboard_builders.Row("Details").id(next(numbers)).collapsed(False))
     for panel in definition.panels:
         board.with_panel(panel.id(next(numbers)))
     return board.build()

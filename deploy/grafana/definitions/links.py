@@ -1,4 +1,4 @@
-"""What the links carry, and what they could."""
+"""The dashboard of the links: what they carry, and what they could carry."""
 
 from definitions.elements import (
     BITS_PER_SECOND,
@@ -11,31 +11,33 @@ from definitions.elements import (
     WATTS,
     Definition,
     answer,
+    by_link,
     graph,
 )
 
+_BYTES = f"rate(collapipe_link_transfer_bytes_total{{{ON_LINK}}}[$__rate_interval])"
 _USE = f"sum by (link) (rate(collapipe_link_transfer_seconds_total{{{ON_LINK}}}[$__rate_interval]))"
 
 LINKS = Definition(
     uid="collapipe-links",
     title="CollaPipe: links",
-    description="What the links between stages carry, and what they could.",
+    description="What the links between stages carry, and what they could carry.",
     answers=[
         answer(
             "Fullest link",
             (f"topk(1, {_USE})", "{{link}}"),
             PERCENT,
-            "Share of the time in which something was arriving. From 80 % on (red) the link holds the job back: a lossy codec "
-            "(schedule.codecs), a larger share of the channel, or another order of devices helps.",
+            "Share of the time in which data arrives over the busiest link. From 80 % on (red), the link holds the job back. A "
+            "lossy codec (schedule.codecs), a larger share of the channel or another order of devices helps.",
             thresholds=[(0.5, "orange"), (0.8, "red")],
             decimals=0,
         ),
         answer(
-            "Narrowest link",
+            "Slowest link",
             (f"bottomk(1, link:goodput_bps:ratio_increase1m{{{ON_LINK}}})", "{{link}}"),
             BITS_PER_SECOND,
-            "Bits over the time that they took to arrive, of the slowest link that was used within a minute. Matters only "
-            "if it is full, too.",
+            "Bits divided by the time that they took to arrive, of the slowest link that was used in the last minute. It matters "
+            "only if the link is also full.",
         ),
         answer(
             "Longest round trip",
@@ -44,8 +46,8 @@ LINKS = Definition(
                 "{{link}}",
             ),
             SECONDS,
-            "Least time of a message to the other end and back. Beyond the time of a micro-batch, only more micro-batches in flight "
-            "hide it.",
+            "Shortest time of a message to the other end and back. If it is longer than a micro-batch, only more micro-batches "
+            "in flight hide it.",
             thresholds=[(0.1, "orange"), (0.5, "red")],
             no_value="not probed",
         ),
@@ -53,7 +55,7 @@ LINKS = Definition(
             "Full links",
             (f"count({_USE} > 0.8) or vector(0)", "links"),
             COUNT,
-            "Links over which something arrives more than 80 % of the time.",
+            "Number of links over which data arrives for more than 80 % of the time.",
             thresholds=[(1, "red")],
             names=False,
         ),
@@ -61,114 +63,88 @@ LINKS = Definition(
     panels=[
         graph(
             "Goodput",
-            [
-                (
-                    f"8 * sum by (link) (rate(collapipe_link_transfer_bytes_total{{{ON_LINK}}}[$__rate_interval])) "
-                    f"/ (sum by (link) (rate(collapipe_link_transfer_seconds_total{{{ON_LINK}}}[$__rate_interval])) > 0)",
-                    "{{link}}",
-                )
-            ],
+            (f"8 * sum by (link) ({_BYTES}) / ({_USE} > 0)", "{{link}}"),
             BITS_PER_SECOND,
-            "Rate at which frames arrive, as their receiver sees it, while they arrive. A step down: the link became narrower, "
-            "or is shared. No line: nothing was sent.",
+            "Rate at which frames arrive, measured by the receiver while they arrive. After a step down, the link is slower or "
+            "shared. Without a line, nothing was sent.",
         ),
         graph(
             "Use of the links",
-            [(_USE, "{{link}}")],
+            (_USE, "{{link}}"),
             PERCENT,
-            "Share of the time in which something arrives. Goodput says how wide a link is, this says whether it is full.",
+            "Share of the time in which data arrives. Goodput shows how fast a link is; this panel shows whether it is full.",
             most=1.0,
             thresholds=[(0.8, "red")],
         ),
         graph(
             "Rate limits",
-            [
-                (
-                    f"max by (link) (collapipe_link_rate_limit_bps{{{ON_LINK}}})",
-                    "{{link}}",
-                )
-            ],
+            by_link("collapipe_link_rate_limit_bps"),
             BITS_PER_SECOND,
-            "What senders pace at: the least of the plan's share of the channel, the radio's rate and the shaper's; 0 is no "
-            "limit.",
+            "Rate to which a sender limits itself: the smallest of the plan's share of the channel, the rate of the radio and the "
+            "rate of the shaper. 0 means no limit.",
             steps=True,
         ),
         graph(
-            "Goodput of the limit",
-            [
-                (
-                    f"max by (link) (link:goodput_bps:ratio_increase1m{{{ON_LINK}}}) "
-                    f"/ on (link) (max by (link) (collapipe_link_rate_limit_bps{{{ON_LINK}}}) > 0)",
-                    "{{link}}",
-                )
-            ],
+            "Goodput relative to the limit",
+            (
+                f"max by (link) (link:goodput_bps:ratio_increase1m{{{ON_LINK}}}) "
+                f"/ on (link) (max by (link) (collapipe_link_rate_limit_bps{{{ON_LINK}}}) > 0)",
+                "{{link}}",
+            ),
             PERCENT,
-            "100 %: the link gives what its sender was allowed. Far below: the network behind it is the limit, and LinkBelowItsRate "
-            "fires.",
+            "At 100 %, the link carries what its sender may send. Far below, the network is slower than the limit, and the alert "
+            "LinkBelowItsRate fires.",
             most=1.0,
             thresholds=[(0.5, "red")],
         ),
         graph(
             "Round trip",
-            [
-                (
-                    f"max by (link) (collapipe_link_round_trip_seconds{{{ON_LINK}}})",
-                    "{{link}}",
-                )
-            ],
+            by_link("collapipe_link_round_trip_seconds"),
             SECONDS,
-            "Least of the last probe. Links in use are not probed again: their streams tell their rate, not their delay.",
+            "Shortest round trip of the last probe. Links in use are not probed again: their streams show the rate, but not the "
+            "delay.",
             steps=True,
         ),
         graph(
             "Probed rate",
-            [(f"max by (link) (collapipe_link_probed_bps{{{ON_LINK}}})", "{{link}}")],
+            by_link("collapipe_link_probed_bps"),
             BITS_PER_SECOND,
-            "What the last probe saw at the receiver, also of links that no plan uses: what the scheduler could choose instead.",
+            "Rate that the receiver measured during the last probe. It also shows links that no plan uses, which the scheduler "
+            "could choose instead.",
             steps=True,
         ),
         graph(
             "Bytes by codec",
-            [
-                (
-                    f"sum by (codec) (rate(collapipe_link_transfer_bytes_total{{{ON_LINK}}}[$__rate_interval]))",
-                    "{{codec}}",
-                )
-            ],
+            (f"sum by (codec) ({_BYTES})", "{{codec}}"),
             BYTES_PER_SECOND,
-            "On the wire, of all chosen links. int8 is a quarter of fp32 for the same activations.",
+            "Bytes on the wire of all chosen links. int8 needs a quarter of the bytes of fp32 for the same activations.",
             stacked=True,
         ),
         graph(
             "Bytes of each link",
-            [
-                (
-                    f"sum by (link) (rate(collapipe_link_transfer_bytes_total{{{ON_LINK}}}[$__rate_interval]))",
-                    "{{link}}",
-                )
-            ],
+            (f"sum by (link) ({_BYTES})", "{{link}}"),
             BYTES_PER_SECOND,
-            "On the wire, averaged over all of the time, also when nothing is sent.",
+            "Bytes on the wire, averaged over all of the time, including times when nothing is sent.",
         ),
         graph(
             "Radio: gain",
-            [(f"max by (link) (collapipe_radio_channel_gain{{{ON_LINK}}})", "{{link}}")],
+            by_link("collapipe_radio_channel_gain"),
             NONE,
-            "Power gain of the channel. Only hosts with a radio that tells (or an emulated one) have it.",
+            "Power gain of the channel. Only hosts with a radio driver, or with an emulated radio, report it.",
             span=8,
         ),
         graph(
             "Radio: noise",
-            [(f"max by (link) (collapipe_radio_noise_watts_per_hertz{{{ON_LINK}}})", "{{link}}")],
+            by_link("collapipe_radio_noise_watts_per_hertz"),
             "suffix: W/Hz",
-            "Noise and interference at the receiver, a hertz.",
+            "Noise and interference at the receiver, per hertz.",
             span=8,
         ),
         graph(
             "Radio: transmit power",
-            [(f"max by (link) (collapipe_radio_transmit_power_watts{{{ON_LINK}}})", "{{link}}")],
+            by_link("collapipe_radio_transmit_power_watts"),
             WATTS,
-            "What the plan gives the sender: more power is a higher rate, and energy from its budget.",
+            "Power that the plan gives the sender. More power raises the rate, but uses more of the energy budget.",
             span=8,
         ),
     ],

@@ -1,4 +1,4 @@
-"""What every stage does with its time."""
+"""The dashboard of the pipelines: what every stage does with its time."""
 
 from definitions.elements import (
     BYTES,
@@ -9,15 +9,19 @@ from definitions.elements import (
     SECONDS,
     STAGE,
     Definition,
+    Query,
     answer,
     graph,
+    slowest_stage,
 )
-
-_OF_STAGE = "sum by (cluster, stage, service)"
 
 
 def _rate(metric: str) -> str:
     return f"rate({metric}{{{IN_CLUSTER}}}[$__rate_interval])"
+
+
+def _by_stage(function: str, expression: str) -> Query:
+    return f"{function} by (cluster, stage, service) ({expression})", STAGE
 
 
 PIPELINE = Definition(
@@ -25,17 +29,7 @@ PIPELINE = Definition(
     title="CollaPipe: pipeline",
     description="What every stage does with its time: computing, waiting, sending, updating.",
     answers=[
-        answer(
-            "Slowest stage",
-            (
-                f"topk(1, stage:busy_seconds:rate1m{{{IN_CLUSTER}}} + stage:update_seconds:rate1m{{{IN_CLUSTER}}})",
-                STAGE,
-            ),
-            PERCENT,
-            "Computes the largest share of the time, so the others wait for it. Near 100 %: only less work there, or a faster "
-            "device, makes the job faster.",
-            decimals=0,
-        ),
+        slowest_stage(),
         answer(
             "Bubble ratio of the worst cluster",
             (
@@ -43,17 +37,18 @@ PIPELINE = Definition(
                 "cluster {{cluster}}",
             ),
             PERCENT,
-            "Share of their mini-batches that the stages of a cluster wait, of the worst one. Some is the pipeline filling and "
-            "emptying: (K-1)/(M+K-1) with K stages and M micro-batches. More: unlike stages, or full links.",
+            "Share of the time of its mini-batches that the stages of a cluster wait, for the worst cluster. A part of it is the "
+            "pipeline filling and emptying: (K-1)/(M+K-1) with K stages and M micro-batches. More than that comes from unequal "
+            "stages or full links.",
             thresholds=[(0.4, "orange"), (0.7, "red")],
             decimals=0,
         ),
         answer(
-            "Fullest way out of a stage",
+            "Busiest sender",
             (f"topk(1, stage:sending_seconds:rate1m{{{IN_CLUSTER}}})", STAGE),
             PERCENT,
-            "Share of the time in which a stage has a frame on its way to the network, of the busier direction. Near 100 %: "
-            "the link there holds the job back (dashboard Links).",
+            "Share of the time in which a stage sends, in its busier direction. Near 100 %, its outgoing link holds the job back "
+            "(dashboard Links).",
             thresholds=[(0.5, "orange"), (0.8, "red")],
             decimals=0,
         ),
@@ -61,122 +56,96 @@ PIPELINE = Definition(
             "Slowest micro-batch",
             (f"topk(1, stage:micro_batch_seconds:ratio_increase1m{{{IN_CLUSTER}}})", STAGE),
             SECONDS,
-            "Forward and backward pass of one micro-batch at the stage where it takes longest: a pipeline that is full "
-            "finishes one in this time.",
+            "Forward and backward pass of one micro-batch at the stage where they take longest. A full pipeline finishes one "
+            "micro-batch in this time.",
         ),
     ],
     panels=[
         graph(
             "Computing",
-            [
-                (
-                    f"{_OF_STAGE} ({_rate('collapipe_stage_forward_seconds_sum')} "
-                    f"+ {_rate('collapipe_stage_backward_seconds_sum')})",
-                    STAGE,
-                )
-            ],
+            _by_stage(
+                "sum",
+                f"{_rate('collapipe_stage_forward_seconds_sum')} + {_rate('collapipe_stage_backward_seconds_sum')}",
+            ),
             PERCENT,
-            "Share of the time in which a stage runs forward and backward passes. The highest line is the bottleneck; lines "
-            "close together are a balanced plan.",
+            "Share of the time in which a stage runs forward and backward passes. The stage with the highest line is the "
+            "bottleneck. If all lines are close together, the plan is balanced.",
             most=1.0,
         ),
         graph(
             "Waiting",
-            [
-                (
-                    f"max by (cluster, stage, service) (stage:waiting_seconds:rate1m{{{IN_CLUSTER}}})",
-                    STAGE,
-                )
-            ],
+            _by_stage("max", f"stage:waiting_seconds:rate1m{{{IN_CLUSTER}}}"),
             PERCENT,
-            "Share of the time in which a stage waits for a neighbour. All wait long: links. All but one: that one. Over a minute, "
-            "for it is counted at the ends of mini-batches, which slow devices take long for.",
+            "Share of the time in which a stage waits for a neighbour. If all stages wait long, the links are slow. If all but one "
+            "wait, that stage is slow. The average is over a minute, because stages count waiting at the end of a mini-batch.",
             most=1.0,
         ),
         graph(
             "Sending",
-            [
-                (
-                    f"sum by (service, direction) ({_rate('collapipe_stage_sending_seconds_total')})",
-                    "{{service}} {{direction}}",
-                )
-            ],
+            (
+                f"sum by (service, direction) ({_rate('collapipe_stage_sending_seconds_total')})",
+                "{{service}} {{direction}}",
+            ),
             PERCENT,
-            "Share of the time in which a frame of a stage is on its way to the network: encoded, paced, waiting for room. "
-            "Other threads do it while the stage computes. What the network has taken into its buffers counts as sent: a "
-            "link that is shaped behind them shows at its receiver (dashboard Links).",
+            "Share of the time in which a frame of a stage is encoded, paced or waits for a buffer of the network. Other threads "
+            "do this while the stage computes. A frame counts as sent when the network has buffered it. A slow network behind "
+            "the buffers shows at the receiver (dashboard Links).",
             most=1.0,
         ),
         graph(
             "Updating",
-            [(f"{_OF_STAGE} ({_rate('collapipe_stage_update_seconds_total')})", STAGE)],
+            _by_stage("sum", _rate("collapipe_stage_update_seconds_total")),
             PERCENT,
-            "Share of the time in the optimizer. Nobody else can work on the stage meanwhile.",
+            "Share of the time in the optimizer. The stage does nothing else meanwhile.",
         ),
         graph(
             "Bubble ratio",
-            [
-                (
-                    f"max by (cluster) (cluster:bubble:ratio_rate1m{{{IN_CLUSTER}}})",
-                    "cluster {{cluster}}",
-                )
-            ],
+            (
+                f"max by (cluster) (cluster:bubble:ratio_rate1m{{{IN_CLUSTER}}})",
+                "cluster {{cluster}}",
+            ),
             PERCENT,
-            "Share of their mini-batches that all stages of a cluster together wait.",
+            "Share of the time of its mini-batches that all stages of a cluster together wait.",
             most=1.0,
             thresholds=[(0.7, "red")],
         ),
         graph(
             "Time of a micro-batch",
-            [
-                (
-                    f"max by (cluster, stage, service) (stage:micro_batch_seconds:ratio_increase1m{{{IN_CLUSTER}}})",
-                    STAGE,
-                )
-            ],
+            _by_stage("max", f"stage:micro_batch_seconds:ratio_increase1m{{{IN_CLUSTER}}}"),
             SECONDS,
-            "Forward and backward pass. A step up is a device that became slower, or was given more blocks.",
+            "Forward and backward pass. After a step up, the device is slower or has more blocks.",
         ),
         graph(
             "Micro-batches in flight",
             [
-                (
-                    f"max by (cluster, stage, service) (collapipe_stage_in_flight{{{IN_CLUSTER}}})",
-                    STAGE,
-                ),
+                _by_stage("max", f"collapipe_stage_in_flight{{{IN_CLUSTER}}}"),
                 (
                     f"max by (cluster) (collapipe_planned_micro_batches{{{IN_CLUSTER}}})",
                     "planned, cluster {{cluster}}",
                 ),
             ],
             COUNT,
-            "Most that a stage held at once, beside how many a mini-batch has. Fewer than the stages behind it: it drains "
-            "before the gradients return.",
+            "Most micro-batches that a stage held at once, and the number in a mini-batch. A stage that holds fewer than the "
+            "stages behind it has nothing to do before the activation gradients return.",
             steps=True,
         ),
         graph(
             "Stash",
-            [
-                (
-                    f"max by (cluster, stage, service) (collapipe_stage_stash_bytes{{{IN_CLUSTER}}})",
-                    STAGE,
-                )
-            ],
+            _by_stage("max", f"collapipe_stage_stash_bytes{{{IN_CLUSTER}}}"),
             BYTES,
-            "Largest memory of activations that wait for their gradients. More micro-batches or training.recompute make it smaller.",
+            "Largest memory of activations that wait for their gradients. More micro-batches, or training.recompute, make it "
+            "smaller.",
             steps=True,
         ),
         graph(
             "Activations and gradients sent",
-            [
-                (
-                    'sum by (service, direction) (rate(collapipe_link_bytes_total{way="sent", '
-                    f"{IN_CLUSTER}}}[$__rate_interval]))",
-                    "{{service}} {{direction}}",
-                )
-            ],
+            (
+                'sum by (service, direction) (rate(collapipe_link_bytes_total{way="sent", '
+                f"{IN_CLUSTER}}}[$__rate_interval]))",
+                "{{service}} {{direction}}",
+            ),
             BYTES_PER_SECOND,
-            "Before any codec. Forward and backward are alike; the middle of a pipeline sends the same everywhere.",
+            "Bytes before any codec. Activations and their gradients have the same size, at every link of a pipeline.",
             span=24,
         ),
     ],

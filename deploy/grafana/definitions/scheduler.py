@@ -1,4 +1,4 @@
-"""What the scheduler decides, and on what."""
+"""The dashboard of the scheduler: its decisions, and what they rest on."""
 
 from definitions.elements import (
     COUNT,
@@ -9,50 +9,57 @@ from definitions.elements import (
     Definition,
     answer,
     graph,
+    round_time,
 )
+
+_SOLVE = "collapipe_plan_solve_seconds"
+
+
+def _solve_quantile(quantile: float) -> str:
+    return f"histogram_quantile({quantile:g}, sum by (le) (rate({_SOLVE}_bucket[5m])))"
+
 
 SCHEDULER = Definition(
     uid="collapipe-scheduler",
     title="CollaPipe: scheduler",
-    description="What the scheduler decides: segments, moves, energy queues, and how good its predictions are.",
+    description="What the scheduler decides: segments, moves and energy queues, and how good its predictions are.",
     answers=[
         answer(
             "Largest segment",
             ("topk(1, max by (host) (collapipe_placed_blocks))", "{{host}}"),
             "suffix: blocks",
-            "The device that runs most blocks of the model. Is it the fastest one? Segments over time shows how that came.",
+            "The device with the most blocks, which should be the fastest device. Segments over time shows how it got them.",
         ),
         answer(
             "Largest backlog",
             ("topk(1, max by (host) (collapipe_backlog))", "{{host}}"),
             "suffix: rounds",
-            "By how many rounds' energy budgets a device is over what it may use in the long run. Growing: the plan must become "
-            "slower, or the budget larger.",
+            "Energy that a device has used beyond its long-term budget, in budgets of one round. If it grows without end, the "
+            "plan must become slower or the budget larger.",
             thresholds=[(1, "orange"), (10, "red")],
             no_value="no energy budgets",
         ),
         answer(
             "Time to decide",
             (
-                "sum(increase(collapipe_plan_solve_seconds_sum[10m])) "
-                "/ (sum(increase(collapipe_plan_solve_seconds_count[10m])) > 0)",
+                f"sum(increase({_SOLVE}_sum[10m])) / (sum(increase({_SOLVE}_count[10m])) > 0)",
                 "a round",
             ),
             SECONDS,
-            "Mean of ten minutes. It passes before every round: orange from one second on.",
+            "Mean over ten minutes. Every round begins with this time. From one second on, the panel is orange.",
             thresholds=[(1, "orange"), (5, "red")],
             names=False,
         ),
         answer(
-            "Rounds decided blindly",
+            "Rounds without a new decision",
             (
                 'sum(increase(collapipe_plans_kept_total{reason!="hysteresis"}[10m])) '
                 "+ sum(increase(collapipe_plans_infeasible_total[10m]))",
                 "rounds",
             ),
             COUNT,
-            "Of the last ten minutes: no telemetry, or no solution in time, or none at all. What has changed since the last "
-            "plan is not used.",
+            "Rounds of the last ten minutes without telemetry, without a solution in time, or without any feasible plan. They "
+            "ignore everything that changed since the previous plan.",
             thresholds=[(0.5, "red")],
             names=False,
             decimals=0,
@@ -61,50 +68,39 @@ SCHEDULER = Definition(
     panels=[
         graph(
             "Segments over time",
-            [("max by (host) (collapipe_placed_blocks)", "{{host}}")],
+            ("max by (host) (collapipe_placed_blocks)", "{{host}}"),
             "suffix: blocks",
-            "Blocks that each device runs, stacked: the sum is the model, on all clusters. A band that grows took blocks from one that "
-            "shrinks.",
+            "Blocks of each device, stacked. The sum is the number of blocks of the model, times the number of clusters. A growing "
+            "band took its blocks from a shrinking one.",
             stacked=True,
             steps=True,
         ),
-        graph(
-            "Round time, predicted and observed",
-            [
-                ("max(collapipe_round_predicted_seconds) > 0", "predicted"),
-                ("max(collapipe_round_observed_seconds) > 0", "observed"),
-            ],
-            SECONDS,
-            "Of the last round that was predicted from measurements. After a change of the world they part for one round, and "
-            "meet again.",
-            steps=True,
-        ),
+        round_time(),
         graph(
             "Backlog of the energy queues",
-            [("max by (host) (collapipe_backlog)", "{{host}}")],
+            ("max by (host) (collapipe_backlog)", "{{host}}"),
             "suffix: rounds",
-            "In rounds' budgets. Bounded: every device keeps its budget in the long run. Rising without end: BacklogGrowing.",
+            "Backlog in budgets of one round. While it is bounded, every device keeps its long-term budget. If it rises without "
+            "end, the alert BacklogGrowing fires.",
             steps=True,
         ),
         graph(
-            "Parts of the objective",
-            [("max by (part) (collapipe_objective)", "{{part}}")],
+            "Terms of the objective",
+            ("max by (part) (collapipe_objective)", "{{part}}"),
             NONE,
-            "What is minimised: `penalty` is the weighted time of a round, `drift` what the energy queues weigh. Drift above penalty: "
-            "energy decides, not speed.",
+            "The scheduler minimises the sum. `penalty` is the weighted time of a round, and `drift` is the weight of the energy "
+            "queues. If drift is larger than penalty, energy decides instead of speed.",
             stacked=True,
             steps=True,
         ),
         graph(
-            "Blocks that changed hands",
-            [
-                (
-                    f"sum by (cluster) (increase(collapipe_moved_blocks_total{{{IN_CLUSTER}}}[$__rate_interval]))",
-                    "cluster {{cluster}}",
-                )
-            ],
+            "Moved blocks",
+            (
+                f"sum by (cluster) (increase(collapipe_moved_blocks_total{{{IN_CLUSTER}}}[$__rate_interval]))",
+                "cluster {{cluster}}",
+            ),
             "suffix: blocks",
-            "Each move costs time to carry weights. Moves in every round: raise schedule.hysteresis.",
+            "Each move takes time, because weights are transferred. If blocks move in every round, raise schedule.hysteresis.",
             bars=True,
         ),
         graph(
@@ -117,54 +113,42 @@ SCHEDULER = Definition(
                 ("sum(increase(collapipe_plans_infeasible_total[$__rate_interval]))", "infeasible"),
             ],
             COUNT,
-            "hysteresis: a new plan would not have paid off, which is the ordinary case. All others: the old plan ran because "
-            "nothing better could be decided.",
+            "hysteresis means that a new plan would not have saved enough time, which is the ordinary case. With any other reason, "
+            "the scheduler could not find a better plan and kept the old one.",
             bars=True,
         ),
         graph(
             "Time to decide, median and worst",
-            [
-                (
-                    "histogram_quantile(0.5, sum by (le) (rate(collapipe_plan_solve_seconds_bucket[5m])))",
-                    "median",
-                ),
-                (
-                    "histogram_quantile(0.95, sum by (le) (rate(collapipe_plan_solve_seconds_bucket[5m])))",
-                    "95 %",
-                ),
-            ],
+            [(_solve_quantile(0.5), "median"), (_solve_quantile(0.95), "95 %")],
             SECONDS,
-            "Over five minutes; within the buckets of the histogram. Grows with devices times blocks.",
+            "Over five minutes, as precise as the buckets of the histogram. It grows with the number of devices and blocks.",
         ),
         graph(
             "Prediction error",
-            [("job:prediction_error:ratio_increase30m", "mean of half an hour")],
+            ("job:prediction_error:ratio_increase30m", "mean over half an hour"),
             PERCENT,
-            "Distance of the predicted from the observed time of a round, over the observed.",
+            "Difference between the predicted and the observed time of a round, divided by the observed time.",
             thresholds=[(0.3, "red")],
         ),
         graph(
             "Micro-batches of a mini-batch",
-            [
-                (
-                    f"max by (cluster) (collapipe_planned_micro_batches{{{IN_CLUSTER}}})",
-                    "cluster {{cluster}}",
-                )
-            ],
+            (
+                f"max by (cluster) (collapipe_planned_micro_batches{{{IN_CLUSTER}}})",
+                "cluster {{cluster}}",
+            ),
             COUNT,
-            "More of them fill the pipeline better and cost more overhead: the scheduler weighs it anew every round.",
+            "More micro-batches fill the pipeline better, but each has a fixed cost. The scheduler chooses their number anew in "
+            "every round.",
             steps=True,
         ),
         graph(
-            "Telemetry that failed",
-            [
-                (
-                    "sum by (source) (increase(collapipe_telemetry_failures_total[$__rate_interval]))",
-                    "{{source}}",
-                )
-            ],
+            "Failed telemetry queries",
+            (
+                "sum by (source) (increase(collapipe_telemetry_failures_total[$__rate_interval]))",
+                "{{source}}",
+            ),
             COUNT,
-            "Questions to the source of telemetry without an answer. Above 0, rounds keep their plan.",
+            "Queries to the telemetry source without an answer. While they fail, rounds keep their plan.",
             bars=True,
         ),
     ],

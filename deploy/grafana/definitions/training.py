@@ -1,4 +1,4 @@
-"""How the job goes: what it learns, how fast, and where the time of a round is."""
+"""The dashboard of the training: what the model learns, how fast, and where the time of a round goes."""
 
 from definitions.elements import (
     BYTES_PER_SECOND,
@@ -8,52 +8,44 @@ from definitions.elements import (
     PERCENT,
     SAMPLES_PER_SECOND,
     SECONDS,
-    STAGE,
     Definition,
     answer,
     graph,
+    round_time,
+    slowest_stage,
 )
+
+_AGGREGATION = "collapipe_aggregation_seconds"
+_PHASES = f"max by (cluster, phase) (collapipe_round_phase_seconds{{{IN_CLUSTER}}})"
 
 TRAINING = Definition(
     uid="collapipe-training",
     title="CollaPipe: training",
-    description="Loss, metric, speed, and where the time of a round is.",
+    description="Loss, metric and speed, and where the time of a round goes.",
     answers=[
         answer(
-            "Longest part of a round",
-            (
-                f"topk(1, max by (cluster, phase) (collapipe_round_phase_seconds{{{IN_CLUSTER}}}))",
-                "{{phase}}, cluster {{cluster}}",
-            ),
+            "Longest phase of a round",
+            (f"topk(1, {_PHASES})", "{{phase}}, cluster {{cluster}}"),
             SECONDS,
-            "Of the last committed round. configure: weights move to where the plan wants them (a slow network, or plans "
-            "that change too often). train: see the slowest stage. gather: weights return for averaging. evaluate: "
-            "measuring the model.",
+            "The longest phase of the last committed round. configure: weights move to their devices, which is slow on a slow "
+            "network and frequent if plans change often. train: see the slowest stage. gather: weights return for averaging. "
+            "evaluate: the model is measured.",
         ),
-        answer(
-            "Slowest stage",
-            (
-                f"topk(1, stage:busy_seconds:rate1m{{{IN_CLUSTER}}} + stage:update_seconds:rate1m{{{IN_CLUSTER}}})",
-                STAGE,
-            ),
-            PERCENT,
-            "The stage that computes the largest share of the time: the others wait for it. Near 100 %: the pipeline is as "
-            "fast as this host. Far below: links or hand-overs hold the job back (dashboards Links and Pipeline).",
-            decimals=0,
-        ),
+        slowest_stage(),
         answer(
             "Speed",
             (f"sum(cluster:trained_samples:rate1m{{{IN_CLUSTER}}})", "samples"),
             SAMPLES_PER_SECOND,
-            "Rows trained a second by all chosen clusters together, over one minute; 0 while weights are gathered.",
+            "Samples that all chosen clusters together train per second, averaged over one minute. It is 0 while weights are "
+            "gathered.",
             names=False,
         ),
         answer(
-            "Rounds as predicted",
+            "Prediction error",
             ("job:prediction_error:ratio_increase30m", "error"),
             PERCENT,
-            "Mean distance of the predicted from the observed time of a round. Plans are chosen by predictions: above 30 % "
-            "(red) they are guesses, so look at Scheduler.",
+            "Mean difference between the predicted and the observed time of a round. The scheduler chooses plans by predictions, so "
+            "above 30 % (red) its choices are bad (dashboard Scheduler).",
             thresholds=[(0.15, "orange"), (0.3, "red")],
             names=False,
             no_value="no round predicted yet",
@@ -63,100 +55,73 @@ TRAINING = Definition(
     panels=[
         graph(
             "Loss",
-            [
-                (
-                    f"max by (cluster) (collapipe_training_loss{{{IN_CLUSTER}}})",
-                    "cluster {{cluster}}",
-                )
-            ],
+            (
+                f"max by (cluster) (collapipe_training_loss{{{IN_CLUSTER}}})",
+                "cluster {{cluster}}",
+            ),
             NONE,
-            "Of the last mini-batch. Falls in the long run; clusters that part from each other have unlike data.",
+            "Loss of the last mini-batch, which should fall in the long run. If clusters differ, their data differ.",
             least=None,
         ),
         graph(
             "Metric on held-out data",
-            [
-                (
-                    f"max by (cluster, metric) (collapipe_evaluation_metric{{{IN_CLUSTER}}})",
-                    "{{metric}}",
-                )
-            ],
+            (
+                f"max by (cluster, metric) (collapipe_evaluation_metric{{{IN_CLUSTER}}})",
+                "{{metric}}",
+            ),
             NONE,
-            "Of the global model, after rounds that measure (training.evaluate_every). Accuracy and F1 are at most 1, BLEU 100.",
+            "Metric of the global model, after rounds with an evaluation (training.evaluate_every). Accuracy and F1 are at most 1, "
+            "BLEU is at most 100.",
             steps=True,
         ),
+        round_time(),
         graph(
-            "Round time, predicted and observed",
-            [
-                ("max(collapipe_round_predicted_seconds) > 0", "predicted"),
-                ("max(collapipe_round_observed_seconds) > 0", "observed"),
-            ],
+            "Phases of the last round",
+            (f"sum by (phase) ({_PHASES})", "{{phase}}"),
             SECONDS,
-            "Of the last round that was predicted from measurements. Together: the scheduler knows this world. Apart: it has "
-            "just changed, or is not what the model of a round takes it for.",
-            steps=True,
-        ),
-        graph(
-            "Parts of the last round",
-            [
-                (
-                    f"sum by (phase) (max by (cluster, phase) (collapipe_round_phase_seconds{{{IN_CLUSTER}}}))",
-                    "{{phase}}",
-                )
-            ],
-            SECONDS,
-            "Summed over the chosen clusters, which work at the same time. What is not `train` is the price of moving weights "
-            "and measuring.",
+            "Sum over the chosen clusters, which work at the same time. All phases except `train` are the cost of moving weights and "
+            "evaluating.",
             stacked=True,
             steps=True,
         ),
         graph(
             "Speed of each cluster",
-            [
-                (
-                    f"sum by (cluster) (rate(collapipe_trained_samples_total{{{IN_CLUSTER}}}[$__rate_interval]))",
-                    "cluster {{cluster}}",
-                )
-            ],
+            (
+                f"sum by (cluster) (rate(collapipe_trained_samples_total{{{IN_CLUSTER}}}[$__rate_interval]))",
+                "cluster {{cluster}}",
+            ),
             SAMPLES_PER_SECOND,
-            "Rows trained a second. Gaps are hand-overs between rounds; a cluster that is slower than the others makes them wait "
+            "Samples trained per second. The gaps are transfers of weights between rounds. The other clusters wait for a slow cluster "
             "at the end of a round.",
         ),
         graph(
             "Rounds",
-            [
-                (
-                    "sum by (outcome) (increase(collapipe_round_seconds_count[$__rate_interval]))",
-                    "{{outcome}}",
-                )
-            ],
+            (
+                "sum by (outcome) (increase(collapipe_round_seconds_count[$__rate_interval]))",
+                "{{outcome}}",
+            ),
             COUNT,
-            "Rounds that ended, by how. An aborted one is lost work: its reason is in `collapipe status`.",
+            "Rounds that ended, by outcome. The work of an aborted round is lost; `collapipe status` shows the reason.",
             bars=True,
         ),
         graph(
-            "Averaging",
-            [
-                (
-                    "sum(increase(collapipe_aggregation_seconds_sum[5m])) "
-                    "/ (sum(increase(collapipe_aggregation_seconds_count[5m])) > 0)",
-                    "a round",
-                )
-            ],
+            "Aggregation",
+            (
+                f"sum(increase({_AGGREGATION}_sum[5m])) / (sum(increase({_AGGREGATION}_count[5m])) > 0)",
+                "a round",
+            ),
             SECONDS,
-            "Mean time of five minutes to collect the clusters' weights at the edge server, average and commit them.",
+            "Mean time, over five minutes, in which the edge server collects the weights of the clusters, averages and commits them.",
         ),
         graph(
-            "Weights on the move",
-            [
-                (
-                    'sum by (service) (rate(collapipe_blob_bytes_total{way="received"}[$__rate_interval]))',
-                    "to {{service}}",
-                )
-            ],
+            "Weights transferred",
+            (
+                'sum by (service) (rate(collapipe_blob_bytes_total{way="received"}[$__rate_interval]))',
+                "to {{service}}",
+            ),
             BYTES_PER_SECOND,
-            "Weights and optimizer states that hosts fetch. Peaks at the ends of rounds are averaging; others are blocks that "
-            "change hands.",
+            "Weights and optimizer states that hosts fetch. Peaks at the ends of rounds are averaging. Other peaks are blocks that "
+            "move to another device.",
         ),
     ],
 )
