@@ -1,4 +1,4 @@
-"""deploy/grafana/panels.py, which is no part of an installed package, for tests."""
+"""Imports deploy/grafana/panels.py for tests; it is not part of an installed package."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reads the compose files as docker-compose does, without it: layers merged, variables at their defaults."""
+"""Reads compose files as docker-compose does: merges layers and uses the defaults of variables."""
 
 import re
 from pathlib import Path
@@ -13,13 +13,13 @@ Service = dict[str, Any]
 
 
 def load_layer(name: str) -> dict[str, Any]:
-    """One file; `${NAME:-default}` is its default."""
+    """Reads one file; `${NAME:-default}` becomes the default."""
     text = (COMPOSE / name).read_text(encoding="utf-8")
     return yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text))
 
 
 def load_services(*layers: str) -> dict[str, Service]:
-    """The services of some layers: mappings are merged, lists are joined, what is single is replaced."""
+    """Returns the services of several layers: merges mappings, joins lists and replaces single values."""
     merged: dict[str, Service] = {}
     for layer in layers:
         for name, service in load_layer(layer)["services"].items():

@@ -1,4 +1,4 @@
-"""Builds the Kubernetes manifests with the real kustomize, and reads pods as a node would."""
+"""Builds the Kubernetes manifests with kustomize, and fills in pods as a node would."""
 
 import re
 import shutil
@@ -18,7 +18,7 @@ Document = dict[str, Any]
 
 @cache
 def kustomize_command() -> tuple[str, ...] | None:
-    """How to run a kustomize of version 5, alone or in kubectl; `None` where there is none."""
+    """Returns the command of kustomize 5, which may be a part of kubectl; `None` if there is none."""
     if shutil.which("kustomize"):
         return ("kustomize", "build")
     if shutil.which("kubectl"):
@@ -31,7 +31,7 @@ def kustomize_command() -> tuple[str, ...] | None:
 
 
 def build(folder: Path) -> list[Document]:
-    """The documents of a kustomization."""
+    """Returns the documents of a kustomization."""
     command = kustomize_command()
     assert command is not None
     built = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False)
@@ -41,11 +41,11 @@ def build(folder: Path) -> list[Document]:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod of a workload, and what a node fills in.
+    """A pod of a workload on a node.
 
     Args:
-        owner: The workload.
-        node: Name of the node that it runs on.
+        owner: The document of the workload.
+        node: Name of the node.
     """
 
     owner: Document
@@ -53,36 +53,36 @@ class Pod:
 
     @property
     def name(self) -> str:
-        """Of the workload."""
+        """The name of the workload."""
         return str(self.owner["metadata"]["name"])
 
     @property
     def template(self) -> Document:
-        """Metadata and specification."""
+        """The metadata and the specification of the pod."""
         template: Document = self.owner["spec"]["template"]
         return template
 
     @property
     def spec(self) -> Document:
-        """Its specification."""
+        """The specification of the pod."""
         spec: Document = self.template["spec"]
         return spec
 
     @property
     def container(self) -> Document:
-        """Its only container."""
+        """The only container of the pod."""
         (container,) = self.spec["containers"]
         return dict(container)
 
     @property
     def target(self) -> str:
-        """The target of the Dockerfile that its image is; "" for an image of others."""
+        """The target of the Dockerfile that builds its image; empty for an image of another project."""
         found = re.fullmatch(r"collapipe/([\w-]+):[\w.]+", self.container["image"])
         return found[1] if found else ""
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its process finds in the environment, as the kubelet makes it."""
+        """The environment of its process, as the kubelet makes it."""
         fields = {
             "status.podIP": "10.42.0.7",
             "spec.nodeName": self.node,
@@ -101,7 +101,7 @@ class Pod:
         return environment
 
     def mounted_keys(self, volume: str) -> dict[str, str]:
-        """By the path in the container: the key of a Secret that is mounted there; "" for a whole volume."""
+        """Returns the mounted keys of a Secret by their path in the container; empty for a whole volume."""
         mounts = {}
         for mount in self.container["volumeMounts"]:
             if mount["name"] == volume:
@@ -115,6 +115,6 @@ class Pod:
 
 
 def pods(documents: list[Document]) -> list[Pod]:
-    """One pod of every workload."""
+    """Returns one pod for every workload."""
     kinds = ("StatefulSet", "DaemonSet", "Deployment")
     return [Pod(document) for document in documents if document["kind"] in kinds]

@@ -1,4 +1,4 @@
-"""What the compose files promise, read from them; tests/containers runs them."""
+"""Checks the compose files without running them; tests/containers runs them."""
 
 import re
 import shutil
@@ -34,14 +34,14 @@ SERVICES = {
 
 
 def kind(service: str) -> str:
-    """The image of a service, without project and version."""
+    """Returns the image of a service, without project and version."""
     return re.sub(r"^collapipe/|:.*$", "", SERVICES[service]["image"])
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_every_container_is_confined_limited_and_logs_in_bounds(service: str) -> None:
+def test_every_container_has_limits_for_rights_memory_and_logs(service: str) -> None:
     described = SERVICES[service]
-    # the sidecars may change the network that they share, root may hand out keys: nothing else
+    # Only the sidecars may change the network that they share, and only the client, as root, may hand out keys.
     allowed = {"shaper": {"NET_ADMIN", "DAC_OVERRIDE"}, "client": {"CHOWN", "DAC_OVERRIDE"}}.get(
         kind(service), set()
     )
@@ -54,7 +54,7 @@ def test_every_container_is_confined_limited_and_logs_in_bounds(service: str) ->
 
 
 @pytest.mark.parametrize("service", [name for name in SERVICES if kind(name) in SETTINGS])
-def test_every_service_is_read_only_and_asked_whether_it_serves(service: str) -> None:
+def test_every_service_is_read_only_and_has_a_health_check(service: str) -> None:
     described = SERVICES[service]
     assert described["read_only"]
     assert described["healthcheck"]["test"][-2:] == ["-m", "collapipe.health_check"]
@@ -70,7 +70,7 @@ def test_every_setting_in_an_environment_is_one_of_the_service(service: str) -> 
 
 
 @pytest.mark.parametrize("service", load_services("compose.yaml"))
-def test_identity_address_and_name_of_a_host_are_one(service: str) -> None:
+def test_host_id_host_name_and_address_agree(service: str) -> None:
     described = SERVICES[service]
     if kind(service) in SETTINGS:
         environment = described["environment"]
@@ -79,7 +79,7 @@ def test_identity_address_and_name_of_a_host_are_one(service: str) -> None:
         assert service.startswith(kind(service).partition("-agent")[0])
 
 
-def test_plain_text_is_asked_for_by_name_and_the_tls_layer_ends_it_everywhere() -> None:
+def test_only_the_tls_layer_turns_insecure_off_and_it_does_so_everywhere() -> None:
     base, secure = load_services("compose.yaml"), load_services("compose.yaml", "compose.tls.yaml")
     issued = " ".join(secure["certificates"]["command"])
     for name, service in base.items():
@@ -88,10 +88,12 @@ def test_plain_text_is_asked_for_by_name_and_the_tls_layer_ends_it_everywhere() 
         assert environment["COLLAPIPE_INSECURE"] == "false"
         assert f"./tls/issued/{name}:/etc/collapipe/tls:ro" in volumes
         assert f":{name} " in issued.replace("\n", " ")
-        assert not any(volume.startswith("./tls:") for volume in volumes), "every key"
+        assert not any(volume.startswith("./tls:") for volume in volumes), (
+            "this mount would contain every key"
+        )
 
 
-def test_processors_fit_the_cores_that_they_are_given() -> None:
+def test_shares_of_processors_scale_with_the_number_of_cores() -> None:
     variables = dict(
         re.findall(r"\$\{(\w+_CPUS):-([\d.]+)\}", (COMPOSE / "compose.yaml").read_text())
     )
@@ -106,16 +108,16 @@ def test_processors_fit_the_cores_that_they_are_given() -> None:
 
 
 @pytest.mark.parametrize("cores", ["many", "0", "-1"])
-def test_number_of_cores_that_is_none_is_refused(cores: str) -> None:
+def test_invalid_number_of_cores_is_refused(cores: str) -> None:
     command = [sys.executable, COMPOSE / "processors", cores]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode and "number" in ended.stderr and not ended.stdout
 
 
-def test_devices_are_named_after_profiles_and_train_in_less_than_their_limit() -> None:
+def test_devices_are_named_after_profiles_and_may_use_less_memory_than_their_limit() -> None:
     units = {"m": 1 << 20, "g": 1 << 30}
     for name in DEVICE_PROFILES:
-        if name == "jetson-orin-nano":  # has an overlay of its own
+        if name == "jetson-orin-nano":  # it has its own layer
             continue
         limit = load_layer("compose.yaml")[f"x-{name}"]["mem_limit"]
         settings = load_layer("compose.yaml")[f"x-{name}-settings"]
@@ -123,7 +125,7 @@ def test_devices_are_named_after_profiles_and_train_in_less_than_their_limit() -
         assert int(settings["COLLAPIPE_MEMORY_BYTES"]) < process_bytes - 400e6
 
 
-def test_layers_that_env_names_exist() -> None:
+def test_layers_in_the_env_file_exist() -> None:
     text = (COMPOSE / ".env").read_text(encoding="utf-8")
     (layers,) = re.findall(r"^COMPOSE_FILE=(.*)$", text, flags=re.MULTILINE)
     assert set(layers.split(":")) <= set(LAYERS)
@@ -141,7 +143,7 @@ def test_docker_compose_accepts_every_layer(layer: str) -> None:
     subprocess.run([command, *arguments, "config", "--quiet"], cwd=COMPOSE, check=True)
 
 
-def test_every_target_that_is_built_is_one_of_the_dockerfile() -> None:
+def test_every_built_target_exists_in_the_dockerfile() -> None:
     dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^FROM .* AS ([\w-]+)$", dockerfile, flags=re.MULTILINE))
     built = {s["build"]["target"] for s in SERVICES.values() if "build" in s}

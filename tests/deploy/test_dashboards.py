@@ -1,4 +1,4 @@
-"""The dashboards name what there is, say how to read it, and are what their definitions make."""
+"""The dashboards use existing metrics and labels, explain every panel, and are current."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ QUERIES = [
     for number, target in enumerate(panel.targets)
 ]
 OF_PROMETHEUS = {"up": set(), "ALERTS": {"alertname", "alertstate", "severity"}}
-"""Series that Prometheus itself makes, with their labels beside those of targets."""
+"""Series that Prometheus itself makes, with the labels that targets do not have."""
 OF_TARGETS = {"job", "instance", "service", "host_role"}
 _WORDS = {
     *("by", "without", "on", "ignoring", "group_left", "group_right", "offset", "bool"),
@@ -35,7 +35,7 @@ _CLAUSES = r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)"
 
 
 def rules() -> Iterator[tuple[str, str]]:
-    """Name and expression of every rule and alert."""
+    """Yields name and expression of every rule and alert."""
     for path in sorted(RULES.glob("*.yml")):
         for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
             for rule in group["rules"]:
@@ -51,7 +51,7 @@ ALERT_TEXTS = [
 
 
 def exported() -> dict[str, set[str]]:
-    """Every series that services have, with its own labels."""
+    """Returns every series that services export, with its labels."""
     found: dict[str, set[str]] = {}
     for collector in set(REGISTRY._collector_to_names):
         labels = set(getattr(collector, "_labelnames", ()))
@@ -63,7 +63,7 @@ def exported() -> dict[str, set[str]]:
 
 
 def recorded() -> dict[str, set[str]]:
-    """Every series that a recording rule makes, with the labels that its outermost sums keep."""
+    """Returns every series that a recording rule makes, with the labels that its outermost sums keep."""
     return {
         name: {
             word.strip()
@@ -86,20 +86,20 @@ KNOWN = {**exported(), **recorded(), **OF_PROMETHEUS}
 
 
 def bare(expression: str) -> str:
-    """Without texts, ranges and the lists of labels: only names, functions and operators are left."""
+    """Removes strings, ranges and lists of labels; names, functions and operators remain."""
     text = re.sub(r'"[^"]*"', '""', expression)
     text = re.sub(_CLAUSES, " ", text)
     return re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", text)
 
 
 def names_in(expression: str) -> set[str]:
-    """The series that an expression asks for."""
+    """Returns the series that an expression reads."""
     words = re.findall(r"(?<![\w:.$])([a-zA-Z_][\w:]*)(?!\s*\()(?![\w:])", bare(expression))
     return {word for word in words if word not in _WORDS}
 
 
 def labels_in(expression: str) -> set[str]:
-    """The labels that an expression matches, groups by or joins on."""
+    """Returns the labels that an expression matches, groups by or joins on."""
     matched = {
         label
         for block in re.findall(r"\{([^}]*)\}", expression)
@@ -112,11 +112,11 @@ def labels_in(expression: str) -> set[str]:
 
 
 def made_in(expression: str) -> set[str]:
-    """Labels that the expression itself makes."""
+    """Returns the labels that an expression creates."""
     return set(re.findall(r'label_replace\([^"]*(?:\{[^}]*\})?[^"]*?"(\w+)", "\$1"', expression))
 
 
-def test_what_is_asked_for_is_found_in_an_expression() -> None:
+def test_series_and_labels_of_an_expression_are_found() -> None:
     expression = (
         'sum by (a, b) (rate(x_total{l=~"y", m!="z"}[$__rate_interval])) / on (c) group_left () '
         "(stage:x:rate1m > 0.5) and on (d) up"
@@ -128,7 +128,7 @@ def test_what_is_asked_for_is_found_in_an_expression() -> None:
 @pytest.mark.parametrize("expression", [*QUERIES, *RULE_QUERIES])
 def test_every_metric_and_label_exists_in_the_code(expression: str) -> None:
     names = names_in(expression)
-    assert names, "it asks for nothing"
+    assert names, "it reads no series"
     assert names <= KNOWN.keys(), names - KNOWN.keys()
     labels = OF_TARGETS | made_in(expression) | {label for name in names for label in KNOWN[name]}
     assert labels_in(expression) <= labels, labels_in(expression) - labels
@@ -146,7 +146,7 @@ def test_legend_shows_labels_that_the_expression_keeps(panel: Panel) -> None:
 
 
 @pytest.mark.parametrize("rule", ALERT_TEXTS)
-def test_texts_of_alerts_name_labels_that_the_alert_has(rule: dict[str, Any]) -> None:
+def test_texts_of_alerts_use_labels_that_the_alert_has(rule: dict[str, Any]) -> None:
     names = names_in(rule["expr"])
     known = OF_TARGETS | made_in(rule["expr"]) | {label for name in names for label in KNOWN[name]}
     for text in rule["annotations"].values():
@@ -154,7 +154,7 @@ def test_texts_of_alerts_name_labels_that_the_alert_has(rule: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.name)
-def test_panel_has_a_unit_and_says_how_to_read_it(panel: Panel) -> None:
+def test_panel_has_a_unit_and_a_description(panel: Panel) -> None:
     assert panel.unit
     assert len(panel.document["description"]) > 30
     assert panel.document["datasource"]["uid"] == "collapipe-prometheus"
@@ -188,7 +188,7 @@ def test_dashboard_can_be_provisioned(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(documents()))
 def test_dashboard_begins_with_what_holds_the_job_back(name: str) -> None:
-    """One row of two to four large figures, all on the first screen, and no panel covers another."""
+    """The first row has two to four large figures, and no panel covers another."""
     first, *others = documents()[name]["panels"]
     answers = [panel for panel in others if panel["type"] == "stat"]
     assert first["type"] == "row"
@@ -251,7 +251,7 @@ def test_dashboards_are_what_their_definitions_make() -> None:
 
 
 def lost(before: Any, after: Any, where: str = "") -> list[str]:
-    """What is no longer what it was; defaults may have been filled in."""
+    """Returns the paths of values that are lost or changed; added defaults are allowed."""
     if isinstance(before, dict) and isinstance(after, dict):
         return [x for key in before for x in lost(before[key], after.get(key), f"{where}.{key}")]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
@@ -262,8 +262,8 @@ def lost(before: Any, after: Any, where: str = "") -> list[str]:
 
 @pytest.mark.usefixtures("_sdk")
 @pytest.mark.parametrize("name", sorted(documents()))
-def test_grafanas_own_types_know_every_field(name: str) -> None:
-    """What Grafana's schema does not know is lost on the way through its types."""
+def test_types_of_grafana_know_every_field(name: str) -> None:
+    """A field that the schema of Grafana does not know is lost when its types read and write a document."""
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.cog.plugins import register_default_plugins
     from grafana_foundation_sdk.models.dashboard import Dashboard

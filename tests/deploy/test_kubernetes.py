@@ -1,4 +1,4 @@
-"""The Kubernetes manifests, built by the real kustomize: valid, and in agreement with code, images and certificates."""
+"""The Kubernetes manifests are valid, and agree with the code, the images and the certificates."""
 
 import importlib
 import re
@@ -28,7 +28,7 @@ _SETTINGS = {
     "device-agent": "DeviceAgentSettings",
 }
 _NODES = ("pi-1", "pi-2", "pi-3", "pi-4")
-"""Those that certificates/kustomization.yaml names."""
+"""The nodes in certificates/kustomization.yaml."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def k3s() -> list[Document]:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
-    """The Secrets, of certificates made as the README says."""
+    """Builds the Secrets from certificates that the commands of the README make."""
     folder = tmp_path_factory.mktemp("certificates")
     shutil.copy(KUBERNETES / "certificates" / "kustomization.yaml", folder)
     readme = (KUBERNETES / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
@@ -57,12 +57,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
 
 
 def _services(documents: list[Document]) -> list[Pod]:
-    """The pods that serve."""
+    """Returns the pods that run a service."""
     return [pod for pod in pods(documents) if pod.target in _SETTINGS]
 
 
 def _settings(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
-    """What the service in a pod makes of its environment."""
+    """Returns the settings of the service in a pod."""
     for name, value in pod.environment.items():
         monkeypatch.setenv(name, value)
     module = importlib.import_module(f"collapipe.{pod.target.replace('-', '_')}.app")
@@ -71,9 +71,7 @@ def _settings(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
 
 
 @pytest.mark.parametrize("kustomization", ["base", "k3s", "certificates"])
-def test_every_document_is_valid_strictly(
-    kustomization: str, request: pytest.FixtureRequest
-) -> None:
+def test_every_document_is_valid(kustomization: str, request: pytest.FixtureRequest) -> None:
     kubernetes_validate = pytest.importorskip(
         "kubernetes_validate", reason="no kubernetes-validate: pip install kubernetes-validate"
     )
@@ -84,7 +82,7 @@ def test_every_document_is_valid_strictly(
         kubernetes_validate.validate(document, newest, strict=True)
 
 
-def test_misspelt_field_would_be_found(base: list[Document]) -> None:
+def test_validation_finds_a_misspelt_field(base: list[Document]) -> None:
     kubernetes_validate = pytest.importorskip(
         "kubernetes_validate", reason="no kubernetes-validate: pip install kubernetes-validate"
     )
@@ -99,7 +97,7 @@ def test_misspelt_field_would_be_found(base: list[Document]) -> None:
         del pod.spec["hostNetworks"]
 
 
-def test_all_is_in_the_namespace_that_is_made(k3s: list[Document]) -> None:
+def test_everything_is_in_the_created_namespace(k3s: list[Document]) -> None:
     (namespace,) = [d["metadata"]["name"] for d in k3s if d["kind"] == "Namespace"]
     others = {d["metadata"].get("namespace") for d in k3s if d["kind"] != "Namespace"}
     assert others == {namespace}
@@ -119,7 +117,7 @@ def test_services_accept_their_environment(
         assert not settings.insecure
 
 
-def test_hosts_are_called_by_the_name_that_leads_to_them(
+def test_host_ids_are_names_that_others_can_resolve(
     base: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     headless = {
@@ -131,7 +129,7 @@ def test_hosts_are_called_by_the_name_that_leads_to_them(
         with monkeypatch.context() as patch:
             settings = _settings(pod, patch)
         if pod.target == "device-agent":
-            # the node's own network, which its name leads to
+            # The pod uses the network of the node, which the name of the node resolves to.
             assert pod.spec["hostNetwork"] and settings.host_id == pod.node
             assert pod.spec["dnsPolicy"] == "ClusterFirstWithHostNet"
         else:
@@ -146,7 +144,7 @@ def test_hosts_are_called_by_the_name_that_leads_to_them(
     assert "scheduler" in headless
 
 
-def test_metrics_are_registered_as_prometheus_names_the_pod(
+def test_metrics_address_is_the_instance_that_prometheus_scrapes(
     base: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pod in _services(base):
@@ -161,7 +159,7 @@ def test_metrics_are_registered_as_prometheus_names_the_pod(
         assert str(ports["metrics"]["containerPort"]) == annotations["prometheus.io/port"]
 
 
-def test_clusters_are_numbered_alike_in_every_place(base: list[Document]) -> None:
+def test_index_of_a_cluster_is_the_same_everywhere(base: list[Document]) -> None:
     clusters = {}
     for pod in pods(base):
         if pod.target in ("control-unit", "device-agent"):
@@ -185,20 +183,22 @@ def test_images_are_targets_of_the_dockerfile_at_this_version(k3s: list[Document
             continue
         assert pod.target in targets
         assert pod.container["image"].endswith(f":{version('collapipe')}")
-        # nothing of these names is to come from a hub
+        # Images with these names must never come from a registry.
         assert pod.container["imagePullPolicy"] == "Never"
 
 
-def test_probes_ask_the_service_itself(base: list[Document]) -> None:
+def test_health_checks_call_the_service_itself(base: list[Document]) -> None:
     for pod in _services(base):
         for probe in ("startupProbe", "readinessProbe"):
             command = pod.container[probe]["exec"]["command"]
             assert command[:2] == ["python", "-m"]
             assert importlib.util.find_spec(command[2]) is not None
-            # longer than the probe's own deadline and an import on a slow device
+            # Longer than the deadline of the health check and an import on a slow device.
             assert pod.container[probe]["timeoutSeconds"] >= 20
         assert pod.container["livenessProbe"]["tcpSocket"]["port"] == "grpc"
-        assert pod.spec["terminationGracePeriodSeconds"] >= 20  # draining takes 5 s, probes 2
+        assert (
+            pod.spec["terminationGracePeriodSeconds"] >= 20
+        )  # draining takes 5 s, closing the sensors 2 s
 
 
 def test_every_pod_is_confined(k3s: list[Document]) -> None:
@@ -214,7 +214,7 @@ def test_every_pod_is_confined(k3s: list[Document]) -> None:
         assert pod.spec.get("hostNetwork", False) == (pod.target == "device-agent")
 
 
-def test_state_outlives_pods(base: list[Document]) -> None:
+def test_state_is_on_a_volume_claim(base: list[Document]) -> None:
     for pod in _services(base):
         claims = [c["metadata"]["name"] for c in pod.owner["spec"].get("volumeClaimTemplates", [])]
         mounts = {mount["mountPath"]: mount["name"] for mount in pod.container["volumeMounts"]}
@@ -255,10 +255,10 @@ def test_each_pod_finds_its_own_certificate(
             if one.target != "client":
                 assert identity.name == one.environment["COLLAPIPE_HOST_ID"]
             found.append(identity)
-    assert len(found) == len(set(found)) + len(_NODES)  # each node is named for both clusters
+    assert len(found) == len(set(found)) + len(_NODES)  # both clusters have each node
 
 
-def test_certificates_may_lie_on_the_nodes(tmp_path: Path) -> None:
+def test_certificates_can_be_files_of_the_nodes(tmp_path: Path) -> None:
     shutil.copytree(DEPLOY, tmp_path / "deploy", ignore=shutil.ignore_patterns("tls", "data"))
     overlay = tmp_path / "deploy" / "kubernetes" / "overlays" / "on-nodes"
     overlay.mkdir()
@@ -278,7 +278,7 @@ def test_certificates_may_lie_on_the_nodes(tmp_path: Path) -> None:
         assert "tmp" in volumes
 
 
-def test_prometheus_is_the_one_that_the_scheduler_asks(
+def test_scheduler_reads_telemetry_from_this_prometheus(
     k3s: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (scheduler,) = [pod for pod in pods(k3s) if pod.target == "scheduler"]
@@ -294,7 +294,9 @@ def test_prometheus_is_the_one_that_the_scheduler_asks(
     assert interval == f"{settings['telemetry_interval_seconds']:g}s"
 
 
-def test_prometheus_takes_its_configuration_and_rules(k3s: list[Document], tmp_path: Path) -> None:
+def test_prometheus_accepts_its_configuration_and_rules(
+    k3s: list[Document], tmp_path: Path
+) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("no promtool on this machine: apt-get install prometheus")
     (rules,) = [d["data"] for d in k3s if d["metadata"]["name"].startswith("prometheus-rules-")]
@@ -303,7 +305,7 @@ def test_prometheus_takes_its_configuration_and_rules(k3s: list[Document], tmp_p
         (tmp_path / name).write_text(text, encoding="utf-8")
     configuration = _prometheus_configuration(k3s)
     (job,) = configuration["scrape_configs"]
-    # Debian's promtool is built without it
+    # The promtool of Debian is built without Kubernetes.
     assert job.pop("kubernetes_sd_configs") == [
         {"role": "pod", "namespaces": {"own_namespace": True}}
     ]
@@ -318,7 +320,7 @@ def test_prometheus_takes_its_configuration_and_rules(k3s: list[Document], tmp_p
     assert checked.returncode == 0, checked.stderr
 
 
-def test_labels_are_those_that_rules_tell_hosts_apart_by(k3s: list[Document]) -> None:
+def test_hosts_have_the_labels_that_rules_use(k3s: list[Document]) -> None:
     (job,) = _prometheus_configuration(k3s)["scrape_configs"]
     for pod in _services(k3s):
         labels = _relabelled(job["relabel_configs"], _discovered(pod))
@@ -339,7 +341,7 @@ def _prometheus_configuration(documents: list[Document]) -> Document:
 
 
 def _discovered(pod: Pod) -> dict[str, str]:
-    """What Prometheus finds of a pod's port for metrics."""
+    """Returns the labels that Prometheus discovers for the metrics port of a pod."""
 
     def meta(kind: str, pairs: dict[str, str]) -> dict[str, str]:
         return {
@@ -359,7 +361,7 @@ def _discovered(pod: Pod) -> dict[str, str]:
 
 
 def _relabelled(rules: list[Document], labels: dict[str, str]) -> dict[str, str]:
-    """Does what Prometheus does with relabel_configs, for the two actions that are used here."""
+    """Applies relabel_configs as Prometheus does, for the two actions that are used here."""
     for rule in rules:
         text = rule.get("separator", ";").join(labels.get(n, "") for n in rule["source_labels"])
         found = re.fullmatch(rule.get("regex", "(.*)"), text)

@@ -1,4 +1,4 @@
-"""Prometheus's own checks and tests of what we give it."""
+"""Runs promtool on the configuration and the rules, and checks that every rule has a test."""
 
 import re
 import shutil
@@ -45,7 +45,7 @@ def test_configuration_and_rules_are_valid(promtool: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])
-def test_rules_do_what_their_tests_say(promtool: str, name: str) -> None:
+def test_rules_pass_their_tests(promtool: str, name: str) -> None:
     run(promtool, "test", "rules", str(ROOT / "tests" / name))
 
 
@@ -93,8 +93,8 @@ def test_every_service_of_the_testbed_is_scraped_once() -> None:
     assert {group["labels"]["host_role"] for group in job["static_configs"]} == roles
 
 
-def test_compose_tells_the_scheduler_how_often_is_scraped() -> None:
-    """Four intervals make the scheduler's window: a longer scrape interval would leave it without samples."""
+def test_scheduler_and_prometheus_have_the_same_scrape_interval() -> None:
+    """The scheduler's window has four of its intervals, so a longer scrape interval would leave it without samples."""
     path = ROOT.parent / "compose/compose.observability.yaml"
     services = yaml.safe_load(path.read_text(encoding="utf-8"))["services"]
     told = services["scheduler"]["environment"]["COLLAPIPE_TELEMETRY_INTERVAL_SECONDS"]

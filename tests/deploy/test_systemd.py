@@ -1,4 +1,4 @@
-"""The units of boxes: systemd's own checks, and that they start what there is."""
+"""The systemd units of boxes are valid and start existing modules."""
 
 import configparser
 import importlib.util
@@ -17,7 +17,7 @@ from collapipe_client.doctor import BoxSettings
 _UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 _ROLES = ("device-agent", "control-unit", "edge-server", "scheduler")
 _MOST_EXPOSURE = 20
-"""What `systemd-analyze security` calls 2.0, of 10: "OK"."""
+"""The limit of `systemd-analyze security`, which prints it as 2.0 of 10."""
 
 _needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None,
@@ -31,7 +31,7 @@ def _template() -> str:
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Callable[[str], Path]:
-    """Copies a unit; the template as that of a role."""
+    """Copies a unit file, the template under the name of an instance."""
 
     def copy(name: str) -> Path:
         source = "collapipe@.service" if name.startswith("collapipe@") else name
@@ -45,18 +45,18 @@ def unit(tmp_path: Path) -> Callable[[str], Path]:
     "name",
     [*(f"collapipe@{role}.service" for role in _ROLES), "collapipe-renew.service"],
 )
-def test_systemd_finds_nothing_wrong_with_the_unit(unit: Callable[[str], Path], name: str) -> None:
+def test_systemd_accepts_the_unit(unit: Callable[[str], Path], name: str) -> None:
     path = unit(name)
     verified = subprocess.run(
         ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False
     )
-    # it also tells of units of this machine
+    # The output also contains messages about units of this machine.
     assert [line for line in verified.stderr.splitlines() if "collapipe" in line] == []
     assert verified.returncode == 0, verified.stderr
 
 
 @_needs_systemd
-def test_systemd_finds_nothing_wrong_with_the_timer(unit: Callable[[str], Path]) -> None:
+def test_systemd_accepts_the_timer(unit: Callable[[str], Path]) -> None:
     unit("collapipe-renew.service")
     path = unit("collapipe-renew.timer")
     verified = subprocess.run(
@@ -85,7 +85,7 @@ def test_unit_is_confined(unit: Callable[[str], Path], name: str) -> None:
 @pytest.mark.parametrize("role", _ROLES)
 def test_instance_starts_the_module_of_its_role(role: str) -> None:
     (line,) = re.findall(r"^ExecStart=/bin/sh -c '(.*)'$", _template(), re.MULTILINE)
-    # as systemd does before it starts the shell
+    # systemd replaces these before it starts the shell.
     line = line.replace("%i", role).replace("%d", "/run/credentials").replace("$$", "$")
     shown = subprocess.run(
         ["/bin/sh", "-c", line.replace("exec /opt", "echo /opt")],
@@ -131,13 +131,13 @@ def test_services_are_restarted_only_for_a_new_certificate(
     assert done == ["try-restart collapipe@*.service"] * restarts
 
 
-def test_command_that_renews_is_one_of_collapipe() -> None:
+def test_renewing_command_exists() -> None:
     text = (_UNITS / "collapipe-renew.service").read_text(encoding="utf-8")
     (words,) = re.findall(r"/opt/collapipe/bin/collapipe ([a-z ]+) --json\)", text)
     assert CliRunner().invoke(app, [*words.split(), "--help"]).exit_code == 0
 
 
-def test_every_file_that_the_service_reads_is_handed_to_it() -> None:
+def test_service_gets_every_file_that_it_reads() -> None:
     handed = re.findall(r"^LoadCredential=(\S+?):(\S+)$", _template(), re.MULTILINE)
     assert dict(handed) == {
         "settings.toml": "/etc/collapipe/%i.toml",
@@ -147,15 +147,19 @@ def test_every_file_that_the_service_reads_is_handed_to_it() -> None:
     assert read == {name for name, _ in handed}
 
 
-def test_environment_names_settings_that_services_have() -> None:
+def test_variables_of_the_environment_are_settings_of_services() -> None:
     names = re.findall(r"COLLAPIPE_(\w+)=", _template())
     assert len(names) == 5
     assert {name.lower() for name in names} <= set(BoxSettings.model_fields)
 
 
-def test_service_has_longer_to_stop_than_it_needs_to_drain() -> None:
+def test_service_has_more_time_to_stop_than_draining_needs() -> None:
     parser = configparser.RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(_template())
-    assert int(parser["Service"]["TimeoutStopSec"]) >= 20  # draining takes 5 s, and probes 2
-    assert parser["Service"]["RestartPreventExitStatus"] == "2"  # as `run_service` exits
+    assert (
+        int(parser["Service"]["TimeoutStopSec"]) >= 20
+    )  # draining takes 5 s, closing the sensors 2 s
+    assert (
+        parser["Service"]["RestartPreventExitStatus"] == "2"
+    )  # the exit code of `run_service` for bad input
