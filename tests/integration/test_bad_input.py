@@ -145,7 +145,7 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
     ),
     "family that cannot do the task": (
         lambda f: f.settings.append("model.family=marian"),
-        ["'marian'", "'classification'", "use bert"],
+        ["'marian'", "'classification'", "use one of bert"],
     ),
     "misspelt configuration": (
         lambda f: f.edit_job("hidden_size", "hiden_size"),

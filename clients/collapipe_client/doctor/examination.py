@@ -10,7 +10,7 @@ from collapipe.errors import CollapipeError
 from collapipe.telemetry.sensors import processor_celsius
 from collapipe_client.doctor import kernel, machine, peers, ports
 from collapipe_client.doctor.box_settings import BoxSettings, Role
-from collapipe_client.doctor.certificate import check_certificate, read_certificate
+from collapipe_client.doctor.certificate import check_certificate
 from collapipe_client.doctor.check import Check
 from collapipe_client.endpoint import Endpoint
 
@@ -34,9 +34,13 @@ def examine(
         checks += _examine_ports(settings, role)
         checks.append(machine.check_packages(role, needed=True))
     if settings.tls_ca and settings.tls_cert and settings.tls_key:
-        facts = read_certificate(settings.tls_ca, settings.tls_cert, settings.tls_key)
-        advertised_host = settings.advertised_host if role else ""
-        checks += check_certificate(facts, role=role or "", advertised_host=advertised_host)
+        checks += check_certificate(
+            settings.tls_ca,
+            settings.tls_cert,
+            settings.tls_key,
+            role=role or "",
+            advertised_host=settings.advertised_host if role else "",
+        )
     if scheduler is not None:
         checks += _examine_peers(scheduler, settings, role)
     return checks
@@ -58,14 +62,14 @@ def _examine_machine(folder: Path, settings: BoxSettings, role: Role | None) -> 
     checks += [
         machine.check_cores(of_box=is_box),
         machine.check_memory(psutil.virtual_memory().available, of_box=is_box),
-        machine.check_swap(machine.swap_areas()),
+        machine.check_swap(),
         machine.check_disk(folder, keeps_state=role != "device-agent"),
     ]
     if not is_box:
         checks.append(machine.check_workspace(folder))
     if platform.system() == "Linux":
         checks += [
-            kernel.check_memory_cgroup(kernel.find_cgroups(), kernel.boot_command_line()),
+            kernel.check_memory_cgroup(),
             kernel.check_shaping(kernel.find_qdiscs(), wanted=settings.shaper == "tc"),
             kernel.check_clock(kernel.clock_is_synchronised()),
             kernel.check_temperature(processor_celsius(), kernel.throttled_flags()),
@@ -79,7 +83,7 @@ def _examine_ports(settings: BoxSettings, role: Role) -> list[Check]:
     if settings.metrics_listen:
         addresses.append(("metrics", "metrics_listen", settings.metrics_listen))
     return [
-        ports.check_port(purpose, setting, address, ports.try_port(address), module)
+        ports.check_port(purpose, setting, address, module)
         for purpose, setting, address in addresses
     ]
 

@@ -5,7 +5,6 @@ import ctypes
 import gzip
 import platform
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from collapipe_client.doctor.check import Check
@@ -38,64 +37,37 @@ _THROTTLED = {
 _UNDER_VOLTAGE_BITS = (1 << 0) | (1 << 16)
 
 
-@dataclass(frozen=True)
-class CgroupFacts:
-    """The control groups of this machine.
-
-    Args:
-        version: 1 or 2; 0 if there are none.
-        memory: Whether they can limit memory.
-    """
-
-    version: int
-    memory: bool
-
-
-def find_cgroups(root: Path = Path("/")) -> CgroupFacts:
-    """Reads which control groups are enabled."""
+def check_memory_cgroup(root: Path = Path("/")) -> Check:
+    """Checks for the memory cgroup, which the limits of containers and systemd's MemoryMax need."""
     controllers = _text(root / "sys/fs/cgroup/cgroup.controllers")
-    if controllers is not None:
-        return CgroupFacts(2, "memory" in controllers.split())
     table = _text(root / "proc/cgroups")
-    if table is None:
-        return CgroupFacts(0, False)
-    rows = [line.split() for line in table.splitlines()]
-    return CgroupFacts(1, any(row[0] == "memory" and row[-1] == "1" for row in rows if row))
-
-
-def boot_command_line(root: Path = Path("/")) -> Path:
-    """Returns the file with the kernel's arguments on a Raspberry Pi. Debian 12 has moved it."""
-    moved = root / "boot/firmware/cmdline.txt"
-    return moved if moved.exists() else root / "boot/cmdline.txt"
-
-
-def check_memory_cgroup(cgroups: CgroupFacts, command_line: Path) -> Check:
-    """Checks for the memory cgroup, which the limits of containers and systemd's MemoryMax need.
-
-    Args:
-        command_line: The file with the kernel's arguments, which exists on a Raspberry Pi.
-    """
-    if cgroups.memory:
-        return Check.ok("memory cgroup", f"on (cgroup v{cgroups.version})")
-    if not cgroups.version:
+    if controllers is not None:
+        version, is_on = 2, "memory" in controllers.split()
+    elif table is not None:
+        rows = [line.split() for line in table.splitlines()]
+        version, is_on = 1, any(row[0] == "memory" and row[-1] == "1" for row in rows if row)
+    else:
         remedy = "memory limits have no effect on this machine"
         return Check.warn("memory cgroup", "no control groups here", remedy)
+    if is_on:
+        return Check.ok("memory cgroup", f"on (cgroup v{version})")
     arguments = "cgroup_enable=memory cgroup_memory=1"
     remedy = f"start the kernel with {arguments}"
-    if command_line.exists():
-        remedy = f"sudo sed -i '1s/$/ {arguments}/' {command_line} && sudo reboot"
-    found = f"off (cgroup v{cgroups.version}): memory limits of containers and of systemd have no effect"
+    # A Raspberry Pi has the kernel's arguments in a file, which Debian 12 has moved.
+    for command_line in (root / "boot/firmware/cmdline.txt", root / "boot/cmdline.txt"):
+        if command_line.exists():
+            remedy = f"sudo sed -i '1s/$/ {arguments}/' {command_line} && sudo reboot"
+            break
+    found = f"off (cgroup v{version}): memory limits of containers and of systemd have no effect"
     return Check.warn("memory cgroup", found, remedy)
 
 
 def find_qdiscs() -> dict[str, bool | None]:
     """Returns for each queueing discipline whether the kernel has it; `None` if that is unknown."""
-    release = platform.release()
-    configuration, modules = kernel_configuration(release), kernel_modules(release)
     found = {}
     for kind in _QDISCS:
         tried = _try_qdisc(kind)
-        found[kind] = qdisc_installed(kind, configuration, modules) if tried is None else tried
+        found[kind] = qdisc_installed(kind, platform.release()) if tried is None else tried
     return found
 
 
@@ -118,36 +90,30 @@ def _try_qdisc(kind: str) -> bool | None:
     return False if is_unknown else None
 
 
-def qdisc_installed(kind: str, configuration: str | None, modules: str | None) -> bool | None:
-    """Judges by the kernel's files whether it has a queueing discipline; `None` if that is unknown.
+def qdisc_installed(kind: str, release: str, root: Path = Path("/")) -> bool | None:
+    """Judges by the files of a kernel whether it has a queueing discipline; `None` if that is unknown.
 
     Args:
-        configuration: The kernel's build configuration; `None` if it cannot be read.
-        modules: Names of the kernel's modules, built in or not; `None` if they cannot be read.
+        release: The kernel's release, for example "6.1.0".
     """
-    if modules is not None and f"sch_{kind}.ko" in modules:
+    folder = root / "lib/modules" / release
+    loadable, built_in = _text(folder / "modules.dep"), _text(folder / "modules.builtin")
+    if f"sch_{kind}.ko" in f"{loadable} {built_in}":
         return True
     option = f"CONFIG_NET_SCH_{kind.upper()}"
-    lines = configuration.splitlines() if configuration is not None else []
+    lines = kernel_configuration(release, root).splitlines()
     if f"{option}=y" in lines:
         return True
-    if f"# {option} is not set" in lines or (f"{option}=m" in lines and modules is not None):
+    if f"# {option} is not set" in lines or (f"{option}=m" in lines and loadable is not None):
         return False
     return None
 
 
-def kernel_configuration(release: str, root: Path = Path("/")) -> str | None:
-    """Reads the build configuration of the running kernel."""
+def kernel_configuration(release: str, root: Path = Path("/")) -> str:
+    """Reads the build configuration of a kernel; empty if it cannot be read."""
     with contextlib.suppress(OSError):
         return gzip.decompress((root / "proc/config.gz").read_bytes()).decode()
-    return _text(root / f"boot/config-{release}")
-
-
-def kernel_modules(release: str, root: Path = Path("/")) -> str | None:
-    """Reads the names of the running kernel's modules."""
-    folder = root / "lib/modules" / release
-    loadable = _text(folder / "modules.dep")
-    return None if loadable is None else loadable + (_text(folder / "modules.builtin") or "")
+    return _text(root / f"boot/config-{release}") or ""
 
 
 def check_shaping(qdiscs: dict[str, bool | None], *, wanted: bool = False) -> Check:

@@ -165,13 +165,9 @@ def check_memory(available_bytes: int, *, of_box: bool = False) -> Check:
     return Check.ok("memory", found)
 
 
-def swap_areas(table: Path = Path("/proc/swaps")) -> list[str]:
-    """Names the devices and files that this machine swaps to."""
-    return [line.split()[0] for line in _text(table).splitlines()[1:] if line.strip()]
-
-
-def check_swap(areas: list[str]) -> Check:
+def check_swap(table: Path = Path("/proc/swaps")) -> Check:
     """Warns of swap on a disk or a card: training becomes a hundred times slower, and a card wears out."""
+    areas = [line.split()[0] for line in _text(table).splitlines()[1:] if line.strip()]
     if any("zram" not in area for area in areas):
         return Check.warn(
             "swap",

@@ -2,8 +2,6 @@
 
 import errno
 import socket
-from dataclasses import dataclass
-from typing import Literal
 
 import psutil
 
@@ -12,40 +10,59 @@ from collapipe_client.doctor.check import Check
 _LOOPBACK = ("127.", "localhost", "::1")
 
 
-@dataclass(frozen=True)
-class PortFacts:
-    """What happened when a port was opened.
+def check_port(purpose: str, setting: str, address: str, module: str) -> Check:
+    """Checks that the service can listen at an address, or listens there already.
 
     Args:
-        outcome: "free"; "taken" by a process that listens there; "forbidden" for users other than root; or
-            "elsewhere", if the address does not belong to this machine.
-        holder: Command line and pid of the process that listens; empty if this user may not see them.
+        purpose: What is served at the address.
+        setting: Name of the setting with the address.
+        address: "host:port".
+        module: The service's Python module, by which its process is recognised.
     """
-
-    outcome: Literal["free", "taken", "forbidden", "elsewhere"]
-    holder: str = ""
-
-
-def try_port(address: str) -> PortFacts:
-    """Opens "host:port" for a moment."""
+    name = f"port: {purpose}"
     host, separator, port = address.rpartition(":")
-    bare_host = host.strip("[]")
-    if not separator:
-        return PortFacts("elsewhere")
+    if host.strip("[]").startswith(_LOOPBACK):
+        remedy = f'set {setting} = "0.0.0.0:{port if port not in ("", "0") else 7100}"'
+        return Check.fail(name, f"{address} can be reached from this machine only", remedy)
     try:
-        family = socket.AF_INET6 if ":" in bare_host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as trial:
-            # As for gRPC, the closed connections of an earlier service must not count as taken.
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind((bare_host, int(port)))
-            trial.listen()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return PortFacts("taken", find_listener(int(port)))
-        return PortFacts("forbidden" if error.errno == errno.EACCES else "elsewhere")
-    except (ValueError, OverflowError):
-        return PortFacts("elsewhere")
-    return PortFacts("free")
+        if not separator:
+            raise ValueError("there is no port")
+        listen_briefly(host.strip("[]"), int(port))
+    except (OSError, ValueError, OverflowError) as error:
+        reason = error.errno if isinstance(error, OSError) else None
+        if reason == errno.EACCES:
+            remedy = f"set {setting} to a port from 1024 to 65535"
+            return Check.fail(name, f"{address}: only root may open this port", remedy)
+        if reason == errno.EADDRINUSE:
+            return _check_listener(name, setting, address, find_listener(int(port)), module)
+        found = f"{address} is not an address of this machine, or not host:port"
+        remedy = f'set {setting} = "0.0.0.0:7100", or to an address that `ip address` lists'
+        return Check.fail(name, found, remedy)
+    return Check.ok(name, f"{address} is free")
+
+
+def _check_listener(name: str, setting: str, address: str, listener: str, module: str) -> Check:
+    if module in listener:
+        pid = listener.rpartition("(pid")[2]
+        return Check.ok(name, f"the service is running and uses {address} (pid{pid}")
+    port = address.rpartition(":")[2]
+    remedy = (
+        f"see which process has the port (sudo ss -ltnp 'sport = :{port}'); if it is not the service itself, end "
+        f"the process or change {setting}"
+    )
+    if not listener:
+        return Check.warn(name, f"{address} is taken by a process of another user", remedy)
+    return Check.fail(name, f"{address} is taken by {listener}", remedy)
+
+
+def listen_briefly(host: str, port: int) -> None:
+    """Listens at an address for a moment; raises `OSError` if that is not possible."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        # As for gRPC, the closed connections of an earlier service must not count as taken.
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        trial.bind((host, port))
+        trial.listen()
 
 
 def find_listener(port: int) -> str:
@@ -62,41 +79,6 @@ def find_listener(port: int) -> str:
     except psutil.Error:
         pass
     return ""
-
-
-def check_port(purpose: str, setting: str, address: str, port: PortFacts, module: str) -> Check:
-    """Checks that the service can open its port, or has opened it already.
-
-    Args:
-        purpose: What is served at the port.
-        setting: Name of the setting with the address.
-        address: "host:port".
-        module: The service's Python module, by which its process is recognised.
-    """
-    name = f"port: {purpose}"
-    host, _, number = address.rpartition(":")
-    if host.strip("[]").startswith(_LOOPBACK):
-        remedy = f'set {setting} = "0.0.0.0:{number if number not in ("", "0") else 7100}"'
-        return Check.fail(name, f"{address} can be reached from this machine only", remedy)
-    if port.outcome == "free":
-        return Check.ok(name, f"{address} is free")
-    if port.outcome == "forbidden":
-        remedy = f"set {setting} to a port from 1024 to 65535"
-        return Check.fail(name, f"{address}: only root may open this port", remedy)
-    if port.outcome == "elsewhere":
-        found = f"{address} is not an address of this machine, or not host:port"
-        remedy = f'set {setting} = "0.0.0.0:7100", or to an address that `ip address` lists'
-        return Check.fail(name, found, remedy)
-    if module in port.holder:
-        pid = port.holder.rpartition("(pid")[2]
-        return Check.ok(name, f"the service is running and uses {address} (pid{pid}")
-    remedy = (
-        f"see which process has the port (sudo ss -ltnp 'sport = :{number}'); if it is not the service itself, end "
-        f"the process or change {setting}"
-    )
-    if not port.holder:
-        return Check.warn(name, f"{address} is taken by a process of another user", remedy)
-    return Check.fail(name, f"{address} is taken by {port.holder}", remedy)
 
 
 def check_loopback() -> Check:

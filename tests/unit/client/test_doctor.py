@@ -12,7 +12,6 @@ from collapipe_client.doctor.machine import (
     check_userland,
     check_workspace,
     is_jetson,
-    swap_areas,
 )
 
 
@@ -110,4 +109,4 @@ def test_raspberry_pi_is_no_jetson(tmp_path: Path) -> None:
 def test_swap_on_a_card_gives_a_warning(tmp_path: Path, lines: list[str], result: str) -> None:
     table = tmp_path / "swaps"
     table.write_text("\n".join(["Filename Type Size Used Priority", *lines]), encoding="ascii")
-    assert check_swap(swap_areas(table)).result == result
+    assert check_swap(table).result == result

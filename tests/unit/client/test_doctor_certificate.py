@@ -7,12 +7,8 @@ import pytest
 
 pytest.importorskip("cryptography", reason="no cryptography here: pip install 'collapipe[certs]'")
 
-from collapipe.certificates import Identity, Role, pki
-from collapipe_client.doctor.certificate import (
-    CertificateFacts,
-    check_certificate,
-    read_certificate,
-)
+from collapipe.certificates import Identity, pki
+from collapipe_client.doctor.certificate import check_certificate
 from collapipe_client.doctor.check import Check
 
 _NOW = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -53,29 +49,20 @@ def deployment(tmp_path: Path) -> _Deployment:
     return _Deployment(tmp_path)
 
 
-def _facts(files: tuple[Path, Path, Path]) -> CertificateFacts:
-    facts = read_certificate(*files)
-    assert isinstance(facts, CertificateFacts), facts
-    return facts
-
-
 def _failed(checks: list[Check]) -> list[str]:
     return [check.found for check in checks if check.result != "ok"]
 
 
-def test_certificate_of_the_deployment_passes(deployment: _Deployment) -> None:
-    facts = _facts(deployment.box("device-agent:pi-3", "192.168.1.23"))
-    assert (facts.role, facts.name, facts.addresses) == (
-        Role.DEVICE_AGENT.value,
-        "pi-3",
-        ("192.168.1.23", "pi-3"),
+@pytest.mark.parametrize("host", ["192.168.1.23", "pi-3"])
+def test_certificate_of_the_deployment_passes(deployment: _Deployment, host: str) -> None:
+    checks = check_certificate(
+        *deployment.box("device-agent:pi-3", "192.168.1.23"),
+        role="device-agent",
+        advertised_host=host,
+        now=_NOW + timedelta(days=1),
     )
-    for host in facts.addresses:
-        checks = check_certificate(
-            facts, role="device-agent", advertised_host=host, now=_NOW + timedelta(days=1)
-        )
-        assert _failed(checks) == []
-        assert "364 days" in checks[-1].found
+    assert _failed(checks) == []
+    assert "device-agent pi-3: valid for 364 days" in checks[-1].found
 
 
 def test_key_of_another_certificate_fails(deployment: _Deployment) -> None:
@@ -102,14 +89,14 @@ def test_bundle_with_the_authority_among_others_is_trusted(
 
 
 def test_certificate_of_another_role_fails(deployment: _Deployment) -> None:
-    facts = _facts(deployment.box("control-unit:cu-0"))
-    (failed,) = _failed(check_certificate(facts, role="device-agent", now=_NOW))
+    files = deployment.box("control-unit:cu-0")
+    (failed,) = _failed(check_certificate(*files, role="device-agent", now=_NOW))
     assert "will not accept it as device-agent" in failed
 
 
 def test_advertised_host_that_the_certificate_does_not_name_fails(deployment: _Deployment) -> None:
-    facts = _facts(deployment.box("device-agent:pi-3", "192.168.1.23"))
-    checks = check_certificate(facts, advertised_host="192.168.1.99", now=_NOW)
+    files = deployment.box("device-agent:pi-3", "192.168.1.23")
+    checks = check_certificate(*files, advertised_host="192.168.1.99", now=_NOW)
     (failed,) = _failed(checks)
     assert "192.168.1.23" in failed and "192.168.1.99" in failed
 
@@ -126,18 +113,18 @@ def test_advertised_host_that_the_certificate_does_not_name_fails(deployment: _D
 def test_dates_are_compared_with_the_clock_of_the_box(
     deployment: _Deployment, after: timedelta, result: str, word: str
 ) -> None:
-    (check,) = check_certificate(_facts(deployment.box()), now=_NOW + after)
+    (check,) = check_certificate(*deployment.box(), now=_NOW + after)
     assert (check.result, word in check.found) == (result, True)
 
 
 def test_remedy_for_a_certificate_is_a_command_that_helps(deployment: _Deployment) -> None:
     """`join` keeps a valid certificate. `renew` refuses an expired one, and cannot change its addresses."""
-    facts = _facts(deployment.box())
-    (soon,) = check_certificate(facts, now=_NOW + timedelta(days=350))
+    files = deployment.box()
+    (soon,) = check_certificate(*files, now=_NOW + timedelta(days=350))
     assert "collapipe renew" in soon.remedy and "collapipe join" not in soon.remedy
-    (late,) = check_certificate(facts, now=_NOW + timedelta(days=366))
+    (late,) = check_certificate(*files, now=_NOW + timedelta(days=366))
     assert "collapipe join TOKEN" in late.remedy and "collapipe renew" not in late.remedy
-    moved = check_certificate(facts, advertised_host="10.0.0.9", now=_NOW)[0]
+    moved = check_certificate(*files, advertised_host="10.0.0.9", now=_NOW)[0]
     assert "collapipe join TOKEN --advertise 10.0.0.9:PORT" in moved.remedy
 
 
@@ -159,10 +146,22 @@ def test_failure_names_the_file_that_cannot_be_read(deployment: _Deployment, mis
     assert check.result == "fail" and str(files[missing]) in check.found
 
 
-def test_remedy_for_a_key_without_permission_is_sudo() -> None:
-    (check,) = check_certificate(f"/etc/collapipe/tls/key.pem: {os.strerror(errno.EACCES)}")
+def test_remedy_for_a_key_without_permission_is_sudo(
+    deployment: _Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = deployment.box()
+    read_bytes = Path.read_bytes
+
+    def refuse_the_key(path: Path) -> bytes:
+        if path == files[2]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse_the_key)
+    (check,) = _judge(*files)
     assert (check.result, "sudo" in check.remedy) == ("fail", True)
+    assert str(files[2]) in check.found
 
 
 def _judge(ca: Path, certificate: Path, key: Path) -> list[Check]:
-    return check_certificate(read_certificate(ca, certificate, key), now=_NOW)
+    return check_certificate(ca, certificate, key, now=_NOW)

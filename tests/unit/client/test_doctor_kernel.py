@@ -7,18 +7,14 @@ from pathlib import Path
 import pytest
 
 from collapipe_client.doctor.kernel import (
-    CgroupFacts,
-    boot_command_line,
     check_clock,
     check_clock_offset,
     check_memory_cgroup,
     check_shaping,
     check_temperature,
     clock_is_synchronised,
-    find_cgroups,
     find_qdiscs,
     kernel_configuration,
-    kernel_modules,
     qdisc_installed,
     throttled_flags,
 )
@@ -32,20 +28,23 @@ def _write(root: Path, path: str, text: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "found"),
+    ("path", "text", "result", "version"),
     [
-        ("sys/fs/cgroup/cgroup.controllers", "cpuset cpu io pids\n", CgroupFacts(2, False)),
-        ("sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory\n", CgroupFacts(2, True)),
-        ("proc/cgroups", "#subsys_name h n e\ncpu 3 1 1\nmemory 0 95 0\n", CgroupFacts(1, False)),
-        ("proc/cgroups", "#subsys_name h n e\ncpu 3 1 1\nmemory 9 95 1\n", CgroupFacts(1, True)),
+        ("sys/fs/cgroup/cgroup.controllers", "cpuset cpu io pids\n", "warn", "v2"),
+        ("sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory\n", "ok", "v2"),
+        ("proc/cgroups", "#subsys_name h n e\ncpu 3 1 1\nmemory 0 95 0\n", "warn", "v1"),
+        ("proc/cgroups", "#subsys_name h n e\ncpu 3 1 1\nmemory 9 95 1\n", "ok", "v1"),
     ],
 )
 def test_memory_cgroup_is_found_in_both_versions(
-    tmp_path: Path, path: str, text: str, found: CgroupFacts
+    tmp_path: Path, path: str, text: str, result: str, version: str
 ) -> None:
-    assert find_cgroups(tmp_path) == CgroupFacts(0, False)
+    without = check_memory_cgroup(tmp_path)
+    assert (without.result, without.found) == ("warn", "no control groups here")
     _write(tmp_path, path, text)
-    assert find_cgroups(tmp_path) == found
+    check = check_memory_cgroup(tmp_path)
+    assert (check.result, f"cgroup {version}" in check.found) == (result, True)
+    assert bool(check.remedy) == (result != "ok")
 
 
 @pytest.mark.parametrize("path", ["boot/firmware/cmdline.txt", "boot/cmdline.txt"])
@@ -53,19 +52,14 @@ def test_remedy_for_a_disabled_memory_cgroup_is_a_command_that_enables_it(
     tmp_path: Path, path: str
 ) -> None:
     file = _write(tmp_path, path, "console=tty1 root=PARTUUID=1 rootwait\n")
-    command_line = boot_command_line(tmp_path)
-    check = check_memory_cgroup(CgroupFacts(2, False), command_line)
+    _write(tmp_path, "sys/fs/cgroup/cgroup.controllers", "cpuset cpu io pids\n")
+    check = check_memory_cgroup(tmp_path)
     assert check.result == "warn"
     edit = check.remedy.removeprefix("sudo ").partition(" && ")[0]
     subprocess.run(["sh", "-c", edit], check=True)
     assert file.read_text(encoding="ascii").endswith(
         "rootwait cgroup_enable=memory cgroup_memory=1\n"
     )
-
-
-def test_enabled_memory_cgroup_is_ok(tmp_path: Path) -> None:
-    check = check_memory_cgroup(CgroupFacts(2, True), boot_command_line(tmp_path))
-    assert (check.result, check.remedy) == ("ok", "")
 
 
 _MODULES = "kernel/net/sched/sch_htb.ko.xz: kernel/lib/x.ko\nkernel/net/sched/sch_netem.ko.xz:\n"
@@ -83,20 +77,22 @@ _MODULES = "kernel/net/sched/sch_htb.ko.xz: kernel/lib/x.ko\nkernel/net/sched/sc
     ],
 )
 def test_netem_is_judged_by_the_files_of_the_kernel(
-    configuration: str | None, modules: str | None, there: bool | None
+    tmp_path: Path, configuration: str | None, modules: str | None, there: bool | None
 ) -> None:
-    assert qdisc_installed("netem", configuration, modules) is there
+    if configuration is not None:
+        _write(tmp_path, "boot/config-6.1", configuration)
+    if modules is not None:
+        _write(tmp_path, "lib/modules/6.1/modules.dep", modules)
+    assert qdisc_installed("netem", "6.1", tmp_path) is there
 
 
 def test_kernel_files_are_found_in_all_known_places(tmp_path: Path) -> None:
-    assert kernel_configuration("6.1", tmp_path) is None
-    assert kernel_modules("6.1", tmp_path) is None
-    _write(tmp_path, "boot/config-6.1", "CONFIG_NET_SCH_HTB=m\n")
-    _write(tmp_path, "lib/modules/6.1/modules.dep", _MODULES)
+    _write(tmp_path, "lib/modules/6.1/modules.dep", "")
     _write(tmp_path, "lib/modules/6.1/modules.builtin", "kernel/net/sched/sch_tbf.ko\n")
+    assert qdisc_installed("tbf", "6.1", tmp_path)
+    assert kernel_configuration("6.1", tmp_path) == ""
+    _write(tmp_path, "boot/config-6.1", "CONFIG_NET_SCH_HTB=m\n")
     assert kernel_configuration("6.1", tmp_path) == "CONFIG_NET_SCH_HTB=m\n"
-    modules = kernel_modules("6.1", tmp_path)
-    assert qdisc_installed("tbf", None, modules) and qdisc_installed("netem", None, modules)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/config.gz").write_bytes(gzip.compress(b"CONFIG_NET_SCH_HTB=y\n"))
     assert kernel_configuration("6.1", tmp_path) == "CONFIG_NET_SCH_HTB=y\n"
@@ -104,7 +100,7 @@ def test_kernel_files_are_found_in_all_known_places(tmp_path: Path) -> None:
 
 def test_qdiscs_of_this_kernel_agree_with_its_configuration() -> None:
     configuration = kernel_configuration(platform.release())
-    if configuration is None or shutil.which("tc") is None or shutil.which("unshare") is None:
+    if not configuration or shutil.which("tc") is None or shutil.which("unshare") is None:
         pytest.skip(
             "this kernel shows no configuration, or no tc or unshare: apt-get install iproute2"
         )

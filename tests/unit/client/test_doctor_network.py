@@ -1,3 +1,4 @@
+import errno
 import os
 import socket
 import sys
@@ -9,6 +10,7 @@ from collapipe.errors import PeerLostError
 from collapipe.rpc import Security, serve
 from collapipe.v1 import scheduler_pb2
 from collapipe_client.client import CollaPipeClient
+from collapipe_client.doctor import ports
 from collapipe_client.doctor.peers import (
     check_peer,
     check_peers,
@@ -16,13 +18,7 @@ from collapipe_client.doctor.peers import (
     clock_offset,
     peers_of,
 )
-from collapipe_client.doctor.ports import (
-    PortFacts,
-    check_loopback,
-    check_port,
-    find_listener,
-    try_port,
-)
+from collapipe_client.doctor.ports import check_loopback, check_port, find_listener
 
 
 def _status(
@@ -34,42 +30,62 @@ def _status(
     return scheduler_pb2.HostStatus(host=host, alive=bool(fields.get("alive", True)))
 
 
+_MODULE = "collapipe.device_agent"
+
+
 def test_free_port_and_taken_port_are_distinguished() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
-        taken = try_port(f"127.0.0.1:{port}")
-        assert taken.outcome == "taken"
-        assert f"(pid {os.getpid()})" in taken.holder
-        assert Path(sys.executable).name in taken.holder or "pytest" in taken.holder
-    assert try_port(f"127.0.0.1:{port}").outcome == "free"
+        taken = check_port("gRPC", "listen", f"0.0.0.0:{port}", _MODULE)
+        assert taken.result == "fail"
+        assert f"(pid {os.getpid()})" in taken.found
+        assert Path(sys.executable).name in taken.found or "pytest" in taken.found
+    assert check_port("gRPC", "listen", f"0.0.0.0:{port}", _MODULE).result == "ok"
     assert find_listener(port) == ""
 
 
 @pytest.mark.parametrize(
-    "address", ["203.0.113.7:7100", "7100", "127.0.0.1:x", "127.0.0.1:70000", "no such name:7100"]
+    ("address", "found"),
+    [
+        ("203.0.113.7:7100", "not an address of this machine"),
+        ("7100", "not host:port"),
+        ("0.0.0.0:x", "not host:port"),
+        ("0.0.0.0:70000", "not host:port"),
+        ("no such name:7100", "not an address of this machine"),
+        ("127.0.0.1:0", "from this machine only"),
+        ("localhost:7100", "from this machine only"),
+    ],
 )
-def test_unusable_listen_address_is_elsewhere(address: str) -> None:
-    assert try_port(address).outcome == "elsewhere"
+def test_unusable_listen_address_fails(address: str, found: str) -> None:
+    check = check_port("gRPC", "listen", address, _MODULE)
+    assert (check.result, found in check.found) == ("fail", True)
+    assert check.remedy
 
 
 @pytest.mark.parametrize(
-    ("address", "port", "result"),
+    ("holder", "result"),
     [
-        ("0.0.0.0:7100", PortFacts("free"), "ok"),
-        ("0.0.0.0:7100", PortFacts("taken", "python -m collapipe.device_agent (pid 7)"), "ok"),
-        ("0.0.0.0:7100", PortFacts("taken", "nginx (pid 7)"), "fail"),
-        ("0.0.0.0:7100", PortFacts("taken"), "warn"),
-        ("0.0.0.0:80", PortFacts("forbidden"), "fail"),
-        ("192.168.1.9:7100", PortFacts("elsewhere"), "fail"),
-        ("127.0.0.1:0", PortFacts("free"), "fail"),
-        ("localhost:7100", PortFacts("free"), "fail"),
+        ("python -m collapipe.device_agent (pid 7)", "ok"),
+        ("nginx (pid 7)", "fail"),
+        ("", "warn"),
     ],
 )
 def test_port_is_judged_by_the_process_that_holds_it(
-    address: str, port: PortFacts, result: str
+    monkeypatch: pytest.MonkeyPatch, holder: str, result: str
 ) -> None:
-    check = check_port("gRPC", "listen", address, port, "collapipe.device_agent")
+    monkeypatch.setattr(ports, "find_listener", lambda port: holder)
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        check = check_port("gRPC", "listen", f"0.0.0.0:{server.getsockname()[1]}", _MODULE)
     assert (check.result, bool(check.remedy)) == (result, result != "ok")
+
+
+def test_port_that_only_root_may_open_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(host: str, port: int) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(ports, "listen_briefly", forbidden)
+    check = check_port("gRPC", "listen", "0.0.0.0:80", _MODULE)
+    assert (check.result, "only root" in check.found) == ("fail", True)
 
 
 def test_loopback_works_here() -> None:
