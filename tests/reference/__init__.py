@@ -1,7 +1,7 @@
-"""The second opinion: training as a plain single-process loop over whole models of `transformers`.
+"""Trains in a single process, with whole models of `transformers`, as a reference for the pipeline.
 
-Written from the rules alone, sharing no code with the pipeline, the aggregation or the services that it checks.
+The reference shares no code with the pipeline, the averaging and the services that it checks.
 
-Guided tour: `centralized` trains one cluster, `fedavg` averages clusters, `federated_job` runs a whole job with both,
-`comparison` says where two results differ.
+`centralized` trains one cluster, `fedavg` averages clusters, and `federated_job` runs a whole job with both.
+`comparison` finds where two results differ.
 """

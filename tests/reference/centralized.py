@@ -1,4 +1,4 @@
-"""One cluster as a plain loop: a whole model of `transformers`, an optimizer of `torch.optim`, mini-batches."""
+"""Trains one cluster in a plain loop, with a whole model of `transformers` and one optimizer."""
 
 import hashlib
 import math
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from collapipe.job import JobConfig, TrainingConfig
 
 MicroBatch = Mapping[str, Tensor]
-"""`input_ids`, `attention_mask` and `labels`."""
+"""The tensors `input_ids`, `attention_mask` and `labels`."""
 MiniBatch = Sequence[MicroBatch]
 
 IGNORED = -100
@@ -24,7 +24,7 @@ EMBEDDINGS = {
     "bert": "bert.embeddings",
     "distilbert": "distilbert.embeddings",
     "roberta": "roberta.embeddings",
-    "marian": "model.encoder",  # embeds in its own forward pass, before its first layer
+    "marian": "model.encoder",  # its own forward pass begins with the embedding
     "bart": "model.encoder",
 }
 BLOCKS = {
@@ -44,7 +44,7 @@ HEADS = {
     ("marian", "translation"): "model.decoder",
     ("bart", "translation"): "model.decoder",
 }
-"""Whichever module of the head runs first."""
+"""The module of each head that runs first."""
 
 
 def train_cluster(
@@ -56,19 +56,12 @@ def train_cluster(
     round_index: int = 0,
     first_step: int = 0,
 ) -> list[float]:
-    """Trains the local steps of one round, in place.
+    """Trains the local steps of one round in place, and returns the loss of each optimizer step.
 
     Args:
-        model: The whole model.
-        optimizer: What `make_optimizer` made for it; its moments go on from where they are.
-        mini_batches: One a local step, cut into micro-batches.
-        job: The settings.
-        cluster_index: The cluster.
-        round_index: The round.
-        first_step: Optimizer steps taken before this round.
-
-    Returns:
-        The loss of each optimizer step.
+        optimizer: An optimizer from `make_optimizer`, with the moments of previous rounds.
+        mini_batches: One mini-batch for each local step, as a list of micro-batches.
+        first_step: Optimizer steps of the job before this round.
     """
     training, kind = job.training, job.task.kind
     model.train()
@@ -101,7 +94,7 @@ def train_cluster(
 
 
 def make_optimizer(model: PreTrainedModel, training: TrainingConfig) -> torch.optim.Optimizer:
-    """Makes the job's optimizer; matrices decay, vectors do not."""
+    """Makes the optimizer of a job. Weight decay applies to matrices, but not to vectors."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},
@@ -119,13 +112,13 @@ def make_optimizer(model: PreTrainedModel, training: TrainingConfig) -> torch.op
 def dropout_key(
     seed: int, cluster: int, round_index: int, step: int, micro_batch: int, unit: int
 ) -> int:
-    """Seeds the random numbers of one forward pass of one unit."""
+    """Returns the random seed for one forward pass of one unit."""
     text = f"{seed}/{cluster}/{round_index}/{step}/{micro_batch}/{unit}"
     return int.from_bytes(hashlib.sha256(text.encode("ascii")).digest()[:8], "little") >> 1
 
 
 def learning_rate(training: TrainingConfig, step: int, total_steps: int) -> float:
-    """Of an optimizer step, counted from 0 over the whole job."""
+    """Returns the learning rate of an optimizer step. Steps are counted from 0 over the whole job."""
     peak, warm_up = training.learning_rate, training.warm_up_steps
     number = step + 1
     if number <= warm_up:
@@ -138,12 +131,12 @@ def learning_rate(training: TrainingConfig, step: int, total_steps: int) -> floa
 
 
 def clip_gradients(model: nn.Module, clip_norm: float) -> None:
-    """Scales all gradients down when their common norm is too large."""
+    """Scales all gradients down if their global norm is too large."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     if not clip_norm:
         return
     norms = [float(torch.linalg.vector_norm(g, dtype=torch.float64)) for g in gradients]
-    norm = math.sqrt(math.fsum(one**2 for one in norms))
+    norm = math.sqrt(math.fsum(norm**2 for norm in norms))
     scale = min(1.0, clip_norm / (norm + 1e-6))
     if scale < 1.0:
         for gradient in gradients:
@@ -166,12 +159,11 @@ def compute_logits(model: PreTrainedModel, kind: str, batch: MicroBatch) -> Tens
 
 @contextmanager
 def seeded_units(model: PreTrainedModel, kind: str, key_of: Callable[[int], int]) -> Iterator[None]:
-    """Seeds torch before each unit of a whole model, as if the unit ran elsewhere.
+    """Seeds torch before each unit of a whole model, as the pipeline does.
 
     Args:
-        model: The whole model.
-        kind: What its head does.
-        key_of: The seed of a unit; unit 0 is the embedding, the last is the head.
+        kind: The task.
+        key_of: Returns the seed of a unit. Unit 0 is the embedding, and the last unit is the head.
     """
 
     def seed_before(unit: int, module: nn.Module) -> RemovableHandle:
@@ -189,7 +181,7 @@ def seeded_units(model: PreTrainedModel, kind: str, key_of: Callable[[int], int]
 
 
 def first_modules(model: PreTrainedModel, kind: str) -> list[nn.Module]:
-    """The module of each unit that runs first."""
+    """Returns the module of each unit that runs first."""
     family = str(model.config.model_type)
     blocks = model.get_submodule(BLOCKS[family])
     assert isinstance(blocks, nn.ModuleList)
@@ -198,7 +190,7 @@ def first_modules(model: PreTrainedModel, kind: str) -> list[nn.Module]:
 
 
 def _updates(mini_batches: Iterable[MiniBatch], training: TrainingConfig) -> Iterator[MiniBatch]:
-    """What comes between two optimizer steps: a mini-batch, or one micro-batch alone."""
+    """Yields the micro-batches of each optimizer step: a whole mini-batch, or a single micro-batch."""
     for mini_batch in mini_batches:
         if training.update_per == "micro_batch":
             yield from ([micro_batch] for micro_batch in mini_batch)

@@ -1,4 +1,4 @@
-"""Where two sets of named tensors differ."""
+"""Finds where two sets of named tensors differ."""
 
 from collections.abc import Mapping
 
@@ -7,11 +7,7 @@ from torch import Tensor
 
 
 def first_difference(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> str | None:
-    """Compares bit for bit.
-
-    Returns:
-        `None` when all are equal; else what differs first in the order of `expected`, and by how much.
-    """
+    """Describes the first difference, in the order of `expected`. Returns `None` if all tensors are equal."""
     if expected.keys() != actual.keys():
         missing = sorted(expected.keys() - actual.keys())
         extra = sorted(actual.keys() - expected.keys())

@@ -1,4 +1,4 @@
-"""Reference runs use one compute thread, as every service does."""
+"""Makes torch compute in one thread, as it does in every service by default."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""FedAvg over clients that train on their own."""
+"""Federated averaging of the models of clients."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a client sends after its local steps. Its optimizer stays with it."""
+    """The weights of a client after its local steps. The optimizer state stays with the client."""
 
     cluster_index: int
     num_samples: int
@@ -17,7 +17,7 @@ class Contribution:
 
 
 def average(arrived: Iterable[Contribution]) -> dict[str, Tensor]:
-    """Averages by samples, in cluster order, whatever the order of arrival."""
+    """Averages weighted by samples. Sums in cluster order, whatever the order of arrival."""
     contributions = sorted(arrived, key=lambda contribution: contribution.cluster_index)
     total = sum(contribution.num_samples for contribution in contributions)
     averaged: dict[str, Tensor] = {}

@@ -1,6 +1,6 @@
-"""A whole job in one process: clients in plain torch, averaged after every round.
+"""Runs a whole job in one process: trains each client in a plain loop, and averages them after every round.
 
-From `collapipe` come only the job file, the initial model and the rows.
+It uses only the job file, the initial model and the rows of `collapipe`.
 """
 
 import copy
@@ -21,19 +21,19 @@ from reference.fedavg import Contribution, average
 
 @dataclass(frozen=True)
 class Trained:
-    """What a job leads to."""
+    """The result of a job."""
 
     weights: dict[str, Tensor]
-    """The global model: what `save_pretrained` would write, tied tensors under their first name."""
+    """The global model as `save_pretrained` would write it. Tied tensors have their first name."""
     optimizer_states: list[dict[str, Tensor]]
-    """Of each cluster, by "PARAMETER//ENTRY"."""
+    """The optimizer state of each cluster, by "PARAMETER//ENTRY"."""
     losses: list[list[float]]
-    """Of each cluster, one an optimizer step."""
+    """The losses of each cluster, one for each optimizer step."""
 
 
 @dataclass
 class Client:
-    """One cluster: its data, its model and its optimizer."""
+    """The data, the model and the optimizer of one cluster."""
 
     job: JobConfig
     cluster_index: int
@@ -46,7 +46,7 @@ class Client:
         self.optimizer = make_optimizer(self.model, self.job.training)
 
     def train_round(self, round_index: int) -> Contribution:
-        """Takes the local steps of one round."""
+        """Trains the local steps of one round."""
         mini_batches = [self.draw_mini_batch() for _ in range(self.job.training.local_steps)]
         self.losses += train_cluster(
             self.model,
@@ -60,7 +60,7 @@ class Client:
         return Contribution(self.cluster_index, self.task.num_rows, copy_weights(self.model))
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """The optimizer's state by name; a tied parameter has its first name in the model."""
+        """Returns the optimizer state by name. A tied parameter has its first name in the model."""
         names: dict[Tensor, str] = {
             parameter: name for name, parameter in self.model.named_parameters()
         }
@@ -72,7 +72,7 @@ class Client:
         }
 
     def draw_mini_batch(self) -> MiniBatch:
-        """The next mini-batch, as the sampler says."""
+        """Draws the next mini-batch with the sampler of `collapipe`."""
         self.cursor = begin_round(self.cursor, self.task.num_rows)
         rows, self.cursor = draw(
             self.job.seed, self.cluster_index, self.cursor, self.job.training.mini_batch
@@ -82,7 +82,7 @@ class Client:
 
 
 def train_job(job: JobConfig) -> Trained:
-    """Runs a job from its initial model to its end."""
+    """Runs a job from the initial model to the last round."""
     clients = make_clients(job)
     for round_index in range(job.training.rounds):
         arrived = [client.train_round(round_index) for client in clients]
@@ -99,7 +99,7 @@ def train_job(job: JobConfig) -> Trained:
 
 
 def make_clients(job: JobConfig) -> list[Client]:
-    """Loads each cluster's rows and gives every client the same initial model."""
+    """Loads the rows of each cluster and makes its client. All clients have the same initial model."""
     first = load_task(job, 0, vocabulary=None)
     tasks = [first] + [load_task(job, i, first.vocabulary) for i in range(1, job.clusters)]
     labels = sorted(set().union(*(task.labels for task in tasks)), key=lambda x: (x != "O", x))
@@ -113,7 +113,7 @@ def make_clients(job: JobConfig) -> list[Client]:
 
 
 def saved_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The tensors that make the model, each once."""
+    """Returns the tensors that `save_pretrained` would write."""
     first_names = {name for name, _ in model.named_parameters()}
     aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)} - first_names
     left_out = aliases.union(model._keys_to_ignore_on_save or ())
@@ -121,5 +121,5 @@ def saved_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def copy_weights(model: torch.nn.Module) -> dict[str, Tensor]:
-    """A copy of the model's state, every tensor under each of its names."""
+    """Returns a copy of the model's state, in which a tied tensor has each of its names."""
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

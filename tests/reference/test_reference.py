@@ -1,4 +1,4 @@
-"""The reference follows the rules, and is sensitive to every one of them: the proof can fail."""
+"""Tests that the reference is right, and that a comparison with it finds every kind of mistake."""
 
 import math
 from collections import Counter
@@ -50,7 +50,7 @@ def test_learning_rate_follows_schedule(warm_up: int, decay: str, expected: list
 
 
 @pytest.mark.parametrize(("family", "kind"), FAMILIES, ids=map("-".join, FAMILIES))
-def test_each_unit_is_seeded_once_a_micro_batch(
+def test_each_unit_is_seeded_once_for_each_micro_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, kind: str
 ) -> None:
     used: Counter[tuple[int, ...]] = Counter()
@@ -71,8 +71,8 @@ def test_each_unit_is_seeded_once_a_micro_batch(
 
 
 @pytest.mark.parametrize(("family", "kind"), FAMILIES, ids=map("-".join, FAMILIES))
-def test_every_random_number_is_drawn_behind_a_key(tmp_path: Path, family: str, kind: str) -> None:
-    """Whatever torch's random state is before: otherwise a module draws ahead of its unit's key."""
+def test_every_random_number_is_drawn_after_seeding(tmp_path: Path, family: str, kind: str) -> None:
+    """The result must not depend on torch's random state: no module may draw before its unit is seeded."""
     job = make_job(tmp_path, family, kind, training={"rounds": 1})
     torch.manual_seed(1)
     first = train_job(job)
@@ -94,7 +94,7 @@ def test_gradients_are_clipped_by_their_common_norm(clip_norm: float, factor: fl
     )
 
 
-def test_average_weighs_by_samples_whatever_the_order_of_arrival() -> None:
+def test_average_is_weighted_by_samples_whatever_the_order_of_arrival() -> None:
     values = torch.Generator().manual_seed(0)
     arrived = [
         Contribution(index, samples, {"w": torch.randn(50, generator=values)})
@@ -122,7 +122,7 @@ def test_micro_batch_mode_steps_after_every_micro_batch(tmp_path: Path) -> None:
     assert {step.item() for step in steps} == {16.0}
 
 
-# From here on, what the integration test compares with is wrong in one place, and the comparison says so.
+# Each of the following tests makes one mistake in the reference, and the comparison must find it.
 
 Change = Callable[[Client, list[MiniBatch]], None]
 
@@ -130,7 +130,7 @@ Change = Callable[[Client, list[MiniBatch]], None]
 def run_round(
     job: JobConfig, change: Change = lambda client, mini_batches: None
 ) -> dict[str, Tensor]:
-    """One round of one cluster, after `change` was made to its model or its mini-batches."""
+    """Runs one round of one cluster after `change` has modified the model or the mini-batches."""
     client = make_clients(job)[0]
     mini_batches = [client.draw_mini_batch() for _ in range(job.training.local_steps)]
     change(client, mini_batches)
@@ -144,7 +144,7 @@ def flip_lowest_bit_of_one_weight(client: Client, _: list[MiniBatch]) -> None:
 
 
 def swap_two_micro_batches(_: Client, mini_batches: list[MiniBatch]) -> None:
-    """Not the first two, whose sum is the same in either order."""
+    """Swaps the second and third: the sum of the first two does not depend on their order."""
     first, second, third, fourth = mini_batches[0]
     mini_batches[0] = [first, third, second, fourth]
 
@@ -160,7 +160,7 @@ def pad_one_micro_batch_further(_: Client, mini_batches: list[MiniBatch]) -> Non
     [flip_lowest_bit_of_one_weight, swap_two_micro_batches, pad_one_micro_batch_further],
 )
 def test_changed_input_is_found(tmp_path: Path, change: Change) -> None:
-    """Without dropout, so that only arithmetic is left to differ."""
+    """Without dropout, only the arithmetic can differ."""
     job = make_job(
         tmp_path,
         model_config={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},

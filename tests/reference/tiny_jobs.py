@@ -1,4 +1,4 @@
-"""Jobs that train in a second, on generated rows of uneven length."""
+"""Makes jobs that train in a second, on random rows of different lengths."""
 
 import json
 import random
@@ -56,18 +56,17 @@ def make_job(
     schedule: Mapping[str, Any] | None = None,
     **job: Any,
 ) -> JobConfig:
-    """Writes the data of a job and describes it: 2 rounds of 2 mini-batches of 4 micro-batches.
+    """Writes the data of a job and returns the job: 2 rounds of 2 mini-batches of 4 micro-batches.
 
     Args:
-        folder: Where the data goes.
-        family: Of the model.
-        kind: Of the task.
+        folder: Directory for the data.
+        kind: The task.
         num_blocks: Blocks of the encoder.
         num_rows: Training rows of each cluster.
-        model_config: Overrides of the tiny model.
+        model_config: Overrides of the model's configuration.
         training: Overrides of the training section.
         schedule: Overrides of the schedule section.
-        job: Overrides of the job itself.
+        job: Overrides of keys outside the sections.
     """
     train = [write_rows(folder, kind, f"train-{i}", count) for i, count in enumerate(num_rows)]
     blocks_key = {"distilbert": "n_layers", "marian": "encoder_layers", "bart": "encoder_layers"}
@@ -92,7 +91,7 @@ def make_job(
             "mini_batch": 8,
             "learning_rate": 1e-2,
             "weight_decay": 0.1,
-            "clip_norm": 0.1,  # low enough to clip every step
+            "clip_norm": 0.1,  # so low that every step clips
             "evaluate_every": 0,
             **(training or {}),
         },
@@ -103,7 +102,7 @@ def make_job(
 
 
 def write_rows(folder: Path, kind: str, name: str, count: int) -> str:
-    """Writes generated rows in the task's own format; returns what `data.train` says for them."""
+    """Writes random rows in the format of the task. Returns the value for `data.train`."""
     draw = random.Random(f"{kind}/{name}")
     sentences = [draw.choices(WORDS, k=draw.randint(1, 7)) for _ in range(count)]
     folder.mkdir(parents=True, exist_ok=True)

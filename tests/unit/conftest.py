@@ -1,4 +1,4 @@
-"""What the tests of several packages share: one thread, and a tiny BERT."""
+"""Fixtures that several packages need: one thread for torch, vocabularies and a tiny BERT."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,7 +17,7 @@ from collapipe.models import (
     split_state,
 )
 
-# a machine may be busy with other things: an example has no deadline
+# The machine may be busy, so examples have no deadline.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
@@ -43,7 +43,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_tokenizer() -> MakeTokenizer:
-    """Makes a vocabulary of 36 words and the special tokens of a family: (family) to the tokenizer."""
+    """Makes a vocabulary of 36 words and the special tokens of a family."""
 
     def make(family: str) -> Tokenizer:
         is_bert = family in ("bert", "distilbert")
@@ -65,33 +65,33 @@ def make_tokenizer() -> MakeTokenizer:
 
 @pytest.fixture(scope="session")
 def tokenizer(make_tokenizer: MakeTokenizer) -> Tokenizer:
-    """The vocabulary of a BERT."""
+    """The vocabulary for BERT."""
     return make_tokenizer("bert")
 
 
 @pytest.fixture(scope="session")
 def bert_config_json(tokenizer: Tokenizer) -> str:
-    """The configuration of a BERT of 3 blocks that classifies; its dropout is 0.1."""
+    """The configuration of a BERT with 3 blocks and dropout 0.1, for classification."""
     task = TaskConfig(kind="classification", max_length=12)
     return create_config_json(ModelConfig(config=TINY), task, ["a", "b", "c"], tokenizer)
 
 
 @pytest.fixture(scope="session")
 def bert(bert_config_json: str) -> ModelAdapter:
-    """Cuts that BERT into units 0 to 4."""
+    """The adapter of the tiny BERT, which has units 0 to 4."""
     return adapter_for("bert", "classification", bert_config_json)
 
 
 @pytest.fixture
 def bert_states(bert: ModelAdapter) -> list[dict[str, Tensor]]:
-    """Initial weights of each unit."""
+    """The initial weights of each unit."""
     states = split_state(bert, initial_model(bert, None, seed=3))
     return [{name: tensor.clone() for name, tensor in state.items()} for state in states]
 
 
 @pytest.fixture(scope="session")
 def make_batch() -> MakeBatch:
-    """Makes a micro-batch of 3 rows, padded to a length of its own: (number) to its tensors."""
+    """Makes the tensors of a micro-batch of 3 rows. Its number decides its length."""
 
     def make(number: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(number)

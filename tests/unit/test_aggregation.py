@@ -26,7 +26,7 @@ def tensors(seed: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("samples", [1, 3, 777])
-def test_average_of_one_cluster_is_that_cluster_bit_for_bit(samples: int) -> None:
+def test_average_of_one_cluster_equals_that_cluster_bit_for_bit(samples: int) -> None:
     cluster = tensors(0) | {"extreme": torch.tensor([1e-45, 3.4e38, -0.0, 1 / 3])}
     result = average([cluster], [samples])
     assert result.keys() == cluster.keys()
@@ -55,7 +55,7 @@ def test_average_of_unequal_clusters_equals_the_formula_in_double_precision() ->
         max_size=5,
     )
 )
-def test_average_is_the_exact_one_rounded_to_single_precision(
+def test_average_is_the_exact_average_rounded_to_single_precision(
     clusters: list[tuple[float, int]],
 ) -> None:
     values, samples = [value for value, _ in clusters], [count for _, count in clusters]
@@ -65,18 +65,18 @@ def test_average_is_the_exact_one_rounded_to_single_precision(
     exact = sum(Fraction(value) * count for value, count in clusters) / total
     result = average([{"x": torch.tensor([value])} for value in values], samples)["x"].item()
     scale = max(abs(value) for value in values)
-    # below 2^-126 single precision has steps of 2^-149
+    # Below 2^-126, the steps of single precision are 2^-149.
     tolerance = max(scale * 2**-50, 2**-149)
     assert math.isclose(result, float(exact), rel_tol=2**-23, abs_tol=tolerance)
 
 
-def test_cluster_without_samples_counts_for_nothing() -> None:
+def test_cluster_without_samples_has_no_weight() -> None:
     clusters = [tensors(0), tensors(1)]
     for name, tensor in average(clusters, [0, 5]).items():
         assert torch.equal(tensor, clusters[1][name])
 
 
-def test_constants_are_taken_as_they_are() -> None:
+def test_integer_tensors_are_not_averaged() -> None:
     positions = torch.arange(2**53 - 2, 2**53 + 2)
     clusters = [{"positions": positions.clone()} for _ in range(2)]
     assert torch.equal(average(clusters, [1, 2])["positions"], positions)

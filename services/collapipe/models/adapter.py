@@ -244,7 +244,7 @@ class ModelHead(Head):
         return self._whole_model[0]
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
     """Sums the cross entropy over all labels that are not -100."""
     return nn.functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_BLOB_BYTES = 8 << 30
+_MAX_BLOB_BYTES = 8 << 30
 """Largest blob that a host fetches."""
 
 _TRIES = 3
@@ -118,10 +118,10 @@ def _receive(channels: ChannelPool, digest: str, address: str) -> Iterator[bytes
             )
             for answer in answers:
                 total_bytes = answer.total_bytes or total_bytes
-                if total_bytes > MAX_BLOB_BYTES:
+                if total_bytes > _MAX_BLOB_BYTES:
                     raise CorruptDataError(
                         f"{address} announced {total_bytes} bytes for blob {digest}, "
-                        f"over the limit of {MAX_BLOB_BYTES}"
+                        f"over the limit of {_MAX_BLOB_BYTES}"
                     )
                 chunk = answer.chunk
                 num_received += len(chunk)

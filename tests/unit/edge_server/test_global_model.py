@@ -27,11 +27,11 @@ OPTIMIZER = b"moments of the head"
 
 
 def nothing_to_fetch() -> None:
-    """Every weight is in the store already."""
+    """Fetches nothing, because the store has all weights already."""
 
 
 class Edge:
-    """An edge server's directory of one job, and the clusters that train."""
+    """The global model of one job, and clusters that pretend to train."""
 
     def __init__(self, directory: Path, vocabulary: bytes, num_clusters: int = 2) -> None:
         self.directory = directory
@@ -61,7 +61,7 @@ class Edge:
         return tensors
 
     def train(self, cluster_index: int) -> ClusterState:
-        """What a cluster prepares: other weights everywhere, stored as an upload would."""
+        """Changes all weights at random, stores them, and returns the state that a cluster would prepare."""
         state = ClusterState(
             cluster_index=cluster_index,
             num_samples=SAMPLES[cluster_index],
@@ -112,7 +112,7 @@ def edge(tmp_path: Path, vocabulary: bytes) -> Edge:
     return made
 
 
-# --- the first model
+# --- the initial model
 
 
 def test_initial_commit_gives_every_cluster_the_same_model(edge: Edge) -> None:
@@ -143,7 +143,7 @@ def test_preparing_again_finds_the_last_commit(edge: Edge) -> None:
     assert edge.prepare(seed=99) == committed
 
 
-def test_death_between_model_and_first_commit_is_made_good(edge: Edge) -> None:
+def test_job_is_prepared_again_if_the_process_ended_before_the_first_commit(edge: Edge) -> None:
     before = edge.model.commit()
     (edge.directory / "commit.json").unlink()
     edge.restart()
@@ -173,7 +173,7 @@ def test_round_commits_the_average_weighted_by_samples(edge: Edge) -> None:
         assert torch.equal(tensor, expected.to(tensor.dtype)), name
 
 
-def test_commit_keeps_each_cluster_s_own_state_beside_the_global_weights(edge: Edge) -> None:
+def test_commit_keeps_the_optimizer_state_and_the_cursor_of_each_cluster(edge: Edge) -> None:
     states = edge.train_all()
     commit = edge.commit(states)
     for cluster, state in zip(commit.clusters, states, strict=True):
@@ -184,7 +184,7 @@ def test_commit_keeps_each_cluster_s_own_state_beside_the_global_weights(edge: E
         assert cluster.num_samples == state.num_samples
 
 
-def test_only_cluster_s_model_is_the_global_one_bit_for_bit(
+def test_global_model_equals_a_single_cluster_bit_for_bit(
     tmp_path: Path, vocabulary: bytes
 ) -> None:
     edge = Edge(tmp_path / "job", vocabulary, num_clusters=1)
@@ -227,7 +227,7 @@ def test_other_attempt_at_a_committed_round_is_refused(edge: Edge, attempt: int)
 
 
 @pytest.mark.parametrize("round_index", [1, 2, 7])
-def test_round_ahead_is_refused(edge: Edge, round_index: int) -> None:
+def test_later_round_is_refused(edge: Edge, round_index: int) -> None:
     before = edge.model.commit()
     with pytest.raises(
         WrongStateError, match=f"round {round_index}, attempt 2 cannot be committed: 0 rounds are"
@@ -236,7 +236,7 @@ def test_round_ahead_is_refused(edge: Edge, round_index: int) -> None:
     assert edge.model.commit() == before
 
 
-def test_round_long_ago_is_refused(edge: Edge) -> None:
+def test_earlier_round_is_refused(edge: Edge) -> None:
     for round_index in range(2):
         edge.commit(edge.train_all(), round_index)
     with pytest.raises(
@@ -264,14 +264,14 @@ def test_clusters_without_samples_are_refused(edge: Edge) -> None:
     assert edge.model.commit() == before
 
 
-# --- deaths
+# --- the process ends during a commit
 
 
-class Death(BaseException):
-    """As if the process had been killed here."""
+class ProcessEnd(BaseException):
+    """Stands for the end of the process."""
 
 
-def test_death_while_uploads_come_in_leaves_the_old_commit(edge: Edge) -> None:
+def test_old_commit_stays_if_weights_cannot_be_fetched(edge: Edge) -> None:
     before, states = edge.model.commit(), edge.train_all()
 
     def fetch() -> None:
@@ -281,25 +281,25 @@ def test_death_while_uploads_come_in_leaves_the_old_commit(edge: Edge) -> None:
         edge.commit(states, fetch=fetch)
     edge.restart()
     assert edge.model.commit() == before
-    assert edge.weights(list(before.global_units))  # its blobs are still there
+    assert edge.weights(list(before.global_units))  # the blobs are still stored
     assert edge.commit(states).num_rounds == 1
 
 
 @pytest.mark.parametrize("blobs_written", [0, 1, 3])
-def test_death_between_blobs_and_commit_leaves_the_old_commit(
+def test_old_commit_stays_if_the_process_ends_before_the_commit(
     edge: Edge, monkeypatch: pytest.MonkeyPatch, blobs_written: int
 ) -> None:
     before, states = edge.model.commit(), edge.train_all()
     put, count = BlobStore.put, iter(range(100))
 
-    def put_until_death(store: BlobStore, digest: str, pieces: object) -> None:
+    def put_until_the_end(store: BlobStore, digest: str, pieces: object) -> None:
         if next(count) == blobs_written:
-            raise Death
+            raise ProcessEnd
         put(store, digest, pieces)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(BlobStore, "put", put_until_death)
-        with pytest.raises(Death):
+        patch.setattr(BlobStore, "put", put_until_the_end)
+        with pytest.raises(ProcessEnd):
             edge.commit(states)
     edge.restart()
     assert edge.model.commit() == before
@@ -307,28 +307,28 @@ def test_death_between_blobs_and_commit_leaves_the_old_commit(
     assert edge.commit(states).num_rounds == 1
 
 
-def test_death_after_the_commit_leaves_the_new_commit(
+def test_new_commit_stays_if_the_process_ends_after_the_commit(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = edge.train_all()
 
     def die(store: BlobStore, digests: set[str]) -> None:
-        raise Death
+        raise ProcessEnd
 
     with monkeypatch.context() as patch:
         patch.setattr(BlobStore, "keep_only", die)
-        with pytest.raises(Death):
+        with pytest.raises(ProcessEnd):
             edge.commit(states)
     edge.restart()
-    commit = edge.commit(states)  # the scheduler asks again
+    commit = edge.commit(states)  # the scheduler repeats the request
     assert commit.num_rounds == 1
     assert edge.weights(list(commit.global_units))
 
 
-# --- what is kept
+# --- blobs and export
 
 
-def test_collection_keeps_what_the_commit_names_and_nothing_else(
+def test_only_blobs_of_the_commit_and_the_vocabulary_are_kept(
     edge: Edge, vocabulary: bytes
 ) -> None:
     kept, commit = [], Commit()
@@ -341,7 +341,7 @@ def test_collection_keeps_what_the_commit_names_and_nothing_else(
     assert len(set(map(len, kept))) == 1, "the store grows with the rounds"
 
 
-def test_export_is_what_save_pretrained_writes_and_loads_again(edge: Edge, tmp_path: Path) -> None:
+def test_export_loads_with_transformers(edge: Edge, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     commit = edge.commit(edge.train_all())

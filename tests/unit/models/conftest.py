@@ -74,7 +74,7 @@ def make_adapter(make_config_json: Callable[..., str]) -> MakeAdapter:
 
 @pytest.fixture(params=CASES, ids="-".join)
 def adapter(request: pytest.FixtureRequest, make_adapter: MakeAdapter) -> ModelAdapter:
-    """A tiny model: of every family, for every task that it does."""
+    """The adapter of a tiny model, for each family and each of its tasks."""
     return make_adapter(*request.param)
 
 

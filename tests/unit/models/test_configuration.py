@@ -1,4 +1,4 @@
-"""Jobs become configurations; mistakes are named with their remedy."""
+"""Tests that jobs become configurations, and that errors name the mistake and the remedy."""
 
 import json
 import subprocess
@@ -55,7 +55,7 @@ def test_default_translator_is_small_with_its_own_special_tokens(
         ("bart", {"hidden_size": 32}, "d_model"),
     ],
 )
-def test_override_by_either_name_replaces_the_default(
+def test_override_by_either_of_two_names_replaces_the_default(
     make_tokenizer: MakeTokenizer, family: str, override: dict[str, int], key: str
 ) -> None:
     task = TRANSLATION if family == "bart" else NER
@@ -102,7 +102,7 @@ def test_single_label_is_refused(tokenizer: Tokenizer) -> None:
         create_config_json(ModelConfig(family="bert"), NER, ["O"], tokenizer)
 
 
-def test_tokenizer_without_padding_is_refused() -> None:
+def test_tokenizer_without_a_padding_token_is_refused() -> None:
     bare = Tokenizer(models.WordLevel({"[UNK]": 0, "</s>": 1}, unk_token="[UNK]"))
     with pytest.raises(InvalidInputError, match=r"no '\[PAD\]', the pad_token of family 'bert'"):
         create_config_json(ModelConfig(family="bert"), NER, LABELS, bare)
@@ -145,11 +145,11 @@ def test_configuration_that_ties_units_is_refused(
         adapter_for("marian", "translation", json.dumps(values))
 
 
-def test_whole_model_attends_as_the_units_do(adapter: ModelAdapter) -> None:
+def test_whole_model_uses_the_attention_of_the_units(adapter: ModelAdapter) -> None:
     assert adapter.build_model().config._attn_implementation == "sdpa"
 
 
-def test_import_loads_no_modelling_code_but_that_of_the_family() -> None:
+def test_only_the_modelling_code_of_the_family_is_imported() -> None:
     code = """
 import sys
 import collapipe.models as models

@@ -1,4 +1,4 @@
-"""A model in units computes, bit for bit, what the whole model of `transformers` computes."""
+"""Tests that the units compute the same as the whole model of `transformers`, bit for bit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ FIRST_OF_HEAD = {
     ("marian", "translation"): "model.decoder",
     ("bart", "translation"): "model.decoder",
 }
-"""The first module of each head that may draw random numbers."""
+"""The first module of each head."""
 
 
 def seed_unit(unit_index: int) -> None:
@@ -41,7 +41,7 @@ def build_units(adapter: ModelAdapter, model: Any) -> tuple[list[Unit], Head]:
 def run_whole(
     adapter: ModelAdapter, model: Any, batch: dict[str, Tensor], smoothing: float
 ) -> Tensor:
-    """One plain forward and backward pass, with the random state of each unit."""
+    """Runs the whole model forward and backward, and seeds torch where each unit begins."""
     starts = [adapter.embedding_path]
     starts += [f"{adapter.blocks_path}.{index}" for index in range(adapter.num_blocks)]
     starts.append(FIRST_OF_HEAD[adapter.family, adapter.task])
@@ -53,7 +53,7 @@ def run_whole(
         model.get_submodule(path).register_forward_pre_hook(seed_before(index))
         for index, path in enumerate(starts)
     ]
-    # a translator is given labels, so that it shifts them itself
+    # A translator needs labels, because it makes the decoder's inputs from them.
     given = batch if adapter.task == "translation" else without_labels(batch)
     logits = model(**given).logits
     loss: Any = nn.functional.cross_entropy(
@@ -69,7 +69,7 @@ def run_whole(
 
 
 def run_units(body: list[Unit], head: Head, batch: dict[str, Tensor], smoothing: float) -> Tensor:
-    """The same, with the activation cut between units as between hosts."""
+    """Runs the units forward and backward, with a separate graph for each unit, as on different hosts."""
     outputs: list[Any] = []
     inputs: list[Tensor] = []
     activation = None
@@ -98,7 +98,7 @@ def test_units_equal_whole_model_in_training(
     body, head = build_units(adapter, model)
     smoothing = 0.1 if adapter.task == "translation" else 0.0
 
-    for seed in (0, 1):  # gradients accumulate
+    for seed in (0, 1):  # twice, so that gradients accumulate
         batch = make_batch(adapter.task, padded=padded, seed=seed)
         expected_loss = run_whole(adapter, model, batch, smoothing)
         assert torch.equal(run_units(body, head, batch, smoothing), expected_loss)
@@ -133,7 +133,7 @@ def test_units_predict_what_whole_model_predicts(
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.ndim > 1:
-                parameter.mul_(20)  # predictions differ from row to row, as they do once trained
+                parameter.mul_(20)  # so that predictions differ between rows
     body, head = build_units(adapter, model)
     batch = make_batch(adapter.task, padded=True)
     inputs = without_labels(batch)
@@ -160,7 +160,7 @@ def test_translation_stops_at_max_new_tokens(
 ) -> None:
     adapter = make_adapter("marian", "translation")
     head = build_units(adapter, initial_model(adapter, None, seed=3).train(False))[1]
-    head.get_buffer("final_logits_bias")[0, 2] = -1e9  # never ends by itself
+    head.get_buffer("final_logits_bias")[0, 2] = -1e9  # so that no row ends before the limit
     batch = make_batch("translation", padded=True)
     assert head.predict(torch.zeros(3, 9, 16), batch).shape == (3, 6)
 

@@ -1,4 +1,4 @@
-"""Pretrained directories give their weights, or say what is wrong with them."""
+"""Tests that pretrained directories give their weights, and that errors name what is wrong."""
 
 import json
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def test_equal_seeds_make_equal_weights(adapter: ModelAdapter) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
-def test_encoder_is_loaded_under_a_fresh_head(
+def test_encoder_is_loaded_and_the_head_is_random(
     make_adapter: MakeAdapter,
     tokenizer: Tokenizer,
     tmp_path: Path,

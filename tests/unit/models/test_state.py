@@ -1,4 +1,4 @@
-"""Whole models become states of units and come back; exports load where users load them."""
+"""Tests that models are split into units and joined again, and that `transformers` loads exports."""
 
 import os
 from collections.abc import Callable
@@ -28,7 +28,7 @@ AUTO = {
 
 
 def trained_states(adapter: ModelAdapter) -> list[dict[str, Tensor]]:
-    """States in which every tensor is unlike what initialisation makes."""
+    """Returns states in which every tensor differs from its initial value."""
     states = split_state(adapter, initial_model(adapter, None, seed=3))
     return [{name: tensor + 0.125 for name, tensor in state.items()} for state in states]
 
@@ -76,7 +76,7 @@ def test_building_units_draws_no_random_numbers(adapter: ModelAdapter) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_split_state_does_not_follow_the_model(adapter: ModelAdapter) -> None:
+def test_split_state_is_a_copy(adapter: ModelAdapter) -> None:
     model = initial_model(adapter, None, seed=3)
     states = split_state(adapter, model)
     with torch.no_grad():
@@ -164,7 +164,7 @@ def test_exported_translator_generates_as_the_head_predicts(
         assert torch.equal(unit.predict(activation, batch), generated[:, 1:])
 
 
-def test_join_fails_with_states_of_another_model(
+def test_states_of_another_model_are_not_joined(
     make_adapter: Callable[..., ModelAdapter],
 ) -> None:
     adapter = make_adapter("bert", "ner")
@@ -178,7 +178,7 @@ def test_join_fails_with_states_of_another_model(
         join_model(adapter, split_state(wider, wider.build_model()))
 
 
-def test_unit_loads_no_incomplete_state(adapter: ModelAdapter) -> None:
+def test_incomplete_state_is_not_loaded(adapter: ModelAdapter) -> None:
     states = split_state(adapter, adapter.build_model())
     for index, state in enumerate(states):
         state.popitem()
@@ -186,7 +186,7 @@ def test_unit_loads_no_incomplete_state(adapter: ModelAdapter) -> None:
             adapter.build_unit(index).load_state_dict(state)
 
 
-def test_build_unit_fails_beyond_the_head(make_adapter: Callable[..., ModelAdapter]) -> None:
+def test_unit_beyond_the_head_is_not_built(make_adapter: Callable[..., ModelAdapter]) -> None:
     adapter = make_adapter("bert", "ner")
     with pytest.raises(InvalidInputError, match="unit 5 does not exist.* units 0 to 4"):
         adapter.build_unit(5)

@@ -1,1 +1,1 @@
-"""Tests of the stage host, without a network."""
+"""Tests of stages, without a network."""

@@ -1,4 +1,4 @@
-"""A pipeline in threads, without a network, and the plain loop that it has to equal."""
+"""Runs a pipeline with a thread for each stage, and trains the same units in a plain loop for comparison."""
 
 import threading
 from collections import defaultdict
@@ -45,7 +45,7 @@ def held_unit(adapter: ModelAdapter, index: int, training: TrainingConfig) -> Re
 
 
 class Pass(NamedTuple):
-    """A pass of one micro-batch through one stage. As text, `2F0` is the forward pass of micro-batch 0 at stage 2."""
+    """A pass of a micro-batch through a stage. `2F0` is the forward pass of micro-batch 0 at stage 2."""
 
     stage: int
     kind: FrameKind
@@ -62,8 +62,8 @@ class Recorder(StageObserver):
     stage: int
     passes: list[Pass]
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    waits: list[float] = field(default_factory=list)
     """By "FORWARD", "BACKWARD", "evaluation" and "update"."""
+    waits: list[float] = field(default_factory=list)
     work: list[tuple[int, int, int]] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
 
@@ -89,7 +89,7 @@ class Recorder(StageObserver):
 
 @dataclass
 class Chain:
-    """Stages of one cluster, each in a thread of its own while it works."""
+    """The stages of one cluster. Each runs in its own thread."""
 
     stages: list[Stage] = field(default_factory=list)
     units: list[ResidentUnit] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Chain:
     passes: list[Pass] = field(default_factory=list)
     observers: list["Recorder"] = field(default_factory=list)
     arrived: list[Frame] = field(default_factory=list)
-    """What left the first stage backward."""
+    """The frames that the first stage sent backward."""
 
     def feed(self, kind: FrameKind, step: int, batches: Sequence[dict[str, Tensor]]) -> None:
         for number, batch in enumerate(batches):
@@ -106,20 +106,20 @@ class Chain:
     def train(
         self, step: int, batches: Sequence[dict[str, Tensor]], pending_scale: float
     ) -> list[StepResult]:
-        """Runs one mini-batch; the results of each stage."""
+        """Runs one mini-batch and returns the result of each stage."""
         self.feed(FrameKind.FORWARD, step, batches)
         targets = sum(batch["labels"].numel() for batch in batches)
-        return self.together(
+        return self.run_in_parallel(
             lambda stage: stage.run_step(step, len(batches), targets, pending_scale)
         )
 
     def evaluate(self, batches: Sequence[dict[str, Tensor]]) -> list[Tensor]:
         self.feed(FrameKind.EVALUATE, 0, batches)
-        self.together(lambda stage: stage.run_evaluation(len(batches)))
+        self.run_in_parallel(lambda stage: stage.run_evaluation(len(batches)))
         return [frame.tensors["predictions"] for frame in self.arrived]
 
-    def together(self, work: Callable[[Stage], Any]) -> list[Any]:
-        """Does something in all stages at once; a failure of one fails all, and is raised."""
+    def run_in_parallel(self, work: Callable[[Stage], Any]) -> list[Any]:
+        """Calls `work` for all stages in parallel. A failure of one stage stops all stages and is raised."""
         results: list[Any] = [None] * len(self.stages)
         failures: list[BaseException] = []
 
@@ -139,7 +139,7 @@ class Chain:
             thread.start()
         for thread in threads:
             thread.join(60)
-            assert not thread.is_alive(), "a stage waits for ever"
+            assert not thread.is_alive(), "a stage still waits after 60 s"
         if failures:
             raise failures[0]
         return results
@@ -157,13 +157,11 @@ def make_chain(
     """Cuts the units into stages.
 
     Args:
-        adapter: Builds units.
-        states: Weights of each unit.
-        training: How they change.
-        cuts: First unit of each stage, and one past the last unit.
-        windows: Of each stage.
-        capacity: Of the mailboxes between stages.
-        processor: What every stage computes like.
+        states: The weights of each unit.
+        cuts: The first unit of each stage, and one past the last unit.
+        windows: The in-flight window of each stage.
+        capacity: Capacity of the mailboxes between stages.
+        processor: The processor that every stage imitates.
     """
     chain = Chain()
     last = len(cuts) - 2
@@ -206,7 +204,7 @@ def _never(frame: Frame) -> None:
 
 @dataclass
 class Trained:
-    """What training left."""
+    """The result of training."""
 
     weights: dict[str, Tensor]
     optimizer: dict[str, dict[str, Tensor]]
@@ -225,7 +223,7 @@ def train_chain(
         assert [result.loss is None for result in results[:-1]] == [True] * (len(results) - 1)
         losses.append(results[-1].loss)
         norms.append(squares)
-    chain.together(lambda stage: stage.apply_update(scale))
+    chain.run_in_parallel(lambda stage: stage.apply_update(scale))
     weights, optimizer = {}, {}
     for unit in chain.units:
         weights |= {f"{unit.unit_index}/{k}": v for k, v in unit.module.state_dict().items()}
@@ -241,7 +239,7 @@ def train_plainly(
     training: TrainingConfig,
     steps: Sequence[Sequence[dict[str, Tensor]]],
 ) -> Trained:
-    """One process, one loop, one optimizer over all parameters; fails to share anything but the units' code."""
+    """Trains in one loop, with one optimizer for all parameters. Shares only the units with a chain."""
     units = [adapter.build_unit(index) for index in range(adapter.num_units)]
     for unit, state in zip(units, states, strict=True):
         unit.load_state_dict(state)
@@ -305,7 +303,7 @@ def _optimizer(parameters: list[nn.Parameter], training: TrainingConfig) -> torc
 
 
 def assert_identical(left: Trained, right: Trained) -> None:
-    """Bit for bit."""
+    """Compares two results bit for bit."""
     assert left.losses == right.losses
     assert left.norms == right.norms
     assert left.weights.keys() == right.weights.keys()

@@ -8,12 +8,12 @@ from collapipe.models import ModelAdapter
 from collapipe.stage_runtime.activation_stash import count_kept_bytes
 
 
-def test_what_autograd_keeps_is_counted_without_weights() -> None:
+def test_kept_bytes_are_counted_without_weights() -> None:
     layer = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     inputs = torch.randn(5, 8, requires_grad=True)
     with count_kept_bytes([layer]) as kept:
         layer(inputs)
-    # the first product keeps its input, and the second its own, which is also the result that the ReLU keeps
+    # Each product keeps its input. The input of the second product is also the output that the ReLU keeps.
     assert kept.total == 4 * (5 * 8 + 5 * 16)
 
 
@@ -37,12 +37,12 @@ def test_counting_changes_no_gradient(bert: ModelAdapter) -> None:
     assert all(map(torch.equal, *gradients))
 
 
-def test_graph_that_was_counted_is_freed_without_the_garbage_collector() -> None:
+def test_counting_makes_no_reference_cycle() -> None:
     gc.disable()
     try:
         inputs = torch.randn(5, requires_grad=True)
         with count_kept_bytes([]):
-            outputs = inputs.exp()  # keeps its own output
+            outputs = inputs.exp()  # autograd keeps the output of `exp`
         graph = weakref.ref(outputs)
         del outputs
         assert graph() is None

@@ -41,7 +41,7 @@ def test_state_is_weights_gradients_and_moments(bert: ModelAdapter) -> None:
     assert measured.state_bytes == 16 * parameters
 
 
-def test_stash_is_of_one_sample_and_grows_with_its_length(bert: ModelAdapter) -> None:
+def test_stash_bytes_of_a_sample_grow_with_its_length(bert: ModelAdapter) -> None:
     two, four, longer = measure(bert, 2), measure(bert, 1, 4), measure(bert, 2, length=16)
     one = two.stash_bytes_per_sample
     assert four.stash_bytes_per_sample == pytest.approx(one, rel=0.1)
@@ -59,7 +59,7 @@ def test_profile_of_the_same_block_gives_the_same_bytes(bert: ModelAdapter) -> N
 def test_medians_of_each_size_give_both_costs(
     bert: ModelAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # of three repetitions of two sizes; the last is an outlier
+    # Three repetitions of two sizes. The last repetition is an outlier.
     durations = [0.5, 0.9, 0.5, 0.9, 7.0, 5.0]
     readings = iter([0.0, *(t for seconds in durations for t in (0.0, seconds)), 0.0])
     monkeypatch.setattr(block_profile, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
@@ -73,18 +73,18 @@ def test_medians_of_each_size_give_both_costs(
     [
         ({2: 0.5, 8: 1.1}, 0.1, 0.3),
         ({1: 0.2, 2: 0.3, 4: 0.5}, 0.1, 0.1),
-        ({4: 2.0}, 0.5, 0.0),  # one size tells nothing apart
-        ({2: 1.0, 4: 4.0}, 0.9, 0.0),  # less than proportional: no overhead below 0
-        ({2: 1.0, 4: 0.5}, 0.2, 0.0),  # noise: more samples cost less
+        ({4: 2.0}, 0.5, 0.0),  # a single size
+        ({2: 1.0, 4: 4.0}, 0.9, 0.0),  # the fit would make o negative
+        ({2: 1.0, 4: 0.5}, 0.2, 0.0),  # noise: the larger micro-batch was faster
     ],
 )
-def test_fit_tells_the_cost_of_a_sample_from_that_of_a_micro_batch(
+def test_fit_separates_the_cost_of_a_sample_from_that_of_a_micro_batch(
     seconds: dict[int, float], per_sample: float, per_micro_batch: float
 ) -> None:
     assert fit_costs(seconds) == pytest.approx((per_sample, per_micro_batch))
 
 
-def test_emulated_profile_is_what_the_emulation_makes_of_a_run(
+def test_emulated_profile_equals_the_seconds_of_an_emulated_run(
     bert: ModelAdapter, tmp_path: Path
 ) -> None:
     path = tmp_path / "emulation.json"
@@ -106,7 +106,7 @@ def test_emulated_profile_is_what_the_emulation_makes_of_a_run(
     assert emulated.stash_bytes_per_sample == measure(bert, 8).stash_bytes_per_sample
 
 
-def test_stage_that_trains_beside_a_profile_computes_the_same_bits(
+def test_profiling_at_the_same_time_changes_no_bit_of_training(
     bert: ModelAdapter,
     bert_states: States,
     make_batch: MakeBatch,
@@ -139,7 +139,7 @@ def test_stage_that_trains_beside_a_profile_computes_the_same_bits(
 
 
 @pytest.mark.parametrize(("sizes", "length"), [((), 8), ((0, 2), 8), ((2,), 0)])
-def test_profile_of_nothing_is_refused(
+def test_profile_without_samples_or_tokens_is_refused(
     bert: ModelAdapter, sizes: tuple[int, ...], length: int
 ) -> None:
     with pytest.raises(InvalidInputError, match="at least 1"):

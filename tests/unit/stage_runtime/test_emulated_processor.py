@@ -17,7 +17,7 @@ PI = DEVICE_PROFILES["raspberry-pi-4"]
 
 @pytest.fixture
 def emulate(tmp_path: Path) -> Callable[..., EmulatedProcessor]:
-    """Writes what `device-0-0` is, and gives its processor."""
+    """Describes `device-0-0` in an emulation file and returns its processor."""
     path = tmp_path / "emulation.json"
 
     def write(
@@ -35,7 +35,7 @@ def emulate(tmp_path: Path) -> Callable[..., EmulatedProcessor]:
 
 
 class Clock:
-    """A time that passes only in sleep, and by hand."""
+    """A clock that advances only in `sleep`, or when a test sets it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -58,7 +58,7 @@ def overrun() -> float:
     return REGISTRY.get_sample_value("collapipe_emulation_overrun_seconds_total") or 0.0
 
 
-def test_seconds_are_overhead_operations_and_bytes(
+def test_seconds_are_the_sum_of_overhead_operations_and_moved_bytes(
     emulate: Callable[..., EmulatedProcessor],
 ) -> None:
     work = Work(flops=3 * PI.flops_per_second, moved_bytes=2 * PI.memory_bytes_per_second)
@@ -68,7 +68,7 @@ def test_seconds_are_overhead_operations_and_bytes(
     assert slower.seconds(work, 0.25) == pytest.approx(2 * expected)
 
 
-def test_host_that_is_not_emulated_has_no_seconds_and_waits_for_nothing(
+def test_host_without_an_emulated_device_does_not_wait(
     emulate: Callable[..., EmulatedProcessor], clock: Clock
 ) -> None:
     before = overrun()
@@ -79,7 +79,7 @@ def test_host_that_is_not_emulated_has_no_seconds_and_waits_for_nothing(
     assert overrun() == before
 
 
-def test_processor_waits_for_what_real_work_left(
+def test_processor_waits_for_the_time_that_real_work_did_not_take(
     emulate: Callable[..., EmulatedProcessor], clock: Clock
 ) -> None:
     device = emulate("raspberry-pi-4")
@@ -91,7 +91,7 @@ def test_processor_waits_for_what_real_work_left(
     assert overrun() == before
 
 
-def test_real_work_that_took_longer_is_counted_and_not_waited_for(
+def test_excess_of_real_work_is_counted(
     emulate: Callable[..., EmulatedProcessor], clock: Clock
 ) -> None:
     device = emulate("raspberry-pi-4")
@@ -103,7 +103,7 @@ def test_real_work_that_took_longer_is_counted_and_not_waited_for(
     assert overrun() - before == pytest.approx(1.5)
 
 
-def test_processor_is_another_as_soon_as_the_file_says_so(
+def test_change_of_the_emulation_file_takes_effect_at_once(
     emulate: Callable[..., EmulatedProcessor],
 ) -> None:
     device = emulate("raspberry-pi-4")

@@ -17,8 +17,8 @@ def backward(number: int) -> Frame:
     return Frame(FrameKind.BACKWARD, 0, number)
 
 
-class Attempt(threading.Thread):
-    """Does something in a thread of its own, and keeps what came of it."""
+class Call(threading.Thread):
+    """Calls a function in its own thread and keeps the result or the error."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
@@ -53,7 +53,7 @@ def test_frames_of_one_direction_keep_their_order() -> None:
     assert [take_forward(mailbox).micro_batch for _ in range(3)] == [0, 1, 2]
 
 
-def test_gradient_comes_before_an_older_activation() -> None:
+def test_gradient_is_taken_before_an_older_activation() -> None:
     mailbox = Mailbox(None)
     mailbox.put(forward(0))
     mailbox.put(backward(1))
@@ -70,9 +70,9 @@ def test_evaluation_and_predictions_have_the_directions_of_training() -> None:
     assert take_forward(mailbox) == evaluate
 
 
-def test_take_waits_for_a_frame_of_a_wanted_direction() -> None:
+def test_take_waits_for_a_frame_of_an_allowed_direction() -> None:
     mailbox = Mailbox(None)
-    taken = Attempt(lambda: take_forward(mailbox))
+    taken = Call(lambda: take_forward(mailbox))
     mailbox.put(backward(0))
     assert taken.waits()
     mailbox.put(forward(1))
@@ -80,12 +80,12 @@ def test_take_waits_for_a_frame_of_a_wanted_direction() -> None:
     assert taken.result == forward(1)
 
 
-def test_put_waits_while_its_direction_is_full() -> None:
+def test_put_waits_while_the_queue_of_its_direction_is_full() -> None:
     mailbox = Mailbox(2)
     mailbox.put(forward(0))
     mailbox.put(forward(1))
-    third = Attempt(lambda: mailbox.put(forward(2)))
-    mailbox.put(backward(0))  # the other direction has room of its own
+    third = Call(lambda: mailbox.put(forward(2)))
+    mailbox.put(backward(0))  # the queue of the other direction has room
     assert third.waits()
     assert take_forward(mailbox) == forward(0)
     assert third.ends()
@@ -94,15 +94,15 @@ def test_put_waits_while_its_direction_is_full() -> None:
 
 def test_mailbox_without_capacity_takes_everything() -> None:
     mailbox = Mailbox(None)
-    filled = Attempt(lambda: [mailbox.put(forward(number)) for number in range(1000)])
+    filled = Call(lambda: [mailbox.put(forward(number)) for number in range(1000)])
     assert filled.ends()
 
 
-def test_failure_ends_who_takes_and_who_puts() -> None:
+def test_failure_ends_a_waiting_take_and_a_waiting_put() -> None:
     mailbox = Mailbox(1)
-    taker = Attempt(lambda: mailbox.take(forward=False, backward=True))
+    taker = Call(lambda: mailbox.take(forward=False, backward=True))
     mailbox.put(forward(0))
-    putter = Attempt(lambda: mailbox.put(forward(1)))
+    putter = Call(lambda: mailbox.put(forward(1)))
     assert taker.waits()
     assert putter.waits()
     mailbox.fail(CancelledError("over"))
@@ -112,7 +112,7 @@ def test_failure_ends_who_takes_and_who_puts() -> None:
     assert putter.error is None
 
 
-def test_first_failure_is_kept_even_before_what_has_arrived() -> None:
+def test_take_raises_the_first_failure_even_if_frames_have_arrived() -> None:
     mailbox = Mailbox(None)
     mailbox.put(forward(0))
     mailbox.fail(PeerLostError("device-1", "first"))

@@ -22,7 +22,7 @@ def work_of(adapter: ModelAdapter, *units: int, recomputes: bool = False) -> Sta
     return StageWork(modules, HIDDEN, recomputes=recomputes)
 
 
-def test_block_multiplies_each_weight_with_each_token_and_compares_tokens(
+def test_block_multiplies_weights_with_tokens_and_compares_tokens(
     bert: ModelAdapter,
 ) -> None:
     tokens = ROWS * LENGTH
@@ -31,7 +31,7 @@ def test_block_multiplies_each_weight_with_each_token_and_compares_tokens(
     assert work_of(bert, 1, 2).forward(side()) == Work(2 * expected)
 
 
-def test_formula_agrees_with_what_torch_counts(bert: ModelAdapter) -> None:
+def test_formula_agrees_with_the_flop_counter_of_torch(bert: ModelAdapter) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     block = bert.build_unit(1)
@@ -42,18 +42,20 @@ def test_formula_agrees_with_what_torch_counts(bert: ModelAdapter) -> None:
     work = work_of(bert, 1)
     attention = (
         3 * 4 * ROWS * LENGTH**2 * HIDDEN
-    )  # of which torch counts some kernels and others not
+    )  # Torch counts the operations of attention with some kernels only.
     total = work.forward(side()).flops + work.backward(side()).flops
     assert total - attention <= counter.get_total_flops() <= total + attention
 
 
-def test_backward_is_twice_the_forward_and_thrice_when_it_recomputes(bert: ModelAdapter) -> None:
+def test_backward_pass_is_twice_the_forward_pass_or_three_times_with_recomputing(
+    bert: ModelAdapter,
+) -> None:
     forward = work_of(bert, 1).forward(side()).flops
     assert work_of(bert, 1).backward(side()) == Work(2 * forward)
     assert work_of(bert, 1, recomputes=True).backward(side()) == Work(3 * forward)
 
 
-def test_embedding_multiplies_nothing_but_moves_the_gradient_of_its_tables(
+def test_embedding_moves_the_gradient_of_its_tables_without_operations(
     bert: ModelAdapter,
 ) -> None:
     embedding = bert.build_unit(0)
@@ -64,7 +66,9 @@ def test_embedding_multiplies_nothing_but_moves_the_gradient_of_its_tables(
 
 
 def test_head_works_on_as_many_tokens_as_there_are_labels(bert: ModelAdapter) -> None:
-    weights = HIDDEN * HIDDEN + HIDDEN * 3  # pooler and classifier, on the first token of a row
+    weights = (
+        HIDDEN * HIDDEN + HIDDEN * 3
+    )  # The pooler and the classifier work on the first token of a row.
     labels = torch.zeros(ROWS, dtype=torch.int64)
     assert work_of(bert, 4).forward(side(labels=labels)) == Work(2.0 * weights * ROWS)
     assert work_of(bert, 4).forward(side()) == Work(2.0 * weights * ROWS * LENGTH)

@@ -41,7 +41,7 @@ def test_learning_rate_rises_and_falls(decay: str, warm_up: int, expected: list[
         (4.0, 8.0, 1.0),
     ],
 )
-def test_clip_scale_brings_a_norm_to_its_limit(
+def test_clip_scale_reduces_a_norm_to_the_limit(
     norm: float, limit: float | None, expected: float
 ) -> None:
     assert clip_scale(norm, limit) == expected
@@ -58,9 +58,9 @@ def test_clipping_equals_that_of_torch() -> None:
         torch.testing.assert_close(gradient, parameter.grad)
 
 
-def test_squared_norms_are_of_double_precision_and_skip_what_has_no_gradient() -> None:
+def test_squared_norms_are_in_double_precision_and_only_of_parameters_with_a_gradient() -> None:
     with_gradient, without = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
-    with_gradient.grad = torch.tensor([1e30, 1e30])  # its square overflows in single precision
+    with_gradient.grad = torch.tensor([1e30, 1e30])  # the squares overflow in single precision
     assert squared_norms([without, with_gradient]) == pytest.approx([2e60], rel=1e-6)
 
 

@@ -22,7 +22,7 @@ WAYS = {
 
 
 def step(unit: ResidentUnit, seed: int) -> None:
-    """One update with generated gradients."""
+    """Updates a unit with random gradients."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in unit.parameters:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
@@ -30,7 +30,7 @@ def step(unit: ResidentUnit, seed: int) -> None:
 
 
 class Shelf:
-    """Blobs by digest; counts what is fetched."""
+    """Stores blobs by their digest, and records which blobs are fetched."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
@@ -61,7 +61,7 @@ def parameters_of(unit: ResidentUnit) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("training", WAYS.values(), ids=WAYS.keys())
-def test_unit_moves_with_its_optimizer_and_goes_on_bit_for_bit(
+def test_moved_unit_trains_on_bit_for_bit(
     bert: ModelAdapter, shelf: Shelf, training: TrainingConfig
 ) -> None:
     stays, moved = held_unit(bert, BLOCK, training), held_unit(bert, BLOCK, training)
@@ -78,7 +78,7 @@ def test_unit_moves_with_its_optimizer_and_goes_on_bit_for_bit(
     assert moved.seal() == stays.seal()
 
 
-def test_state_of_the_optimizer_travels_under_the_names_of_parameters(
+def test_optimizer_state_is_stored_under_the_names_of_parameters(
     bert: ModelAdapter, shelf: Shelf
 ) -> None:
     unit = held_unit(bert, BLOCK, WAYS["adamw"])
@@ -109,7 +109,7 @@ def test_loading_an_initial_state_forgets_the_moments(bert: ModelAdapter, shelf:
     assert not unit.optimizer.state
 
 
-def test_only_what_differs_is_fetched(bert: ModelAdapter, shelf: Shelf) -> None:
+def test_only_blobs_that_differ_are_fetched(bert: ModelAdapter, shelf: Shelf) -> None:
     unit = held_unit(bert, BLOCK, WAYS["adamw"])
     step(unit, 1)
     old = shelf.keep(unit)
@@ -154,7 +154,7 @@ def test_content_under_another_digest_is_corrupt(bert: ModelAdapter, shelf: Shel
         other.load(wanted, shelf.fetch)
 
 
-def test_update_scales_gradients_only_to_make_them_smaller(bert: ModelAdapter) -> None:
+def test_update_never_makes_gradients_larger(bert: ModelAdapter) -> None:
     training = TrainingConfig(optimizer="sgd", weight_decay=0.0)
     unit = held_unit(bert, BLOCK, training)
     for scale, applied in ((0.25, 0.25), (1.0, 1.0), (3.0, 1.0)):
@@ -167,17 +167,17 @@ def test_update_scales_gradients_only_to_make_them_smaller(bert: ModelAdapter) -
             assert parameter.grad is None
 
 
-# --- the bank
+# --- all units of a host
 
 
 @pytest.fixture
-def bank(bert: ModelAdapter) -> ResidentUnits:
+def resident(bert: ModelAdapter) -> ResidentUnits:
     return ResidentUnits(bert, TrainingConfig(), torch.device("cpu"))
 
 
 @pytest.fixture
 def initial(shelf: Shelf, bert_states: States) -> dict[int, StateDigests]:
-    """Digests of every unit's initial weights, which are on the shelf."""
+    """The digests of every unit's initial weights, whose blobs are on the shelf."""
     wanted = {}
     for index, state in enumerate(bert_states):
         blob = TensorBlob(state)
@@ -186,86 +186,86 @@ def initial(shelf: Shelf, bert_states: States) -> dict[int, StateDigests]:
     return wanted
 
 
-def test_bank_fetches_what_it_lacks_and_reuses_what_it_holds(
-    bank: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
+def test_units_that_are_held_are_reused_and_others_fetched(
+    resident: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
 ) -> None:
     first = {index: initial[index] for index in (2, 1)}
-    units, num_reused = bank.take(first, shelf.fetch)
+    units, num_reused = resident.take(first, shelf.fetch)
     assert ([unit.unit_index for unit in units], num_reused) == ([1, 2], 0)
-    again, num_reused = bank.take({index: initial[index] for index in (1, 2, 3)}, shelf.fetch)
+    again, num_reused = resident.take({index: initial[index] for index in (1, 2, 3)}, shelf.fetch)
     assert num_reused == 2
     assert again[:2] == units
     assert [unit_index for unit_index, _ in shelf.fetched] == [1, 2, 3]
 
 
-def test_bank_does_not_reuse_what_an_unfinished_attempt_changed(
-    bank: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
+def test_unit_that_an_unfinished_attempt_changed_is_not_reused(
+    resident: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
 ) -> None:
-    (unit,), _ = bank.take({BLOCK: initial[BLOCK]}, shelf.fetch)
+    (unit,), _ = resident.take({BLOCK: initial[BLOCK]}, shelf.fetch)
     step(unit, 1)
-    (unit,), num_reused = bank.take({BLOCK: initial[BLOCK]}, shelf.fetch)
+    (unit,), num_reused = resident.take({BLOCK: initial[BLOCK]}, shelf.fetch)
     assert num_reused == 0
     assert len(shelf.fetched) == 2
     assert TensorBlob(unit.module.state_dict()).digest == initial[BLOCK].weights
     assert not unit.optimizer.state
 
 
-def test_bank_clears_gradients_of_an_attempt_that_broke_off_before_its_first_update(
-    bank: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
+def test_gradients_of_an_attempt_that_was_aborted_before_its_first_update_are_cleared(
+    resident: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
 ) -> None:
-    (unit,), _ = bank.take({BLOCK: initial[BLOCK]}, shelf.fetch)
+    (unit,), _ = resident.take({BLOCK: initial[BLOCK]}, shelf.fetch)
     for parameter in unit.parameters:
         parameter.grad = torch.ones_like(parameter)
-    bank.drop_unsealed()
-    (unit,), num_reused = bank.take({BLOCK: initial[BLOCK]}, shelf.fetch)
+    resident.drop_unsealed()
+    (unit,), num_reused = resident.take({BLOCK: initial[BLOCK]}, shelf.fetch)
     assert num_reused == 1
     assert [parameter.grad for parameter in unit.parameters] == [None] * len(unit.parameters)
 
 
-def test_bank_drops_what_was_not_sealed_and_keeps_the_rest(
-    bank: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
+def test_drop_unsealed_keeps_sealed_units(
+    resident: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
 ) -> None:
-    units, _ = bank.take({1: initial[1], 2: initial[2]}, shelf.fetch)
+    units, _ = resident.take({1: initial[1], 2: initial[2]}, shelf.fetch)
     step(units[0], 1)
-    bank.drop_unsealed()
-    assert bank.blob(initial[2].weights).digest == initial[2].weights
+    resident.drop_unsealed()
+    assert resident.blob(initial[2].weights).digest == initial[2].weights
     with pytest.raises(NotFoundError, match=initial[1].weights):
-        bank.blob(initial[1].weights)
-    _, num_reused = bank.take({1: initial[1], 2: initial[2]}, shelf.fetch)
+        resident.blob(initial[1].weights)
+    _, num_reused = resident.take({1: initial[1], 2: initial[2]}, shelf.fetch)
     assert num_reused == 1
 
 
-def test_bank_serves_weights_and_optimizer_of_a_sealed_unit(
-    bank: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
+def test_weights_and_optimizer_state_of_a_sealed_unit_are_served(
+    resident: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
 ) -> None:
-    (unit,), _ = bank.take({BLOCK: initial[BLOCK]}, shelf.fetch)
+    (unit,), _ = resident.take({BLOCK: initial[BLOCK]}, shelf.fetch)
     step(unit, 1)
     with pytest.raises(NotFoundError):
-        bank.blob(initial[BLOCK].weights)
+        resident.blob(initial[BLOCK].weights)
     digests = unit.seal()
     for digest in (digests.weights, digests.optimizer):
-        assert bank.blob(digest).digest == digest
+        assert resident.blob(digest).digest == digest
 
 
-def test_bank_forgets_what_is_not_retained(
-    bank: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
+def test_retain_drops_every_other_unit(
+    resident: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
 ) -> None:
-    bank.take({1: initial[1], 2: initial[2]}, shelf.fetch)
-    bank.retain([2, 3])
+    resident.take({1: initial[1], 2: initial[2]}, shelf.fetch)
+    resident.retain([2, 3])
     with pytest.raises(NotFoundError):
-        bank.blob(initial[1].weights)
-    bank.take({2: initial[2]}, no_fetch)
+        resident.blob(initial[1].weights)
+    resident.take({2: initial[2]}, no_fetch)
 
 
-def test_bank_keeps_no_half_loaded_unit(
-    bank: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
+def test_half_loaded_unit_is_dropped(
+    resident: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
 ) -> None:
-    bank.take({BLOCK: initial[BLOCK]}, shelf.fetch)
+    resident.take({BLOCK: initial[BLOCK]}, shelf.fetch)
 
     def lose(unit_index: int, digest: str) -> bytes:
         raise NotFoundError("gone")
 
     with pytest.raises(NotFoundError, match="gone"):
-        bank.take({BLOCK: StateDigests("0" * 64, "")}, lose)
-    _, num_reused = bank.take({BLOCK: initial[BLOCK]}, shelf.fetch)
+        resident.take({BLOCK: StateDigests("0" * 64, "")}, lose)
+    _, num_reused = resident.take({BLOCK: initial[BLOCK]}, shelf.fetch)
     assert num_reused == 0

@@ -25,7 +25,7 @@ from .chains import (
     train_plainly,
 )
 
-# --- the same numbers as one process
+# --- results equal those of a single process
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -79,7 +79,9 @@ def test_every_way_of_training_equals_a_plain_loop(
     )
 
 
-def test_training_learns(bert: ModelAdapter, bert_states: States, make_batch: MakeBatch) -> None:
+def test_training_reduces_the_loss(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
     training = TRAINING.model_copy(update={"decay": "constant", "warm_up_steps": 0})
     steps = [[make_batch(1), make_batch(2)]] * 15
     losses = train_chain(
@@ -98,7 +100,7 @@ def test_stage_without_units_passes_everything_on(
     )
 
 
-def test_recomputing_keeps_only_the_inputs_of_a_segment(
+def test_recomputing_stage_keeps_only_inputs(
     bert: ModelAdapter,
     bert_states: States,
     make_batch: MakeBatch,
@@ -123,10 +125,10 @@ def test_recomputing_keeps_only_the_inputs_of_a_segment(
     embedding, blocks, head = kept
     assert (embedding.inputs, embedding.outputs, blocks.outputs) == (None, None, None)
     assert blocks.inputs is not None
-    assert head.outputs is not None  # its backward pass follows at once
+    assert head.outputs is not None  # the head does not recompute
 
 
-# --- order and window
+# --- order of passes and in-flight windows
 
 
 def check_passes(chain: Chain, windows: list[int], size: int) -> None:
@@ -170,7 +172,7 @@ def test_whole_window_is_used_before_the_first_gradient(
     assert first[:4] == ["0F0", "0F1", "0F2", "0B0"]
 
 
-def test_full_mailbox_of_the_next_stage_is_no_deadlock(
+def test_full_mailbox_of_the_next_stage_causes_no_deadlock(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     steps = steps_of(make_batch, num_steps=1, size=5)
@@ -180,10 +182,10 @@ def test_full_mailbox_of_the_next_stage_is_no_deadlock(
     )
 
 
-# --- what travels
+# --- content of frames
 
 
-def test_frames_beyond_the_embedding_carry_only_what_later_units_need(
+def test_frames_after_the_embedding_have_only_the_tensors_that_later_units_need(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
@@ -200,7 +202,7 @@ def test_frames_beyond_the_embedding_carry_only_what_later_units_need(
     assert back.tensors["activation"].shape == onward.tensors["activation"].shape
 
 
-def test_frame_of_the_first_stage_back_carries_no_tensor(
+def test_frames_from_the_first_stage_backward_have_no_tensor(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
@@ -244,7 +246,7 @@ def test_evaluation_between_steps_changes_no_bit(
     )
 
 
-# --- what goes wrong
+# --- failures
 
 
 @pytest.mark.parametrize(
@@ -255,7 +257,7 @@ def test_evaluation_between_steps_changes_no_bit(
         (FrameKind.EVALUATE, 0, 0),
     ],
 )
-def test_frame_of_another_moment_is_refused(
+def test_frame_of_another_step_kind_or_micro_batch_is_refused(
     bert: ModelAdapter,
     bert_states: States,
     make_batch: MakeBatch,
@@ -271,7 +273,7 @@ def test_frame_of_another_moment_is_refused(
         chain.stages[0].run_step(0, 2, 3, 0.0)
 
 
-def test_failure_ends_every_stage_and_takes_no_step(
+def test_failure_ends_every_stage_without_an_update(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     chain = make_chain(bert, bert_states, TRAINING, THIRDS, [3, 2, 1])
@@ -285,7 +287,7 @@ def test_failure_ends_every_stage_and_takes_no_step(
             assert torch.equal(tensor, state[name])
 
 
-def test_update_is_taken_once(
+def test_pending_update_is_applied_once(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     chain = make_chain(bert, bert_states, TRAINING, WHOLE, [1])

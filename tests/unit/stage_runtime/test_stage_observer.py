@@ -1,4 +1,4 @@
-"""What a stage tells of its work, and what an emulated processor makes of it."""
+"""Tests of the events that a stage reports, also on an emulated processor."""
 
 from collections import Counter
 
@@ -25,10 +25,10 @@ from .chains import (
     train_plainly,
 )
 
-# --- what is told
+# --- events
 
 
-def test_work_is_told_once_a_micro_batch_with_its_samples_and_what_was_passed_on(
+def test_each_micro_batch_is_reported_with_its_samples_and_sent_bytes(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     chain = make_chain(bert, bert_states, TRAINING, THIRDS, [3, 2, 1])
@@ -45,7 +45,7 @@ def test_work_is_told_once_a_micro_batch_with_its_samples_and_what_was_passed_on
     assert all(frame.byte_length > size for frame, size in zip(passed, activations, strict=True))
 
 
-def test_most_that_is_held_is_told_each_mini_batch(
+def test_most_micro_batches_and_bytes_are_reported_after_each_mini_batch(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     stash = {}
@@ -62,10 +62,10 @@ def test_most_that_is_held_is_told_each_mini_batch(
             assert stash[recompute, window] % in_flight == 0
             stash[recompute, window] //= in_flight
     assert stash[False, 1] == stash[False, 3] > 3 * 4 * 16 * 4
-    assert stash[True, 1] == stash[True, 3] == 0  # an embedding has no input to keep but ids
+    assert stash[True, 1] == stash[True, 3] == 0  # the inputs of an embedding are side tensors
 
 
-def test_inputs_of_a_segment_are_all_that_recomputing_holds(
+def test_recomputing_stage_holds_the_bytes_of_its_inputs_only(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     training = TRAINING.model_copy(update={"recompute": True})
@@ -75,14 +75,14 @@ def test_inputs_of_a_segment_are_all_that_recomputing_holds(
     assert chain.observers[1].steps[0][1] == batch["input_ids"].numel() * 16 * 4
 
 
-def test_updates_and_evaluations_are_told(
+def test_updates_and_evaluations_are_reported(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
     chain.evaluate([make_batch(0), make_batch(1)])
     chain.train(0, [make_batch(0)], 0.0)
-    chain.together(lambda stage: stage.apply_update(1.0))
-    chain.together(lambda stage: stage.apply_update(1.0))  # nothing is pending
+    chain.run_in_parallel(lambda stage: stage.apply_update(1.0))
+    chain.run_in_parallel(lambda stage: stage.apply_update(1.0))  # no update is pending
     for observer in chain.observers:
         assert len(observer.seconds["evaluation"]) == 2
         assert len(observer.seconds["update"]) == 1
@@ -93,7 +93,7 @@ def test_updates_and_evaluations_are_told(
 
 
 class Device(EmulatedProcessor):
-    """Takes long for everything, and remembers what it was asked for."""
+    """Needs 50 ms for every action, and records the actions."""
 
     def __init__(self) -> None:
         super().__init__(EmulationFile(None), "device-0-0")
@@ -104,7 +104,7 @@ class Device(EmulatedProcessor):
         return 0.05
 
 
-def test_emulation_changes_no_bit_and_its_seconds_are_told(
+def test_emulation_changes_no_bit_and_its_seconds_are_reported(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     steps = steps_of(make_batch, num_steps=1, size=2)
@@ -122,7 +122,7 @@ def test_emulation_changes_no_bit_and_its_seconds_are_told(
         assert all(min(seconds) >= 0.05 for seconds in observer.seconds.values())
 
 
-def test_emulation_is_asked_for_the_work_of_the_units(
+def test_emulated_processor_gets_the_work_of_the_units(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     device = Device()
@@ -140,7 +140,7 @@ def test_emulation_is_asked_for_the_work_of_the_units(
     assert results[0].times.backward_seconds >= 0.05
 
 
-def test_stage_that_only_passes_on_is_not_slowed(
+def test_stage_without_units_is_not_slowed(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     device = Device()
@@ -149,13 +149,13 @@ def test_stage_that_only_passes_on_is_not_slowed(
     assert len(device.asked) == 2
 
 
-def test_times_add_up_to_the_step(
+def test_times_of_actions_and_waits_fit_into_the_step(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
     chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
     results = chain.train(0, [make_batch(0), make_batch(1)], 0.0)
-    told = sum(sum(observer.waits) for observer in chain.observers)
-    assert told == pytest.approx(sum(result.times.waiting_seconds for result in results))
+    reported = sum(sum(observer.waits) for observer in chain.observers)
+    assert reported == pytest.approx(sum(result.times.waiting_seconds for result in results))
     for result in results:
         times = result.times
         parts = times.forward_seconds + times.backward_seconds + times.waiting_seconds

@@ -1,1 +1,1 @@
-"""Tests of tensors as bytes: frames and blobs."""
+"""Tests of frames and codecs."""

@@ -1,7 +1,11 @@
 from typing import get_args
 
+import pytest
+
 from collapipe.codec_names import CODEC_NAMES, CODECS_BY_NAME
 from collapipe.codecs import CODECS, CodecName
+from collapipe.errors import InvalidInputError
+from collapipe.job import JobConfig
 from collapipe.tensors.codecs import LOSSY_CODECS
 from collapipe.v1 import tensor_pb2
 
@@ -13,3 +17,9 @@ def test_every_codec_has_a_cost_a_number_and_an_implementation() -> None:
     assert set(CODEC_NAMES.values()) == set(CODECS)
     assert {CODECS_BY_NAME[name] for name in CODECS} == numbers
     assert set(LOSSY_CODECS) == numbers - {tensor_pb2.CODEC_FP32}
+
+
+def test_job_with_an_unknown_codec_is_refused() -> None:
+    job = {"task": {"kind": "ner"}, "schedule": {"codecs": ["fp32", "int4"]}}
+    with pytest.raises(InvalidInputError, match=r"codecs\.1 = 'int4': .*'fp32', 'bf16' or 'int8'"):
+        JobConfig.from_dict(job, "job.toml")

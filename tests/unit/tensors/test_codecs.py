@@ -25,7 +25,7 @@ SHAPES = [(), (0,), (3, 0), (0, 3), (1,), (7,), (4, 3, 16)]
 
 
 def across(frame: Frame, codec: Codec, chunk_bytes: int = 1 << 20) -> Frame:
-    """What arrives of a frame that was encoded."""
+    """Encodes and decodes a frame."""
     header, chunks = encode_frame(frame, codec, chunk_bytes)
     assembler = FrameAssembler()
     arrived = assembler.begin(FrameHeader.FromString(header.SerializeToString()))
@@ -47,13 +47,13 @@ def test_shape_and_type_survive_every_codec(codec: Codec, shape: tuple[int, ...]
     assert (arrived.shape, arrived.dtype) == (shape, torch.float32)
 
 
-def test_bfloat16_is_torchs_rounding() -> None:
+def test_bf16_rounds_as_torch_does() -> None:
     sent = torch.randn(5, 40) * 1e3
     assert torch.equal(activation(sent, CODEC_BF16), sent.to(torch.bfloat16).float())
 
 
 @given(st.integers(0, 2**31), st.floats(1e-30, 1e30))
-def test_int8_is_within_half_a_step_of_each_rows_scale(seed: int, magnitude: float) -> None:
+def test_int8_error_is_at_most_half_the_scale_of_the_row(seed: int, magnitude: float) -> None:
     sent = torch.randn(6, 33, generator=torch.Generator().manual_seed(seed)) * magnitude
     sent[2] = 0.0
     sent[3] *= 1e-6
@@ -69,7 +69,7 @@ def test_int8_keeps_the_largest_value_of_a_row_and_its_sign() -> None:
 
 
 @pytest.mark.parametrize("tiny", [1e-45, 1e-42, 1e-38, 1e-36])
-def test_int8_of_values_without_digits_is_near_them(tiny: float) -> None:
+def test_int8_of_subnormal_values_is_near_them(tiny: float) -> None:
     arrived = activation(torch.tensor([[tiny, -tiny, tiny / 2]]), CODEC_INT8)
     assert arrived.isfinite().all()
     assert arrived.abs().max() <= 1.01 * tiny
@@ -77,7 +77,7 @@ def test_int8_of_values_without_digits_is_near_them(tiny: float) -> None:
 
 @pytest.mark.parametrize("codec", LOSSY)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_value_that_is_not_finite_arrives_as_one_and_leaves_other_rows_alone(
+def test_value_that_is_not_finite_stays_so_and_does_not_change_other_rows(
     codec: Codec, bad: float
 ) -> None:
     sent = torch.randn(3, 8)
@@ -98,7 +98,7 @@ def test_codec_always_makes_the_same_bytes(codec: Codec) -> None:
 @pytest.mark.parametrize(
     ("codec", "num_bytes"), [(CODEC_FP32, 4096), (CODEC_BF16, 2048), (CODEC_INT8, 1040)]
 )
-def test_header_announces_the_encoded_bytes_and_both_ends_count_the_unencoded(
+def test_header_announces_encoded_bytes_and_frames_count_decoded_bytes(
     codec: Codec, num_bytes: int
 ) -> None:
     frame = Frame(FrameKind.BACKWARD, 0, 0, {ACTIVATION: torch.randn(2, 2, 256)})
@@ -136,7 +136,7 @@ def test_tensor_that_is_not_contiguous_is_encoded_in_its_own_order() -> None:
     assert torch.equal(activation(sent, CODEC_INT8), activation(sent.contiguous(), CODEC_INT8))
 
 
-# --- what garbles
+# --- corrupt headers and data
 
 
 def lossy_header(
@@ -167,7 +167,7 @@ def lossy_header(
         (CODEC_INT8, [0, 4], 4),
     ],
 )
-def test_length_that_the_codec_does_not_make_is_corrupt(
+def test_length_that_does_not_fit_the_codec_is_corrupt(
     codec: Codec, shape: list[int], byte_length: int
 ) -> None:
     with pytest.raises(CorruptDataError, match="'activation' of shape"):
@@ -185,7 +185,7 @@ def test_lossy_codec_of_integers_is_corrupt() -> None:
         FrameAssembler().begin(lossy_header(CODEC_BF16, [2], 4, DATA_TYPE_INT32))
 
 
-def test_frame_that_is_too_large_once_decoded_is_refused_before_anything_is_allocated(
+def test_frame_whose_decoded_size_is_over_the_limit_is_refused_before_allocation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: pytest.fail("allocated"))

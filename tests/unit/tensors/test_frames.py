@@ -28,7 +28,7 @@ def frame_of(*tensors: Tensor, kind: FrameKind = FrameKind.FORWARD) -> Frame:
 
 
 def over_the_wire(frame: Frame, assembler: FrameAssembler | None = None) -> Frame | None:
-    """What arrives, with the header serialised on the way."""
+    """Encodes and decodes a frame, and serialises the header in between."""
     assembler = assembler or FrameAssembler()
     header, chunks = encode_frame(frame)
     arrived = assembler.begin(FrameHeader.FromString(header.SerializeToString()))
@@ -60,7 +60,7 @@ def test_tensor_arrives_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) 
     assert_same(over_the_wire(sent), sent)
 
 
-def test_values_that_equal_nothing_or_zero_keep_their_bits() -> None:
+def test_nan_and_negative_zero_keep_their_bits() -> None:
     sent = frame_of(torch.tensor([float("nan"), -0.0, float("-inf"), 1e-45]))
     arrived = over_the_wire(sent)
     assert_same(arrived, sent)
@@ -85,7 +85,7 @@ def test_frame_without_tensors_is_complete_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", list(FrameKind))
-def test_kind_arrives_and_knows_its_direction(kind: FrameKind) -> None:
+def test_kind_arrives_and_has_its_direction(kind: FrameKind) -> None:
     arrived = over_the_wire(frame_of(torch.zeros(1), kind=kind))
     assert arrived is not None
     assert arrived.kind is kind
@@ -93,7 +93,7 @@ def test_kind_arrives_and_knows_its_direction(kind: FrameKind) -> None:
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
-def test_chunks_are_full_and_span_no_two_tensors(extra: int) -> None:
+def test_chunks_are_full_and_contain_bytes_of_one_tensor(extra: int) -> None:
     sizes = [CHUNK_BYTES + extra, 7]
     sent = frame_of(*(torch.arange(size).to(torch.int8) for size in sizes))
     _, chunks = encode_frame(sent)
@@ -103,19 +103,19 @@ def test_chunks_are_full_and_span_no_two_tensors(extra: int) -> None:
     assert sent.byte_length == sum(sizes)
 
 
-def test_assembler_takes_frame_after_frame() -> None:
+def test_assembler_decodes_one_frame_after_the_other() -> None:
     assembler = FrameAssembler()
     for size in (3, 1, 5):
         sent = frame_of(torch.randn(size))
         assert_same(over_the_wire(sent, assembler), sent)
 
 
-def test_type_that_the_wire_does_not_know_is_refused_by_name() -> None:
+def test_element_type_that_cannot_be_sent_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"'t0' has type torch.float64.*torch.float32"):
         encode_frame(frame_of(torch.zeros(1, dtype=torch.float64)))
 
 
-# --- what garbles
+# --- corrupt headers and data
 
 
 @pytest.mark.parametrize("position", [0, 9, 19])
@@ -190,14 +190,14 @@ def test_shape_that_contradicts_the_bytes_is_corrupt(shape: list[int], byte_leng
         FrameAssembler().begin(raw_header(shape, byte_length))
 
 
-def test_name_that_comes_twice_is_corrupt() -> None:
+def test_tensor_name_that_occurs_twice_is_corrupt() -> None:
     header = raw_header([1], 4)
     header.tensors.append(header.tensors[0])
     with pytest.raises(CorruptDataError, match="twice: x, x"):
         FrameAssembler().begin(header)
 
 
-def test_frame_over_the_limit_is_refused_before_anything_is_allocated(
+def test_frame_over_the_limit_is_refused_before_allocation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     header = raw_header([1 << 20], 1 << 22)
@@ -209,7 +209,7 @@ def test_frame_over_the_limit_is_refused_before_anything_is_allocated(
         FrameAssembler(max_frame_bytes=(1 << 23) - 1).begin(header)
 
 
-def test_absurd_size_is_refused_by_the_default_limit() -> None:
+def test_very_large_frame_is_refused_by_the_default_limit() -> None:
     with pytest.raises(InvalidInputError, match="exceeds the limit of 1073741824"):
         FrameAssembler().begin(raw_header([2**40], 2**42))
 
@@ -233,7 +233,9 @@ _headers = st.builds(
 
 
 @given(st.lists(_headers | st.binary(max_size=40), max_size=6))
-def test_garbage_raises_nothing_but_our_own_errors(parts: list[FrameHeader | bytes]) -> None:
+def test_random_headers_and_chunks_raise_only_errors_of_collapipe(
+    parts: list[FrameHeader | bytes],
+) -> None:
     assembler = FrameAssembler(max_frame_bytes=1 << 16)
     for part in parts:
         try:
@@ -244,7 +246,7 @@ def test_garbage_raises_nothing_but_our_own_errors(parts: list[FrameHeader | byt
 
 
 @given(st.data())
-def test_garbled_frame_never_arrives(data: st.DataObject) -> None:
+def test_corrupt_frame_is_never_decoded(data: st.DataObject) -> None:
     sent = frame_of(torch.arange(3.0), torch.tensor([True, False]))
     header, chunks = encode_frame(sent)
     stream = list(chunks)
