@@ -129,7 +129,7 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
     ),
     "column of another type": (
         lambda f: f.append("train.jsonl", '{"text": ["a"], "label": "thing"}\n'),
-        ["train.jsonl:22: column 'text' is ['a']", "must be a text"],
+        ["train.jsonl:22: column 'text' is ['a']", "must be a string"],
     ),
     "label that was never trained": (
         lambda f: f.append("held-out.jsonl", '{"text": "a stone", "label": "animal"}\n'),

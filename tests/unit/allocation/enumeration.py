@@ -1,7 +1,8 @@
-"""The best plan of a round by trying every one. Slow, and knows nothing of how the solver works.
+"""Finds the best plan of a round by exhaustive enumeration. It is slow, and shares no code with the search.
 
-Each cluster's plans are predicted once for each combination of the clusters' M; since nothing else couples clusters' times,
-what a combination is worth is put together from that. The best one is predicted as a whole.
+For each combination of the clusters' numbers of micro-batches, it predicts every plan of each cluster once. Nothing else
+couples the times of clusters, so the objective of a combination follows from these predictions. At the end it predicts
+the best combination as a whole.
 """
 
 import itertools
@@ -22,29 +23,28 @@ from collapipe.allocation.round_model.problem import (
     StagePlan,
 )
 
-ClusterOffers = Mapping[tuple[str, str], LinkPlan]
+AssumedLinks = Mapping[tuple[str, str], LinkPlan]
 
 
 def best_plan(
     problem: RoundProblem,
-    offers: Sequence[ClusterOffers],
+    assumed_links: Sequence[AssumedLinks],
     *,
     all_windows: bool = False,
     in_order: bool = False,
 ) -> RoundPlan | None:
-    """The best feasible plan; `None` if there is none.
+    """Returns the best feasible plan, or `None` if there is none.
 
     Args:
-        problem: The round.
-        offers: Share and powers of each cluster's links.
+        assumed_links: Share and powers of each cluster's links.
         all_windows: Try every window, not only the largest ones.
-        in_order: Devices come in registration order.
+        in_order: Devices keep the order of registration.
     """
     best, value = None, math.inf
     for chosen in itertools.product(*(cluster.micro_batch_options for cluster in problem.clusters)):
         plans = [
-            list(_plans(problem, cluster, offer, num, all_windows, in_order))
-            for cluster, offer, num in zip(problem.clusters, offers, chosen, strict=True)
+            list(_plans(problem, cluster, assumed, num, all_windows, in_order))
+            for cluster, assumed, num in zip(problem.clusters, assumed_links, chosen, strict=True)
         ]
         if not all(plans):
             continue
@@ -59,7 +59,7 @@ def best_plan(
 def _plans(
     problem: RoundProblem,
     cluster: ClusterProblem,
-    offers: ClusterOffers,
+    assumed: AssumedLinks,
     num_micro_batches: int,
     all_windows: bool,
     in_order: bool,
@@ -75,7 +75,7 @@ def _plans(
             ]
             pairs = list(itertools.pairwise(names))
             if any(
-                pair not in offers or pair not in cluster.links or pair[::-1] not in cluster.links
+                pair not in assumed or pair not in cluster.links or pair[::-1] not in cluster.links
                 for pair in pairs
             ):
                 continue
@@ -89,7 +89,9 @@ def _plans(
                     continue
                 if not all_windows:
                     choices = [windows[-1:] for windows in choices]
-                    choices[-1] = range(1, 2)  # the head's own loop is its compute: one is enough
+                    choices[-1] = range(
+                        1, 2
+                    )  # The loop of the head is its own compute time, so 1 is enough.
                 for windows in itertools.product(*choices):
                     stages = tuple(
                         StagePlan(name, edges[i], edges[i + 1], windows[i])
@@ -97,7 +99,7 @@ def _plans(
                     )
                     for codecs in itertools.product(problem.codecs, repeat=len(pairs)):
                         links = tuple(
-                            replace(offers[pair], codec=codec)
+                            replace(assumed[pair], codec=codec)
                             for pair, codec in zip(pairs, codecs, strict=True)
                         )
                         yield ClusterPlan(stages, num_micro_batches, links)
@@ -111,7 +113,7 @@ def _windows(
     stop_unit: int,
     num_micro_batches: int,
 ) -> range:
-    """Windows that memory and the job's limit allow."""
+    """Returns the windows that memory and the limit of the job allow."""
     host = cluster.hosts[host_id]
     size = problem.mini_batch / num_micro_batches
     flight = 1 if problem.update_per_micro_batch else num_micro_batches
@@ -151,7 +153,7 @@ def _best_combination(
             if np.isfinite(problem.convergence.limit) or problem.convergence.weight:
                 alone = (*first[:n], together[n], *first[n + 1 :])
                 terms[n][i] = convergence_term(problem, alone) - first_term
-    keep = [_unbeaten(*columns) for columns in zip(seconds, drift, terms, strict=True)]
+    keep = [_undominated(*columns) for columns in zip(seconds, drift, terms, strict=True)]
     time = _outer([seconds[n][keep[n]] for n in range(len(plans))], np.maximum)
     term = first_term + _outer([terms[n][keep[n]] for n in range(len(plans))], np.add)
     total = problem.penalty_weight * (
@@ -173,8 +175,8 @@ def _best_combination(
     return best
 
 
-def _unbeaten(*columns: np.ndarray) -> np.ndarray:
-    """Plans that no other is as good as in everything; of equals the first."""
+def _undominated(*columns: np.ndarray) -> np.ndarray:
+    """Returns the indices of plans that no other plan dominates; of equal plans, the first one."""
     table = np.stack(columns)
     kept: list[int] = []
     for i in np.lexsort(table[::-1]):

@@ -1,6 +1,6 @@
-"""Random problems with shared channels, and two other ways to their optimum: a zooming grid, and bisection on the deadline.
+"""Random problems with shared channels, and two simple solvers for them: a zooming grid, and bisection on the deadline.
 
-Both are written anew from the design's equations, so that a mistake in the solver's is not made twice.
+Both are written from the equations of docs/scheduling.md and share no code with the search, nor its mistakes.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from collapipe.allocation.round_model.problem import (
 Vector = NDArray[np.float64]
 
 
-def world(
+def random_problem(
     seed: int,
     num_clusters: int = 1,
     num_devices: int = 2,
@@ -39,7 +39,7 @@ def world(
     backlog: float = 10.0,
     state_bps: float = math.inf,
 ) -> RoundProblem:
-    """Devices of different speed on batteries, links of different quality, one channel for all."""
+    """Draws devices of different speeds on batteries, and links of different quality on one channel."""
     rng = np.random.default_rng(seed)
 
     def link() -> Link:
@@ -84,7 +84,7 @@ def world(
 
 
 def some_plan(problem: RoundProblem, seed: int, narrow: bool = False) -> RoundPlan:
-    """Some placement for each cluster; links have full power, and no share yet."""
+    """Draws a placement for each cluster; links have full power, and no share yet."""
     rng = np.random.default_rng(seed)
     plans = []
     for cluster in problem.clusters:
@@ -101,7 +101,7 @@ def some_plan(problem: RoundProblem, seed: int, narrow: bool = False) -> RoundPl
 
 
 def every_plan(problem: RoundProblem) -> Iterator[RoundPlan]:
-    """Every placement, order and number of micro-batches, with full windows and full power."""
+    """Yields every placement, order and number of micro-batches, with full windows and full power."""
     yield from itertools.product(
         *(list(_cluster_plans(cluster, problem.model.num_blocks)) for cluster in problem.clusters)
     )
@@ -143,7 +143,7 @@ def _full(
 
 
 def transfer_seconds(link: Link, bits: float, share: Vector, watts: Vector | float) -> Vector:
-    """Design (1) and (3) for many shares and powers at once."""
+    """Computes docs/scheduling.md (1) and (3) for many shares and powers at once."""
     if isinstance(link, WiredLink):
         return bits / np.minimum(share, link.capacity_bps)
     signal = watts * link.gain / (share * link.noise_watts_per_hertz)
@@ -153,7 +153,12 @@ def transfer_seconds(link: Link, bits: float, share: Vector, watts: Vector | flo
 def objectives(
     problem: RoundProblem, plans: RoundPlan, shares: Vector, watts: Sequence[tuple[Vector, Vector]]
 ) -> Vector:
-    """Design (13) of many allocations at once: shares are (points, links), powers a pair of (points) a link."""
+    """Computes docs/scheduling.md (13) for many allocations at once.
+
+    Args:
+        shares: (points, links)
+        watts: For each link, the powers of both directions, each with the shape (points).
+    """
     at, rounds, drift = 0, [], np.zeros(len(shares))
     per_step = sum(
         plan.num_micro_batches
@@ -206,7 +211,7 @@ def objectives(
 def best_on_grid(
     problem: RoundProblem, plans: RoundPlan, points: int = 5, zooms: int = 16
 ) -> float:
-    """Least objective over a grid of shares and powers that zooms in on its best point."""
+    """Returns the least objective over a grid of shares and powers that zooms in on its best point."""
     total = next(iter(problem.channels.values()))
     ends = [
         (cluster, one.host_id, other.host_id)
@@ -245,9 +250,9 @@ def best_on_grid(
 
 
 def best_joint(problem: RoundProblem) -> float:
-    """Least objective over every plan, with shares and powers from the grid.
+    """Returns the least objective over every plan, with shares and powers from the grid.
 
-    A plan is left out only if it would not win with the whole channel for every link and sending for free.
+    A plan is left out only if it would not win even with the whole channel for every link and no energy for sending.
     """
     bounds: list[tuple[float, int, RoundPlan]] = []
     total = next(iter(problem.channels.values()))
@@ -282,8 +287,8 @@ def best_joint(problem: RoundProblem) -> float:
 
 
 def direct_problem(seed: int, num_clusters: int, wired: bool) -> tuple[RoundProblem, RoundPlan]:
-    """Clusters with a single link, from the control unit, which runs all blocks, to the edge server."""
-    problem = world(seed, num_clusters, num_devices=1, wired=wired)
+    """Draws clusters with one link: the control unit runs all blocks and sends to the edge server."""
+    problem = random_problem(seed, num_clusters, num_devices=1, wired=wired)
     rng = np.random.default_rng(seed)
     plans = []
     for cluster in problem.clusters:
@@ -300,7 +305,10 @@ def direct_problem(seed: int, num_clusters: int, wired: bool) -> tuple[RoundProb
 
 
 def least_deadline(problem: RoundProblem, plans: RoundPlan) -> float:
-    """The shortest slowest round of a `direct_problem`: bisection on it, and inside on each link's least share."""
+    """Returns the shortest round of a `direct_problem`.
+
+    It finds the deadline by bisection, and by another bisection the least share of each link for a deadline.
+    """
     total = next(iter(problem.channels.values()))
 
     def seconds(n: int, share: float) -> float:
@@ -326,7 +334,7 @@ def least_deadline(problem: RoundProblem, plans: RoundPlan) -> float:
 
 
 def noisy(problem: RoundProblem, rng: np.random.Generator, scale: float) -> RoundProblem:
-    """What telemetry says of the same world: every speed and gain is off by a factor of 1 +- scale."""
+    """Returns the same problem with errors of measurement: each speed and gain has a random factor of 1 +- scale."""
 
     def off() -> float:
         return float(rng.uniform(1 - scale, 1 + scale))

@@ -1,4 +1,4 @@
-"""Bandwidth shares alone: what `allocate` solves for where it has no power to choose."""
+"""Solves for bandwidth shares alone, like `allocate` where it has no power to choose."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from collapipe.allocation.search.shared_links import shared_links
 
 
 def share_at_given_powers(problem: RoundProblem, plans: RoundPlan) -> Allocation:
-    """The shares that minimise design (13) with the powers of the plans."""
+    """Finds the shares that minimise docs/scheduling.md (13) with the powers of the plans."""
     links = shared_links(problem, plans)
     assert links is not None
     watts, shares = links.powers(plans), links.equal_shares()

@@ -12,7 +12,7 @@ from collapipe.allocation.search.bandwidth import SolverFailedError
 from collapipe.allocation.search.power import allocate
 from collapipe.allocation.search.shared_links import shared_links
 
-from .grids import direct_problem, least_deadline, objectives, some_plan, world
+from .grids import direct_problem, least_deadline, objectives, random_problem, some_plan
 from .shares import share_at_given_powers
 
 
@@ -28,7 +28,7 @@ def _shares(plans: RoundPlan) -> list[float]:
     return [link.share for plan in plans for link in plan.links]
 
 
-# --- optimal
+# --- optimality
 
 
 @pytest.mark.parametrize("wired", [False, True])
@@ -36,7 +36,7 @@ def test_allocate_agrees_with_bisection_on_the_deadline(wired: bool) -> None:
     worst = 0.0
     for seed in range(12):
         problem, plans = direct_problem(seed, num_clusters=1 + seed % 4, wired=wired)
-        found = allocate(problem, plans)  # no joule counts there: powers are full
+        found = allocate(problem, plans)  # No energy counts in this problem, so powers are full.
         expected = least_deadline(problem, plans)
         worst = max(worst, abs(found.prediction.round_seconds / expected - 1))
         assert violations(problem, found.plans) == []
@@ -48,7 +48,7 @@ def test_allocate_agrees_with_bisection_on_the_deadline(wired: bool) -> None:
 def test_shares_of_any_plan_are_not_improved_by_other_shares(wired: bool) -> None:
     rng = np.random.default_rng(1)
     for seed in range(20):
-        problem = world(seed, 1 + seed % 3, 3, wired=wired)
+        problem = random_problem(seed, 1 + seed % 3, 3, wired=wired)
         plans = some_plan(problem, seed, narrow=True)
         found = share_at_given_powers(problem, plans)
         shares = np.array(_shares(found.plans))
@@ -67,7 +67,7 @@ def test_shares_of_any_plan_are_not_improved_by_other_shares(wired: bool) -> Non
 
 
 def test_shares_of_two_channels_fill_each() -> None:
-    problem = world(3, num_clusters=2)
+    problem = random_problem(3, num_clusters=2)
     other = replace(problem.clusters[1], channel="other")
     problem = replace(
         problem, clusters=(problem.clusters[0], other), channels={"air": 2e7, "other": 5e6}
@@ -78,15 +78,15 @@ def test_shares_of_two_channels_fill_each() -> None:
 
 
 def test_shares_of_links_with_costly_energy_are_larger() -> None:
-    problem = _delay_only(world(5))
+    problem = _delay_only(random_problem(5))
     plans = some_plan(problem, 1)
     before = share_at_given_powers(problem, plans)
     cluster = problem.clusters[0]
     busy = plans[0].stages[1].host_id
-    tired = tuple(
+    costly = tuple(
         replace(device, backlog=3000.0 * (device.host_id == busy)) for device in cluster.devices
     )
-    problem = replace(problem, clusters=(replace(cluster, devices=tired),))
+    problem = replace(problem, clusters=(replace(cluster, devices=costly),))
     after = share_at_given_powers(problem, plans)
     sending = [
         allocation.prediction.clusters[0].links[0].backward_seconds
@@ -96,7 +96,7 @@ def test_shares_of_links_with_costly_energy_are_larger() -> None:
 
 
 def test_price_of_a_channel_is_what_more_of_it_saves() -> None:
-    problem = world(7, num_clusters=2)
+    problem = random_problem(7, num_clusters=2)
     plans = some_plan(problem, 3)
     found = share_at_given_powers(problem, plans)
     more = replace(problem, channels={"air": 2e7 * 1.001})
@@ -105,7 +105,7 @@ def test_price_of_a_channel_is_what_more_of_it_saves() -> None:
     assert found.prices.channels["air"] * 2e4 == pytest.approx(saved, rel=0.01)
 
 
-# --- the delay that it minimises is the one that is predicted
+# --- the minimised delay is the predicted delay
 
 
 @pytest.mark.parametrize("update_per_micro_batch", [False, True])
@@ -114,7 +114,7 @@ def test_round_delay_agrees_with_predict(wired: bool, update_per_micro_batch: bo
     rng = np.random.default_rng(0)
     for seed in range(10):
         problem = replace(
-            world(seed, 2, 3, wired=wired, state_bps=1e8),
+            random_problem(seed, 2, 3, wired=wired, state_bps=1e8),
             update_per_micro_batch=update_per_micro_batch,
             fixed_seconds=0.5,
         )
@@ -141,13 +141,13 @@ def test_round_delay_agrees_with_predict(wired: bool, update_per_micro_batch: bo
         np.testing.assert_allclose(rounds, [one.round_seconds for one in predicted.clusters])
 
 
-# --- built once
+# --- problems are built once
 
 
 def test_problem_of_one_shape_is_built_once() -> None:
     bandwidth._program.cache_clear()
     for seed in range(5):
-        problem = world(seed)
+        problem = random_problem(seed)
         share_at_given_powers(problem, some_plan(problem, 4))
     assert bandwidth._program.cache_info().misses == 1
 
@@ -158,7 +158,7 @@ def test_problem_follows_the_rules_for_parameters_so_that_a_resolve_is_fast() ->
 
 
 def test_shares_do_not_depend_on_what_was_solved_before() -> None:
-    problem, other = world(11, 2), world(12, 2)
+    problem, other = random_problem(11, 2), random_problem(12, 2)
     plans = some_plan(problem, 2)
     first = share_at_given_powers(problem, plans)
     share_at_given_powers(other, plans)
@@ -173,6 +173,6 @@ def test_shares_with_a_solver_that_raises_say_so(monkeypatch: pytest.MonkeyPatch
         raise cp.SolverError("out of luck")
 
     monkeypatch.setattr(cp.Problem, "solve", fail)
-    problem = world(0)
+    problem = random_problem(0)
     with pytest.raises(SolverFailedError, match="CLARABEL found no optimum.*out of luck"):
         share_at_given_powers(problem, some_plan(problem, 0))

@@ -19,7 +19,7 @@ from collapipe.allocation.search.dssra import decide
 from collapipe.allocation.search.power import allocate
 from collapipe.errors import InfeasibleError
 
-from .grids import best_joint, noisy, world
+from .grids import best_joint, noisy, random_problem
 
 
 def _placement(plans: RoundPlan) -> list[list[tuple[str, int, int]]]:
@@ -44,25 +44,25 @@ def _with_device(problem: RoundProblem, host_id: str, **changes: object) -> Roun
 
 
 def _largest(problem: RoundProblem, plans: RoundPlan, cluster: int = 0) -> Host:
-    """The device with most blocks."""
+    """Returns the device with most blocks."""
     segments = plans[cluster].segments
     name = max(segments, key=lambda host_id: segments[host_id].num_blocks)
     return problem.clusters[cluster].hosts[name]
 
 
-def _plans_for_another_world() -> RoundPlan:
-    """Feasible in world(1, 2, 2), but made for speeds that are far off."""
-    return decide(noisy(world(1, 2, 2), np.random.default_rng(3), 0.9), None).plans
+def _plans_for_other_speeds() -> RoundPlan:
+    """Returns plans that are feasible in random_problem(1, 2, 2), but best for very different speeds."""
+    return decide(noisy(random_problem(1, 2, 2), np.random.default_rng(3), 0.9), None).plans
 
 
-# --- optimal
+# --- optimality
 
 
 def test_decide_is_near_the_best_of_every_plan_on_a_fine_joint_grid() -> None:
     gaps = []
     for seed in range(24):
         single = seed % 2 == 0
-        problem = world(
+        problem = random_problem(
             seed,
             num_clusters=1 if single else 2,
             num_devices=2 if single else 1,
@@ -78,20 +78,20 @@ def test_decide_is_near_the_best_of_every_plan_on_a_fine_joint_grid() -> None:
     )
     assert np.mean(gaps) <= 0.01
     assert np.percentile(gaps, 99) <= 0.05
-    assert min(gaps) > -0.03  # else the grid is no judge
+    assert min(gaps) > -0.03  # A larger gap would mean that the grid is too coarse.
 
 
-def test_decide_with_a_plan_in_force_finds_what_it_finds_without() -> None:
+def test_decide_with_current_plans_finds_what_it_finds_without() -> None:
     for seed in range(12):
-        problem = world(seed, 2, 2, num_blocks=3)
-        other = decide(world(seed + 100, 2, 2, num_blocks=3), None).plans
+        problem = random_problem(seed, 2, 2, num_blocks=3)
+        other = decide(random_problem(seed + 100, 2, 2, num_blocks=3), None).plans
         cold = decide(problem, None).prediction.objective
         warm = decide(problem, other, hysteresis=0.0).prediction.objective
         assert warm == pytest.approx(cold, rel=0.01)
 
 
 def test_decide_without_channels_gives_every_link_all_it_can_have() -> None:
-    problem = world(3, 2, 2)
+    problem = random_problem(3, 2, 2)
     clusters = tuple(replace(cluster, channel=None) for cluster in problem.clusters)
     problem = replace(problem, clusters=clusters)
     decision = decide(problem, None)
@@ -103,7 +103,7 @@ def test_decide_without_channels_gives_every_link_all_it_can_have() -> None:
 
 
 def test_decide_on_wires_shares_what_the_channel_has_and_sends_with_no_power() -> None:
-    problem = world(3, 2, 2, wired=True)
+    problem = random_problem(3, 2, 2, wired=True)
     decision = decide(problem, None)
     links = [link for plan in decision.plans for link in plan.links]
     assert sum(link.share for link in links) == pytest.approx(problem.channels["air"])
@@ -111,19 +111,19 @@ def test_decide_on_wires_shares_what_the_channel_has_and_sends_with_no_power() -
 
 
 def test_decide_relieves_a_device_with_a_backlog() -> None:
-    problem = world(2, 1, 2, num_blocks=6, backlog=0.0)
+    problem = random_problem(2, 1, 2, num_blocks=6, backlog=0.0)
     before = decide(problem, None)
-    tired = _largest(problem, before.plans)
+    busy = _largest(problem, before.plans)
     spent = []
     for backlog in (0.0, 10.0, 100.0, 1000.0):
-        changed = _with_device(problem, tired.host_id, backlog=backlog)
-        spent.append(decide(changed, None).prediction.energy_joules.get(tired.host_id, 0.0))
+        changed = _with_device(problem, busy.host_id, backlog=backlog)
+        spent.append(decide(changed, None).prediction.energy_joules.get(busy.host_id, 0.0))
     assert spent == sorted(spent, reverse=True)
     assert spent[-1] < 0.7 * spent[0]
 
 
 def test_decide_with_a_larger_penalty_weight_is_faster_and_spends_more() -> None:
-    problem = world(6, 1, 3, num_blocks=6, backlog=60.0)
+    problem = random_problem(6, 1, 3, num_blocks=6, backlog=60.0)
     problem = replace(
         problem,
         clusters=tuple(
@@ -142,37 +142,37 @@ def test_decide_with_a_larger_penalty_weight_is_faster_and_spends_more() -> None
     assert seconds[-1] < 0.9 * seconds[0]
 
 
-# --- the plan in force
+# --- the current plans
 
 
 def test_decide_keeps_placement_and_links_under_noise() -> None:
-    problem = world(1, 1, 3, num_blocks=12, options=(2, 4, 8), state_bps=1e8)
-    in_force = decide(problem, None).plans
+    problem = random_problem(1, 1, 3, num_blocks=12, options=(2, 4, 8), state_bps=1e8)
+    current = decide(problem, None).plans
     rng, moves, changes = np.random.default_rng(0), 0, 0
     for _ in range(50):
-        plans = decide(noisy(problem, rng, 0.1), in_force).plans
-        moves += _placement(plans) != _placement(in_force)
-        changes += plans != in_force
-        in_force = plans
+        plans = decide(noisy(problem, rng, 0.1), current).plans
+        moves += _placement(plans) != _placement(current)
+        changes += plans != current
+        current = plans
     assert moves <= 1
     assert changes <= 5
 
 
 def test_decide_moves_blocks_when_a_device_slows_to_a_quarter_and_back() -> None:
-    problem = world(1, 1, 3, num_blocks=12, options=(2, 4, 8), state_bps=1e9)
-    in_force = decide(problem, None).plans
-    busy = _largest(problem, in_force)
+    problem = random_problem(1, 1, 3, num_blocks=12, options=(2, 4, 8), state_bps=1e9)
+    current = decide(problem, None).plans
+    busy = _largest(problem, current)
     slowed = _with_device(problem, busy.host_id, seconds_per_sample=4 * busy.seconds_per_sample)
-    after = decide(slowed, in_force)
+    after = decide(slowed, current)
     assert after.kept == ""
-    assert after.plans[0].segments.get(busy.host_id, None) != in_force[0].segments[busy.host_id]
+    assert after.plans[0].segments.get(busy.host_id, None) != current[0].segments[busy.host_id]
     oracle = decide(slowed, None).prediction
     assert after.prediction.round_seconds <= 1.15 * oracle.round_seconds
-    assert _placement(decide(problem, after.plans).plans) == _placement(in_force)
+    assert _placement(decide(problem, after.plans).plans) == _placement(current)
 
 
 def test_decide_within_the_hysteresis_keeps_the_plan_and_says_so() -> None:
-    problem, other = world(1, 2, 2), _plans_for_another_world()
+    problem, other = random_problem(1, 2, 2), _plans_for_other_speeds()
     eager = decide(problem, other, hysteresis=0.0)
     reluctant = decide(problem, other, hysteresis=1e9)
     assert eager.prediction.objective < reluctant.prediction.objective
@@ -182,10 +182,10 @@ def test_decide_within_the_hysteresis_keeps_the_plan_and_says_so() -> None:
     assert any("within the hysteresis" in note for note in reluctant.notes)
 
 
-def test_decide_follows_with_shares_alone_when_only_they_gain_enough() -> None:
-    problem = world(1, 1, 1, num_blocks=2, options=(4,), backlog=0.0)
+def test_decide_changes_only_shares_when_only_they_gain_enough() -> None:
+    problem = random_problem(1, 1, 1, num_blocks=2, options=(4,), backlog=0.0)
     problem = _with_device(problem, "device-0-0", seconds_per_sample=1e-3)
-    in_force = decide(problem, None).plans
+    current = decide(problem, None).plans
     links = {
         pair: replace(link, gain=link.gain / 1000)
         if "edge" in pair and isinstance(link, RadioLink)
@@ -193,32 +193,32 @@ def test_decide_follows_with_shares_alone_when_only_they_gain_enough() -> None:
         for pair, link in problem.clusters[0].links.items()
     }
     faded = replace(problem, clusters=(replace(problem.clusters[0], links=links),))
-    decision = decide(faded, in_force)
+    decision = decide(faded, current)
     assert decision.kept == ""
-    assert _placement(decision.plans) == _placement(in_force)
-    assert decision.plans[0].links[1].share > 1.1 * in_force[0].links[1].share
+    assert _placement(decision.plans) == _placement(current)
+    assert decision.plans[0].links[1].share > 1.1 * current[0].links[1].share
 
 
 def test_decide_replaces_a_plan_that_breaks_a_limit_whatever_the_hysteresis() -> None:
-    problem = world(1, 1, 3, num_blocks=12, options=(4, 8))
-    in_force = decide(problem, None).plans
-    busy = _largest(problem, in_force)
-    held = in_force[0].segments[busy.host_id].num_blocks
+    problem = random_problem(1, 1, 3, num_blocks=12, options=(4, 8))
+    current = decide(problem, None).plans
+    busy = _largest(problem, current)
+    held = current[0].segments[busy.host_id].num_blocks
     memory = int(problem.model.block_state_bytes * (held - 0.5))
     tight = _with_device(problem, busy.host_id, memory_bytes=memory)
-    decision = decide(tight, in_force, hysteresis=1e9)
-    assert violations(tight, in_force) != []
+    decision = decide(tight, current, hysteresis=1e9)
+    assert violations(tight, current) != []
     assert violations(tight, decision.plans) == []
 
 
 def test_decide_replaces_a_plan_whose_device_is_gone() -> None:
-    problem = world(1, 1, 3)
-    in_force = decide(problem, None).plans
-    gone = _largest(problem, in_force).host_id
+    problem = random_problem(1, 1, 3)
+    current = decide(problem, None).plans
+    gone = _largest(problem, current).host_id
     cluster = problem.clusters[0]
     rest = replace(cluster, devices=tuple(one for one in cluster.devices if one.host_id != gone))
     problem = replace(problem, clusters=(rest,))
-    decision = decide(problem, in_force, hysteresis=1e9)
+    decision = decide(problem, current, hysteresis=1e9)
     assert violations(problem, decision.plans) == []
     assert gone not in decision.plans[0].segments
 
@@ -227,14 +227,14 @@ def test_decide_replaces_a_plan_whose_device_is_gone() -> None:
 def test_decide_replaces_a_plan_with_a_link_that_carries_nothing_any_more(
     num_clusters: int,
 ) -> None:
-    problem = world(1, num_clusters, 2, wired=True)
-    in_force = decide(problem, None).plans
-    pair = (in_force[0].stages[0].host_id, in_force[0].stages[1].host_id)
+    problem = random_problem(1, num_clusters, 2, wired=True)
+    current = decide(problem, None).plans
+    pair = (current[0].stages[0].host_id, current[0].stages[1].host_id)
     cluster = problem.clusters[0]
     cut = {**cluster.links, pair: WiredLink(0.0, 0.002)}
     problem = replace(problem, clusters=(replace(cluster, links=cut), *problem.clusters[1:]))
-    decision = decide(problem, in_force, hysteresis=1e9)
-    assert violations(problem, in_force) == [
+    decision = decide(problem, current, hysteresis=1e9)
+    assert violations(problem, current) == [
         "cluster 0 has a link that is missing or has a rate of 0"
     ]
     assert violations(problem, decision.plans) == []
@@ -242,48 +242,48 @@ def test_decide_replaces_a_plan_with_a_link_that_carries_nothing_any_more(
 
 
 def test_decide_replaces_a_plan_with_a_link_beside_the_channels_that_carries_nothing() -> None:
-    problem = world(1, 2, 2, wired=True)
+    problem = random_problem(1, 2, 2, wired=True)
     alone = replace(problem.clusters[0], channel=None)
     problem = replace(problem, clusters=(alone, problem.clusters[1]))
-    in_force = decide(problem, None).plans
-    pair = (in_force[0].stages[0].host_id, in_force[0].stages[1].host_id)
+    current = decide(problem, None).plans
+    pair = (current[0].stages[0].host_id, current[0].stages[1].host_id)
     cut = replace(alone, links={**alone.links, pair: WiredLink(0.0, 0.002)})
     problem = replace(problem, clusters=(cut, problem.clusters[1]))
-    decision = decide(problem, in_force, hysteresis=1e9)
+    decision = decide(problem, current, hysteresis=1e9)
     assert violations(problem, decision.plans) == []
     assert decision.kept == ""
 
 
 def test_decide_shrinks_shares_with_their_channel_and_keeps_the_placement() -> None:
-    problem = world(1, 2, 2)
-    in_force = decide(problem, None).plans
+    problem = random_problem(1, 2, 2)
+    current = decide(problem, None).plans
     narrow = replace(problem, channels={"air": 1e7})
-    decision = decide(narrow, in_force, hysteresis=1e9)
-    assert _placement(decision.plans) == _placement(in_force)
+    decision = decide(narrow, current, hysteresis=1e9)
+    assert _placement(decision.plans) == _placement(current)
     assert violations(narrow, decision.plans) == []
 
 
 def test_decide_is_the_same_whatever_was_decided_before() -> None:
-    problem, in_force = world(1, 2, 3), decide(world(2, 2, 3), None).plans
-    first = decide(problem, in_force)
-    decide(world(3, 2, 3), None)
-    assert decide(problem, in_force) == first
+    problem, current = random_problem(1, 2, 3), decide(random_problem(2, 2, 3), None).plans
+    first = decide(problem, current)
+    decide(random_problem(3, 2, 3), None)
+    assert decide(problem, current) == first
 
 
-# --- failures
+# --- failures of the solver
 
 
 def _fail(*args: object, **kwargs: object) -> None:
     raise SolverFailedError("out of luck")
 
 
-def test_decide_with_a_failing_solver_keeps_the_plan_in_force(
+def test_decide_with_a_failing_solver_keeps_the_current_plans(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    problem, in_force = world(1, 2, 2), _plans_for_another_world()
+    problem, current = random_problem(1, 2, 2), _plans_for_other_speeds()
     monkeypatch.setattr(dssra, "allocate", _fail)
-    decision = decide(problem, in_force)
-    assert decision.plans == in_force
+    decision = decide(problem, current)
+    assert decision.plans == current
     assert decision.kept == "solver_failed"
     assert decision.notes == ("out of luck",)
 
@@ -291,7 +291,7 @@ def test_decide_with_a_failing_solver_keeps_the_plan_in_force(
 def test_decide_with_a_failing_solver_and_no_plan_splits_equally(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    problem = world(1, 2, 2)
+    problem = random_problem(1, 2, 2)
     monkeypatch.setattr(dssra, "allocate", _fail)
     decision = decide(problem, None)
     assert violations(problem, decision.plans) == []
@@ -303,7 +303,7 @@ def test_decide_with_a_failing_solver_and_no_plan_splits_equally(
 def test_decide_with_a_solver_that_fails_later_has_the_best_so_far(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    problem, real, calls = world(1, 2, 2), allocate, itertools.count()
+    problem, real, calls = random_problem(1, 2, 2), allocate, itertools.count()
     monkeypatch.setattr(
         dssra, "allocate", lambda *a, **k: real(*a, **k) if next(calls) < 1 else _fail()
     )
@@ -316,24 +316,24 @@ def _seconds(step: float) -> Iterator[float]:
     return itertools.count(0.0, step)
 
 
-def test_decide_out_of_time_keeps_the_plan_in_force() -> None:
-    problem, in_force = world(1, 2, 2), _plans_for_another_world()
+def test_decide_out_of_time_keeps_the_current_plans() -> None:
+    problem, current = random_problem(1, 2, 2), _plans_for_other_speeds()
     clock = _seconds(1.0)
-    decision = decide(problem, in_force, time_limit_seconds=3.5, clock=lambda: next(clock))
-    assert decision.plans == in_force
+    decision = decide(problem, current, time_limit_seconds=3.5, clock=lambda: next(clock))
+    assert decision.plans == current
     assert decision.kept == "solver_slow"
     assert "more than its 3.5 s" in decision.notes[0]
 
 
 def test_decide_out_of_time_without_a_plan_decides_nevertheless() -> None:
-    problem, clock = world(1, 2, 2), _seconds(1.0)
+    problem, clock = random_problem(1, 2, 2), _seconds(1.0)
     decision = decide(problem, None, time_limit_seconds=0.5, clock=lambda: next(clock))
     assert violations(problem, decision.plans) == []
     assert decision.kept == "solver_slow"
 
 
 def test_decide_without_any_feasible_plan_says_which_limit() -> None:
-    problem = world(1, 1, 2)
+    problem = random_problem(1, 1, 2)
     for device in problem.clusters[0].devices:
         problem = _with_device(problem, device.host_id, memory_bytes=10)
     with pytest.raises(InfeasibleError, match="memory"):

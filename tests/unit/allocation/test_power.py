@@ -7,7 +7,7 @@ from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
 from collapipe.allocation.search.power import allocate, best_watts
 
-from .grids import best_on_grid, some_plan, world
+from .grids import best_on_grid, random_problem, some_plan
 from .shares import share_at_given_powers
 
 # --- one transmitter, in closed form
@@ -27,7 +27,7 @@ def test_best_watts_are_the_best_of_a_fine_grid() -> None:
 @pytest.mark.parametrize(
     ("time_weight", "joule_weight", "expected"),
     [(1.0, 0.0, 0.5), (0.0, 0.0, 0.5), (1e12, 1.0, 0.5), (0.0, 1.0, 0.0)],
-    ids=["energy is free", "nothing counts", "time is all", "energy is all"],
+    ids=["energy is free", "nothing counts", "only time counts", "only energy counts"],
 )
 def test_best_watts_at_the_limits(time_weight: float, joule_weight: float, expected: float) -> None:
     found = best_watts(*(np.array([x]) for x in (time_weight, joule_weight, 10.0, 0.5)))
@@ -41,19 +41,19 @@ def test_allocate_is_as_good_as_a_fine_joint_grid() -> None:
     gaps = []
     for seed in range(16):
         num_clusters = 1 + seed % 2
-        problem = world(seed, num_clusters, 2 if num_clusters == 1 else 1, backlog=100.0)
+        problem = random_problem(seed, num_clusters, 2 if num_clusters == 1 else 1, backlog=100.0)
         plans = some_plan(problem, seed, narrow=seed % 3 == 0)
         found = allocate(problem, plans)
         assert violations(problem, found.plans) == []
         gaps.append(found.prediction.objective / best_on_grid(problem, plans) - 1)
     print(f"gap to the grid: mean {np.mean(gaps):.2%}, worst {max(gaps):.2%}, best {min(gaps):.2%}")
     assert max(gaps) < 0.003
-    assert min(gaps) > -0.03  # else the grid is no judge
+    assert min(gaps) > -0.03  # A larger gap would mean that the grid is too coarse.
 
 
 def test_allocate_is_never_worse_than_shares_at_full_power() -> None:
     for seed in range(20):
-        problem = world(seed, 1 + seed % 3, 3, backlog=50.0)
+        problem = random_problem(seed, 1 + seed % 3, 3, backlog=50.0)
         plans = some_plan(problem, seed)
         at_full_power = share_at_given_powers(problem, plans).prediction.objective
         assert allocate(problem, plans).prediction.objective <= at_full_power * (1 + 1e-3)
@@ -76,7 +76,7 @@ def _device_watts(plans: RoundPlan, cluster: int) -> float:
 
 
 def test_allocate_lowers_the_power_of_devices_with_backlog() -> None:
-    problem = world(1)
+    problem = random_problem(1)
     plans = some_plan(problem, 20)
     watts = [
         _device_watts(allocate(_with_backlog(problem, 0, backlog), plans).plans, 0)
@@ -86,7 +86,7 @@ def test_allocate_lowers_the_power_of_devices_with_backlog() -> None:
 
 
 def test_allocate_without_backlog_gives_full_power() -> None:
-    problem = _with_backlog(world(1), 0, 0.0)
+    problem = _with_backlog(random_problem(1), 0, 0.0)
     plans = some_plan(problem, 20)
     watts = [
         (link.forward_watts, link.backward_watts)
@@ -96,7 +96,7 @@ def test_allocate_without_backlog_gives_full_power() -> None:
 
 
 def test_allocate_slows_a_cluster_with_backlog_until_it_is_as_slow_as_the_slowest() -> None:
-    problem = _with_backlog(_with_backlog(world(4, 2, 1), 0, 0.0), 1, 5.0)
+    problem = _with_backlog(_with_backlog(random_problem(4, 2, 1), 0, 0.0), 1, 5.0)
     slow = tuple(replace(one, seconds_per_sample=0.2) for one in problem.clusters[0].devices)
     problem = replace(
         problem, clusters=(replace(problem.clusters[0], devices=slow), problem.clusters[1])
@@ -105,14 +105,14 @@ def test_allocate_slows_a_cluster_with_backlog_until_it_is_as_slow_as_the_slowes
     full = share_at_given_powers(problem, plans)
     found = allocate(problem, plans)
     assert found.prediction.round_seconds == pytest.approx(full.prediction.round_seconds, rel=1e-2)
-    # (the less power, the less energy a bit: nothing but the slowest cluster ends that)
+    # Less power means less energy for each bit, so the power falls until this cluster is the slowest one.
     rounds = [one.round_seconds for one in found.prediction.clusters]
     assert rounds[1] == pytest.approx(rounds[0], rel=1e-2)
     assert _device_watts(found.plans, 1) < _device_watts(full.plans, 1) / 10
 
 
 def test_allocate_gives_links_without_a_channel_full_power_and_no_share() -> None:
-    problem = world(2, backlog=100.0)
+    problem = random_problem(2, backlog=100.0)
     problem = replace(problem, clusters=(replace(problem.clusters[0], channel=None),))
     plans = some_plan(problem, 5)
     silent = tuple(
