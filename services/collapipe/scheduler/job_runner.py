@@ -235,7 +235,7 @@ class JobRunner:
             ):
                 metrics.ROUND_PHASE_SECONDS.labels(str(index), phase).set(phase_seconds)
         planner.round_committed(decision, summaries, seconds)
-        self._jobs.save_planner_state(self.job_id, planner.to_json())
+        self._jobs.save_planner_state(self.job_id, planner.state())
         self._document.num_rounds_committed = self._commit.num_rounds
         self._jobs.save(self._document)
         self._publish(

@@ -24,6 +24,7 @@ from pydantic import (
 from collapipe.documents import read_document, write_document
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
 from collapipe.job import JobConfig
+from collapipe.scheduler.planner_state import PlannerState
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class _Document(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
-_D = TypeVar("_D", bound=_Document)
+_D = TypeVar("_D", bound=BaseModel)
 
 
 class JobDocument(_Document):
@@ -210,28 +211,37 @@ class JobStore:
         """Stores an attempt at a round. It replaces the previous attempt."""
         write_document(self._round_path(job_id, round_index), document.model_dump(mode="json"))
 
-    def planner_state(self, job_id: str) -> dict[str, Any] | None:
-        """Returns what `save_planner_state` stored; `None` if there is nothing, or it cannot be read."""
+    def planner_state(self, job_id: str) -> PlannerState | None:
+        """Returns the stored state of a job's planner; `None` if there is no state that can be used."""
         try:
-            return read_document(self._directory / job_id / "planner.json")
+            return _read(self._planner_path(job_id), PlannerState)
         except CorruptDataError as error:
-            logger.warning("the hosts are profiled again: %s", error)
+            logger.warning("the hosts of job %s are profiled again: %s", job_id, error)
             return None
 
-    def save_planner_state(self, job_id: str, document: dict[str, Any]) -> None:
+    def save_planner_state(self, job_id: str, state: PlannerState) -> None:
         """Stores the state of a job's planner."""
-        write_document(self._directory / job_id / "planner.json", document)
+        write_document(self._planner_path(job_id), state.model_dump(mode="json"))
+
+    def _planner_path(self, job_id: str) -> Path:
+        return self._directory / job_id / "planner.json"
 
     def _round_path(self, job_id: str, round_index: int) -> Path:
         return self._directory / job_id / "rounds" / f"{round_index:06d}.json"
 
 
-def _read(path: Path, kind: type[_D]) -> _D | None:
+def _read(path: Path, schema: type[_D]) -> _D | None:
     document = read_document(path)
     if document is None:
         return None
+    found, known = document.get("version", 1), schema.model_fields.get("version")
+    if known is not None and found != known.default:
+        raise CorruptDataError(
+            f"{path} has format version {found}, but this scheduler reads version {known.default}: use the CollaPipe "
+            "version that wrote it, or delete it"
+        )
     try:
-        return kind.model_validate(document)
+        return schema.model_validate(document)
     except ValidationError as error:
         raise CorruptDataError(f"{path} is damaged ({error}): restore it or delete it") from error
 

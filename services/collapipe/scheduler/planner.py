@@ -7,8 +7,7 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from collapipe.allocation import RoundPlan, reference_seconds
 from collapipe.errors import InfeasibleError
@@ -80,19 +79,18 @@ class Planner:
         hosts: JobHosts,
         channels: ChannelPool,
         telemetry: Telemetry,
-        stored: Mapping[str, Any] | None,
+        state: PlannerState | None,
     ) -> "Planner":
         """Creates the planner of a job from its stored state, or else profiles the hosts.
 
         Args:
-            stored: The result of an earlier `to_json`. The hosts may have changed since.
+            state: The state of an earlier planner of the job. The hosts may have changed since.
         """
         is_adaptive = job.schedule.strategy == "dssra"
         explorer = Explorer(job, model, hosts, channels) if is_adaptive else None
         if is_adaptive:
             # Importing cvxpy takes a second. Do it while the devices are profiled.
             threading.Thread(target=importlib.import_module, args=("cvxpy",), daemon=True).start()
-        state = PlannerState.read(stored)
         if state is not None and state.fits(job, hosts):
             return cls(job, sizes, hosts, state.knowledge, telemetry, state.current_plans, explorer)
         knowledge = profile_hosts(job, model, hosts, channels)
@@ -108,14 +106,14 @@ class Planner:
             planner._detect_radio_links()
         return planner
 
-    def to_json(self) -> dict[str, Any]:
+    def state(self) -> PlannerState:
         """Returns the state from which `for_job` continues after a restart of the scheduler."""
         return PlannerState(
             strategy=self._job.schedule.strategy,
             host_ids=host_ids(self._hosts),
             knowledge=self._knowledge,
             current_plans=self._current_plans,
-        ).model_dump(mode="json")
+        )
 
     def decide(
         self,

@@ -1,17 +1,13 @@
 """What the planner of a job stores for its successor after a restart of the scheduler."""
 
-import logging
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from collapipe.allocation import RoundPlan
 from collapipe.job import JobConfig
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.knowledge import Knowledge
-
-logger = logging.getLogger(__name__)
 
 
 class PlannerState(BaseModel):
@@ -20,29 +16,13 @@ class PlannerState(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     version: Literal[2] = 2
-    """Increase it when an older document can no longer be read."""
+    """Format version. Increase it when an older document can no longer be read."""
     strategy: str
     host_ids: list[list[str]]
     """The result of `host_ids` for the hosts of the job."""
     knowledge: Knowledge
     current_plans: RoundPlan
     """The plans of the last committed round; empty before the first one."""
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any] | None) -> "PlannerState | None":
-        """Reads a stored document. Returns `None`, with a warning, if the document cannot be used."""
-        if document is None:
-            return None
-        try:
-            # Documents without a version are of version 1.
-            return cls.model_validate({"version": 1, **document})
-        except ValidationError as error:
-            logger.warning(
-                "the planner's stored state (format version %s) cannot be used, so the hosts are profiled again: %s",
-                document.get("version", 1),
-                error,
-            )
-            return None
 
     def fits(self, job: JobConfig, hosts: JobHosts) -> bool:
         """Returns whether the state covers the same hosts, all of their devices, and the same strategy."""

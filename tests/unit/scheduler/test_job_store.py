@@ -88,15 +88,6 @@ def test_new_attempt_replaces_the_one_before_and_leaves_other_rounds(tmp_path: P
     assert store.round(job_id, 1) == attempt_of(0, "device-0", 4)
 
 
-def test_planner_state_survives_a_restart(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_id = store.create(make_job()).job_id
-    assert store.planner_state(job_id) is None
-    store.save_planner_state(job_id, {"knowledge": {"backlogs": {"device-0": 1.5}}})
-    restarted = JobStore(tmp_path)
-    assert restarted.planner_state(job_id) == {"knowledge": {"backlogs": {"device-0": 1.5}}}
-
-
 def test_round_that_was_never_planned_is_not_found(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     job_id = store.create(make_job()).job_id

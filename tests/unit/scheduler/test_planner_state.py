@@ -1,11 +1,14 @@
 import json
 import logging
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from collapipe.allocation import ClusterPlan, LinkPlan, StagePlan
+from collapipe.documents import write_document
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.knowledge import LinkKnowledge
 from collapipe.scheduler.planner_state import PlannerState, host_ids
 from collapipe.telemetry.estimates import Estimates, HostEstimate
@@ -35,15 +38,17 @@ def make_state() -> PlannerState:
     )
 
 
-def stored(state: PlannerState) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(json.dumps(state.model_dump(mode="json")))
-    return document
+@pytest.fixture
+def store(tmp_path: Path) -> JobStore:
+    return JobStore(tmp_path)
 
 
-def test_state_survives_a_file_unchanged() -> None:
+def test_planner_state_survives_a_restart(tmp_path: Path, store: JobStore) -> None:
+    assert store.planner_state("job") is None
     state = make_state()
     assert math.isinf(state.knowledge.default_gather_bps)
-    assert PlannerState.read(stored(state)) == state
+    store.save_planner_state("job", state)
+    assert JobStore(tmp_path).planner_state("job") == state
 
 
 @pytest.mark.parametrize(
@@ -52,20 +57,32 @@ def test_state_survives_a_file_unchanged() -> None:
         ({"knowledge": {"hosts": 3}}, "knowledge.hosts"),
         ({"current_plans": [{"stages": 3}]}, "current_plans"),
         ({"strategy": None}, "strategy"),
+        ({"version": 1}, "format version 1, but this scheduler reads version 2"),
     ],
 )
-def test_damaged_state_is_ignored_with_a_warning(
-    change: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+def test_state_that_cannot_be_used_is_ignored_with_a_warning(
+    store: JobStore,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    change: dict[str, Any],
+    reason: str,
 ) -> None:
+    store.save_planner_state("job", make_state())
+    path = tmp_path / "jobs" / "job" / "planner.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(document | change), encoding="utf-8")
     with caplog.at_level(logging.WARNING):
-        assert PlannerState.read(stored(make_state()) | change) is None
+        assert store.planner_state("job") is None
+    assert str(path) in caplog.text
     assert reason in caplog.text
 
 
-def test_state_of_an_older_version_is_ignored_with_a_warning_that_names_it(
-    caplog: pytest.LogCaptureFixture,
+def test_state_without_a_version_is_refused_as_version_1(
+    store: JobStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    path = tmp_path / "jobs" / "job" / "planner.json"
     older = {"strategy": "dssra", "hosts": [], "knowledge": {}, "in_force": None}
+    write_document(path, older)
     with caplog.at_level(logging.WARNING):
-        assert PlannerState.read(older) is None
+        assert store.planner_state("job") is None
     assert "format version 1" in caplog.text
