@@ -176,13 +176,13 @@ class Knowledge(_Known):
             if steps:
                 self.step_seconds[index] = _average(self.step_seconds.get(index), max(steps))
 
-    def update_unused(
+    def update_idle(
         self,
         seconds_per_sample: Mapping[str, float],
         links: Mapping[str, LinkKnowledge],
         used_hosts: Collection[str] = (),
     ) -> None:
-        """Updates devices and links that the last round did not use, from new profiles and probes.
+        """Updates devices and links that were idle in the last round, from new profiles and probes.
 
         Args:
             seconds_per_sample: Profiled time of a block, by device.

@@ -158,7 +158,7 @@ class Planner:
         return to_messages(self._addresses, problem, decision.plans), decision
 
     def round_started(self, decision: RoundDecision) -> None:
-        """Starts the telemetry window of a round, and the measurements of unused devices and links."""
+        """Starts the telemetry window of a round, and the measurements of idle devices and links."""
         self._round_start = self._telemetry.now()
         if self._explorer is not None:
             self._explorer.start(decision.plans)
@@ -206,7 +206,7 @@ class Planner:
         self._knowledge.update_backlogs(_energy_joules(decision, summaries), budgets)
 
     def close(self) -> None:
-        """Stops the measurements of unused devices and links."""
+        """Stops the measurements of idle devices and links."""
         if self._explorer is not None:
             self._explorer.close()
 
@@ -252,9 +252,9 @@ class Planner:
         found = self._explorer.collect()
         # The streams of links in use give newer rates than a probe.
         in_use = link_shares(self._current_plans)
-        unused_links = {name: link for name, link in found.links.items() if name not in in_use}
+        idle_links = {name: link for name, link in found.links.items() if name not in in_use}
         used_hosts = hosts_of(self._current_plans)
-        self._knowledge.update_unused(found.seconds_per_sample, unused_links, used_hosts)
+        self._knowledge.update_idle(found.seconds_per_sample, idle_links, used_hosts)
 
     def _detect_radio_links(self) -> None:
         """Waits for telemetry that shows which links are radio links. Hosts export it after a probe."""

@@ -102,8 +102,8 @@ def probe_links(hosts: JobHosts, channels: ChannelPool) -> dict[str, LinkKnowled
 
 
 @dataclass
-class UnusedMeasurements:
-    """Measurements of devices and links that a round did not use.
+class IdleMeasurements:
+    """Measurements of idle devices and links: those that a round did not use.
 
     Args:
         seconds_per_sample: Profiled time of a block, by device.
@@ -115,10 +115,10 @@ class UnusedMeasurements:
 
 
 class Explorer:
-    """Measures devices and links that a round does not use, while the round runs.
+    """Measures idle devices and links while a round runs: devices without blocks, links without a stream.
 
-    Otherwise a device or link that was slow once would never be used again. All devices without blocks are
-    profiled. Of the links without a stream, those with the oldest probes are probed.
+    Otherwise a device or link that was slow once would never be used again. In each round, all idle devices
+    are profiled, and the idle links with the oldest probes are probed.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class Explorer:
         self._hosts = hosts.by_id
         self._devices = hosts.devices
         self._oldest_probes_first = deque(_all_pairs(hosts))
-        self._running: Future[UnusedMeasurements] | None = None
+        self._running: Future[IdleMeasurements] | None = None
         self._executor = ThreadPoolExecutor(1, "explorer")
         self._closed = threading.Event()
 
     def start(self, plans: RoundPlan) -> None:
-        """Starts to measure what these plans do not use. Does nothing while earlier measurements run."""
+        """Starts to measure what these plans leave idle. Does nothing while earlier measurements run."""
         if self._running is not None:
             return
         used_hosts, used_links = hosts_of(plans), link_shares(plans)
@@ -148,17 +148,17 @@ class Explorer:
         if idle or chosen:
             self._running = self._executor.submit(self._measure, idle, chosen)
 
-    def collect(self) -> UnusedMeasurements:
+    def collect(self) -> IdleMeasurements:
         """Returns the results since the last call; they are empty while measurements still run."""
         if self._running is None or not self._running.done():
-            return UnusedMeasurements()
+            return IdleMeasurements()
         done, self._running = self._running, None
         try:
             return done.result()
         except Exception:
             # The job can continue without these measurements.
-            logger.exception("measuring unused devices and links failed")
-            return UnusedMeasurements()
+            logger.exception("measuring idle devices and links failed")
+            return IdleMeasurements()
 
     def close(self) -> None:
         """Stops after the measurement that runs now."""
@@ -167,8 +167,8 @@ class Explorer:
 
     def _measure(
         self, idle: Sequence[scheduler_pb2.Host], unused: Sequence[tuple[str, str]]
-    ) -> UnusedMeasurements:
-        found = UnusedMeasurements()
+    ) -> IdleMeasurements:
+        found = IdleMeasurements()
         for device in idle:
             if self._closed.is_set():
                 return found

@@ -32,7 +32,7 @@ def gather(known: Knowledge, *seconds: float) -> None:
 
 def probe(known: Knowledge, bps: float, working: Collection[str] = ()) -> None:
     link = LinkKnowledge(capacity_bps=bps)
-    known.update_unused({}, {"device-0>control-unit": link}, working)
+    known.update_idle({}, {"device-0>control-unit": link}, working)
 
 
 def gathered_at(known: Knowledge, device: int = 0) -> float:
@@ -135,9 +135,9 @@ def test_unused_device_changes_by_the_ratio_of_its_profiles() -> None:
             )
         }
     )
-    known.update_unused({"device-0": 1.1}, {})  # this difference is noise
+    known.update_idle({"device-0": 1.1}, {})  # this difference is noise
     assert known.hosts["device-0"].seconds_per_sample == 0.5
-    known.update_unused({"device-0": 0.25}, {})
+    known.update_idle({"device-0": 0.25}, {})
     assert known.hosts["device-0"].seconds_per_sample == 0.125
 
 
@@ -147,15 +147,15 @@ def test_device_that_slowed_down_in_use_recovers_when_its_profile_does() -> None
     )
     known = learn(Knowledge(hosts={"device-0": profiled}), hosts=seen(1.0))
     learn(known, hosts=seen(4.0))  # it is so slow now that no round uses it
-    known.update_unused({"device-0": 8.0}, {})
+    known.update_idle({"device-0": 8.0}, {})
     assert known.hosts["device-0"].seconds_per_sample == pytest.approx(4.0)
-    known.update_unused({"device-0": 2.0}, {})
+    known.update_idle({"device-0": 2.0}, {})
     assert known.hosts["device-0"].seconds_per_sample == pytest.approx(1.0)
 
 
 def test_unused_link_has_the_rate_of_its_last_probe() -> None:
     known = Knowledge(links={LINK: LinkKnowledge(capacity_bps=9e6, gain=1e-9)})
-    known.update_unused({}, {LINK: LinkKnowledge(capacity_bps=2e6, round_trip_seconds=0.01)})
+    known.update_idle({}, {LINK: LinkKnowledge(capacity_bps=2e6, round_trip_seconds=0.01)})
     seen = known.links[LINK]
     assert (seen.capacity_bps, seen.round_trip_seconds, seen.gain) == (2e6, 0.01, 1e-9)
 

@@ -13,7 +13,7 @@ from collapipe.scheduler.knowledge import LinkKnowledge
 from collapipe.scheduler.plan_messages import replay
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.planner_state import PlannerState
-from collapipe.scheduler.profiling import UnusedMeasurements
+from collapipe.scheduler.profiling import IdleMeasurements
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.telemetry.sources import Series
 from collapipe.v1.job_pb2 import RoundSummary
@@ -193,12 +193,12 @@ class Probes:
     def __init__(self) -> None:
         self.bps: dict[str, float] = {}
 
-    def collect(self) -> UnusedMeasurements:
+    def collect(self) -> IdleMeasurements:
         links = {
             f"{host_id}>control-unit": LinkKnowledge(capacity_bps=bps)
             for host_id, bps in self.bps.items()
         }
-        return UnusedMeasurements(links=links)
+        return IdleMeasurements(links=links)
 
     def start(self, plans: RoundPlan) -> None:
         pass
