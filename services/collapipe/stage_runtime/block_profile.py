@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.errors import InvalidInputError
-from collapipe.models import ModelAdapter
+from collapipe.models import ModelAdapter, Side
 from collapipe.stage_runtime.activation_stash import count_kept_bytes
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
@@ -70,18 +70,19 @@ def profile_block(
         )
     block = adapter.build_unit(1).to(device).train()
     hidden_size = adapter.config.hidden_size
-    inputs = {
-        size: _Inputs(size, sequence_length, hidden_size, device)
+    sides = {
+        size: {
+            "attention_mask": torch.ones(size, sequence_length, dtype=torch.int64, device=device)
+        }
         for size in sorted(set(micro_batch_sizes))
     }
     work = StageWork([block], hidden_size)
-    seconds = _emulated_seconds(work, inputs, processor) or _time(block, inputs)
+    seconds = _emulated_seconds(work, sides, processor) or _time(block, sides, hidden_size)
     per_sample, per_micro_batch = fit_costs(seconds)
     num_parameters = sum(p.numel() for p in block.parameters() if p.requires_grad)
-    largest = max(inputs)
+    largest = max(sides)
     with COMPUTE_LOCK, count_kept_bytes([block]) as kept:
-        activation = inputs[largest].draw()
-        outputs = block(activation, inputs[largest].side)
+        outputs = block(_random_activation(sides[largest], hidden_size), sides[largest])
     del outputs  # frees the graph
     return BlockProfile(
         seconds_per_sample=per_sample,
@@ -109,46 +110,39 @@ def fit_costs(seconds: Mapping[int, float]) -> tuple[float, float]:
     return sum(b * t for b, t in seconds.items()) / sum(b**2 for b in seconds), 0.0
 
 
-class _Inputs:
-    """Random micro-batches of one size."""
-
-    def __init__(self, size: int, length: int, hidden_size: int, device: torch.device) -> None:
-        self._shape = (size, length, hidden_size)
-        self._device = device
-        self.side = {"attention_mask": torch.ones(size, length, dtype=torch.int64, device=device)}
-
-    def draw(self) -> Tensor:
-        return torch.randn(self._shape, device=self._device, requires_grad=True)
+def _random_activation(side: Side, hidden_size: int) -> Tensor:
+    mask = side["attention_mask"]
+    return torch.randn((*mask.shape, hidden_size), device=mask.device, requires_grad=True)
 
 
 def _emulated_seconds(
-    work: StageWork, inputs: Mapping[int, _Inputs], processor: EmulatedProcessor | None
+    work: StageWork, sides: Mapping[int, Side], processor: EmulatedProcessor | None
 ) -> dict[int, float]:
     """Returns the seconds of each size on the emulated processor. Empty if this host emulates no device."""
     seconds: dict[int, float] = {}
-    for size, micro_batch in inputs.items():
+    for size, side in sides.items():
         if processor is None:
             return {}
-        forward = processor.seconds(work.forward(micro_batch.side), 0.0)
-        backward = processor.seconds(work.backward(micro_batch.side), 1.0)
+        forward = processor.seconds(work.forward(side), 0.0)
+        backward = processor.seconds(work.backward(side), 1.0)
         if forward is None or backward is None:
             return {}
         seconds[size] = forward + backward
     return seconds
 
 
-def _time(block: nn.Module, inputs: Mapping[int, _Inputs]) -> dict[int, float]:
+def _time(block: nn.Module, sides: Mapping[int, Side], hidden_size: int) -> dict[int, float]:
     """Returns the median seconds of each size. The sizes take turns, so that noise affects all alike."""
-    seconds: dict[int, list[float]] = {size: [] for size in inputs}
+    seconds: dict[int, list[float]] = {size: [] for size in sides}
     started = time.perf_counter()
-    limit = _TIME_BOX_SECONDS * len(inputs)
+    limit = _TIME_BOX_SECONDS * len(sides)
     repetitions = 0
     while repetitions < _LEAST_REPETITIONS or time.perf_counter() - started < limit:
-        for size, micro_batch in inputs.items():
+        for size, side in sides.items():
             with COMPUTE_LOCK:
-                activation = micro_batch.draw()
+                activation = _random_activation(side, hidden_size)
                 before = time.perf_counter()
-                outputs: Tensor = block(activation, micro_batch.side)
+                outputs: Tensor = block(activation, side)
                 torch.autograd.backward(outputs, torch.ones_like(outputs))
                 if outputs.device.type == "cuda":
                     torch.cuda.synchronize(outputs.device)
