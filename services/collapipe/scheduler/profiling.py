@@ -139,14 +139,14 @@ class Explorer:
         if self._running is not None:
             return
         used_hosts, used_links = hosts_of(plans), link_shares(plans)
-        idle = [d for d in self._devices if d.host_id not in used_hosts and not d.speed]
-        unused = [pair for pair in self._oldest_probes_first if ">".join(pair) not in used_links]
-        chosen = unused[:_PROBES_PER_ROUND]
-        for pair in chosen:
+        devices = [d for d in self._devices if d.host_id not in used_hosts and not d.speed]
+        links = [pair for pair in self._oldest_probes_first if ">".join(pair) not in used_links]
+        links = links[:_PROBES_PER_ROUND]
+        for pair in links:
             self._oldest_probes_first.remove(pair)
             self._oldest_probes_first.append(pair)
-        if idle or chosen:
-            self._running = self._executor.submit(self._measure, idle, chosen)
+        if devices or links:
+            self._running = self._executor.submit(self._measure, devices, links)
 
     def collect(self) -> IdleMeasurements:
         """Returns the results since the last call; they are empty while measurements still run."""
@@ -166,10 +166,10 @@ class Explorer:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _measure(
-        self, idle: Sequence[scheduler_pb2.Host], unused: Sequence[tuple[str, str]]
+        self, devices: Sequence[scheduler_pb2.Host], links: Sequence[tuple[str, str]]
     ) -> IdleMeasurements:
         found = IdleMeasurements()
-        for device in idle:
+        for device in devices:
             if self._closed.is_set():
                 return found
             try:
@@ -178,7 +178,7 @@ class Explorer:
                 logger.info("profiling %s again failed: %s", device.host_id, error)
                 continue
             found.seconds_per_sample[device.host_id] = profile.seconds_per_sample
-        for sender, receiver in unused:
+        for sender, receiver in links:
             if self._closed.is_set():
                 return found
             found.links[f"{sender}>{receiver}"] = _probe(

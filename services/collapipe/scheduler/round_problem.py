@@ -187,7 +187,7 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         block_state_bytes=knowledge.block_state_bytes or _STATE_PER_WEIGHT * model.unit_bytes[1],
         block_stash_bytes=knowledge.block_stash_bytes,
         activation_bytes=knowledge.activation_bytes,
-        # The times of control units and edge server are those of the whole embedding or head: one unit of work.
+        # The times of the control unit and edge server already are those of a whole embedding or head.
         embedding_work=1.0,
         head_work=1.0,
         embedding_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[0],
