@@ -178,7 +178,7 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
     ),
     "segments of another model": (
         lambda f: f.settings.extend(["schedule.strategy=manual", "schedule.segments=[[1, 1, 1]]"]),
-        ["[1, 1, 1]", "3 blocks", "sum to 7"],
+        ["[1, 1, 1]", "3 blocks", "sum must be 7"],
     ),
 }
 
@@ -293,7 +293,7 @@ def test_service_refuses_port_in_use(tmp_path: Path) -> None:
         )
     assert scheduler.returncode == 2
     assert f"cannot listen on {address}" in scheduler.stderr
-    assert "choose another with --listen" in scheduler.stderr
+    assert "choose another one with --listen" in scheduler.stderr
     assert "Traceback" not in scheduler.stderr
 
 
