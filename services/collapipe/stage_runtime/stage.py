@@ -90,6 +90,8 @@ class _Step:
 
 @dataclass(kw_only=True)
 class _TrainingStep(_Step):
+    """The progress and the intermediate results of a mini-batch."""
+
     num_targets: int
     stash: ActivationStash
     loss: float = 0.0
