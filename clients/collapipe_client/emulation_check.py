@@ -1,7 +1,8 @@
 """Checks whether the emulation of a testbed kept up with the emulated devices.
 
-An emulated device computes for real, and then waits. Its timings are right only if the processors of this machine are
-not all busy, and if the real work takes no longer than on the emulated device. Whoever reports timings checks this first.
+An emulated device computes for real, and then waits. Its timings are right only if the processors of this
+machine are not all busy, and if the real work takes no longer than on the emulated device. Whoever reports
+timings checks this first.
 """
 
 import time

@@ -1,7 +1,7 @@
 """`collapipe testbed shape` and `unshape` change the links of a running testbed.
 
-For a testbed of containers, they edit links.json, and report what the shaper processes did. For a local testbed, they edit
-emulation.json.
+For a testbed of containers, they edit links.json, and report what the shaper processes did. For a local
+testbed, they edit emulation.json.
 """
 
 import time
@@ -31,8 +31,8 @@ from collapipe_client.quantities import (
 )
 from collapipe_client.reporting import FAILED, exit_codes, print_json, say
 from collapipe_client.shaping_files import (
+    DescribedLinks,
     EmulatedLinks,
-    LinkDescriptions,
     Report,
     ShaperProcessLinks,
     links_named,
@@ -97,7 +97,7 @@ def shape(
     workspace: WorkspaceOption = DEFAULT_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Give a link the conditions of a network profile, of values that replace the profile's, or of a trace."""
+    """Give a link the conditions of a network profile, of single values, of both, or of a trace."""
     with exit_codes(as_json):
         if show:
             _list(state, workspace, as_json)
@@ -168,7 +168,7 @@ def _make_entry(values: dict[str, Any]) -> LinkEntry:
         raise InvalidInputError(describe_mistakes(error)) from None
 
 
-def _find_links(state: Path | None, workspace: Path) -> LinkDescriptions:
+def _find_links(state: Path | None, workspace: Path) -> DescribedLinks:
     """Returns the links of the testbed: the given file, else a running local testbed, else the containers."""
     if state is not None:
         return ShaperProcessLinks(state)

@@ -1,11 +1,11 @@
-"""The files that describe the links of a running testbed, and how a change of them becomes effective."""
+"""The files that describe the links of a running testbed, and the effect of changing them."""
 
 import fcntl
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import BaseModel
 
@@ -24,6 +24,9 @@ from collapipe_client.workspace import replace_text
 
 _POLL_SECONDS = 0.1
 
+Changes = Mapping[str, LinkEntry | None]
+"""New descriptions of links, by key. `None` removes a description."""
+
 
 class Report(BaseModel):
     """The effect of a change."""
@@ -40,95 +43,57 @@ class Report(BaseModel):
     """Senders without a running shaper process. They follow the file when they start."""
 
 
-class LinkDescriptions(ABC):
-    """The file that describes the links of one testbed.
+class DescribedLinks(Protocol):
+    """The links of one testbed."""
 
-    Args:
-        file: Its path.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    @abstractmethod
     def links(self) -> Mapping[str, LinkDescription]:
         """Returns the descriptions in the file, by key."""
 
-    def change(self, changes: Mapping[str, LinkEntry | None], wait_seconds: float) -> Report:
-        """Changes the descriptions of some links.
-
-        Args:
-            changes: By key; `None` removes a description.
-            wait_seconds: How long to wait for the shaper processes.
+    def change(self, changes: Changes, wait_seconds: float) -> Report:
+        """Changes the file, and waits until the change is in force, but at most `wait_seconds`.
 
         Raises:
-            InvalidInputError: The testbed lacks a host, the file cannot be used, or a link cannot be shaped like that.
+            InvalidInputError: The testbed lacks a host, cannot play a trace, or its file cannot be used.
         """
-        self._prepare(changes)
-        with _locked(self.file):
-            named = {host for key in changes for host in LinkKey.parse(key).hosts}
-            hosts = self._hosts()
-            if unknown := sorted(named - set(hosts)):
-                raise InvalidInputError(
-                    f"the testbed has no {', '.join(unknown)}: it has {', '.join(hosts) or 'no hosts'}"
-                )
-            links = {**self.links(), **changes}
-            self._write({key: link for key, link in links.items() if link is not None})
-        return self._report(changes, wait_seconds)
-
-    @abstractmethod
-    def _prepare(self, changes: Mapping[str, LinkEntry | None]) -> None:
-        """Checks whether the testbed can make the changes."""
-
-    @abstractmethod
-    def _hosts(self) -> Sequence[str]:
-        """Returns the hosts of the testbed."""
-
-    @abstractmethod
-    def _write(self, links: Mapping[str, LinkDescription]) -> None:
-        """Replaces the descriptions in the file."""
-
-    @abstractmethod
-    def _report(self, changes: Mapping[str, LinkEntry | None], wait_seconds: float) -> Report:
-        """Returns the effect of changes that are in the file."""
 
 
-class ShaperProcessLinks(LinkDescriptions):
-    """links.json of a testbed whose hosts have shaper processes. The file need not exist yet."""
+class ShaperProcessLinks:
+    """The links of a testbed whose hosts have shaper processes.
+
+    Args:
+        file: links.json; need not exist yet.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
 
     def links(self) -> Mapping[str, LinkEntry]:
-        return LinksFile.read(self.file).links
+        return LinksFile.read(self._file).links
 
-    def _prepare(self, changes: Mapping[str, LinkEntry | None]) -> None:
-        if not self.file.parent.is_dir():
+    def change(self, changes: Changes, wait_seconds: float) -> Report:
+        if not self._file.parent.is_dir():
             raise InvalidInputError(
-                f"--state {self.file}: there is no such folder: give the links.json in the folder that the shaper "
+                f"--state {self._file}: there is no such folder: give the links.json in the folder that the shaper "
                 "processes mount as /shaping"
             )
-        folder = status_folder(self.file)
+        folder = status_folder(self._file)
         if not folder.exists():
             folder.mkdir()
             # the shaper processes run as a root user that may not write into the folders of others
             folder.chmod(0o1777)
-
-    def _hosts(self) -> Sequence[str]:
-        return LinksFile.read(self.file).all_hosts
-
-    def _write(self, links: Mapping[str, LinkDescription]) -> None:
-        hosts = LinksFile.read(self.file).hosts
-        replace_text(self.file, LinksFile.model_validate({"hosts": hosts, "links": links}).text)
-        self.file.chmod(0o644)
-
-    def _report(self, changes: Mapping[str, LinkEntry | None], wait_seconds: float) -> Report:
-        links_file = LinksFile.read(self.file)
+        with _locked(self._file):
+            current = LinksFile.read(self._file)
+            links = _apply(changes, current.links, current.all_hosts)
+            changed = LinksFile.model_validate({"hosts": current.hosts, "links": links})
+            replace_text(self._file, changed.text)
+            self._file.chmod(0o644)
         keys = [LinkKey.parse(key) for key in changes]
-        hosts = {*links_file.all_hosts, *(host for key in keys for host in key.hosts)}
-        senders = {
+        senders = [
             host
-            for host in hosts
+            for host in current.all_hosts
             if any(key.matches(host, key.receiver) and key.receiver != host for key in keys)
-        }
-        statuses = self._wait(sorted(senders), links_file.digest, wait_seconds)
+        ]
+        statuses = self._wait(senders, changed.digest, wait_seconds)
         running = {sender: status for sender, status in statuses.items() if status is not None}
         applied = {
             sender: {
@@ -137,10 +102,10 @@ class ShaperProcessLinks(LinkDescriptions):
                 if any(key.matches(sender, receiver) for key in keys)
             }
             for sender, status in running.items()
-            if status.digest == links_file.digest and status.in_force
+            if status.digest == changed.digest and status.in_force
         }
         return Report(
-            file=self.file,
+            file=self._file,
             applied=applied,
             problems={sender: one.problems for sender, one in running.items() if one.problems},
             not_confirmed=[sender for sender in running if sender not in applied],
@@ -150,7 +115,7 @@ class ShaperProcessLinks(LinkDescriptions):
     def _wait(
         self, senders: Sequence[str], digest: str, wait_seconds: float
     ) -> dict[str, ShaperStatus | None]:
-        """Returns the status of each running shaper process, once all of them have read the file."""
+        """Returns the status of each running shaper process, if possible after all have read the file."""
         deadline = time.monotonic() + wait_seconds
         while True:
             statuses = {sender: self._status(sender) for sender in senders}
@@ -161,44 +126,56 @@ class ShaperProcessLinks(LinkDescriptions):
 
     def _status(self, sender: str) -> ShaperStatus | None:
         try:
-            status = read_status(status_folder(self.file) / f"{sender}.json")
+            status = read_status(status_folder(self._file) / f"{sender}.json")
         except CorruptDataError:  # another version wrote it; the process will replace it
             return None
         return status if status is not None and status.running else None
 
 
-class EmulatedLinks(LinkDescriptions):
-    """emulation.json of a local testbed, whose hosts pace their links.
+class EmulatedLinks:
+    """The links of a local testbed, whose hosts pace them.
 
     Args:
-        file: Its path.
+        file: emulation.json.
         hosts: The hosts of the testbed.
     """
 
     def __init__(self, file: Path, hosts: Sequence[str]) -> None:
-        super().__init__(file)
-        self._host_names = hosts
+        self._file = file
+        self._hosts = hosts
 
     def links(self) -> Mapping[str, LinkDescription]:
-        return Emulation.read(self.file).links
+        return Emulation.read(self._file).links
 
-    def _prepare(self, changes: Mapping[str, LinkEntry | None]) -> None:
-        if any(entry is not None and entry.trace is not None for entry in changes.values()):
+    def change(self, changes: Changes, wait_seconds: float) -> Report:
+        entries = {key: entry for key, entry in changes.items() if entry is not None}
+        if any(entry.trace is not None for entry in entries.values()):
             raise InvalidInputError(
                 "a local testbed cannot play traces: change its links step by step, or use the testbed of containers"
             )
+        with _locked(self._file):
+            current = Emulation.read(self._file)
+            links = _apply(changes, current.links, self._hosts)
+            changed = current.model_copy(update={"links": links})
+            replace_text(self._file, changed.model_dump_json(indent=1, exclude_none=True))
+        warnings = current.model_copy(update={"links": entries}).warnings()
+        return Report(file=self._file, problems={"": warnings} if warnings else {})
 
-    def _hosts(self) -> Sequence[str]:
-        return self._host_names
 
-    def _write(self, links: Mapping[str, LinkDescription]) -> None:
-        emulation = Emulation.read(self.file).model_copy(update={"links": links})
-        replace_text(self.file, emulation.model_dump_json(indent=1, exclude_none=True))
+def _apply(
+    changes: Changes, links: Mapping[str, LinkDescription], hosts: Sequence[str]
+) -> dict[str, LinkDescription]:
+    """Returns the links after the changes.
 
-    def _report(self, changes: Mapping[str, LinkEntry | None], wait_seconds: float) -> Report:
-        changed = {key: link for key, link in self.links().items() if key in changes}
-        warnings = Emulation(links=changed).warnings()
-        return Report(file=self.file, problems={"": warnings} if warnings else {})
+    Raises:
+        InvalidInputError: The testbed lacks a host.
+    """
+    named = {host for key in changes for host in LinkKey.parse(key).hosts}
+    if unknown := sorted(named - set(hosts)):
+        raise InvalidInputError(
+            f"the testbed has no {', '.join(unknown)}: it has {', '.join(hosts) or 'no hosts'}"
+        )
+    return {key: link for key, link in {**links, **changes}.items() if link is not None}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Device profiles, which device_profiles.toml lists with the sources of their figures."""
+"""The device profiles of device_profiles.toml."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,7 @@
 """emulation.json: the processors, links and radios that the hosts of a local testbed emulate.
 
-The testbed writes this file. Each host reads its own part, and reads the file again when it changes. So a link or a
-processor can become slower while a job runs.
+The testbed writes this file. Each host reads its own part, and reads the file again when it changes. So a
+link or a processor can become slower while a job runs.
 """
 
 import logging
@@ -53,7 +53,11 @@ class EmulatedRadio(StrictModel):
 
 
 class Emulation(StrictModel):
-    """The content of emulation.json. Devices have host ids as keys; `collapipe.emulation.links` explains the keys of links."""
+    """The content of emulation.json.
+
+    The keys of devices are host ids. The keys of links and radios are "sender>receiver", where * is any
+    host, or "*".
+    """
 
     devices: dict[str, EmulatedDevice] = Field(default_factory=dict)
     links: dict[str, LinkDescription] = Field(default_factory=dict)
@@ -86,7 +90,7 @@ class Emulation(StrictModel):
         return LinkConditions()
 
     def radio(self, sender: str, receiver: str) -> EmulatedRadio | None:
-        """Returns the radio link between two hosts, if they have one. Only the first matching entry counts."""
+        """Returns the radio link between two hosts, or `None`. Only the first matching entry counts."""
         return next(iter(matching_links(self.radios, sender, receiver).values()), None)
 
     def delay_seconds(self, sender: str, receiver: str) -> float:

@@ -1,7 +1,7 @@
-"""How files describe links: emulation.json of a local testbed, and links.json of a testbed with shaper processes.
+"""Descriptions of links, in emulation.json (local testbeds) and links.json (testbeds with shaper processes).
 
-Both files map keys to descriptions. A key is "sender>receiver" for one link, "sender>*" for all links that leave a host,
-"*>receiver" for all links that lead to a host, or "*" for every link.
+Both files map keys to descriptions. A key is "sender>receiver" for one link, "sender>*" for all links that
+leave a host, "*>receiver" for all links that lead to a host, or "*" for every link.
 """
 
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ class LinkValues(StrictModel):
 
 
 class LinkDescription(LinkValues):
-    """One direction of a link: a network profile, values, or both. A value replaces the same value of the profile."""
+    """One direction of a link. A value replaces the same value of the network profile."""
 
     direction: Direction = "up"
     """The direction of the network profile: from a device into the network, or to the device."""
@@ -120,8 +120,8 @@ class LinkKey:
 def matching_links(links: Mapping[str, _Link], sender: str, receiver: str) -> dict[str, _Link]:
     """Returns the entries with the most specific keys that include a link, by key.
 
-    These are the entry of the link itself, else the entries of its sender and of its receiver (in this order), else the
-    entry for every link, else none.
+    These are the entry of the link itself, else the entries of its sender and of its receiver (in this
+    order), else the entry for every link, else none.
     """
     own, of_ends = f"{sender}>{receiver}", (f"{sender}>{ANY_HOST}", f"{ANY_HOST}>{receiver}")
     for keys in ((own,), of_ends, (ANY_HOST,)):

@@ -1,4 +1,4 @@
-"""The conditions of a link, and network profiles, which network_profiles.toml lists with their sources."""
+"""The conditions of a link, and the network profiles of network_profiles.toml."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ class LinkConditions(StrictModel):
     delay_seconds: float = Field(default=0.0, ge=0)
     """One-way delay."""
     jitter_seconds: float = Field(default=0.0, ge=0)
-    """The largest deviation of a packet's delay, up or down. Deviations are uniform, and packets stay in order."""
+    """The largest deviation of a packet's delay, up or down. It is uniform, and packets stay in order."""
     loss_ratio: float = Field(default=0.0, ge=0, le=MAX_LOSS_RATIO)
     """The probability that a packet is lost, independent of other packets."""
     queue_seconds: float = Field(default=0.1, gt=0, le=60)

@@ -1,7 +1,8 @@
 """The interface of shapers, and pacing: shaping inside the process.
 
-A sender tells its link the rate of a frame, asks for the size of the chunks, and waits before each chunk. With pacing, the
-process waits. With traffic control (`collapipe.traffic_shaping.traffic_control`), the kernel does.
+A sender tells its link the rate of a frame, asks for the size of the chunks, and waits before each chunk.
+With pacing, the process waits. With traffic control (`collapipe.traffic_shaping.traffic_control`), the
+kernel does.
 """
 
 import time
@@ -9,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 _CHUNK_SECONDS = 0.02
-"""Time on the link of one chunk. It is short, so that the receiver sees a smooth stream and a link ends soon."""
+"""Time of one chunk on the link. Short chunks give the receiver a smooth stream, and let a link end soon."""
 _MIN_CHUNK_BYTES = 1024
 _MAX_CATCH_UP_SECONDS = 0.05
 """A sender that was delayed for longer does not catch up the rest, because that would be a burst."""
@@ -58,9 +59,10 @@ class Shaper(ABC):
 class PacedLink(ShapedLink):
     """Sends each chunk when the last bit of the chunk would have left.
 
-    The deadline of a chunk follows from the deadline before it. So a sleep that takes too long delays one chunk, but not all
-    chunks after it. If the last chunk of a frame is late, the next frame catches up. The pause between two frames is not
-    caught up: from its header to its last byte, a frame arrives at the rate.
+    The deadline of a chunk follows from the deadline before it. So a sleep that takes too long delays one
+    chunk, but not all chunks after it. If the last chunk of a frame is late, the next frame catches up. The
+    pause between two frames is not caught up: from its header to its last byte, a frame arrives at the
+    rate.
 
     Args:
         clock: Returns the time in seconds.

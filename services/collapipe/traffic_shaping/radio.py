@@ -59,8 +59,8 @@ class NoRadioDriver(RadioDriver):
 class EmulatedRadioDriver(RadioDriver):
     """An emulated radio: docs/scheduling.md (1) gives its rate.
 
-    Each direction of a link gets the rate of the whole share, although only one direction can use the share at a time. The
-    driver emulates neither coding, nor protocol overhead, nor loss.
+    Each direction of a link gets the rate of the whole share, although only one direction can use the share
+    at a time. The driver emulates neither coding, nor protocol overhead, nor loss.
 
     Args:
         emulation: Read again for every frame, so that channels may fade.

@@ -1,7 +1,8 @@
 """Shaping of a service's own links by the kernel.
 
-The kernel limits all packets to the address of a receiver, also weights and commands, as a radio would. Links to the same
-address share one limit, so hosts on one machine should use pacing. Needs CAP_NET_ADMIN.
+The kernel limits all packets to the address of a receiver, also weights and commands, as a radio would.
+Links to the same address share one limit, so hosts on one machine should use pacing. The shaper needs
+CAP_NET_ADMIN.
 """
 
 import logging
@@ -29,7 +30,8 @@ class TrafficControlShaper(Shaper):
         tc: The program tc and its first arguments.
 
     Raises:
-        InvalidInputError: tc is missing or may not change the interface, or another program shapes the interface.
+        InvalidInputError: tc is missing or may not change the interface, or another program shapes the
+            interface.
     """
 
     def __init__(self, interface: str, tc: Sequence[str] = ("tc",)) -> None:

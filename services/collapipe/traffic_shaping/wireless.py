@@ -15,7 +15,7 @@ from collapipe.traffic_shaping.run_command import run_command
 logger = logging.getLogger(__name__)
 
 _READ_SECONDS = 1.0
-"""How long a reading stays valid. Frames follow each other within milliseconds, and a reading starts several processes."""
+"""How long a reading stays valid. A reading starts several processes, which is too slow for every frame."""
 _REMEDY = "iw needs a Wi-Fi interface and, to set its power, CAP_NET_ADMIN; without them, use --radio none"
 _THERMAL_WATTS_PER_HERTZ = 4.0e-21
 """Noise of any receiver at room temperature, for Wi-Fi drivers that report no noise."""
@@ -25,9 +25,9 @@ _MEGA = 1e6
 class WifiRadioDriver(RadioDriver):
     """Sets the transmit power of a Wi-Fi interface, and reads the state of its link.
 
-    Wi-Fi divides its channel by time and not by bandwidth. So a share of the channel becomes the same share of the bit
-    rate that the interface has chosen. The gain is that of the opposite direction: the received signal over the transmit
-    power of this host. It is right if the access point sends with the same power.
+    Wi-Fi divides its channel by time and not by bandwidth. So a share of the channel becomes the same share
+    of the bit rate that the interface has chosen. The gain is that of the opposite direction: the received
+    signal over the transmit power of this host. It is right if the access point sends with the same power.
 
     Args:
         interface: For example "wlan0".
@@ -52,7 +52,7 @@ class WifiRadioDriver(RadioDriver):
     def transmit(
         self, sender: str, receiver: str, bandwidth_hz: float, power_watts: float
     ) -> RadioState | None:
-        """Sets the power of the interface, which holds for all receivers, and returns the state of its link."""
+        """Sets the power of the interface for all receivers, and returns the state of its link."""
         with self._lock:  # links of several clusters send in different threads
             if power_watts and power_watts != self._power_watts and self._can_set_power:
                 self._set_power(power_watts)

@@ -1,4 +1,4 @@
-"""The shaper process on a wire between two network namespaces. tests/containers measures what netem does to packets."""
+"""The shaper process on a wire between two network namespaces. tests/containers measures packets of netem."""
 
 import json
 import os

@@ -67,7 +67,7 @@ def test_other_values_change_the_discipline_in_place() -> None:
 
 
 def test_bucket_that_shrinks_is_replaced_and_one_that_grows_is_changed() -> None:
-    """A waiting packet that is larger than the new burst would block the link for ever, so the queue is dropped."""
+    """A waiting packet larger than the new burst would block the link for ever, so the queue is dropped."""
     small, large = BUCKET, TokenBucket(50e6, 12_500, 0.1)
     shrunk = class_commands(root((HERE, large)), {HERE: small})
     assert [line.split()[:2] for line in shrunk] == [["qdisc", "del"], ["qdisc", "add"]]

@@ -1,4 +1,5 @@
-"""The shaper process, which stands beside a host and gives the host's links the conditions that links.json describes.
+"""The shaper process. It runs beside a host, and gives the links of the host the conditions in links.json.
 
-`links_file` and `traces` read the description, `link_emulator` gives it to the kernel, and `status` reports the result.
+`links_file` and `traces` read the description, `link_emulator` gives it to the kernel, and `status` reports
+the result.
 """

@@ -143,12 +143,10 @@ class HostShaper:
     def _assign_addresses(self, receivers: Iterable[str]) -> dict[str, list[str]]:
         """Returns the addresses of each receiver. If two claim one address, the last confirmed has it."""
         found = {receiver: self._find_addresses(receiver) for receiver in receivers}
-        known = [(hosts.confirmed_at, name, hosts) for name, hosts in found.items() if hosts]
-        owners = {
-            address: receiver
-            for _, receiver, hosts in sorted(known, key=lambda claim: claim[:2])
-            for address in hosts.addresses
-        }
+        known = {receiver: hosts for receiver, hosts in found.items() if hosts is not None}
+        owners: dict[str, str] = {}
+        for receiver in sorted(known, key=lambda name: (known[name].confirmed_at, name)):
+            owners |= dict.fromkeys(known[receiver].addresses, receiver)
         return {
             receiver: sorted(address for address, owner in owners.items() if owner == receiver)
             for receiver in found

@@ -6,10 +6,11 @@
                "device-0-1>device-0-2": {"rate_bps": 20e6, "delay_seconds": 0.01},
                "device-1-0>*": {"trace": "walk-away", "started_at": 1767225600.0}}}
 
-`collapipe.emulation.links` explains the keys. The entry of a link itself counts before all others. Without it, the link
-consists of two parts: the entry of its sender, then the entry of its receiver. For example, a phone behind a slow radio is
-slow for a fast server and for a slow one. The entry "*" counts for links without any other entry. (In emulation.json, only
-the first matching entry counts.) A link without an entry is not shaped. The host that sends shapes the link.
+`collapipe.emulation.links` explains the keys. The entry of a link itself counts before all others. Without
+it, the link consists of two parts: the entry of its sender, then the entry of its receiver. For example, a
+phone behind a slow radio is slow for a fast server and for a slow one. The entry "*" counts for links
+without any other entry. (In emulation.json, only the first matching entry counts.) A link without an entry
+is not shaped. The host that sends shapes the link.
 """
 
 import hashlib
@@ -148,7 +149,7 @@ class LinksFile(StrictModel):
         return sorted(named.union(self.hosts))
 
     def links_from(self, sender: str) -> dict[str, dict[str, LinkEntry]]:
-        """Returns the shaped links that leave a host: the entries that each one consists of, by receiver and key."""
+        """Returns the shaped links that leave a host, by receiver: the entries of their parts, by key."""
         matching = {
             receiver: matching_links(self.links, sender, receiver)
             for receiver in self.all_hosts

@@ -1,4 +1,4 @@
-"""The classes of an interface: read from the output of tc, and changed by commands for tc. All functions are pure."""
+"""Reads the classes of an interface from the output of tc, and makes the commands that change them."""
 
 import ipaddress
 import itertools
@@ -117,7 +117,7 @@ def class_commands(root: Root, desired: Mapping[str, Discipline]) -> list[str]:
 def _commands_for_present(
     root: Root, number: int, present: ShapedClass, desired: Mapping[str, Discipline]
 ) -> Iterator[str]:
-    """Removes a class that is incomplete, superfluous or a duplicate; changes its discipline if it differs."""
+    """Removes an incomplete, undesired or duplicate class, or changes the discipline of a class."""
     device, class_id = f"dev {root.interface}", f"{root.handle}{number:x}"
     first = next(n for n, other in root.classes.items() if other.address == present.address)
     wanted = desired.get(present.address) if present.address is not None else None

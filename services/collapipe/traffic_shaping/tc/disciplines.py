@@ -1,7 +1,8 @@
 """The disciplines that shape the packets to one address, and their arguments for tc.
 
-The rate of an emulated network is netem's and not htb's. netem computes the departure of each packet from the packet before
-it, so a late timer does not reduce the rate. With a rate, netem also keeps packets in order in spite of jitter.
+The rate of an emulated network is netem's and not htb's. netem computes the departure of each packet from
+the packet before it, so a late timer does not reduce the rate. With a rate, netem also keeps packets in
+order in spite of jitter.
 """
 
 import math
@@ -15,7 +16,7 @@ _MEAN_PACKET_BYTES = 512
 _MIN_PACKETS_PER_SECOND = 1000
 """Acknowledgements of a faster opposite direction need this much room."""
 _MIN_QUEUE_FRAMES = 64
-"""The queue counts small packets as much as full frames, so a short queue would drop small packets too early."""
+"""The queue counts small packets like full frames, so a shorter queue would drop small packets too early."""
 _MAX_QUEUE_FRAMES = 100_000
 _UNLIMITED_BPS = 100_000_000_000
 """netem keeps packets in order only if it has a rate, so links without a limit get this one."""
@@ -48,7 +49,7 @@ class Discipline:
         )
 
     def can_replace(self, other: "Discipline") -> bool:
-        """Returns whether the kernel can change the other discipline into this one and keep its packets."""
+        """Returns whether the kernel can change the other into this one and keep the waiting packets."""
         return type(self) is type(other)
 
 
@@ -99,7 +100,7 @@ class TokenBucket(Discipline):
         )
 
     def can_replace(self, other: Discipline) -> bool:
-        # a waiting packet that is larger than the new burst would never leave, nor would the packets behind it
+        # a waiting packet larger than the new burst would never leave, nor would the packets behind it
         return isinstance(other, TokenBucket) and self.burst_bytes >= other.burst_bytes
 
 

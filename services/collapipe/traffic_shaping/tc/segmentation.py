@@ -1,7 +1,7 @@
 """Segmentation offload of a network interface.
 
-With offload, the kernel passes up to 64 KiB of a connection to the interface as one packet, and netem would delay, count and
-lose them as one packet. Connections that exist before a change keep their setting.
+With offload, the kernel passes up to 64 KiB of a connection to the interface as one packet, and netem would
+delay, count and lose them as one packet. Connections that exist before a change keep their setting.
 """
 
 import array
