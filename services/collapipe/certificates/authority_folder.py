@@ -22,10 +22,11 @@ from collapipe.certificates.private_files import (
     OWNER_ONLY,
     file_errors,
     make_folder,
+    read_certificate_of_key,
+    read_if_valid,
     read_required,
     write_file,
 )
-from collapipe.certificates.tls_folder import TlsFolder
 from collapipe.certificates.tokens import Grant, TokenStore
 from collapipe.errors import InvalidInputError, NotPermittedError
 
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_LIFETIME = datetime.timedelta(days=365)
 AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
 Outcome = Literal["issued", "renewed", "kept"]
+
+_CERTIFICATE, _KEY = "ca.pem", "ca-key.pem"
 
 _LOST = (
     "restore the folder from a backup; if it has signed nothing yet, delete it and repeat `collapipe certs "
@@ -59,14 +62,14 @@ class AuthorityFolder:
             )
         self._folder = folder
         self._clock = clock
-        self.ca_file = _ca_file(folder)
+        self.ca_file = folder / _CERTIFICATE
         """The certificate of the authority, which every host trusts."""
         self.certificate = read_required(self.ca_file, pki.read_certificate, _LOST)
         """The content of `ca_file`."""
-        self._key = read_required(_key_file(folder), pki.read_key, _LOST)
+        self._key = read_required(folder / _KEY, pki.read_key, _LOST)
         if not pki.is_of_key(self.certificate, self._key.public_key()):
             raise InvalidInputError(
-                f"{_key_file(folder)} is not the key of {self.ca_file}: restore both from one backup"
+                f"{folder / _KEY} is not the key of {self.ca_file}: restore both from one backup"
             )
         self._issued = IssuedCertificates(folder / "certificates", clock)
         self._tokens = TokenStore(folder / "tokens")
@@ -75,7 +78,7 @@ class AuthorityFolder:
     def exists(folder: Path) -> bool:
         """Returns whether a folder holds an authority, or a part of one."""
         with file_errors(folder):
-            return _ca_file(folder).exists() or _key_file(folder).exists()
+            return (folder / _CERTIFICATE).exists() or (folder / _KEY).exists()
 
     @classmethod
     def create(
@@ -96,8 +99,8 @@ class AuthorityFolder:
             key = pki.new_key()
             certificate = pki.build_authority(key, clock(), AUTHORITY_LIFETIME)
             # The key comes first: without the certificate, `__init__` reports the folder as damaged.
-            write_file(_key_file(folder), pki.key_pem(key), OWNER_ONLY)
-            write_file(_ca_file(folder), pki.pem(certificate))
+            write_file(folder / _KEY, pki.key_pem(key), OWNER_ONLY)
+            write_file(folder / _CERTIFICATE, pki.pem(certificate))
         return cls(folder, clock)
 
     def certificates(self) -> list[HolderCertificate]:
@@ -123,7 +126,7 @@ class AuthorityFolder:
             identity: The holder of the certificate.
             hosts: Host names and IP addresses of the holder, besides its name.
             folder: Created if it does not exist.
-            lifetime: Lifetime of a new certificate.
+            lifetime: For a new certificate.
 
         Returns:
             What was done, and when the certificate expires.
@@ -133,21 +136,21 @@ class AuthorityFolder:
         """
         wanted = frozenset(map(read_host, hosts))
         make_folder(folder)
-        tls = TlsFolder(folder)
+        ca_file, key_file = folder / "ca.pem", folder / "key.pem"
         with _locked(self._folder):
             self._issued.check_names_free(identity, wanted)
-            if tls.authority() != self.certificate:
-                tls.write_authority(self.certificate)
-            present = tls.certificate(self.certificate)
+            if read_if_valid(ca_file, pki.read_certificate) != self.certificate:
+                write_file(ca_file, pki.pem(self.certificate))
+            present = read_certificate_of_key(folder, self.certificate)
             if present is not None and self._is_good(present, identity, wanted):
                 return "kept", present.not_valid_after_utc
-            key = tls.key()
+            key = read_if_valid(key_file, pki.read_key)
             if key is None:
                 key = pki.new_key()
-                tls.write_key(key)
+                write_file(key_file, pki.key_pem(key), OWNER_ONLY)
             certificate = self._sign(identity, wanted, key.public_key(), lifetime)
             self._issued.add(certificate, present)
-            tls.write_certificate(certificate)
+            write_file(folder / "cert.pem", pki.pem(certificate))
         return "issued" if present is None else "renewed", certificate.not_valid_after_utc
 
     def make_token(
@@ -324,11 +327,3 @@ def _locked(folder: Path) -> Iterator[None]:
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _ca_file(folder: Path) -> Path:
-    return folder / "ca.pem"
-
-
-def _key_file(folder: Path) -> Path:
-    return folder / "ca-key.pem"

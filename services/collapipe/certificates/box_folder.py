@@ -1,6 +1,6 @@
 """The folder of a box that joined a deployment.
 
-- `tls/`: its certificate and key, see `TlsFolder`
+- `tls/ca.pem`, `cert.pem` and `key.pem`: the certificate of the authority, its own certificate and its key
 - `<role>.toml`: the settings of its service
 - `joined.json`: the address of the authority
 """
@@ -17,10 +17,19 @@ from cryptography import x509
 from collapipe.certificates import pki
 from collapipe.certificates.identity import Identity
 from collapipe.certificates.pki import HolderCertificate
-from collapipe.certificates.private_files import file_errors, make_folder, write_file
-from collapipe.certificates.tls_folder import TlsFolder
+from collapipe.certificates.private_files import (
+    OWNER_ONLY,
+    file_errors,
+    make_folder,
+    read_certificate_of_key,
+    read_if_valid,
+    read_required,
+    write_file,
+)
 from collapipe.documents import read_document, write_document
 from collapipe.errors import InvalidInputError, NotPermittedError
+
+_JOIN_AGAIN = "join again with a new token of `collapipe certs token`"
 
 
 class BoxFolder:
@@ -33,8 +42,7 @@ class BoxFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._document = folder / "joined.json"
-        self._tls = TlsFolder(folder / "tls")
-        self.tls = self._tls.path
+        self.tls = folder / "tls"
         """Folder of `ca.pem`, `cert.pem` and `key.pem`."""
 
     def settings_file(self, identity: Identity) -> Path:
@@ -43,8 +51,10 @@ class BoxFolder:
 
     def joined(self) -> HolderCertificate | None:
         """Returns the certificate of the box; `None` if it has not joined, or if a file is damaged."""
-        authority = self._tls.authority()
-        certificate = None if authority is None else self._tls.certificate(authority)
+        authority = read_if_valid(self.tls / "ca.pem", pki.read_certificate)
+        if authority is None:
+            return None
+        certificate = read_certificate_of_key(self.tls, authority)
         identity = None if certificate is None else pki.identity_of(certificate)
         if certificate is None or identity is None:
             return None
@@ -88,14 +98,14 @@ class BoxFolder:
             incoming = Path(tempfile.mkdtemp(prefix=".tls-", dir=self._folder))
         outgoing = incoming.with_name(f"{incoming.name}-before")
         try:
-            key, tls = pki.new_key(), TlsFolder(incoming)
-            tls.write_key(key)
-            tls.write_authority(authority)
+            key = pki.new_key()
+            write_file(incoming / "key.pem", pki.key_pem(key), OWNER_ONLY)
+            write_file(incoming / "ca.pem", pki.pem(authority))
             certificate = enroll(pki.build_request(identity, hosts, key))
             _check_answer(certificate, identity, authority)
             if not pki.is_of_key(certificate, key.public_key()):
                 raise InvalidInputError("the authority answered with a certificate for another key")
-            tls.write_certificate(certificate)
+            write_file(incoming / "cert.pem", pki.pem(certificate))
             with file_errors(self._folder):
                 incoming.chmod(0o755)
                 self._give_to_owner(incoming, *incoming.iterdir())
@@ -118,14 +128,13 @@ class BoxFolder:
             InvalidInputError: The box has not joined.
             NotPermittedError: The certificate is for another identity or of another authority.
         """
-        held, authority, key = self.require_joined(), self.authority(), self._tls.key()
-        if key is None:
-            raise self._damaged()
+        held, authority = self.require_joined(), self.authority()
+        key = read_required(self.tls / "key.pem", pki.read_key, _JOIN_AGAIN)
         request = pki.build_request(held.identity, held.hosts, key)
         certificate = renew(pki.der(held.certificate), request)
         _check_answer(certificate, held.identity, authority)
-        self._tls.write_certificate(certificate)
-        self._give_to_owner(self._tls.certificate_file)
+        write_file(self.tls / "cert.pem", pki.pem(certificate))
+        self._give_to_owner(self.tls / "cert.pem")
         return HolderCertificate(held.identity, certificate)
 
     @property
@@ -138,19 +147,13 @@ class BoxFolder:
         document = read_document(self._document) or {}
         if "authority" not in document:
             raise InvalidInputError(
-                f"{self._document} does not contain the address of the authority: join again with a new token"
+                f"{self._document} does not contain the address of the authority: {_JOIN_AGAIN}"
             )
         return str(document["authority"])
 
     def authority(self) -> x509.Certificate:
         """Returns the certificate of the authority that the box joined; raises `InvalidInputError`."""
-        authority = self._tls.authority()
-        if authority is None:
-            raise self._damaged()
-        return authority
-
-    def _damaged(self) -> InvalidInputError:
-        return InvalidInputError(f"a file in {self.tls} is damaged: join again with a new token")
+        return read_required(self.tls / "ca.pem", pki.read_certificate, _JOIN_AGAIN)
 
     def write_settings(self, identity: Identity, settings: Mapping[str, str | int]) -> Path:
         """Writes the file for the option --config of the service, and returns its path."""

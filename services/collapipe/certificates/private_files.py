@@ -1,4 +1,4 @@
-"""Files of keys and certificates: atomic replacement, permissions from the first byte on, and errors with a remedy."""
+"""Files of keys and certificates: written atomically with the right permissions, and read with clear errors."""
 
 import errno
 import os
@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from cryptography import x509
+
+from collapipe.certificates import pki
 from collapipe.documents import sync_directory
 from collapipe.errors import InvalidInputError
 
@@ -68,6 +71,15 @@ def read_if_valid(path: Path, parse: Callable[[bytes], T]) -> T | None:
         return parse(data)
     except InvalidInputError:
         return None
+
+
+def read_certificate_of_key(folder: Path, authority: x509.Certificate) -> x509.Certificate | None:
+    """Returns `cert.pem` of a folder if it belongs to `key.pem` there and the authority signed it; else `None`."""
+    key = read_if_valid(folder / "key.pem", pki.read_key)
+    certificate = read_if_valid(folder / "cert.pem", pki.read_certificate)
+    if key is None or certificate is None or not pki.is_of_key(certificate, key.public_key()):
+        return None
+    return certificate if pki.is_signed_by(certificate, authority) else None
 
 
 def _read(path: Path) -> bytes:
