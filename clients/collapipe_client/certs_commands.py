@@ -1,6 +1,7 @@
 """`collapipe certs`: the authority of a deployment, its certificates and its join tokens.
 
-The commands import what needs the package `cryptography`, so that `collapipe` also runs without the extra `certs`.
+The commands import what needs the package `cryptography`, so that `collapipe` also runs without the extra
+`certs`.
 """
 
 import datetime

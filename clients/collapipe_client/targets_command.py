@@ -78,7 +78,8 @@ def target_groups(
 ) -> list[dict[str, Any]]:
     """Returns one group of Prometheus targets for each host, sorted by host id.
 
-    A silent host keeps its labels for a while: Prometheus sees that it is down, and its series go on when it returns.
+    A silent host keeps its labels for a while: Prometheus sees that it is down, and its series go on when it
+    returns.
 
     Args:
         statuses: From the scheduler.

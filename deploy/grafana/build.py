@@ -2,9 +2,9 @@
 
     python deploy/grafana/build.py [--check]
 
-The JSON is committed, so that Grafana can read it and a deployment needs no Python. It is generated, because five
-dashboards have four thousand lines which mostly repeat each other. Grafana's own library (grafana-foundation-sdk, in the
-version of our Grafana) knows which fields exist.
+The JSON is committed, so that Grafana can read it and a deployment needs no Python. It is generated, because
+five dashboards have four thousand lines which mostly repeat each other. Grafana's own library
+(grafana-foundation-sdk, in the version of our Grafana) knows which fields exist.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Draws the main panels of the dashboards as one picture, from a Prometheus server that has scraped a job.
 
-    python deploy/grafana/picture.py --prometheus http://127.0.0.1:9090 --start UNIX --end UNIX docs/pictures/dashboards.png
+    python deploy/grafana/picture.py --prometheus URL --start UNIX --end UNIX docs/pictures/dashboards.png
 
-Queries, units, titles and thresholds come from dashboards/*.json. matplotlib draws instead of Grafana. `--event UNIX=TEXT`
-marks a point in time.
+Queries, units, titles and thresholds come from dashboards/*.json. matplotlib draws instead of Grafana.
+`--event UNIX=TEXT` marks a point in time.
 """
 
 import argparse

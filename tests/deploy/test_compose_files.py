@@ -41,7 +41,7 @@ def kind(service: str) -> str:
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_container_has_limits_for_rights_memory_and_logs(service: str) -> None:
     described = SERVICES[service]
-    # Only the sidecars may change the network that they share, and only the client, as root, may hand out keys.
+    # Only the sidecars may change the network that they share. Only the client may hand out keys, as root.
     allowed = {"shaper": {"NET_ADMIN", "DAC_OVERRIDE"}, "client": {"CHOWN", "DAC_OVERRIDE"}}.get(
         kind(service), set()
     )

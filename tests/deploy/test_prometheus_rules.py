@@ -94,7 +94,7 @@ def test_every_service_of_the_testbed_is_scraped_once() -> None:
 
 
 def test_scheduler_and_prometheus_have_the_same_scrape_interval() -> None:
-    """The scheduler's window has four of its intervals, so a longer scrape interval would leave it without samples."""
+    """The scheduler's window has four intervals, so longer ones would leave it without samples."""
     path = ROOT.parent / "compose/compose.observability.yaml"
     services = yaml.safe_load(path.read_text(encoding="utf-8"))["services"]
     told = services["scheduler"]["environment"]["COLLAPIPE_TELEMETRY_INTERVAL_SECONDS"]

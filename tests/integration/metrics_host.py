@@ -2,8 +2,8 @@
 
     python metrics_host.py HOST STAGE PREVIOUS_HOST
 
-It prints the address of its /metrics page. For a line "N PAUSE" on its standard input it counts N micro-batches,
-PAUSE seconds apart, and then prints "done". An empty line ends it.
+It prints the address of its /metrics page. For a line "N PAUSE" on its standard input it counts N
+micro-batches, PAUSE seconds apart, and then prints "done". An empty line ends it.
 """
 
 import sys
@@ -25,7 +25,7 @@ def main() -> None:
             break
         micro_batches, pause = int(line.split()[0]), float(line.split()[1])
         for _ in range(micro_batches):
-            # No float holds these values exactly, so another order or number of additions would change the sums.
+            # No float holds these values exactly, so another order of additions would change the sums.
             metrics.STAGE_PASS_SECONDS["forward"].labels("0", stage).observe(0.1 * (number + 1))
             metrics.STAGE_PASS_SECONDS["backward"].labels("0", stage).observe(0.2 * (number + 1))
             metrics.STAGE_BLOCK_SAMPLES.labels("0", stage).inc(3 * 8)

@@ -1,4 +1,4 @@
-"""The building blocks of all dashboards: three kinds of panels, with a unit, a description and one data source."""
+"""The building blocks of all dashboards: panels with a unit, a description and one data source."""
 
 import itertools
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ DATA_SOURCE = DataSourceRef(type_val="prometheus", uid="collapipe-prometheus")
 """The data source of provisioning/datasources."""
 TAG = "collapipe"
 MIN_STEP = "5s"
-"""Shortest step of a query. $__rate_interval is four times as long: a mini-batch of a slow device takes seconds."""
+"""Shortest step of a query, so $__rate_interval is 20 s: a mini-batch of a slow device takes seconds."""
 
 IN_CLUSTER = 'cluster=~"$cluster"'
 OF_MEMBER = 'service=~"$member"'

@@ -119,8 +119,9 @@ class AuthorityFolder:
     ) -> tuple[Outcome, datetime.datetime]:
         """Makes sure that a folder holds a good certificate: `ca.pem`, `cert.pem` and `key.pem`.
 
-        A certificate that is not due for renewal and has the right identity and hosts is kept. A renewal keeps the key and
-        replaces only `cert.pem`, so that nobody can read a key with the certificate of another key.
+        A certificate that is not due for renewal and has the right identity and hosts is kept. A renewal
+        keeps the key and replaces only `cert.pem`, so that nobody can read a key with the certificate of
+        another key.
 
         Args:
             identity: The holder of the certificate.
@@ -164,7 +165,7 @@ class AuthorityFolder:
 
         Args:
             identity: The holder of the certificate.
-            hosts: Host names and IP addresses of the holder, besides its name and the address that it is seen at.
+            hosts: Host names and IP addresses of the holder, besides its name and its observed address.
             valid: How long the token can be used.
             lifetime: Lifetime of the certificate.
 
@@ -195,7 +196,7 @@ class AuthorityFolder:
         Args:
             secret: Secret of the token.
             request: Signing request, PKCS #10 in DER. The token stays usable if the request is refused.
-            observed_host: The address that the request came from; `None` if others cannot reach the box there.
+            observed_host: Address that the request came from; `None` if others cannot use it.
 
         Raises:
             NotPermittedError: The token cannot be used, or the request asks for more than it grants.
@@ -226,7 +227,8 @@ class AuthorityFolder:
             request: Signing request for the same key, PKCS #10 in DER.
 
         Raises:
-            NotPermittedError: The certificate is not a valid one of this authority, or the request has another key.
+            NotPermittedError: The certificate is not valid or not of this authority, or the request has
+                another key.
             InvalidInputError: The certificate or the request is malformed.
         """
         asked = pki.read_request(request)
@@ -285,7 +287,7 @@ class AuthorityFolder:
         return pki.build_certificate(identity, hosts, public_key, authority, now, now + lifetime)
 
     def _observed_hosts(self, grant: Grant, host: str) -> frozenset[str]:
-        """Returns the address that a box is seen at, as a set that is empty if the certificate does not need it.
+        """Returns a set with the observed address of a box; empty if the certificate does not need it.
 
         Raises:
             NotPermittedError: Another holder has the address, and the token grants no other.

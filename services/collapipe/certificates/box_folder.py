@@ -79,8 +79,8 @@ class BoxFolder:
     ) -> HolderCertificate:
         """Creates a key, gets a certificate for it and puts both into the folder, or changes nothing.
 
-        The key never leaves the folder. The folder is written first, so that an error of the file system does not waste
-        the token.
+        The key never leaves the folder. The folder is written first, so that an error of the file system does
+        not waste the token.
 
         Args:
             identity: The identity that the certificate must have.
@@ -139,7 +139,7 @@ class BoxFolder:
 
     @property
     def is_renewable(self) -> bool:
-        """Whether the box knows the address of its authority; a certificate that was copied here does not tell it."""
+        """Whether the box knows the address of its authority, which is not part of its certificate."""
         return self._document.exists()
 
     def authority_address(self) -> str:

@@ -27,7 +27,7 @@ class Role(str, Enum):
 
     @property
     def server_name(self) -> str:
-        """A DNS name in every certificate of this role and in no other; a client checks it instead of a host name."""
+        """A DNS name that exactly the certificates of this role have; clients check it, not the host name."""
         return f"{self.value}.role{_RESERVED}"
 
 
@@ -89,7 +89,7 @@ class Identity:
 
 
 def is_host_name(text: str) -> bool:
-    """Returns whether a text is a DNS name that a host may have: neither an IP address nor the name of a role."""
+    """Returns whether a host may have this DNS name, which is neither an IP address nor a name of a role."""
     if len(text) > _MAX_NAME or not re.fullmatch(rf"{_LABEL}(\.{_LABEL})*", text, re.ASCII):
         return False
     # Some resolvers also read a name such as "127.1" as an IP address.

@@ -36,9 +36,9 @@ class IssuedCertificates:
     def add(self, certificate: x509.Certificate, replaced: x509.Certificate | None = None) -> None:
         """Adds a certificate and deletes older ones of its key, except the one that it replaces.
 
-        The holder uses the replaced certificate until it receives the new one. Deleting the others keeps a holder that
-        renews again and again from filling the disk. No certificate is deleted for its age: the clock of the authority
-        may have been ahead for a while.
+        The holder uses the replaced certificate until it receives the new one. Deleting the others keeps a
+        holder that renews again and again from filling the disk. No certificate is deleted for its age: the
+        clock of the authority may have been ahead for a while.
         """
         make_folder(self._folder)
         older = self._all()
@@ -48,7 +48,7 @@ class IssuedCertificates:
                 path.unlink(missing_ok=True)
 
     def check_names_free(self, identity: Identity, hosts: Iterable[str]) -> None:
-        """Raises `InvalidInputError` if another holder has the name of the identity, or one of the host names.
+        """Raises `InvalidInputError` if another holder has the name of the identity, or a host name.
 
         Several holders on one machine may share an IP address.
         """

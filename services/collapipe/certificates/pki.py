@@ -153,7 +153,7 @@ def build_certificate(
         hosts: DNS names and IP addresses of the holder, besides its name and `OF_THIS_MACHINE`.
         public_key: The key of the holder.
         authority: Key and certificate that sign it.
-        not_before: Begin of its validity; a day is subtracted for late clocks.
+        not_before: Start of its validity; a day is subtracted for late clocks.
         not_after: End of its validity, at most that of the certificate of the authority.
     """
     authority_key, authority_certificate = authority
@@ -210,7 +210,7 @@ def read_request(data: bytes) -> Request:
     """Reads a signing request, which may come from anybody.
 
     Raises:
-        InvalidInputError: The request is malformed, asks for more than names, or is not signed with its own key.
+        InvalidInputError: The request is malformed, asks for more than names, or has a wrong signature.
     """
     if len(data) > MAX_REQUEST_BYTES:
         raise InvalidInputError(

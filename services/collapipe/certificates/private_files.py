@@ -23,7 +23,8 @@ EVERYBODY_READS = 0o644
 def write_file(path: Path, data: bytes, mode: int = EVERYBODY_READS) -> None:
     """Replaces a file atomically and durably.
 
-    Unlike `collapipe.documents`, this sets permissions before the first byte, and several processes may write at a time.
+    Unlike `collapipe.documents`, this sets permissions before the first byte, and several processes may write
+    at a time.
 
     Raises:
         InvalidInputError: The file cannot be written.
@@ -74,7 +75,7 @@ def read_if_valid(path: Path, parse: Callable[[bytes], T]) -> T | None:
 
 
 def read_certificate_of_key(folder: Path, authority: x509.Certificate) -> x509.Certificate | None:
-    """Returns `cert.pem` of a folder if it belongs to `key.pem` there and the authority signed it; else `None`."""
+    """Returns `cert.pem` of a folder if it fits `key.pem` there and the authority signed it; else `None`."""
     key = read_if_valid(folder / "key.pem", pki.read_key)
     certificate = read_if_valid(folder / "cert.pem", pki.read_certificate)
     if key is None or certificate is None or not pki.is_of_key(certificate, key.public_key()):

@@ -1,4 +1,4 @@
-"""Join tokens: the text that an operator carries to a box, and the files in which an authority stores what they grant."""
+"""Join tokens: the text that an operator carries to a box, and the files of the authority."""
 
 import base64
 import binascii

@@ -10,7 +10,7 @@ class ClusterEstimate:
     """Measured values of one cluster."""
 
     activation_bytes_per_sample: float | None = None
-    """Size of the activations that a stage sends for one sample, before any codec: D_k of docs/scheduling.md (3)."""
+    """Activations that a stage sends for one sample, before any codec, for D_k of docs/scheduling.md (3)."""
     samples: float = 0.0
     """Number of samples behind it, counted at every stage that sends activations."""
 

@@ -1,8 +1,8 @@
 """What the scheduler knows from telemetry: estimates of hosts, clusters and links, computed from raw samples.
 
-The estimates depend on nothing but the samples: the same samples give the same estimates to the last bit, in any order.
-A value without samples is `None`, never 0. An implausible value is left out, and `rejected` says so. Each estimate
-carries the amount of work behind it, so that its reader can use the profile instead.
+The estimates depend on nothing but the samples: the same samples give the same estimates to the last bit, in
+any order. A value without samples is `None`, never 0. An implausible value is left out, and `rejected` says
+so. Each estimate carries the amount of work behind it, so that its reader can use the profile instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,7 +82,7 @@ def estimate(
         hosts: Host ids by instance, the address of their metrics.
         priors: Profiles by host id.
         end: End of the window, in Unix seconds.
-        max_age_seconds: A host is missing if its last page is older. Older gauges are not used, either.
+        max_age_seconds: A host whose last sample is older is missing. Older gauges are not used.
     """
     window = SampleWindow(series, hosts, end=end, max_age_seconds=max_age_seconds)
     return Estimates(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from collapipe.telemetry.sample_window import ABOVE_ZERO, Group, SampleWindow
 
 ENERGY_SENSORS = ("ina3221", "battery", "rapl")
-"""Sensors by how much of the device they cover, the most first. Their energies overlap, so only one is used."""
+"""Sensors in the order of preference. Their energies overlap, so only the first with energy is used."""
 
 _MAX_RATIO_TO_PRIOR = 1000.0
 _LEAST_SHARE_OF_PRIOR = 0.05
@@ -17,7 +17,7 @@ class HostPrior:
     """The profile of a host, measured before it trained."""
 
     seconds_per_sample: float = 0.0
-    """a_k of docs/scheduling.md (2): forward and backward pass of one unit for one sample; 0 without a profile."""
+    """a_k of docs/scheduling.md (2), forward and backward pass; 0 without a profile."""
     seconds_per_micro_batch: float = 0.0
     """o_k of docs/scheduling.md (2): the fixed cost of a micro-batch."""
 
@@ -35,7 +35,7 @@ class HostEstimate:
     busy_seconds: float = 0.0
     """Time of computing behind `busy_watts`."""
     step_seconds: float | None = None
-    """Time that one stage spends in the optimizer for one step, a part of T_step in docs/scheduling.md (5)."""
+    """Time of one stage in the optimizer for one step, a part of T_step in docs/scheduling.md (5)."""
     steps: float = 0.0
     """Number of optimizer steps behind `step_seconds`."""
     peak_resident_bytes: float | None = None

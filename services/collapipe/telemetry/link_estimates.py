@@ -6,7 +6,7 @@ from collapipe.telemetry.sample_window import Group, SampleWindow
 
 _MAX_BPS = 1e12
 _MAX_RATIO_TO_LIMIT = 1.5
-"""A shaper may be imprecise and let a burst pass. A goodput further above its limit is a wrong measurement."""
+"""A shaper may be imprecise or let a burst pass. A higher goodput is a wrong measurement."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class LinkEstimate:
     """Measured values of one link; `None` means that the window has no usable samples."""
 
     goodput_bps: float | None = None
-    """r_k of docs/scheduling.md (3), measured by the receiver: what the sender wrote may still be in a buffer."""
+    """r_k of docs/scheduling.md (3), measured by the receiver, because a send only fills a buffer."""
     transfer_bytes: float = 0.0
     """Number of bytes behind `goodput_bps`."""
     round_trip_seconds: float | None = None

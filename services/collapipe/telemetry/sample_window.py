@@ -32,7 +32,7 @@ class SampleWindow:
         series: From a `TelemetrySource`. Series of other instances than those in `hosts` are ignored.
         hosts: Host ids by instance, the address of their metrics.
         end: End of the window, in Unix seconds.
-        max_age_seconds: Nothing of a host is used if its last page is older. Older gauges are not used, either.
+        max_age_seconds: Older gauges are not used, and nothing of a host whose last sample is older.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SampleWindow:
     def plausible(
         self, what: str, value: float, least: float, most: float, reason: str = ""
     ) -> float | None:
-        """Returns the value if it is within its limits; else adds a sentence to `rejected` and returns `None`."""
+        """Returns a value that is within limits; for another, adds to `rejected` and returns `None`."""
         if least <= value <= most:
             return value
         self.rejected.append(f"{what}: {value:.4g} is outside of {least:.4g} to {most:.4g}{reason}")

@@ -1,7 +1,7 @@
 """Energy and temperature sensors of this host, read from /sys of Linux.
 
-Any sensor can be missing, unreadable or broken at any time. The metric `collapipe_sensor_present` shows which ones work.
-Without an energy sensor, a host computes its energy by docs/scheduling.md (8).
+Any sensor can be missing, unreadable or broken at any time. The metric `collapipe_sensor_present` shows which
+ones work. Without an energy sensor, a host computes its energy by docs/scheduling.md (8).
 """
 
 import logging
@@ -77,7 +77,7 @@ class SensorReader:
 
 
 def processor_celsius(root: Path = Path("/sys")) -> float | None:
-    """Returns the temperature of the hottest processor zone, or of the hottest zone where none is of the processor."""
+    """Returns the temperature of the hottest zone of the processor; without such zones, of any zone."""
     processor, all_zones = [], []
     for zone in _entries(root / "class/thermal", "thermal_zone*"):
         millicelsius = _number(zone / "temp")

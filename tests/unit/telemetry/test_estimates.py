@@ -140,7 +140,7 @@ def test_counters_of_a_restarted_process_count_from_zero() -> None:
 def test_page_with_an_invalid_value_is_left_out_for_its_whole_group(invalid: float) -> None:
     valid = stage()
     damaged = replace(valid[0], points=(*valid[0].points[:-1], (END, invalid)))
-    # The others grow on the last page only. With that page, their growth would cover more time than that of the first.
+    # The others grow on the last page only. It must be left out for them, too.
     late = [replace(one, points=(*one.points[:-1], (END, 1e6))) for one in valid[1:]]
     got = estimated([damaged, *late])
     assert got.hosts["device"].seconds_per_sample == pytest.approx((2 + 4) / 120)

@@ -10,8 +10,8 @@ from collapipe.errors import PeerLostError
 def open_client() -> httpx.AsyncClient:
     """Returns a client for hosts of this network; it ignores proxies.
 
-    It has no time limit: httpx limits each read, which a server that sends slowly never exceeds. `fetch` limits the
-    whole request instead.
+    It has no time limit: httpx limits each read, which a server that sends slowly never exceeds. `fetch`
+    limits the whole request instead.
     """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)

@@ -36,8 +36,8 @@ class _Answer(BaseModel):
 class PrometheusSource:
     """Asks a Prometheus server for raw samples.
 
-    Each query is a range selector at an explicit time. It returns the samples with the times of their scrapes, while
-    functions such as `rate` would extrapolate.
+    Each query is a range selector at an explicit time. It returns the samples with the times of their
+    scrapes, while functions such as `rate` would extrapolate.
 
     Args:
         url: Address of the server, for example `http://127.0.0.1:9090`.
@@ -65,8 +65,8 @@ class PrometheusSource:
 
     def window(self, start: float, end: float) -> Sequence[Series]:
         """Returns the samples from `start` to `end`; see `TelemetrySource`."""
-        # Prometheus keeps times in whole milliseconds. The range is a second longer than needed, because some versions
-        # of Prometheus exclude its begin.
+        # Prometheus keeps times in whole milliseconds. The range is a second longer than needed, because some
+        # versions of Prometheus exclude its start.
         form = {
             "query": f"{_SELECTOR}[{math.ceil(end - start) + 1}s]",
             "time": f"{math.ceil(end * 1000) / 1000:.3f}",
@@ -109,8 +109,8 @@ class PrometheusSource:
 def _series(rows: list[_Row], start: float, end: float) -> list[Series]:
     """Returns the series of one scrape job for each host.
 
-    If two jobs of Prometheus scrape the same host, every series comes twice and would count twice. Only the labels that
-    the server added tell the jobs apart. The job with more samples is used.
+    If two jobs of Prometheus scrape the same host, every series comes twice and would count twice. Only the
+    labels that the server added tell the jobs apart. The job with more samples is used.
     """
     jobs: dict[str, dict[tuple[tuple[str, str], ...], list[Series]]] = defaultdict(dict)
     for row in rows:

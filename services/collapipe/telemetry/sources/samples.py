@@ -71,7 +71,7 @@ class TelemetrySource(Protocol):
         """Returns every sample of the metrics in `NEEDED` that was scraped in a window.
 
         Args:
-            start: Begin of the window in Unix seconds, included.
+            start: Start of the window in Unix seconds, included.
             end: End of the window in Unix seconds, included.
 
         Returns:
@@ -96,11 +96,11 @@ def is_sound(value: float) -> bool:
 
 
 def increase(series: Series) -> float | None:
-    """Returns by how much a counter grew from its first to its last sample; `None` with fewer than two samples.
+    """Returns by how much a counter grew within the window; `None` with fewer than two samples.
 
-    Without a restart of the process, this is exactly the last value minus the first, for any number of samples between.
-    After a restart, a counter grows from 0. Nothing is extrapolated, so ratios of counters of the same pages are exact.
-    Invalid values are ignored.
+    Without a restart of the process, this is exactly the last value minus the first, for any number of
+    samples between. After a restart, a counter grows from 0. Nothing is extrapolated, so ratios of counters
+    of the same pages are exact. Invalid values are ignored.
     """
     values = [value for _, value in series.points if is_sound(value)]
     if len(values) < 2:
@@ -124,10 +124,11 @@ def latest(series: Series, now: float, max_age: float) -> float | None:
 
 
 def born_at_zero(series: Sequence[Series]) -> list[Series]:
-    """Gives every counter that appears within the window a first sample of 0, at the scrape before it appeared.
+    """Adds a sample of 0 to every counter that appears within the window, at the scrape before.
 
-    A page shows every counter that exists, so a counter that was not on the previous page has grown from 0 since then.
-    Without this sample, the first bytes of a codec that a link begins to use would be lost, but not their seconds.
+    A page shows every counter that exists, so a counter that was not on the previous page has grown from 0
+    since then. Without this sample, the first bytes of a codec that a link begins to use would be lost, but
+    not their seconds.
 
     Args:
         series: All series of the hosts, over one window.

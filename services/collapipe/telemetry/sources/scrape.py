@@ -26,12 +26,12 @@ Page = dict[tuple[str, Labels], float]
 
 
 class ScrapeSource:
-    """Scrapes the /metrics pages of all hosts at regular times, in a thread, and keeps the samples for a while.
+    """Scrapes the /metrics pages of all hosts regularly, in a thread, and keeps the samples for a while.
 
     A host that does not answer within an interval has a gap in its samples.
 
     Args:
-        addresses: Returns where hosts serve /metrics, "host:port". It is called before every scrape, in the thread.
+        addresses: Returns where hosts serve /metrics, "host:port". The thread calls it before every scrape.
         interval_seconds: Time between two scrapes, and the time limit of each.
         keep_seconds: How long samples are kept. No longer window can be asked for.
 
@@ -126,7 +126,7 @@ class ScrapeSource:
     async def _scrape_page(self, client: httpx.AsyncClient, address: str) -> None:
         # As Prometheus does: the time of a sample is the start of its scrape, in whole milliseconds.
         started = round(time.time(), 3)
-        # With these parameters, prometheus_client leaves out other metrics, so a device need not render its histograms.
+        # These parameters make prometheus_client leave out other metrics, which saves time on a device.
         request = client.build_request(
             "GET",
             f"http://{address}/metrics",
