@@ -18,8 +18,8 @@ WorkspaceOption = Annotated[
 def takes_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Lets a command take a dataclass of options as one parameter.
 
-    Typer makes one option of each parameter of a function. So the returned function has one parameter for each
-    field of the dataclass, and calls the command with an instance of it.
+    Typer makes one option of each parameter of a function. So the returned function has one parameter for
+    each field of the dataclass, and calls the command with an instance of it.
     """
     groups: dict[str, type[Any]] = {}
     parameters: list[inspect.Parameter] = []

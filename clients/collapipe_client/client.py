@@ -1,4 +1,4 @@
-"""The Python client: submits jobs, follows their events, and fetches models. It is synchronous and needs no torch."""
+"""The Python client: submits jobs, follows their events, and fetches models. It needs no torch."""
 
 import shutil
 import tempfile
@@ -118,7 +118,7 @@ class CollaPipeClient:
         """Yields the events of a job, from the first to the last.
 
         Args:
-            signs_of_life: Also yield the messages without an event that the scheduler sends while nothing happens.
+            signs_of_life: Also yield the messages without an event, which the scheduler sends in quiet times.
 
         Raises:
             PeerLostError: The scheduler ended or is silent. The job may continue, so it can be watched again.

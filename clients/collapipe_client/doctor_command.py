@@ -42,8 +42,8 @@ def doctor(
 ) -> None:
     """Examine this machine and say what to do.
 
-    On a machine that runs a service, run `collapipe doctor --config /etc/collapipe/device-agent.toml` as the user of
-    the service or as root.
+    On a machine that runs a service, run `collapipe doctor --config /etc/collapipe/device-agent.toml` as
+    the user of the service or as root.
     """
     with exit_codes(as_json):
         known_role = _read_role(role, config)
@@ -97,7 +97,7 @@ def _find_scheduler(options: EndpointOptions, role: Role | None) -> Endpoint | N
 
 
 def _show(checks: list[Check]) -> None:
-    """Prints a table of the checks, and below it the remedies without line breaks, so that they can be copied."""
+    """Prints a table of the checks. The remedies follow without line breaks, so that they can be copied."""
     table = Table("check", "", "found", box=None, pad_edge=False, header_style="bold")
     for check in checks:
         # As `Text`, because messages of peers may look like rich's markup.

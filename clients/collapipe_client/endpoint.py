@@ -128,8 +128,8 @@ def running_testbed(workspace: Path) -> WorkspaceRecord | None:
 def client_for_past_jobs(options: EndpointOptions, as_json: bool) -> Iterator[CollaPipeClient]:
     """Opens a client to read what past jobs have left.
 
-    If no testbed runs, the scheduler and the edge server of the workspace are started for as long as the client
-    is open. They keep the records and the models.
+    If no testbed runs, the scheduler and the edge server of the workspace are started for as long as the
+    client is open. They keep the records and the models.
     """
     endpoint = find_endpoint(options)
     if endpoint is not None:

@@ -70,8 +70,9 @@ def load_job(path: Path, settings: Sequence[str] = (), *, local: bool = True) ->
 
     Args:
         settings: Changes in the form of --set, for example "training.rounds=5".
-        local: Whether the services run on this machine. Then paths in the file, which are relative to the file's
-            folder, become absolute. Otherwise they are paths on the machines of the services, and stay as they are.
+        local: Whether the services run on this machine. Then paths in the file, which are relative to the
+            file's folder, become absolute. Otherwise they are paths on the machines of the services, and
+            stay as they are.
 
     Raises:
         InvalidInputError: The file or a setting is wrong.
@@ -107,8 +108,8 @@ def parse_setting(setting: str) -> tuple[list[str], Any]:
     """Reads a setting of the form `key=value`.
 
     The value is read as TOML if the result has the type of the key, and otherwise as plain text. So
-    `training.rounds=5` gives a number, and `name=5` a text. An empty value removes the key, so that its default
-    applies.
+    `training.rounds=5` gives a number, and `name=5` a text. An empty value removes the key, so that its
+    default applies.
 
     Returns:
         The parts of the key, and the value (`None` to remove the key).
@@ -225,7 +226,7 @@ def _types_of_keys(section: type[BaseModel], prefix: str = "") -> dict[str, Any]
 
 
 def _absolute_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Makes the paths in a job document absolute. A value of a wrong type stays, for the validation to report."""
+    """Makes the paths in a job document absolute. The validation later refuses values of a wrong type."""
 
     def absolute(value: Any) -> Any:
         if isinstance(value, list):

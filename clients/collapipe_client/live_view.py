@@ -1,4 +1,4 @@
-"""Shows a running job: as a live picture in a terminal, as plain lines elsewhere, or as JSON lines for programs."""
+"""Shows a running job: as a picture in a terminal, as lines elsewhere, or as JSON lines for programs."""
 
 import json
 import sys

@@ -1,8 +1,8 @@
 """Runs a whole CollaPipe on this machine: every service is a process, and all traffic stays on loopback.
 
-The scheduler starts first, because all other services need its address. The others start at the same time, because
-each needs seconds to import torch. Every process is recorded in the workspace before this process waits for it, so
-that a later command can end it even if this process is killed.
+The scheduler starts first, because all other services need its address. The others start at the same time,
+because each needs seconds to import torch. Every process is recorded in the workspace before this process
+waits for it, so that a later command can end it even if this process is killed.
 """
 
 import subprocess
@@ -66,8 +66,8 @@ class LocalTestbed:
         clusters: For each cluster: the number of its devices, or the devices.
         workspace: Folder for state, logs and records. The state stays when the testbed ends, so that the next
             testbed can resume a job.
-        emulation: What the hosts emulate, by their names (`device-0-1`, `control-unit-0`, `edge-server`); `None` for
-            nothing.
+        emulation: What the hosts emulate, by their names (`device-0-1`, `control-unit-0`, `edge-server`);
+            `None` for nothing.
         scheduler_options: Further flags of the scheduler, for example the URL of Prometheus.
         detached: Whether the processes outlive this one. Then `LocalTestbed.end` ends them.
         listen: Address of the scheduler.
@@ -151,8 +151,8 @@ class LocalTestbed:
         If a detached testbed is running already, only the processes that have ended are started.
 
         Raises:
-            PeerLostError: A process ended while it started, or did not serve in time. Then all processes that were
-                started here are ended again.
+            PeerLostError: A process ended while it started, or did not serve in time. Then all processes
+                that were started here are ended again.
             WrongStateError: The workspace is in use.
         """
         with ExitStack() as owned:

@@ -12,8 +12,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 def to_document(message: Message) -> dict[str, Any]:
     """Turns a message into a document for `json.dumps`.
 
-    An optional field that is not set is left out. Every other field is written, even if it is 0. Enum values are
-    written as `enum_word` writes them, and bytes in hexadecimal.
+    An optional field that is not set is left out. Every other field is written, even if it is 0. Enum
+    values are written as `enum_word` writes them, and bytes in hexadecimal.
     """
     document: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:

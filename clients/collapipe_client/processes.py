@@ -22,8 +22,8 @@ GRACE = timedelta(seconds=10)
 class ProcessRecord:
     """A process that was started.
 
-    A later process may get the same pid. So the record also has the time of the start, and a signal is sent only to
-    a process with the same pid and the same start.
+    A later process may get the same pid. So the record also has the time of the start, and a signal is sent
+    only to a process with the same pid and the same start.
 
     Args:
         name: Its name in the testbed, for example `device-0-1`.
@@ -45,8 +45,8 @@ class ProcessRecord:
 def start_seconds(pid: int) -> float | None:
     """Returns the time from the boot of this machine to the start of a process.
 
-    This time stays the same when the clock is set. It is `None` if the process has ended, even if its parent has not
-    waited for it yet.
+    This time stays the same when the clock is set. It is `None` if the process has ended, even if its
+    parent has not waited for it yet.
     """
     try:
         process = psutil.Process(pid)
@@ -136,8 +136,8 @@ def last_lines(path: Path, num_lines: int = 12) -> str:
 def child_environment() -> dict[str, str]:
     """Returns the environment for the processes of a testbed.
 
-    It is that of this process, with absolute import paths, because the processes may run in other folders. It has
-    no settings (COLLAPIPE_*): they are for a deployment, and only the flags determine a testbed.
+    It is that of this process, with absolute import paths, because the processes may run in other folders.
+    It has no settings (COLLAPIPE_*): they are for a deployment, and only the flags determine a testbed.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("COLLAPIPE_")

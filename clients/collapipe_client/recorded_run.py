@@ -105,7 +105,7 @@ class RecordedRun:
         return _mean(plan.num_micro_batches for plan in plans)
 
     def _problem(self, plans: Sequence[ClusterPlan], loss_probability: float) -> RoundProblem:
-        """Returns the problem of a round. Speeds, links and memory are left out: convergence does not depend on them.
+        """Returns the problem of a round without speeds, links and memory, on which convergence does not depend.
 
         All clusters have the same weight, as in the scheduler.
         """

@@ -54,7 +54,7 @@ def exit_codes(as_json: bool) -> Iterator[None]:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP raise `KeyboardInterrupt`, so that the command ends in order as after Ctrl-C."""
+    """Makes SIGTERM and SIGHUP raise `KeyboardInterrupt`, so that the command ends as after Ctrl-C."""
 
     def interrupt(signal_number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

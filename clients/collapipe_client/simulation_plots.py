@@ -180,7 +180,7 @@ def _draw_curves(
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str]]) -> None:
-    """Writes the names of curves to the right of the panel, at the heights of their ends, without overlaps."""
+    """Writes the names of the curves right of the panel, near the ends of the curves, without overlaps."""
     to_panel = axes.transData + axes.transAxes.inverted()
     heights = sorted((float(to_panel.transform((x, y))[1]), name) for x, y, name in ends)
     lowest_free = 0.0

@@ -19,11 +19,10 @@ class Device:
     """One device of a local testbed.
 
     Args:
-        memory_bytes: Memory that it may use for training. 0 means no limit, or the memory of the device that it
-            emulates.
+        memory_bytes: Memory for training. 0 means no limit, or the memory of the device that it emulates.
         speed: Samples that one block processes a second. 0 means that the device measures its speed.
         energy_budget_joules: Mean energy that a round may use. 0 means mains power, without a budget.
-        busy_watts: Power above idle while it computes. 0 means unknown, or the power of the device that it emulates.
+        busy_watts: Power above idle while computing. 0 means unknown, or that of the device that it emulates.
         max_transmit_watts: Largest transmit power of its radio. 0 means the default of the device agent.
     """
 

@@ -25,7 +25,7 @@ def run_job(
 
     Args:
         resume: Continue the last job of this name.
-        testbed: The testbed that this process has started for the job, if any. It can say why the scheduler ended.
+        testbed: The testbed that was started for the job, if any. It can say why the scheduler ended.
 
     Returns:
         The job's id. `display.view` has the outcome.

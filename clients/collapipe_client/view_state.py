@@ -188,8 +188,8 @@ def unit_words(start_unit: int, stop_unit: int, num_units: int) -> str:
 def progress_lines(before: JobView, after: JobView) -> list[str]:
     """Returns the lines that report a change in a log file.
 
-    The steps of a round are reported every quarter of the round, a wait only if it lasts, and a placement only if
-    it is new.
+    The steps of a round are reported every quarter of the round, a wait only if it lasts, and a placement
+    only if it is new.
     """
     lines = []
     if (after.state, after.message) != (before.state, before.message):

@@ -1,6 +1,7 @@
 """The examination that `collapipe doctor` runs. A "box" is a machine that runs one service.
 
-Facts that few machines show are read by separate functions. So tests can judge them (`check_...`) on any machine.
+Functions that read rare facts are separate from those that judge them (`check_...`), so that tests can judge such
+facts on any machine.
 """
 
 from collapipe_client.doctor.box_settings import BoxSettings, Role, read_box_settings

@@ -53,8 +53,8 @@ def read_box_settings(config: Path | None) -> BoxSettings:
     """Reads the variables COLLAPIPE_* of the environment, and then a settings file.
 
     Args:
-        config: The file of the service's option --config. For `None`, the service is assumed to listen where every
-            deployment does.
+        config: The file of the service's option --config. For `None`, the service is assumed to listen
+            where every deployment does.
 
     Raises:
         InvalidInputError: The file cannot be read, or a value has the wrong type.

@@ -21,7 +21,7 @@ def examine(
     """Examines this machine.
 
     Args:
-        workspace: Folder of the local testbed. The state folder of the service, if it has one, is checked instead.
+        workspace: Folder of the local testbed. If the service has a folder for its state, that one is checked.
         scheduler: The scheduler to reach; `None` if there is none.
         settings: Settings of the service that this machine runs.
         role: Role of that service; `None` for a machine that runs testbeds and clients.

@@ -193,8 +193,8 @@ def check_workspace(folder: Path) -> Check:
 def check_disk(folder: Path, *, keeps_state: bool = True) -> Check:
     """Checks the free disk space.
 
-    A commit has the model and the optimizer state of each cluster, which is twice as large as the weights. A device
-    agent keeps no state.
+    A commit has the model and the optimizer state of each cluster, which is twice as large as the weights.
+    A device agent keeps no state.
     """
     free_bytes = shutil.disk_usage(_existing_parent(folder)).free
     found = f"{free_bytes / _GB:.1f} GB free"

@@ -1,4 +1,4 @@
-"""Checks the scheduler and the other hosts: whether they answer, how far away they are, and whether clocks agree."""
+"""Checks that the scheduler and the other hosts answer, and that the clocks agree."""
 
 import socket
 import time
@@ -21,7 +21,7 @@ _HEARTBEAT_SECONDS = 4.0
 """Twice the interval between the heartbeats of a host."""
 _POLL_SECONDS = 0.05
 _NEW_HEARTBEAT_SECONDS = 0.5
-"""The scheduler computes the time of a heartbeat from two clocks, so the same heartbeat varies by milliseconds."""
+"""A smaller difference is the same heartbeat: the scheduler reports its time with errors of milliseconds."""
 
 
 def ask_hosts(client: CollaPipeClient) -> list[HostStatus] | CollapipeError:
@@ -134,8 +134,8 @@ def clock_offset(
 ) -> tuple[float, float] | None:
     """Measures how far this clock is ahead of the scheduler's.
 
-    The scheduler reports the time of each host's last heartbeat on its own clock. This function asks until it sees a
-    new heartbeat. That heartbeat arrived between the last two questions.
+    The scheduler reports the time of each host's last heartbeat on its own clock. This function asks until
+    it sees a new heartbeat. That heartbeat arrived between the last two questions.
 
     Returns:
         The offset and its uncertainty in seconds; `None` if no host sends heartbeats.
