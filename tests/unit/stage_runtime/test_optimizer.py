@@ -6,7 +6,7 @@ from torch import nn
 
 from collapipe.job import TrainingConfig
 from collapipe.stage_runtime import clip_scale, learning_rate
-from collapipe.stage_runtime.optimizer import make_optimizer, squared_norms
+from collapipe.stage_runtime.optimizer import make_optimizer, squared_norms, update_parameters
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,19 @@ def test_squared_norms_are_in_double_precision_and_only_of_parameters_with_a_gra
     with_gradient, without = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
     with_gradient.grad = torch.tensor([1e30, 1e30])  # the squares overflow in single precision
     assert squared_norms([without, with_gradient]) == pytest.approx([2e60], rel=1e-6)
+
+
+@pytest.mark.parametrize(("scale", "applied"), [(0.25, 0.25), (1.0, 1.0), (3.0, 1.0)])
+def test_update_clips_gradients_but_never_makes_them_larger(scale: float, applied: float) -> None:
+    training = TrainingConfig(optimizer="sgd", weight_decay=0.0)
+    parameters = [nn.Parameter(torch.randn(shape)) for shape in ((3, 4), (4,))]
+    before = [parameter.detach().clone() for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 2.0)
+    update_parameters(make_optimizer(parameters, training), 0.5, scale)
+    for parameter, old in zip(parameters, before, strict=True):
+        torch.testing.assert_close(parameter.detach(), old - applied)
+        assert parameter.grad is None
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
