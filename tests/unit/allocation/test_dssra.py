@@ -110,6 +110,20 @@ def test_decide_on_wires_shares_what_the_channel_has_and_sends_with_no_power() -
     assert {link.forward_watts for link in links} == {0.0}
 
 
+def test_decide_uses_only_links_that_exist() -> None:
+    problem = random_problem(3, 1, 2)
+    missing = {("control-0", "device-0-1"), ("device-0-0", "edge")}
+    links = {
+        pair: link
+        for pair, link in problem.clusters[0].links.items()
+        if pair not in missing and pair[::-1] not in missing
+    }
+    problem = replace(problem, clusters=(replace(problem.clusters[0], links=links),))
+    plans = decide(problem, None).plans
+    assert violations(problem, plans) == []
+    assert list(plans[0].segments) == ["device-0-0", "device-0-1"]
+
+
 def test_decide_relieves_a_device_with_a_backlog() -> None:
     problem = random_problem(2, 1, 2, num_blocks=6, backlog=0.0)
     before = decide(problem, None)

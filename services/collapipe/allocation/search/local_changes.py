@@ -20,7 +20,10 @@ def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan
     The links keep shares and powers that fit the old plan, so the caller replaces them.
     """
     for n, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
-        for changed in (*_with_other_micro_batches(cluster, plan), *_without_a_device(plan)):
+        for changed in (
+            *_with_other_micro_batches(cluster, plan),
+            *_without_a_device(cluster, plan),
+        ):
             yield (*plans[:n], changed, *plans[n + 1 :])
 
 
@@ -49,19 +52,22 @@ def _with_other_micro_batches(cluster: ClusterProblem, plan: ClusterPlan) -> Ite
         yield replace(plan, num_micro_batches=option)
 
 
-def _without_a_device(plan: ClusterPlan) -> Iterator[ClusterPlan]:
+def _without_a_device(cluster: ClusterProblem, plan: ClusterPlan) -> Iterator[ClusterPlan]:
     """Yields plans without one device, whose blocks move to the device before it or after it."""
     devices = range(1, len(plan.stages) - 1)
     for removed in devices:
-        gone = plan.stages[removed]
-        for heir in (removed - 1, removed + 1):
-            if heir not in devices:
+        before, after = plan.stages[removed - 1].host_id, plan.stages[removed + 1].host_id
+        if (before, after) not in cluster.links or (after, before) not in cluster.links:
+            continue
+        units = plan.stages[removed]
+        for taker in (removed - 1, removed + 1):
+            if taker not in devices:
                 continue
             stages = list(plan.stages)
-            stages[heir] = replace(
-                stages[heir],
-                start_unit=min(stages[heir].start_unit, gone.start_unit),
-                stop_unit=max(stages[heir].stop_unit, gone.stop_unit),
+            stages[taker] = replace(
+                stages[taker],
+                start_unit=min(stages[taker].start_unit, units.start_unit),
+                stop_unit=max(stages[taker].stop_unit, units.stop_unit),
             )
             del stages[removed]
             yield replace(plan, stages=tuple(stages), links=plan.links[:-1])
