@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback, for tests."""
+"""A Prometheus server on loopback, for tests."""
 
 import json
 import shutil
@@ -17,11 +17,11 @@ LIMIT_SECONDS = 60.0
 
 
 class PrometheusServer:
-    """A Prometheus that scrapes what it is told.
+    """A running Prometheus server.
 
     Args:
-        url: Where it serves.
-        targets: The file of its targets, which it reads again when it changes.
+        url: Its address.
+        targets: The file of its targets. The server reads it again when it changes.
     """
 
     def __init__(self, url: str, targets: Path) -> None:
@@ -29,7 +29,7 @@ class PrometheusServer:
         self._targets = targets
 
     def scrape(self, addresses: Iterable[str]) -> None:
-        """Scrapes these addresses, host:port, from now on; returns when it does."""
+        """Replaces the targets by these addresses, "host:port", and waits until all of them are scraped."""
         wanted = set(addresses)
         text = json.dumps([{"targets": sorted(wanted), "labels": {"site": "here"}}])
         self._targets.with_suffix(".new").write_text(text, encoding="utf-8")
@@ -56,11 +56,11 @@ def eventually(condition: Callable[[], bool]) -> None:
 def running_prometheus(
     directory: Path, config: Mapping[str, Any] | None = None
 ) -> Iterator[PrometheusServer]:
-    """Starts a Prometheus without targets; skips the test where there is none.
+    """Starts a server without targets; skips the test if Prometheus is not installed.
 
     Args:
-        directory: For its files; the targets that it discovers are in targets.json.
-        config: Instead of one job that scrapes those; paths in it are relative to `directory`.
+        directory: Folder for its files. Its targets are in targets.json there.
+        config: Configuration, with paths relative to `directory`. By default, one job scrapes the targets.
     """
     binary = shutil.which("prometheus")
     if binary is None:
@@ -68,7 +68,7 @@ def running_prometheus(
     targets = directory / "targets.json"
     targets.write_text("[]", encoding="utf-8")
     discovery = {"files": [str(targets)], "refresh_interval": "1s"}
-    # JSON is YAML
+    # JSON is valid YAML.
     config = config or {
         "global": {
             "scrape_interval": f"{INTERVAL_SECONDS:g}s",
@@ -97,7 +97,7 @@ def running_prometheus(
 
 
 def _served_address(log: Path, process: "subprocess.Popen[bytes]") -> str:
-    """With port 0 only the log tells the port that it got."""
+    """Returns the address from the log: with port 0, nothing else shows the port."""
     found: list[str] = []
 
     def told() -> bool:

@@ -196,9 +196,8 @@ def test_health_checks_call_the_service_itself(base: list[Document]) -> None:
             # Longer than the deadline of the health check and an import on a slow device.
             assert pod.container[probe]["timeoutSeconds"] >= 20
         assert pod.container["livenessProbe"]["tcpSocket"]["port"] == "grpc"
-        assert (
-            pod.spec["terminationGracePeriodSeconds"] >= 20
-        )  # draining takes 5 s, closing the sensors 2 s
+        # Draining takes 5 s, and closing the sensors 2 s.
+        assert pod.spec["terminationGracePeriodSeconds"] >= 20
 
 
 def test_every_pod_is_confined(k3s: list[Document]) -> None:
@@ -255,7 +254,7 @@ def test_each_pod_finds_its_own_certificate(
             if one.target != "client":
                 assert identity.name == one.environment["COLLAPIPE_HOST_ID"]
             found.append(identity)
-    assert len(found) == len(set(found)) + len(_NODES)  # both clusters have each node
+    assert len(found) == len(set(found)) + len(_NODES)  # each node is in both clusters
 
 
 def test_certificates_can_be_files_of_the_nodes(tmp_path: Path) -> None:

@@ -157,9 +157,7 @@ def test_service_has_more_time_to_stop_than_draining_needs() -> None:
     parser = configparser.RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(_template())
-    assert (
-        int(parser["Service"]["TimeoutStopSec"]) >= 20
-    )  # draining takes 5 s, closing the sensors 2 s
-    assert (
-        parser["Service"]["RestartPreventExitStatus"] == "2"
-    )  # the exit code of `run_service` for bad input
+    # Draining takes 5 s, and closing the sensors 2 s.
+    assert int(parser["Service"]["TimeoutStopSec"]) >= 20
+    # `run_service` exits with 2 for bad input.
+    assert parser["Service"]["RestartPreventExitStatus"] == "2"

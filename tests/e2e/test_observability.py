@@ -1,4 +1,4 @@
-"""Our Prometheus configuration, rules and dashboards on real services that train a real job."""
+"""The Prometheus configuration, rules and dashboards of deploy/, for services that train a job."""
 
 import json
 import math
@@ -29,9 +29,10 @@ pytestmark = pytest.mark.heavy
 
 RULES = ROOT / "deploy/prometheus/rules"
 WINDOW_SECONDS = 5
-"""Well within the job: increase() extrapolates no counter to below 0, so at its start each by another factor."""
+"""So short that the window begins long after the counters: near 0, increase() extrapolates them differently.
+"""
 CLOSE = 0.05
-"""How far a rule may be from the scheduler's estimate of the same window."""
+"""Largest relative difference between a rule and the scheduler's estimate of the same window."""
 
 NEEDS = {
     "collapipe-devices/Hottest": "a sensor of temperature",
@@ -40,10 +41,10 @@ NEEDS = {
     "collapipe-scheduler/Largest backlog": "a device with an energy budget",
     "collapipe-scheduler/Backlog of the energy queues": "a device with an energy budget",
 }
-"""Panels that may be empty here, and what they need to have data."""
+"""Panels that may be empty here, and what they would need."""
 
 SMALL = 3_000_000
-"""Memory that holds most of the model, but not all of it: both devices take part."""
+"""Memory limit in bytes, too small for the whole model, so that both devices get blocks."""
 WORLD = Emulation(
     devices={
         "device-0-0": EmulatedDevice(profile="raspberry-pi-5"),
@@ -70,7 +71,7 @@ JOB = JobConfig.model_validate(
             "strategy": "dssra",
             "num_micro_batches": 2,
             "channel_bandwidth_hz": 2e6,
-            "hysteresis": 10.0,  # the plan stays, so that no series appear within the job
+            "hysteresis": 10.0,  # keeps the plan, so that no new series appear within the job
             "silence_seconds": 60,
         },
     }
@@ -79,18 +80,18 @@ JOB = JobConfig.model_validate(
 
 @dataclass
 class Observed:
-    """A Prometheus that has watched a job, the hosts, and when the job ended."""
+    """A Prometheus server that has scraped the hosts of a job."""
 
     server: PrometheusServer
     instances: dict[str, str]
-    """Names by the addresses of their metrics."""
+    """Names of the hosts by the addresses of their metrics."""
     trained_at: float
-    """When the job ended."""
+    """Unix seconds at the end of the job."""
     ended_at: float
-    """When the rules had been evaluated after that."""
+    """Unix seconds of a time after the next evaluation of the rules."""
 
     def ask(self, expression: str, at: float | None = None) -> list[dict[str, Any]]:
-        """The rows of an instant query that have a number; by default at the end of the job."""
+        """Returns the rows of an instant query that are not NaN; by default at the end of the job."""
         form = {"query": expression, "time": f"{at or self.ended_at:.3f}"}
         with httpx.Client(base_url=self.server.url, trust_env=False) as client:
             answer = client.post("/api/v1/query", data=form).json()
@@ -100,7 +101,7 @@ class Observed:
 
 
 def deployed_config(directory: Path, scheduler_metrics: str) -> dict[str, Any]:
-    """prometheus.yml as it is deployed, but for the names that only Compose resolves, and twice as often."""
+    """Returns the deployed prometheus.yml without the targets of Compose, and with half the intervals."""
     source = ROOT / "deploy/prometheus"
     (directory / "rules").mkdir()
     for path in (source / "rules").glob("*.yml"):
@@ -118,7 +119,7 @@ def deployed_config(directory: Path, scheduler_metrics: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
-    """Runs a job on two devices, which `collapipe targets` told Prometheus of."""
+    """Runs a job on two devices, whose addresses Prometheus gets from `collapipe targets`."""
     directory = tmp_path_factory.mktemp("observed")
     devices = [Device(memory_bytes=SMALL), Device(memory_bytes=SMALL)]
     with LocalTestbed([devices], directory / "testbed", emulation=WORLD) as testbed:
@@ -138,7 +139,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
             eventually(lambda: len(watched.ask("up == 1", time.time())) == len(metrics))
             run_job(testbed, JOB)
             watched.trained_at = time.time()
-            # the groups of rules are evaluated every five seconds
+            # Prometheus evaluates the rules every five seconds.
             time.sleep(6)
             watched.ended_at = time.time()
             yield watched
@@ -146,7 +147,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
 
 def test_targets_have_the_labels_that_scheduler_and_rules_need(observed: Observed) -> None:
     rows = [row["metric"] for row in observed.ask("up")]
-    # the address is what the host registered: the scheduler matches on it
+    # The scheduler compares the instance with the registered address.
     assert {row["instance"]: row["service"] for row in rows} == observed.instances
     assert {row["service"]: row["host_role"] for row in rows} == {
         "scheduler": "scheduler",
@@ -180,7 +181,7 @@ def test_what_was_trained_is_what_the_panels_add_up_to(observed: Observed) -> No
 
 
 def test_time_of_a_stage_is_not_more_than_passed(observed: Observed) -> None:
-    """Busy, updating and waiting exclude each other; sending is another thread's, each direction for itself."""
+    """Computing, updating and waiting exclude each other. Each direction of sending has its own thread."""
     for kinds in (("busy", "update", "waiting"), ("sending",)):
         sums = " + ".join(f"stage:{kind}_seconds:rate1m" for kind in kinds)
         rows = observed.ask(f"max_over_time(({sums})[2m:5s])")
@@ -189,7 +190,7 @@ def test_time_of_a_stage_is_not_more_than_passed(observed: Observed) -> None:
 
 
 def estimated(observed: Observed, seconds: float, end: float) -> Estimates:
-    """What the scheduler makes of a window, without a profile that would take off fixed costs."""
+    """Returns the scheduler's estimates of a window, without profiles, whose fixed costs it would subtract."""
     series = PrometheusSource(observed.server.url).window(end - seconds, end)
     hosts = {at: name for at, name in observed.instances.items() if name != "scheduler"}
     priors = {host: HostPrior() for host in hosts.values()}
@@ -199,7 +200,7 @@ def estimated(observed: Observed, seconds: float, end: float) -> Estimates:
 
 
 def ratios(estimates: Estimates) -> dict[str, dict[str, float]]:
-    """The rules that are marked (estimate), with what the scheduler has instead."""
+    """Returns the estimates by the names of the rules that are marked (estimate)."""
     hosts, links = estimates.hosts.items(), estimates.links.items()
     sensors = "|".join(ENERGY_SENSORS)
     each: dict[str, dict[str, float | None]] = {
@@ -227,13 +228,13 @@ def values_of(rows: list[dict[str, Any]], rule: str) -> dict[str, float]:
 
 
 def expressions() -> dict[str, str]:
-    """Of the recording rules."""
+    """Returns the expressions of the recording rules by name."""
     groups = yaml.safe_load((RULES / "recording.yml").read_text("utf-8"))["groups"]
     return {rule["record"]: rule["expr"] for group in groups for rule in group["rules"]}
 
 
 def test_rules_agree_with_what_the_scheduler_estimates(observed: Observed) -> None:
-    """Over the same window, within the job: increase() does not count the first value of a series that appears."""
+    """The window is within the job, because increase() does not count the first value of a new series."""
     expected = ratios(estimated(observed, WINDOW_SECONDS, observed.trained_at))
     assert len(expected["link:goodput_bps:ratio_increase1m"]) >= 4
     assert len(expected["service:unit_sample_seconds:ratio_increase1m"]) == 4
@@ -254,7 +255,7 @@ def test_what_is_recorded_is_what_the_rule_says(observed: Observed) -> None:
         expected = values_of(observed.ask(expressions()[rule], evaluated_at), rule)
         assert len(expected) >= 4
         told = values_of(observed.ask(rule, evaluated_at), rule)
-        # a page that was on its way while the rule was evaluated counts only for who asks later
+        # A scrape that was not complete when the rule was evaluated counts only for later queries.
         assert told == pytest.approx(expected, rel=CLOSE), rule
 
 
@@ -264,13 +265,13 @@ def test_every_rule_and_alert_is_evaluated_without_error(observed: Observed) -> 
     found = [rule for group in groups for rule in group["rules"]]
     assert len(found) >= 30
     assert [rule["lastError"] for rule in found if rule["health"] != "ok"] == []
-    # nothing is wrong with this job, though its emulated devices share two processors
+    # The job has no problem except that its emulated devices share two processors.
     firing = {row["metric"]["alertname"] for row in observed.ask('ALERTS{alertstate="firing"}')}
     assert firing <= {"EmulationOverrun", "PredictionOff"}
 
 
 def test_host_that_is_listed_twice_is_scraped_once(tmp_path: Path) -> None:
-    """In Compose, the static list and `collapipe targets` may name the same host."""
+    """In Compose, the static list and `collapipe targets` may contain the same host."""
     config = deployed_config(tmp_path, "127.0.0.1:1")
     entry = {"targets": ["127.0.0.1:1"], "labels": {"host_role": "scheduler"}}
     config["scrape_configs"][0]["static_configs"] = [entry]

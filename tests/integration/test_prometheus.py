@@ -1,4 +1,4 @@
-"""Both sources of telemetry, a real Prometheus and our own scraping, on the same real processes."""
+"""A Prometheus server and the scheduler's own scraper give the same estimates of the same processes."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ PRIORS = {host: HostPrior(0.05, seconds_per_micro_batch=0.01) for host in HOSTS}
 
 
 class MetricsHost:
-    """One process of metrics_host.py."""
+    """A running metrics_host.py."""
 
     def __init__(self, host: str, stage: int, previous: str) -> None:
         script = Path(__file__).with_name("metrics_host.py")
@@ -55,7 +55,7 @@ class MetricsHost:
 
 @dataclass
 class Observed:
-    """Hosts, and the two that watch them."""
+    """Hosts, and both telemetry sources that scrape them."""
 
     hosts: list[MetricsHost]
     prometheus: PrometheusSource
@@ -76,7 +76,7 @@ class Observed:
             one.end_work()
 
     def wait_for_scrapes(self, since: float, count: int = 2) -> None:
-        """Waits until both have scraped every living host so often since then."""
+        """Waits until both sources have scraped every living host `count` times since a time."""
 
         def done() -> bool:
             windows = [source.window(since, time.time()) for source in self.sources]
@@ -89,7 +89,7 @@ class Observed:
         eventually(done)
 
     def estimates(self, start: float, end: float) -> tuple[Estimates, Estimates]:
-        """Of Prometheus, and of our own scraping."""
+        """Returns the estimates from the Prometheus server and from the scraper."""
         both = [
             estimate(
                 source.window(start, end),
@@ -109,7 +109,7 @@ def scrapes(series: Sequence[Series], address: str) -> int:
 
 @pytest.fixture
 def observed(tmp_path: Path) -> Iterator[Observed]:
-    """Three hosts in a row, scraped by both and at rest."""
+    """Three hosts in a row that both sources scrape; their counters do not grow."""
     with ExitStack() as stack:
         hosts = []
         for stage, host in enumerate(HOSTS):
@@ -128,7 +128,7 @@ def names_of(series: Sequence[Series]) -> set[tuple[str, str, object]]:
 
 
 def without_memory(estimates: Estimates) -> Estimates:
-    """Its peak is the one thing that moves while a host rests."""
+    """Removes the peak memory, which is the only value that grows while a host does nothing."""
     hosts = {host: replace(one, peak_resident_bytes=None) for host, one in estimates.hosts.items()}
     return replace(estimates, hosts=hosts)
 
@@ -136,7 +136,7 @@ def without_memory(estimates: Estimates) -> Estimates:
 def test_both_sources_give_the_same_estimates_of_the_same_window(observed: Observed) -> None:
     start = time.time()
     observed.wait_for_scrapes(start)
-    observed.work(11)  # new series, of the links' bytes, appear now
+    observed.work(11)  # now the series of the bytes of links appear
     observed.wait_for_scrapes(time.time())
     observed.work(7)
     observed.wait_for_scrapes(time.time())
@@ -146,11 +146,12 @@ def test_both_sources_give_the_same_estimates_of_the_same_window(observed: Obser
     assert names_of(asked) == names_of(scraped)
     assert {one.instance for one in asked} == set(observed.instances)
     by_prometheus, by_scraping = observed.estimates(start, end)
-    # the counters rest: which scrapes each of them made no longer matters, to the last bit
+    # The counters no longer grow, so the times of the scrapes do not matter, and the estimates are equal to
+    # the last bit.
     assert without_memory(by_prometheus) == without_memory(by_scraping)
     for host in HOSTS:
         held = [got.hosts[host].peak_resident_bytes for got in (by_prometheus, by_scraping)]
-        assert held[0] == pytest.approx(held[1], rel=0.2)  # being scraped takes memory too
+        assert held[0] == pytest.approx(held[1], rel=0.2)  # answering a scrape takes memory too
 
     assert by_scraping.missing == by_scraping.rejected == ()
     device = by_scraping.hosts["device-0"]
@@ -179,7 +180,7 @@ def test_both_sources_agree_while_counters_move(observed: Observed) -> None:
     assert by_prometheus.hosts.keys() == by_scraping.hosts.keys() == set(HOSTS)
     for host in HOSTS:
         asked, scraped = by_prometheus.hosts[host], by_scraping.hosts[host]
-        # a page may come between the lines of one micro-batch, at both ends of both windows
+        # A scrape can happen in the middle of a micro-batch, at both ends of both windows.
         near = 4 / min(asked.micro_batches, scraped.micro_batches)
         assert asked.seconds_per_sample == pytest.approx(scraped.seconds_per_sample, rel=near)
         assert asked.busy_watts == pytest.approx(scraped.busy_watts, rel=near)
@@ -203,7 +204,7 @@ def test_both_sources_have_no_data_of_a_host_that_died(observed: Observed) -> No
     assert without_memory(by_prometheus) == without_memory(by_scraping)
     assert by_scraping.missing == ("device-0",)
     assert by_scraping.hosts.keys() == {"control-unit-0", "edge-server"}
-    assert "control-unit-0>device-0" not in by_scraping.links  # its receiver would have told
+    assert "control-unit-0>device-0" not in by_scraping.links  # only its receiver measures goodput
     assert by_scraping.links["device-0>edge-server"].goodput_bps is not None
     recent = [source.window(died + INTERVAL_SECONDS, end) for source in observed.sources]
     for series in recent:
