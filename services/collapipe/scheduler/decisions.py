@@ -21,9 +21,6 @@ from collapipe.allocation import (
 from collapipe.errors import InvalidInputError
 from collapipe.telemetry.estimates import Estimates
 
-FORMAT_VERSION = 2
-"""Version of the JSON of a `RoundDecision`. Increase it when an older document can no longer be read."""
-
 TIME_LIMIT_SECONDS = 5.0
 """Time limit of a decision. If a decision takes longer, the current plans are kept."""
 
@@ -57,7 +54,6 @@ class RoundDecision:
         kept_because: Why the current plans were kept; empty if they were not kept.
         notes: Remarks of the strategy, for the explanation.
         solve_seconds: Time that the strategy took.
-        version: Format version of the JSON document.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -69,7 +65,6 @@ class RoundDecision:
     kept_because: str = ""
     notes: tuple[str, ...] = ()
     solve_seconds: float = 0.0
-    version: int = FORMAT_VERSION
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON document that `from_json` reads."""
@@ -81,17 +76,7 @@ class RoundDecision:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "RoundDecision":
-        """Reads a document of `to_json`.
-
-        Raises:
-            InvalidInputError: The document is damaged, or another version of the scheduler recorded it.
-        """
-        version = document.get("version", 1)
-        if version != FORMAT_VERSION:
-            raise InvalidInputError(
-                f"the decision was recorded in format version {version}, but this scheduler reads version "
-                f"{FORMAT_VERSION}: use the CollaPipe version that ran the job"
-            )
+        """Reads a document of `to_json`; raises `InvalidInputError` if it is damaged."""
         try:
             content = copy.deepcopy(document)
             for cluster in content["question"]["problem"]["clusters"]:

@@ -7,7 +7,7 @@ import logging
 import threading
 import uuid
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -108,11 +108,14 @@ class JobDocument(_Document):
 class RoundDocument(_Document):
     """The last attempt at a round, stored before the attempt begins."""
 
+    version: Literal[2] = 2
+    """Format version. Increase it when an older document can no longer be read: also its plans and
+    decision."""
     attempt: int
     plans: list[_Plan]
     """One for each cluster."""
-    decision: dict[str, Any] = Field(default_factory=dict)
-    """The document of `RoundDecision.to_json`. It is empty in documents of early versions."""
+    decision: dict[str, Any]
+    """The document of `RoundDecision.to_json`."""
 
 
 class JobStore:
@@ -237,8 +240,8 @@ def _read(path: Path, schema: type[_D]) -> _D | None:
     found, known = document.get("version", 1), schema.model_fields.get("version")
     if known is not None and found != known.default:
         raise CorruptDataError(
-            f"{path} has format version {found}, but this scheduler reads version {known.default}: use the CollaPipe "
-            "version that wrote it, or delete it"
+            f"{path} has format version {found}, but this scheduler reads version {known.default}: use the version "
+            "of CollaPipe that wrote it, or start a new job"
         )
     try:
         return schema.model_validate(document)

@@ -20,7 +20,7 @@ from .jobs import Source, job
 
 class Decision:
     def to_json(self) -> dict[str, Any]:
-        return {"version": 2}
+        return {}
 
 
 class ScriptedPlanner:

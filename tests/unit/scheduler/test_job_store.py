@@ -99,31 +99,41 @@ def test_round_that_was_never_planned_is_not_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [{"attempt": 0}, {"attempt": 0, "plans": [{"stages": 3}]}, {"plans": []}]
+    ("change", "reason"),
+    [
+        ({"plans": None}, "is damaged"),
+        ({"plans": [{"stages": 3}]}, "is damaged"),
+        ({"attempt": "x"}, "is damaged"),
+        ({"version": 1}, "has format version 1, but this scheduler reads version 2"),
+        ({"version": 3}, "has format version 3, but this scheduler reads version 2"),
+    ],
 )
-def test_damaged_round_document_is_refused_with_its_path(
-    tmp_path: Path, broken: dict[str, object]
+def test_round_document_that_cannot_be_read_is_refused_with_its_path(
+    tmp_path: Path, change: dict[str, object], reason: str
 ) -> None:
     store = JobStore(tmp_path)
     job_id = store.create(make_job()).job_id
     store.save_round(job_id, 0, attempt_of(0, "device-0", 8))
     (path,) = tmp_path.rglob("000000.json")
-    path.write_text(json.dumps(broken), encoding="utf-8")
-    with pytest.raises(CorruptDataError, match=r"000000\.json is damaged"):
-        store.round(job_id, 0)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(document | change), encoding="utf-8")
+    for read in (store.round, store.find_round):
+        with pytest.raises(CorruptDataError, match=rf"000000\.json {reason}"):
+            read(job_id, 0)
 
 
-def test_retry_can_use_a_round_document_without_a_decision(tmp_path: Path) -> None:
+def test_round_document_without_a_version_is_refused_as_version_1(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     job_id = store.create(make_job()).job_id
-    store.save_round(job_id, 0, attempt_of(3, "device-0", 8))
+    store.save_round(job_id, 0, attempt_of(0, "device-0", 8))
     (path,) = tmp_path.rglob("000000.json")
     document = json.loads(path.read_text(encoding="utf-8"))
-    del document["decision"]
+    del document["version"]
     path.write_text(json.dumps(document), encoding="utf-8")
-    earlier = store.find_round(job_id, 0)
-    assert earlier is not None
-    assert (earlier.attempt, earlier.plans[0].num_micro_batches) == (3, 8)
+    with pytest.raises(
+        CorruptDataError, match="format version 1, but this scheduler reads version 2"
+    ):
+        store.find_round(job_id, 0)
 
 
 def test_jobs_are_listed_oldest_first_after_a_restart(tmp_path: Path) -> None:
