@@ -58,7 +58,7 @@ class NeighbourLinks:
                     self.incoming.add_chunk(part.chunk)
                 elif kind != "opened":
                     raise CorruptDataError(
-                        f"a link carried {kind or 'an empty message'} instead of a frame"
+                        f"a stream carried {kind or 'an empty message'} instead of a frame"
                     )
         finally:
             self.incoming.close()
@@ -83,7 +83,7 @@ class StreamToNextStage:
         self._on_failure = on_failure
         self._closed = False
         self._call = stub.ExchangeActivations(self._requests(opening), wait_for_ready=True)
-        name = f"link to {links.outgoing.receiver}"
+        name = f"stream to {links.outgoing.receiver}"
         threading.Thread(target=self._receive, name=name, daemon=True).start()
 
     def close(self, *, broken: bool) -> None:
@@ -102,7 +102,7 @@ class StreamToNextStage:
         try:
             self._links.receive(self._call)
             failure: CollapipeError = PeerLostError(
-                host_id, f"{host_id} closed its link in the middle of the round"
+                host_id, f"{host_id} closed its stream in the middle of the round"
             )
         except grpc.RpcError as error:
             failure = to_error(error, host_id)
@@ -130,8 +130,8 @@ def serve_previous_stage(
         except CollapipeError as error:
             on_failure(error)
         except Exception:  # gRPC raises a bare Exception when the caller goes away.
-            on_failure(PeerLostError("", "the previous stage broke its link"))
+            on_failure(PeerLostError("", "the previous stage broke its stream"))
 
-    threading.Thread(target=receive, name="link from the previous stage", daemon=True).start()
+    threading.Thread(target=receive, name="stream from the previous stage", daemon=True).start()
     yield Response(opened=stage_pb2.LinkOpened())
     yield from links.send(Response)

@@ -127,12 +127,12 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         """Carries activations from the previous stage, and activation gradients back to it."""
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("part") != "open":
-            raise InvalidInputError("a link begins with OpenLink")
+            raise InvalidInputError("a stream between stages begins with OpenLink")
         session = self._session_of(first.open)
 
         def on_end() -> None:
             # To the thread that reads requests, a broken call may look like one that ends in good order.
-            session.abort(PeerLostError("", "the previous stage broke its link"))
+            session.abort(PeerLostError("", "the previous stage broke its stream"))
 
         if not context.add_callback(on_end):
             on_end()
@@ -169,7 +169,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 or admitted.has_upstream
             ):
                 raise WrongStateError(
-                    f"{self._resources.host_id} expects no link to stage {opening.stage_index} of round "
+                    f"{self._resources.host_id} expects no stream to stage {opening.stage_index} of round "
                     f"{opening.attempt.round_index}, attempt {opening.attempt.attempt}, "
                     f"plan {opening.attempt.plan_id}"
                 )

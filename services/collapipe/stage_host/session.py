@@ -13,7 +13,7 @@ from collapipe.neighbour_streams.stream import (
 )
 from collapipe.rpc import Outbox
 from collapipe.stage_host.host_resources import HostResources
-from collapipe.stage_host.stage_meter import StageMeter
+from collapipe.stage_host.stage_metrics import StageMetrics
 from collapipe.stage_runtime import Mailbox, ResidentUnit, ResidentUnits, Stage, StageContext
 from collapipe.stage_runtime.resident_units import StateDigests
 from collapipe.tensors import Frame
@@ -113,7 +113,7 @@ class StageSession:
             self.mailbox,
             self._to_next_stage.put,
             self._send_backward,
-            StageMeter(self._cluster_index, self.stage_index, resources.busy_watts),
+            StageMetrics(self._cluster_index, self.stage_index, resources.busy_watts),
             resources.processor,
         )
         return stage_pb2.StageConfigured(fetched_bytes=fetched_bytes, reused_units=num_reused)

@@ -52,15 +52,15 @@ class ControlUnitServiceServicer(object):
     """
 
     def PrepareData(self, request, context):
-        """Loads the cluster's data and says what it holds. Makes the vocabulary when none is given.
+        """Loads the data of the cluster and describes it. Makes a vocabulary if the request has none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RunRound(self, request, context):
-        """Runs one attempt at a round: configure, train, evaluate, gather. Ends with the prepared state or a failure.
-        The caller's cancellation aborts the attempt.
+        """Runs one attempt at a round: configure, evaluate, train, gather. The last response is the prepared state.
+        If the caller cancels the call, the attempt is aborted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DeviceAgentServiceStub(object):
-    """A device that runs segments of encoders.
+    """Measures what a block costs on this device.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class DeviceAgentServiceStub(object):
 
 
 class DeviceAgentServiceServicer(object):
-    """A device that runs segments of encoders.
+    """Measures what a block costs on this device.
     """
 
     def ProfileBlock(self, request, context):
@@ -70,7 +70,7 @@ def add_DeviceAgentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DeviceAgentService(object):
-    """A device that runs segments of encoders.
+    """Measures what a block costs on this device.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class LinkServiceStub(object):
-    """Measures links.
+    """Measures links with probes.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class LinkServiceStub(object):
 
 
 class LinkServiceServicer(object):
-    """Measures links.
+    """Measures links with probes.
     """
 
     def MeasureLink(self, request, context):
-        """Measures the link from this host to another: several chunks as fast as the link takes them.
+        """Probes the link from this host to another one: round trips, then a burst of chunks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReceiveProbe(self, request_iterator, context):
-        """The other end of a measurement.
+        """Receives the probe of another host.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_LinkServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LinkService(object):
-    """Measures links.
+    """Measures links with probes.
     """
 
     @staticmethod

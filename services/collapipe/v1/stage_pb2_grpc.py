@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class StageServiceStub(object):
-    """A host of one stage of a cluster's pipeline: it holds units, runs forward and backward for
-    micro-batches, and steps the optimizer.
+    """Runs one stage of a cluster's pipeline: holds units, runs micro-batches forward and backward, and takes
+    optimizer steps.
     """
 
     def __init__(self, channel):
@@ -49,21 +49,21 @@ class StageServiceStub(object):
 
 
 class StageServiceServicer(object):
-    """A host of one stage of a cluster's pipeline: it holds units, runs forward and backward for
-    micro-batches, and steps the optimizer.
+    """Runs one stage of a cluster's pipeline: holds units, runs micro-batches forward and backward, and takes
+    optimizer steps.
     """
 
     def RunStage(self, request_iterator, context):
-        """Drives one stage through one attempt at one round. The stream is the session: when it ends, for
-        whatever reason, the stage stops, and what it held uncommitted is dropped.
+        """Runs one stage in one attempt at one round. This stream is the session. When it ends for any reason, the
+        stage stops, and drops units that the attempt changed but did not finish.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExchangeActivations(self, request_iterator, context):
-        """Carries activations from the previous stage and what comes back to it. Opened by the previous stage,
-        once an attempt.
+        """Carries activations from the previous stage, and activation gradients and predictions back to it. The
+        previous stage opens it once in each attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,8 +91,8 @@ def add_StageServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StageService(object):
-    """A host of one stage of a cluster's pipeline: it holds units, runs forward and backward for
-    micro-batches, and steps the optimizer.
+    """Runs one stage of a cluster's pipeline: holds units, runs micro-batches forward and backward, and takes
+    optimizer steps.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""A stage host on loopback, and the control unit and previous stage that talk to it."""
+"""A stage host on loopback, with a control unit and a previous stage that call it."""
 
 import queue
 import threading
@@ -41,7 +41,7 @@ FIRST_UNIT = 1
 CLUSTER = 70
 TRAINING = TrainingConfig(learning_rate=0.1)
 
-LinkPart = ExchangeActivationsRequest
+StreamPart = ExchangeActivationsRequest
 
 
 @dataclass
@@ -65,7 +65,7 @@ class StageHost:
         job_id: str = "job",
         units: Iterable[UnitState] | None = None,
     ) -> ConfigureStage:
-        """What a control unit asks for."""
+        """Returns a configuration as a control unit sends it."""
         made = ConfigureStage()
         made.CopyFrom(self.configuration)
         made.attempt.MergeFrom(
@@ -85,8 +85,8 @@ class StageHost:
         session.expect("configured")
         return session
 
-    def link(self, opening: OpenLink) -> "Link":
-        return Link(self, opening)
+    def stream(self, opening: OpenLink) -> "NeighbourStream":
+        return NeighbourStream(self, opening)
 
     def opening(self, configure: ConfigureStage) -> OpenLink:
         return OpenLink(attempt=configure.attempt, cluster_index=CLUSTER, stage_index=1)
@@ -121,7 +121,7 @@ class Session:
         return list(self.expect("finished").finished.units)
 
     def next(self) -> RunStageResponse | None:
-        """The next answer that is no sign of life; `None` at the end."""
+        """Returns the next answer that is no sign of life; `None` at the end."""
         for answer in self._answers:
             if answer.WhichOneof("event") != "progress":
                 return answer
@@ -135,7 +135,7 @@ class Session:
         return answer
 
     def waits_for(self, what: str) -> None:
-        """Reads signs of life until the host says that it waits for that."""
+        """Reads signs of life until the host says that it waits for `what`."""
         for answer in self._answers:
             assert answer.WhichOneof("event") == "progress", answer
             if what in answer.progress.waiting_for:
@@ -148,7 +148,7 @@ class Session:
             pass
 
     def next_of_any_kind(self) -> RunStageResponse:
-        """The next answer, which may be a sign of life."""
+        """Returns the next answer, which may be a sign of life."""
         answer = next(self._answers, None)
         assert answer is not None, "the session ended"
         return answer
@@ -158,36 +158,36 @@ class Session:
         self._requests.close()
 
     def vanish(self) -> None:
-        """As if the control unit had died."""
+        """Breaks the session, as a killed control unit does."""
         self._call.cancel()
         self._requests.close()
 
 
-class Link:
-    """The previous stage's end of a link."""
+class NeighbourStream:
+    """A stream that the previous stage opens."""
 
     def __init__(self, host: StageHost, opening: OpenLink) -> None:
-        self._parts: Outbox[LinkPart] = Outbox()
+        self._parts: Outbox[StreamPart] = Outbox()
         self.codecs: dict[str, Codec] = {}
-        """Of the tensors of the last frame that came."""
-        self.send(LinkPart(open=opening))
+        """The codec of each tensor in the last frame that arrived."""
+        self.send(StreamPart(open=opening))
         stub = stage_pb2_grpc.StageServiceStub(host.channels.channel(host.address))
         self._call = stub.ExchangeActivations(iter(self._parts))
         self._arrived: queue.SimpleQueue[Frame | CollapipeError | None] = queue.SimpleQueue()
         answers = within_silence(self._call, 20.0, "the host", lambda: "send a frame")
         threading.Thread(target=self._receive, args=(answers,), daemon=True).start()
 
-    def send(self, part: LinkPart) -> None:
+    def send(self, part: StreamPart) -> None:
         self._parts.put(part)
 
     def send_frame(self, frame: Frame, codec: Codec = CODEC_FP32) -> None:
         header, chunks = encode_frame(frame, codec)
-        self.send(LinkPart(frame=header))
+        self.send(StreamPart(frame=header))
         for chunk in chunks:
-            self.send(LinkPart(chunk=chunk))
+            self.send(StreamPart(chunk=chunk))
 
     def receive(self) -> Frame | None:
-        """The next frame; `None` at the end. Raises what ended the link."""
+        """Returns the next frame; `None` at the end. Raises the error that ended the stream."""
         arrived = self._arrived.get(timeout=30)
         if isinstance(arrived, CollapipeError):
             raise arrived
@@ -233,7 +233,7 @@ def activation_frame(number: int = 0, step: int = 0) -> Frame:
 def stage_host(
     adapter: ModelAdapter, config_json: str, states: list[dict[str, Tensor]]
 ) -> Iterator[StageHost]:
-    """Starts a stage host, and beside it who has the initial weights."""
+    """Starts a stage host, and a server that has the initial weights."""
     blobs = {blob.digest: blob for blob in map(TensorBlob, states)}
     keeper = serve(
         "127.0.0.1:0",

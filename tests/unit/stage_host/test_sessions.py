@@ -25,22 +25,22 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(host: StageHost, session: Session, num_steps: int) -> None:
-    link = host.link(host.opening(session.configure))
+    stream = host.stream(host.opening(session.configure))
     for step in range(num_steps):
         session.run_step(step, scale=1.0)
-        link.send_frame(activation_frame(step=step))
+        stream.send_frame(activation_frame(step=step))
         session.expect("step_done")
 
 
 def assert_alive(session: Session) -> None:
-    """A session that was not touched still answers."""
+    """Checks that a session still answers, and that its units did not change."""
     assert [state.optimizer_digest for state in session.finish(0.0)] == [""] * 4
 
 
 # --- configuring
 
 
-def test_units_that_are_not_at_hand_are_fetched_and_then_reused(host: StageHost) -> None:
+def test_missing_units_are_fetched_and_then_reused(host: StageHost) -> None:
     first = host.open(host.configure(0)).expect("configured").configured
     assert first.reused_units == 0
     assert first.fetched_bytes > 4000
@@ -59,21 +59,21 @@ def test_finished_round_is_named_served_and_reused(host: StageHost) -> None:
     for state in states:
         assert state.weights_digest not in before
         for digest in (state.weights_digest, state.optimizer_digest):
-            fetch_blob(host.channels, digest, [host.address])  # checks the digest
+            fetch_blob(host.channels, digest, [host.address])  # This checks the digest.
     configured = host.open(host.configure(round_index=1, units=states)).expect("configured")
     assert configured.configured.reused_units == 4
 
 
-def test_what_an_unfinished_attempt_changed_is_dropped(host: StageHost) -> None:
+def test_units_that_an_unfinished_attempt_changed_are_dropped(host: StageHost) -> None:
     session = host.ready()
-    train(host, session, 2)  # the update of the first step is applied
+    train(host, session, 2)  # The second step applies the update of the first.
     session.vanish()
     configured = host.open(host.configure(1)).expect("configured").configured
     assert configured.reused_units == 0
     assert configured.fetched_bytes > 0
 
 
-def test_weights_that_nobody_has_fail_the_session_by_name(host: StageHost) -> None:
+def test_weights_that_no_host_has_fail_the_session_with_their_digest(host: StageHost) -> None:
     states = [*host.configuration.units]
     states[0] = UnitState(unit_index=1, weights_digest="0" * 64)
     session = host.open(host.configure(units=states))
@@ -111,7 +111,7 @@ def test_configuration_that_contradicts_itself_is_refused(
     spoil(configure)
     with pytest.raises(InvalidInputError, match=said):
         host.open(configure).next()
-    host.ready()  # the refused one is not counted as served
+    host.ready()  # The refused attempt does not count as served.
 
 
 def test_session_has_to_begin_with_its_configuration(host: StageHost) -> None:
@@ -128,7 +128,7 @@ def test_second_configuration_in_a_session_fails_it(host: StageHost) -> None:
     assert "takes no command configure" in session.expect("failed").failed.message
 
 
-# --- fences
+# --- attempts that are not newer
 
 
 @pytest.mark.parametrize(("round_index", "attempt"), [(3, 2), (3, 1), (2, 9), (0, 0)])
@@ -145,7 +145,7 @@ def test_attempt_that_is_not_newer_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize(("round_index", "attempt"), [(3, 3), (4, 0)])
-def test_newer_attempt_takes_over_from_one_that_idles(
+def test_newer_attempt_takes_over_from_an_idle_one(
     host: StageHost, round_index: int, attempt: int
 ) -> None:
     old = host.ready(2, round_index=3)
@@ -189,13 +189,13 @@ def test_control_unit_that_vanishes_ends_the_session(host: StageHost) -> None:
 
 
 class _Context:
-    """The context of a call whose caller has gone already."""
+    """The context of a call whose caller went away before the call began."""
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
         return False
 
 
-def test_session_whose_caller_is_gone_before_it_begins_blocks_no_later_one(
+def test_session_of_a_lost_caller_does_not_block_a_later_session(
     host: StageHost,
 ) -> None:
     gone: Any = _Context()
@@ -215,7 +215,7 @@ def test_host_without_units_has_no_blobs(host: StageHost) -> None:
         host.resources.find_blob("0" * 64)
 
 
-def test_session_whose_caller_is_gone_lets_no_later_one_pass_one_that_computes(
+def test_session_of_a_lost_caller_lets_no_later_session_overtake_one_that_computes(
     host: StageHost,
 ) -> None:
     computing = host.ready(0)
@@ -228,8 +228,8 @@ def test_session_whose_caller_is_gone_lets_no_later_one_pass_one_that_computes(
             request = RunStageRequest(configure=host.configure(1))
             list(host.servicer.RunStage(iter([request]), gone))
 
-    with COMPUTE_LOCK:  # the first session is in the middle of a computation
-        host.link(host.opening(computing.configure)).send_frame(activation_frame())
+    with COMPUTE_LOCK:  # The first session computes.
+        host.stream(host.opening(computing.configure)).send_frame(activation_frame())
         computing.waits_for_nothing()
         leaving = threading.Thread(target=begin)
         leaving.start()

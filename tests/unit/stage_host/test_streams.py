@@ -16,7 +16,7 @@ from collapipe.tensors import Frame, FrameKind, encode_frame
 from collapipe.v1.stage_pb2 import FRAME_KIND_FORWARD, FrameHeader, OpenLink, RunStageRequest
 from collapipe.v1.tensor_pb2 import CODEC_FP32, CODEC_INT8, DATA_TYPE_FLOAT32, TensorHeader
 
-from .stage_hosts import CLUSTER, Link, LinkPart, Session, StageHost, activation_frame
+from .stage_hosts import CLUSTER, NeighbourStream, Session, StageHost, StreamPart, activation_frame
 
 
 @pytest.fixture(autouse=True)
@@ -30,18 +30,21 @@ def session(host: StageHost) -> Session:
 
 
 @pytest.fixture
-def link(host: StageHost, session: Session) -> Link:
-    return host.link(host.opening(session.configure))
+def stream(host: StageHost, session: Session) -> NeighbourStream:
+    return host.stream(host.opening(session.configure))
 
 
-def test_step_over_a_link_gives_the_numbers_of_the_units_themselves(
-    bert: ModelAdapter, bert_states: list[dict[str, Tensor]], session: Session, link: Link
+def test_step_over_a_stream_gives_the_numbers_of_a_plain_loop(
+    bert: ModelAdapter,
+    bert_states: list[dict[str, Tensor]],
+    session: Session,
+    stream: NeighbourStream,
 ) -> None:
     frame = activation_frame()
     session.run_step(0)
-    link.send_frame(frame)
+    stream.send_frame(frame)
     done = session.expect("step_done").step_done
-    gradient = link.receive()
+    gradient = stream.receive()
 
     activation = frame.tensors["activation"].clone().requires_grad_()
     units = [bert.build_unit(index) for index in range(1, 5)]
@@ -69,44 +72,46 @@ def test_step_over_a_link_gives_the_numbers_of_the_units_themselves(
     assert math.fsum(done.squared_gradient_norms) == norm
 
 
-def test_frames_that_come_before_their_step_wait_for_it(session: Session, link: Link) -> None:
+def test_frames_that_arrive_before_their_step_wait_for_it(
+    session: Session, stream: NeighbourStream
+) -> None:
     for number in range(2):
-        link.send_frame(activation_frame(number))
+        stream.send_frame(activation_frame(number))
     session.run_step(0, num_micro_batches=2)
     session.expect("step_done")
-    answers = [link.receive(), link.receive()]
+    answers = [stream.receive(), stream.receive()]
     assert [answer.micro_batch for answer in answers if answer] == [0, 1]
 
 
-def test_link_carries_what_its_plan_says_in_both_directions(host: StageHost) -> None:
+def test_both_directions_use_the_codec_and_the_rate_of_the_plan(host: StageHost) -> None:
     configure = host.configure()
     limit = 4_000_000
     configure.plan.links.add(codec=CODEC_INT8, rate_limit_bps=limit)
     session = host.open(configure)
     session.expect("configured")
-    link = host.link(host.opening(configure))
+    stream = host.stream(host.opening(configure))
     session.run_step(0)
-    link.send_frame(activation_frame(), CODEC_INT8)
+    stream.send_frame(activation_frame(), CODEC_INT8)
     session.expect("step_done")
-    gradient = link.receive()
+    gradient = stream.receive()
     assert gradient is not None
-    # each row has at most 255 values, one of them its largest
+    # With int8, the values of a row are multiples of 1/127 of its largest value.
     rows = gradient.tensors["activation"].reshape(-1, 16)
     steps = rows / (rows.abs().amax(dim=1, keepdim=True) / 127)
     assert torch.allclose(steps, steps.round(), atol=1e-3)
-    assert link.codecs == {"activation": CODEC_INT8}
+    assert stream.codecs == {"activation": CODEC_INT8}
     limits = {"link": "device-1>control-unit"}
     assert REGISTRY.get_sample_value("collapipe_link_rate_limit_bps", limits) == limit
 
 
-def test_plan_whose_codec_is_not_known_is_refused(host: StageHost) -> None:
+def test_plan_with_an_unknown_codec_is_refused(host: StageHost) -> None:
     configure = host.configure()
     configure.plan.links.add(codec=9)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="link 0 of the plan has the codec 9"):
         host.open(configure).expect("configured")
 
 
-# --- fences
+# --- streams that do not belong to the attempt
 
 
 def another_job(opening: OpenLink) -> None:
@@ -137,58 +142,58 @@ def another_cluster(opening: OpenLink) -> None:
     "change",
     [another_job, another_round, another_attempt, another_plan, another_stage, another_cluster],
 )
-def test_link_that_is_not_of_the_attempt_is_refused_and_changes_nothing(
+def test_stream_of_another_attempt_is_refused_and_changes_nothing(
     host: StageHost, session: Session, change: Callable[[OpenLink], None]
 ) -> None:
     opening = host.opening(session.configure)
     change(opening)
-    stranger = host.link(opening)
+    stranger = host.stream(opening)
     stranger.send_frame(activation_frame(1))
-    with pytest.raises(WrongStateError, match=r"device-1 expects no link to stage \d of round"):
+    with pytest.raises(WrongStateError, match=r"device-1 expects no stream to stage \d of round"):
         stranger.receive()
     session.run_step(0)
-    host.link(host.opening(session.configure)).send_frame(activation_frame(0))
+    host.stream(host.opening(session.configure)).send_frame(activation_frame(0))
     assert session.expect("step_done").step_done.loss > 0
 
 
-def test_second_link_is_refused_and_the_first_goes_on(
-    host: StageHost, session: Session, link: Link
+def test_second_stream_is_refused_and_the_first_continues(
+    host: StageHost, session: Session, stream: NeighbourStream
 ) -> None:
-    link.send_frame(activation_frame())
+    stream.send_frame(activation_frame())
     session.run_step(0)
     session.expect("step_done")
-    with pytest.raises(WrongStateError, match="expects no link"):
-        host.link(host.opening(session.configure)).receive()
-    answer = link.receive()
+    with pytest.raises(WrongStateError, match="expects no stream"):
+        host.stream(host.opening(session.configure)).receive()
+    answer = stream.receive()
     assert answer is not None
     assert answer.kind is FrameKind.BACKWARD
 
 
-def test_link_of_an_attempt_that_was_replaced_changes_nothing(
-    host: StageHost, session: Session, link: Link
+def test_stream_of_a_replaced_attempt_changes_nothing(
+    host: StageHost, session: Session, stream: NeighbourStream
 ) -> None:
-    link.send_frame(activation_frame(1))
+    stream.send_frame(activation_frame(1))
     new = host.ready(1)
-    late = host.link(host.opening(session.configure))
-    with pytest.raises(WrongStateError, match="expects no link"):
+    late = host.stream(host.opening(session.configure))
+    with pytest.raises(WrongStateError, match="expects no stream"):
         late.receive()
-    link.send_frame(activation_frame(1))
+    stream.send_frame(activation_frame(1))
     new.run_step(0)
-    host.link(host.opening(new.configure)).send_frame(activation_frame(0))
+    host.stream(host.opening(new.configure)).send_frame(activation_frame(0))
     new.expect("step_done")
 
 
-def test_link_after_the_end_of_its_session_is_refused(host: StageHost, session: Session) -> None:
+def test_stream_after_the_end_of_its_session_is_refused(host: StageHost, session: Session) -> None:
     session.close()
     assert session.next() is None
-    with pytest.raises(WrongStateError, match="expects no link"):
-        host.link(host.opening(session.configure)).receive()
+    with pytest.raises(WrongStateError, match="expects no stream"):
+        host.stream(host.opening(session.configure)).receive()
 
 
-# --- what garbles
+# --- damaged streams
 
 
-def header(shape: list[int], byte_length: int) -> LinkPart:
+def header(shape: list[int], byte_length: int) -> StreamPart:
     tensor = TensorHeader(
         name="activation",
         data_type=DATA_TYPE_FLOAT32,
@@ -196,69 +201,69 @@ def header(shape: list[int], byte_length: int) -> LinkPart:
         shape=shape,
         byte_length=byte_length,
     )
-    return LinkPart(frame=FrameHeader(kind=FRAME_KIND_FORWARD, tensors=[tensor]))
+    return StreamPart(frame=FrameHeader(kind=FRAME_KIND_FORWARD, tensors=[tensor]))
 
 
-def flipped() -> list[LinkPart]:
+def flipped() -> list[StreamPart]:
     made, chunks = encode_frame(activation_frame())
     data = [bytearray(chunk) for chunk in chunks]
     data[0][17] ^= 4
-    return [LinkPart(frame=made), *(LinkPart(chunk=bytes(chunk)) for chunk in data)]
+    return [StreamPart(frame=made), *(StreamPart(chunk=bytes(chunk)) for chunk in data)]
 
 
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
         (flipped(), "'activation' arrived with CRC-32"),
-        ([LinkPart(chunk=b"abc")], "chunk of 3 bytes arrived outside any frame"),
+        ([StreamPart(chunk=b"abc")], "chunk of 3 bytes arrived outside any frame"),
         ([header([4], 16), header([4], 16)], "a new frame began while micro-batch 0"),
         ([header([1 << 40], 1 << 42)], "exceeds the limit of 1073741824"),
-        ([LinkPart(frame=FrameHeader(kind=9))], "unknown kind 9"),  # type: ignore[arg-type]
-        ([LinkPart(open=OpenLink())], "a link carried open instead of a frame"),
-        ([LinkPart()], "a link carried an empty message instead of a frame"),
+        ([StreamPart(frame=FrameHeader(kind=9))], "unknown kind 9"),  # type: ignore[arg-type]
+        ([StreamPart(open=OpenLink())], "a stream carried open instead of a frame"),
+        ([StreamPart()], "a stream carried an empty message instead of a frame"),
     ],
     ids=["flipped bit", "stray chunk", "cut frame", "too large", "kind", "opening", "empty"],
 )
-def test_garbled_link_fails_the_session_and_says_how(
-    session: Session, link: Link, parts: list[LinkPart], said: str
+def test_damaged_stream_fails_the_session_with_the_reason(
+    session: Session, stream: NeighbourStream, parts: list[StreamPart], said: str
 ) -> None:
     session.run_step(0)
     for part in parts:
-        link.send(part)
+        stream.send(part)
     failed = session.expect("failed").failed
     assert said in failed.message
     assert failed.blamed_host_id == ""
     assert session.next() is None
 
 
-def test_frame_of_another_step_fails_the_session(session: Session, link: Link) -> None:
+def test_frame_of_another_step_fails_the_session(session: Session, stream: NeighbourStream) -> None:
     session.run_step(0)
-    link.send_frame(activation_frame(step=7))
+    stream.send_frame(activation_frame(step=7))
     assert "got FORWARD of step 7, micro-batch 0, while" in session.expect("failed").failed.message
 
 
-def test_link_that_breaks_in_the_middle_of_a_step_fails_the_session(
-    session: Session, link: Link
+def test_stream_that_breaks_during_a_step_fails_the_session(
+    session: Session, stream: NeighbourStream
 ) -> None:
     session.run_step(0, num_micro_batches=2)
-    link.send_frame(activation_frame(0))
-    assert link.receive() is not None
-    link.vanish()
-    assert "previous stage broke its link" in session.expect("failed").failed.message
+    stream.send_frame(activation_frame(0))
+    assert stream.receive() is not None
+    stream.vanish()
+    assert "previous stage broke its stream" in session.expect("failed").failed.message
 
 
-def test_link_ends_with_its_session(session: Session, link: Link) -> None:
+def test_stream_ends_with_its_session(session: Session, stream: NeighbourStream) -> None:
     session.run_step(0)
-    link.send_frame(activation_frame())
+    stream.send_frame(activation_frame())
     session.expect("step_done")
     session.finish(1.0)
     session.close()
-    answers: list[Frame | None] = [link.receive(), link.receive()]
+    answers: list[Frame | None] = [stream.receive(), stream.receive()]
     assert answers[1] is None
 
 
-def test_failed_session_does_not_leave_its_link_waiting(session: Session, link: Link) -> None:
+def test_failed_session_ends_its_stream(session: Session, stream: NeighbourStream) -> None:
     session.send(RunStageRequest())
     session.expect("failed")
     with contextlib.suppress(CollapipeError):
-        assert link.receive() is None
+        assert stream.receive() is None

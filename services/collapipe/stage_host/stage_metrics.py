@@ -1,17 +1,15 @@
-"""What a stage does, as metrics of its cluster and of its host."""
+"""Turns the actions of a stage into metrics of its cluster and of its host."""
 
 from collapipe.stage_runtime import StageObserver
 from collapipe.telemetry import metrics
 from collapipe.tensors import FrameKind
 
 
-class StageMeter(StageObserver):
-    """Counts what one stage does.
+class StageMetrics(StageObserver):
+    """Updates the metrics of one stage.
 
     Args:
-        cluster_index: Of the stage.
-        stage_index: Of the stage.
-        busy_watts: Power beyond idle while the host computes, where no sensor measures it; 0 counts no energy.
+        busy_watts: Power beyond idle while the host computes, where no sensor measures it. 0 counts no energy.
     """
 
     def __init__(self, cluster_index: int, stage_index: int, busy_watts: float) -> None:
@@ -45,6 +43,6 @@ class StageMeter(StageObserver):
         metrics.STAGE_STASH_BYTES.labels(*self._labels).set(stash_bytes)
 
     def _use_energy(self, seconds: float) -> None:
-        """Without a sensor, energy is watts times busy seconds: design (8)."""
+        """Counts energy as watts times busy seconds: docs/scheduling.md (8)."""
         if self._busy_watts:
             metrics.ENERGY_JOULES.labels("model").inc(self._busy_watts * seconds)

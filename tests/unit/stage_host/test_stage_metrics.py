@@ -1,7 +1,7 @@
 import pytest
 from prometheus_client import REGISTRY
 
-from collapipe.stage_host.stage_meter import StageMeter
+from collapipe.stage_host.stage_metrics import StageMetrics
 from collapipe.tensors import FrameKind
 
 STAGE = {"cluster": "90", "stage": "3"}
@@ -15,15 +15,15 @@ def energy() -> float:
     return value("collapipe_energy_joules_total", sensor="model")
 
 
-def test_meter_counts_what_the_stage_tells() -> None:
-    meter = StageMeter(90, 3, 0.0)
-    meter.acted(FrameKind.BACKWARD, 0, 0.25)
-    meter.worked(num_units=4, num_samples=6, activation_bytes=700)
-    meter.worked(num_units=4, num_samples=6, activation_bytes=700)
-    meter.updated(0.125)
-    meter.waited(1.0)
-    meter.waited(0.5)
-    meter.stepped(in_flight=2, stash_bytes=900)
+def test_metrics_count_the_actions_of_the_stage() -> None:
+    stage = StageMetrics(90, 3, 0.0)
+    stage.acted(FrameKind.BACKWARD, 0, 0.25)
+    stage.worked(num_units=4, num_samples=6, activation_bytes=700)
+    stage.worked(num_units=4, num_samples=6, activation_bytes=700)
+    stage.updated(0.125)
+    stage.waited(1.0)
+    stage.waited(0.5)
+    stage.stepped(in_flight=2, stash_bytes=900)
     assert value("collapipe_stage_backward_seconds_sum", **STAGE) == 0.25
     assert value("collapipe_stage_block_samples_total", **STAGE) == 48
     assert value("collapipe_stage_samples_total", **STAGE) == 12
@@ -35,19 +35,19 @@ def test_meter_counts_what_the_stage_tells() -> None:
     assert value("collapipe_stage_stash_bytes", **STAGE) == 900
 
 
-def test_energy_is_watts_times_everything_that_was_busy() -> None:
+def test_energy_is_watts_times_busy_seconds() -> None:
     before = energy()
-    meter = StageMeter(90, 4, 8.0)
-    meter.acted(FrameKind.FORWARD, 0, 0.25)
-    meter.acted(FrameKind.BACKWARD, 0, 0.5)
-    meter.updated(0.125)
-    meter.evaluated(0.125)
-    meter.waited(100.0)
-    meter.stepped(in_flight=1, stash_bytes=0)
+    stage = StageMetrics(90, 4, 8.0)
+    stage.acted(FrameKind.FORWARD, 0, 0.25)
+    stage.acted(FrameKind.BACKWARD, 0, 0.5)
+    stage.updated(0.125)
+    stage.evaluated(0.125)
+    stage.waited(100.0)
+    stage.stepped(in_flight=1, stash_bytes=0)
     assert energy() - before == pytest.approx(8.0)
 
 
 def test_device_of_unknown_power_counts_no_energy() -> None:
     before = energy()
-    StageMeter(90, 5, 0.0).acted(FrameKind.FORWARD, 0, 1.0)
+    StageMetrics(90, 5, 0.0).acted(FrameKind.FORWARD, 0, 1.0)
     assert energy() == before
