@@ -1,4 +1,4 @@
-"""Who ended a call decides what its other end is told."""
+"""The side that ends a call determines the status at the other side."""
 
 import logging
 import threading
@@ -44,7 +44,7 @@ def num_handled(code: str) -> float:
     return REGISTRY.get_sample_value("grpc_server_handled_total", labels) or 0
 
 
-def test_server_that_ends_within_a_stream_is_a_lost_peer() -> None:
+def test_server_that_ends_during_a_stream_is_a_lost_peer() -> None:
     behaviour = OpenStream()
     with serving({"unary_stream": behaviour}) as served:
         stream = open_stream(served)
@@ -57,7 +57,7 @@ def test_server_that_ends_within_a_stream_is_a_lost_peer() -> None:
     assert arrived.host_id == "device-1"
 
 
-def test_own_cancellation_is_no_lost_peer() -> None:
+def test_own_cancellation_does_not_blame_the_peer() -> None:
     behaviour = OpenStream()
     with serving({"unary_stream": behaviour}) as served:
         stream = open_stream(served)
@@ -68,7 +68,7 @@ def test_own_cancellation_is_no_lost_peer() -> None:
     assert isinstance(to_error(raised.value, "device-1"), CancelledError)
 
 
-def test_caller_that_goes_away_while_it_is_read_from_is_cancelled_and_no_error(
+def test_caller_that_goes_away_during_its_requests_counts_as_cancelled_and_logs_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ended, quiet = threading.Event(), threading.Event()
@@ -93,7 +93,7 @@ def test_caller_that_goes_away_while_it_is_read_from_is_cancelled_and_no_error(
         served.server.drain(SECONDS)
         quiet.set()
     assert [record.getMessage() for record in caplog.records] == []
-    deadline = time.monotonic() + SECONDS  # the handler's thread counts after its call has ended
+    deadline = time.monotonic() + SECONDS  # The server counts a call after it has ended.
     while all(num_handled(code) == before[code] for code in codes) and time.monotonic() < deadline:
         time.sleep(0.01)
     counted = {code: num_handled(code) - before[code] for code in codes}
