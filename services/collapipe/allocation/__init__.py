@@ -2,7 +2,8 @@
 
 Reading order:
 
-1. `round_model`: the problem of a round, the plan that answers it, and the prediction of what the plan leads to.
+1. `round_model`: the problem of a round, the plan that answers it, and the prediction of what the plan leads
+   to.
 2. `strategies`: `decide_round` decides a round with the strategy of a given name; the baselines.
 3. `search`: the strategy `dssra`, which searches for the plan with the best prediction.
 """

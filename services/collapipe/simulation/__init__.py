@@ -1,12 +1,15 @@
-"""Simulates strategies on many clusters, event by event. Decisions come from the same functions as in the scheduler.
+"""Simulates strategies on many clusters, event by event.
+
+The scheduler and the simulator decide with the same functions, those of `collapipe.allocation`.
 
 Reading order:
 
-1. `scenario`: the TOML file. `simulated_system`: the hosts and links that it describes, with `radio_propagation` and
-   `transformer_costs`.
-2. `rounds`: the rounds of one strategy with one seed. `baseline_trials` finds the number of micro-batches of a baseline.
+1. `scenario`: the TOML file. `simulated_system`: the hosts and links that it describes, with
+   `radio_propagation` and `transformer_costs`.
+2. `rounds`: the rounds of one strategy with one seed. `baseline_trials` finds the number of micro-batches of
+   a baseline.
 3. `outcome`: one simulated round. `pipeline`: the event simulation of its mini-batches.
-4. `runner`: all runs of a scenario. `records` and `results`: what is kept of them, as tables and as a summary.
+4. `runner`: all runs of a scenario. `records` and `results`: the data of the runs, and files and summaries.
 """
 
 from collapipe.simulation.records import RoundRecord, StrategyRun

@@ -1,6 +1,7 @@
 """Trial rounds, in which a baseline finds its best number of micro-batches before the first round.
 
-A baseline cannot choose M (docs/scheduling.md, "Strategies"). For a fair comparison it gets the M that suits it best.
+A baseline cannot choose M (docs/scheduling.md, "Strategies"). For a fair comparison it gets the M that suits
+it best.
 """
 
 from collapipe.allocation import decide_round, violations
@@ -18,7 +19,9 @@ _FIRST_TRIAL = 1_000_000_000
 def micro_batch_options(
     scenario: Scenario, system: SimulatedSystem, strategy: str
 ) -> tuple[int, ...]:
-    """Returns the values of M that a strategy may use: all for `dssra`, the one with the shortest trials for a baseline.
+    """Returns the values of M that a strategy may use.
+
+    For `dssra` these are all values of the scenario. For a baseline it is the value with the shortest trials.
 
     Raises:
         InfeasibleError: A baseline has no feasible plan with any M.

@@ -1,7 +1,8 @@
 """Simulates a round: the time, energy and memory that the services would measure.
 
-Compute times, transfer times and energy add up without interaction, so they come from `round_model.prediction`. The time
-of a mini-batch depends on how stages wait for each other, so `collapipe.simulation.pipeline` simulates it.
+Compute times, transfer times and energy add up without interaction, so they come from
+`round_model.prediction`. The time of a mini-batch depends on how stages wait for each other, so
+`collapipe.simulation.pipeline` simulates it.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,13 @@ from collapipe.allocation.round_model.prediction import (
     moved_units,
     predict,
 )
-from collapipe.allocation.round_model.problem import RadioLink, RoundPlan, RoundProblem
+from collapipe.allocation.round_model.problem import (
+    ClusterPlan,
+    ClusterProblem,
+    RadioLink,
+    RoundPlan,
+    RoundProblem,
+)
 from collapipe.simulation.pipeline import (
     SimulatedLink,
     SimulatedPipeline,
@@ -44,10 +51,11 @@ class RoundOutcome:
     """One round.
 
     Args:
-        seconds: docs/scheduling.md (6) with simulated mini-batches, and with T_migrate not divided by the horizon.
+        seconds: docs/scheduling.md (6) with simulated mini-batches, and with T_migrate not divided by the
+            horizon.
         energy_joules: Energy of every host that took part: docs/scheduling.md (8), (9).
-        memory_bytes: Largest memory of every host that took part: docs/scheduling.md (10) with the micro-batches that
-            its stages really held, which may be fewer than their windows.
+        memory_bytes: Largest memory of every host that took part: docs/scheduling.md (10) with the
+            micro-batches that its stages really held, which may be fewer than their windows.
     """
 
     seconds: float
@@ -74,26 +82,29 @@ def run_round(
     """
     prediction = predict(problem, plans)
     num_steps = min(num_steps, problem.local_steps)
-    runs = simulate(
-        [
-            _pipeline(problem, plans, index, predicted, forward_share, num_steps)
-            for index, predicted in enumerate(prediction.clusters)
-        ]
-    )
+    parts = list(zip(problem.clusters, plans, prediction.clusters, strict=True))
+    runs = simulate([_pipeline(problem, *part, forward_share, num_steps) for part in parts])
     clusters = []
     memory: dict[str, float] = {}
-    for index, (plan, run) in enumerate(zip(plans, runs, strict=True)):
-        cluster = problem.clusters[index]
+    for (cluster, plan, predicted), run in zip(parts, runs, strict=True):
         mini_batch_seconds = run.seconds / num_steps
-        clusters.append(
-            _cluster_outcome(problem, plans, index, prediction.clusters[index], mini_batch_seconds)
+        seconds = (
+            problem.local_steps * mini_batch_seconds
+            + predicted.gather_seconds
+            + predicted.migrate_seconds
+            + cluster.upload_seconds
         )
-        size = problem.mini_batch / plan.num_micro_batches
+        computes = [stage.compute_seconds for stage in predicted.stages]
+        bubble = bubble_ratio(plan.num_micro_batches, computes, mini_batch_seconds)
+        moved = 0
         for stage, held in zip(plan.stages, run.peak_in_flight, strict=True):
+            units = (stage.start_unit, stage.stop_unit)
+            moved += moved_units(cluster, stage.host_id, *units)
             memory.setdefault(stage.host_id, cluster.hosts[stage.host_id].base_bytes)
             memory[stage.host_id] += problem.model.memory_bytes(
-                stage.start_unit, stage.stop_unit, held, size
+                *units, held, problem.mini_batch / plan.num_micro_batches
             )
+        clusters.append(ClusterOutcome(mini_batch_seconds, seconds, bubble, moved))
     slowest = max(cluster.round_seconds for cluster in clusters)
     return RoundOutcome(
         slowest + problem.fixed_seconds, tuple(clusters), prediction.energy_joules, memory
@@ -102,13 +113,12 @@ def run_round(
 
 def _pipeline(
     problem: RoundProblem,
-    plans: RoundPlan,
-    index: int,
+    cluster: ClusterProblem,
+    plan: ClusterPlan,
     predicted: ClusterPrediction,
     forward_share: float,
     num_steps: int,
 ) -> SimulatedPipeline:
-    cluster, plan = problem.clusters[index], plans[index]
     stages = tuple(
         SimulatedStage(
             forward_share * times.compute_seconds,
@@ -131,30 +141,3 @@ def _pipeline(
     if problem.update_per_micro_batch:  # Each micro-batch is then a mini-batch of its own.
         num_micro_batches, num_steps = 1, num_steps * num_micro_batches
     return SimulatedPipeline(stages, links, num_micro_batches, num_steps, cluster.step_seconds)
-
-
-def _cluster_outcome(
-    problem: RoundProblem,
-    plans: RoundPlan,
-    index: int,
-    predicted: ClusterPrediction,
-    mini_batch_seconds: float,
-) -> ClusterOutcome:
-    cluster, plan = problem.clusters[index], plans[index]
-    seconds = (
-        problem.local_steps * mini_batch_seconds
-        + predicted.gather_seconds
-        + predicted.migrate_seconds
-        + cluster.upload_seconds
-    )
-    computes = [stage.compute_seconds for stage in predicted.stages]
-    moved = sum(
-        moved_units(cluster, stage.host_id, stage.start_unit, stage.stop_unit)
-        for stage in plan.stages
-    )
-    return ClusterOutcome(
-        mini_batch_seconds,
-        seconds,
-        bubble_ratio(plan.num_micro_batches, computes, mini_batch_seconds),
-        moved,
-    )

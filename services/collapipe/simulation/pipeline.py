@@ -1,8 +1,8 @@
-"""Simulates pipelines event by event: the time of 1F1B mini-batches when stages and links wait for each other.
+"""Simulates 1F1B pipelines event by event, with stages and links that wait for each other.
 
-This simulation checks the formula of docs/scheduling.md (5), so it shares no code with it. A stage chooses its next action
-by the rule of real stages (`collapipe.stage_runtime.action_order`): a backward pass before a forward pass, and never
-more forward micro-batches than its window.
+This simulation checks the formula of docs/scheduling.md (5), so it shares no code with it. A stage chooses
+its next action by the rule of real stages (`collapipe.stage_runtime.action_order`): a backward pass before a
+forward pass, and never more forward micro-batches than its window.
 """
 
 from collections.abc import Sequence
@@ -73,17 +73,17 @@ class PipelineRun:
 
 
 _GRADIENT_ARRIVED, _ACTIVATION_ARRIVED, _PASS_ENDED = range(3)
-"""Kinds of events. Of events at the same time, a smaller kind comes first, so an idle stage sees all that has arrived."""
+"""Kinds of events. At the same time arrivals come first, so that a stage chooses with all of them in mind."""
 
 
 def simulate(pipelines: Sequence[SimulatedPipeline]) -> list[PipelineRun]:
-    """Runs pipelines side by side from the same time on. Only a shared processor makes them wait for each other.
+    """Runs pipelines side by side. They start together, and only wait for each other at a shared processor.
 
     A link with infinite seconds makes its pipeline take infinite time.
 
-    The stages of all pipelines are numbered as nodes, and link i leads from node i to node i + 1. Micro-batches need no
-    names, because every queue is first in, first out. The loop is one function with local lists, because a function call
-    for each event would double the time.
+    The stages of all pipelines are numbered as nodes, and link i leads from node i to node i + 1.
+    Micro-batches need no names, because every queue is first in, first out. The loop is one function with
+    local lists, because a function call for each event would double the time.
     """
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     owner = [index for index, pipeline in enumerate(pipelines) for _ in pipeline.stages]

@@ -1,7 +1,7 @@
 """Radio propagation: positions of hosts, gains between them, noise and interference.
 
-A gain is log-distance path loss times block fading. Fading is drawn anew every round and is the same in both directions.
-All random numbers come from the generator that the caller passes in.
+A gain is log-distance path loss times block fading. Fading is drawn anew every round and is the same in both
+directions. All random numbers come from the generator that the caller passes in.
 """
 
 import math
@@ -54,8 +54,8 @@ def rayleigh_fading(rng: np.random.Generator, count: int, branches: int) -> Floa
     """Draws the fading of one block between any two of `count` points.
 
     Args:
-        branches: Number of independent fading powers that are averaged. 1 is Rayleigh fading, whose power is exponential.
-            A wide band or several antennas have more.
+        branches: Number of independent fading powers that are averaged. 1 is Rayleigh fading, whose power is
+            exponential. A wide band or several antennas have more.
 
     Returns:
         (count, count), symmetric, with mean 1.
@@ -76,7 +76,8 @@ def interference_density(gains: Floats, radiated_watts: Floats, bandwidth_hz: fl
 
     Args:
         gains: (n, n) from transmitter to receiver.
-        radiated_watts: (clusters, n): mean power that each host transmits for each cluster, spread evenly over the band.
+        radiated_watts: (clusters, n): mean power that each host transmits for each cluster, spread evenly
+            over the band.
         bandwidth_hz: Width of the band that all clusters use.
 
     Returns:

@@ -29,13 +29,14 @@ class Interval:
 class StrategySummary:
     """A strategy at one value of the swept parameter, over all seeds that have a feasible round.
 
-    Each seed contributes the mean over its feasible rounds, and for memory the maximum. Measures of feasible rounds are `None`
-    if there are none.
+    Each seed contributes the mean over its feasible rounds, and for memory the maximum. Measures of feasible
+    rounds are `None` if there are none.
 
     Args:
         value: Value of the swept parameter. `None` if the scenario has no sweep.
         num_seeds: Number of all seeds.
-        infeasible_rounds: Share of the rounds without a feasible plan. A seed without any feasible round counts as 1.
+        infeasible_rounds: Share of the rounds without a feasible plan. A seed without any feasible round
+            counts as 1.
         reason: First reason of an infeasible round.
         delay_seconds, predicted_seconds: Simulated and predicted time of a round.
         prediction_error: |predicted / simulated - 1|, the median over the rounds of a seed.
@@ -45,7 +46,8 @@ class StrategySummary:
         backlog: Backlog of a device with a budget. `None` if none has.
         memory_bytes: Memory of the device that needs most.
         bubble_ratio: Idle share of the slowest cluster.
-        reduction: Share of the round time that `dssra` saves against this strategy, seed by seed. `None` without `dssra`.
+        reduction: Share of the round time that `dssra` saves against this strategy, seed by seed. `None`
+            without `dssra`.
     """
 
     strategy: str
@@ -68,7 +70,8 @@ class StrategySummary:
 def interval(values: Sequence[float]) -> Interval:
     """Returns the median and its percentile bootstrap interval (Efron 1979), which assumes no distribution.
 
-    The interval of a single value is that value. Resampling has a fixed seed, so equal values give equal intervals.
+    The interval of a single value is that value. Resampling has a fixed seed, so equal values give equal
+    intervals.
     """
     sample = np.asarray(values, dtype=np.float64)
     drawn = np.random.default_rng(0).integers(len(sample), size=(_NUM_RESAMPLES, len(sample)))

@@ -1,4 +1,4 @@
-"""Runs the rounds of a strategy: draws the conditions, decides as the scheduler does, simulates, and updates the queues."""
+"""Runs the rounds of one strategy: draws conditions, decides, simulates, and updates the energy queues."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ def run_strategy(
 ) -> StrategyRun:
     """Runs all rounds of a scenario with one strategy and one seed.
 
-    A round is infeasible if the strategy finds no plan, or if its plan breaks a limit. Such a round is recorded, but it
-    does not take place.
+    A round is infeasible if the strategy finds no plan, or if its plan breaks a limit. Such a round is
+    recorded, but it does not take place.
 
     Args:
         scenario: A scenario without a sweep; see `Scenario.points`.
@@ -148,7 +148,10 @@ class _Rounds:
 
 
 def _reference_seconds(scenario: Scenario, system: SimulatedSystem) -> float:
-    """Returns tau_ref on nominal conditions. If no baseline has a plan there, `dssra` stands in; else it is 1 s."""
+    """Returns tau_ref on nominal conditions.
+
+    If no baseline has a plan there, `dssra` stands in for them. If `dssra` has none, either, tau_ref is 1 s.
+    """
     nominal = system.nominal()
     seconds = reference_seconds(
         lambda strategy: system.problem(

@@ -156,11 +156,11 @@ class RadioSection(_Section):
     temperature_kelvin: float = Field(default=290.0, gt=0)
     """Temperature of the thermal noise."""
     interference: Literal["none", "density", "clusters"] = "none"
-    """`density`: the constant below. `clusters`: all clusters use the same band and interfere with each other."""
+    """`density`: a constant density. `clusters`: all clusters use the same band and disturb each other."""
     interference_watts_per_hertz: float = Field(default=0.0, ge=0)
     """Interference density for `density`."""
     duty: float = Field(default=0.5, gt=0, le=1)
-    """Share of the time in which a transmitter is active, for `clusters`. By default each direction has half of the time."""
+    """Share of the time in which a transmitter is active, for `clusters`."""
     cluster_radius_m: float = Field(default=20.0, gt=0)
     """Radius of the disc around a control unit that contains its devices."""
     area_radius_m: float = Field(default=60.0, ge=0)
@@ -200,8 +200,8 @@ class WorldSection(_Section):
     """How hosts vary, and how fast they exchange weights."""
 
     speed_spread: float = Field(default=1.0, ge=1)
-    """Largest factor between the speed of a device and its given speed, up or down. Drawn once; the mean speed of a
-    cluster stays the same."""
+    """Largest factor between the speed of a device and its given speed, up or down. Drawn once; the mean
+    speed of a cluster stays the same."""
     speed_fluctuation: float = Field(default=0.0, ge=0, lt=1)
     """Standard deviation of the logarithm of a host's speed. Drawn anew every round."""
     shuffle_devices: bool = True
@@ -216,9 +216,9 @@ class SweepSection(_Section):
     """One parameter that takes several values. Every value is a scenario of its own."""
 
     parameter: SweepParameter
-    """`heterogeneity` stands for `world.speed_spread`, and `bandwidth` for `bandwidth_hz` of a radio or `rate_bps` of a
-    wire. `devices_per_cluster` takes as many devices from the start of a cluster's list, and repeats a list that is
-    too short. `energy_budget_joules` is the budget of every device."""
+    """`heterogeneity` stands for `world.speed_spread`, and `bandwidth` for `bandwidth_hz` of a radio or
+    `rate_bps` of a wire. `devices_per_cluster` takes as many devices from the start of a cluster's list, and
+    repeats a list that is too short. `energy_budget_joules` is the budget of every device."""
     values: list[float] = Field(min_length=1)
     """Values of the parameter."""
 
@@ -273,7 +273,7 @@ class Scenario(_Section):
         return [(value, self._with_swept(parameter, value)) for value in self.sweep.values]
 
     def _with_swept(self, parameter: SweepParameter, value: float) -> "Scenario":
-        """Returns this scenario with a parameter set, and without the sweep. Raises pydantic's `ValidationError`."""
+        """Returns this scenario without its sweep and with a value set. Raises pydantic's `ValidationError`."""
         document = self.model_dump(exclude={"sweep"})
         match parameter:
             case "penalty_weight":
@@ -300,7 +300,8 @@ def read_scenario(document: dict[str, Any], origin: str) -> Scenario:
         origin: Name of the document in error messages.
 
     Raises:
-        InvalidInputError: A key is unknown or missing, or a value is wrong. The message has one line for each mistake.
+        InvalidInputError: A key is unknown or missing, or a value is wrong. The message has one line for each
+            mistake.
     """
     try:
         return Scenario.model_validate(document)

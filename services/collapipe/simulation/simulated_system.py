@@ -42,7 +42,8 @@ _BYTES_PER_WEIGHT = 4
 class RoundConditions:
     """Speeds, links and interference in one round.
 
-    Arrays number the hosts cluster by cluster, each control unit before its devices, and the edge server last.
+    Arrays number the hosts cluster by cluster, each control unit before its devices, and the edge server
+    last.
 
     Args:
         slowness: (n,) Factor on the compute time of each host.
@@ -302,6 +303,6 @@ class SimulatedSystem:
 
 
 def _speed_factors(rng: np.random.Generator, count: int, spread: float) -> list[float]:
-    """Draws factors that are uniform on a logarithmic scale from 1 / spread to spread, and scales their mean to 1."""
+    """Draws log-uniform factors from 1 / spread to spread, and scales them to a mean of 1."""
     factors = spread ** rng.uniform(-1, 1, count)
     return [float(factor) for factor in factors / factors.mean()]

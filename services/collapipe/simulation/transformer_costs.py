@@ -2,12 +2,14 @@
 
 Sources of the formulas:
 
-- Parameters: counted layer by layer, biases included (Vaswani et al. 2017, Devlin et al. 2019, Touvron et al. 2023).
-- Operations of training: 6 for each parameter and token, of which 2 in the forward pass (Kaplan et al. 2020, 2.1).
-  Attention scores and their products add 12 s^2 h for each block and sample (Narayanan et al. 2021, appendix).
-- Stash of a block: Korthikanti et al. 2022, section 4.1, count s b h (34 + 5 a s / h) bytes, with values of 16 bits and
-  dropout masks of one byte for each element. Here all values but the masks have 32 bits. The terms of other block types
-  follow the same count.
+- Parameters: counted layer by layer, biases included (Vaswani et al. 2017, Devlin et al. 2019, Touvron et al.
+  2023).
+- Operations of training: 6 for each parameter and token, of which 2 in the forward pass (Kaplan et al. 2020,
+  2.1). Attention scores and their products add 12 s^2 h for each block and sample (Narayanan et al. 2021,
+  appendix).
+- Stash of a block: Korthikanti et al. 2022, section 4.1, count s b h (34 + 5 a s / h) bytes, with values of
+  16 bits and dropout masks of one byte for each element. Here all values but the masks have 32 bits. The
+  terms of other block types follow the same count.
 
 In formulas, s is the sequence length, h the hidden size, f the feed-forward size and a the number of heads.
 """
@@ -33,10 +35,11 @@ class Transformer:
         num_positions: Rows of a learned position embedding. 0 if positions are computed.
         num_token_types: Rows of a token type embedding.
         num_key_value_heads: Set for grouped-query attention. `None` means `num_heads`.
-        style: Blocks of `bert` have biases and two layer norms, and a layer norm follows the embedding. Blocks of `llama`
-            have no biases, RMS norms and a gated feed-forward layer (SwiGLU).
-        head: `pooler` reads the first token. `decoder` has as many blocks as the encoder, with cross-attention, and its
-            output is tied to its own embedding. `language_model` is a last norm and an output for every token.
+        style: Blocks of `bert` have biases and two layer norms, and a layer norm follows the embedding.
+            Blocks of `llama` have no biases, RMS norms and a gated feed-forward layer (SwiGLU).
+        head: `pooler` reads the first token. `decoder` has as many blocks as the encoder, with
+            cross-attention, and its output is tied to its own embedding. `language_model` is a last norm and
+            an output for every token.
     """
 
     num_blocks: int
@@ -123,7 +126,8 @@ class Transformer:
             block_state_bytes=STATE_BYTES_PER_PARAMETER * self.block_parameters,
             block_stash_bytes=self.block_stash_bytes(s),
             activation_bytes=_FLOAT * s * h,
-            # A look-up, additions and a norm, forward and backward, take the time of about 30 operations an element.
+            # A look-up, additions and a norm, forward and backward, are bound by memory. They take the time of
+            # about 30 operations for each element.
             embedding_work=30 * s * h / block_flops,
             head_work=self.head_flops(s) / block_flops,
             embedding_state_bytes=STATE_BYTES_PER_PARAMETER * self.embedding_parameters,
@@ -147,7 +151,7 @@ class Transformer:
         return self.block_parameters + self._attention_parameters + 2 * self.hidden_size
 
     def _attention_stash_bytes(self, sequence_length: int) -> float:
-        """Returns the stash of an attention layer of style `bert`: inputs, scores, and the masks of two dropouts."""
+        """Returns the stash of an attention layer of `bert`: inputs, scores, and the masks of two dropouts."""
         s, h = sequence_length, self.hidden_size
         scores = self.num_heads * s * s
         return _FLOAT * (5 * s * h + 2 * scores) + _MASK * (s * h + scores)

@@ -1,4 +1,6 @@
-"""The model of a round: which decisions exist, and what each decision leads to. `collapipe.allocation.search` is the other half.
+"""The model of a round: what is decided about, and what a decision leads to.
+
+`collapipe.allocation.search` is the other half of `allocation`: it finds good decisions with this model.
 
 Reading order:
 

@@ -1,8 +1,9 @@
-"""The constants of the convergence term, from runs: design (11).
+"""Fits the constants of the convergence term, docs/scheduling.md (11), to recorded runs.
 
-A convergence bound bounds the mean squared gradient norm of a run. What is measured is the norm over the samples of an
-update, whose square is larger by their variance over their number. So the measured mean is regressed on what (11)
-multiplies with c0 to c4, and on one over the samples of an update, which takes up that excess and is no part of (11).
+The term bounds the mean squared gradient norm of a run. What a run can measure is the norm of the gradient
+over the samples of one update. Its expected square is larger, by the variance of a sample's gradient divided
+by the number of samples. The measured mean is therefore regressed on the factors of c0 to c4, and on 1 /
+samples, whose coefficient is that variance.
 """
 
 from collections.abc import Sequence
@@ -17,35 +18,37 @@ from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
 from collapipe.errors import InvalidInputError
 
 Features = tuple[float, float, float, float, float]
-"""What (11) multiplies with c0 to c4."""
+"""The factors of c0 to c4 in (11)."""
 
+_NAMES = ("c0", "c1", "c2", "c3", "c4", "the sampling variance")
+_SAMPLING = 5
 _REMEDIES = (
     "vary training.rounds or training.local_steps",
     "vary the number of clusters, and training.mini_batch",
     "vary training.local_steps",
     'vary schedule.codecs, for example with ["int8"]',
-    "give runs some of whose rounds were aborted",
+    "give runs with aborted rounds",
     "vary training.mini_batch",
 )
-_NAMES = ("c0", "c1", "c2", "c3", "c4", "the sampling variance")
-_SAMPLING = 5
-_SAME = 1e-9
+"""What tells an unknown from the others, in the order of `_NAMES`."""
+
+_EQUAL = 1e-9
 _INDEPENDENT = 1e-3
-"""Share of a feature that the others must leave unexplained: gradient norms are noisier than that."""
+"""Part of a feature that the others must not explain. Gradient norms have more noise than that."""
 
 _SIGNIFICANT = 2.0
-"""Standard errors that a constant has to be above 0 to be believed."""
+"""A constant that is fewer standard errors above 0 than this gets a note."""
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What the fit takes from a run.
+    """The data of one run.
 
     Args:
-        name: Names it in messages.
-        features: Means over its rounds.
-        squared_gradient_norm: Mean over its steps, clusters weighted as in (11).
-        samples_per_update: b_u.
+        name: Name for messages.
+        features: Means over the rounds.
+        squared_gradient_norm: Mean over the steps, with clusters weighted as in (11).
+        samples_per_update: b_u of (11).
     """
 
     name: str
@@ -59,9 +62,8 @@ class FittedConstant:
     """One constant.
 
     Args:
-        value: Not negative.
-        standard_error: How uncertain the value is; `None` where it is 0, or where there are no more runs than constants.
-        note: Why it is 0, or may as well be; empty otherwise.
+        standard_error: `None` if the value is 0, or if there are no more runs than constants.
+        note: Why the value is 0, or why 0 would fit as well. Empty otherwise.
     """
 
     value: float
@@ -71,14 +73,14 @@ class FittedConstant:
 
 @dataclass(frozen=True)
 class ConvergenceFit:
-    """The outcome of a fit.
+    """The result of a fit.
 
     Args:
         constants: c0 to c4.
-        sampling_variance: Of a sample's gradient; over the samples of an update, it is in what was measured.
-        fitted: What the constants and the sampling say of each run, in the order given.
-        r_squared: Share of the variance between runs that is explained; below 0 where their mean would say more, `None`
-            where the runs measured all the same.
+        sampling_variance: Variance of the gradient of one sample.
+        fitted: Fitted squared gradient norm of each run, in the order of the runs.
+        r_squared: Share of the variance between runs that the fit explains. Negative if their mean explains
+            more. `None` if all runs have the same norm.
     """
 
     constants: tuple[FittedConstant, ...]
@@ -88,7 +90,7 @@ class ConvergenceFit:
 
 
 def convergence_features(problem: RoundProblem, plans: RoundPlan) -> Features:
-    """What `convergence_term` multiplies with c0 to c4: the term itself, with one constant 1 and the others 0."""
+    """Returns the factors of c0 to c4 in a round."""
 
     def feature(position: int) -> float:
         c0, c1, c2, c3, c4 = (float(position == other) for other in range(5))
@@ -99,83 +101,82 @@ def convergence_features(problem: RoundProblem, plans: RoundPlan) -> Features:
 
 
 def fit_constants(runs: Sequence[TrainedRun]) -> ConvergenceFit:
-    """Fits c0 to c4 by least squares, none of them negative.
+    """Fits c0 to c4 by least squares, with no constant below 0.
 
-    A constant whose feature is zero, or the same in all runs, or a combination of the sampling and of features before
-    it, is not determined by them: it is set to 0, with a note.
+    Some features cannot determine their constant: zeros, equal values in all runs, or a combination of the
+    sampling and of earlier features. Such a constant is set to 0, and gets a note.
 
     Args:
-        runs: Of one model, data set and learning rate.
+        runs: Runs with the same model, data set and learning rate.
 
     Raises:
-        InvalidInputError: The runs differ in nothing, or are fewer than what is to be fitted.
+        InvalidInputError: All runs are alike, or there are fewer runs than unknowns.
     """
     features = np.array([[*run.features, 1 / run.samples_per_update] for run in runs])
     measured = np.array([run.squared_gradient_norm for run in runs])
-    notes = [_why_undetermined(features[:, position], position) for position in range(5)] + [""]
-    varied = [position for position in range(5) if not notes[position]]
-    if not varied or len(runs) < len(varied) + 1:
-        raise InvalidInputError(_too_few(len(runs), varied))
+    notes = [_note_on_constant_feature(features[:, k], _REMEDIES[k]) for k in range(_SAMPLING)]
+    notes.append("")
+    varied = [k for k in range(_SAMPLING) if not notes[k]]
+    _check_enough(len(runs), varied)
     scale = np.linalg.norm(features, axis=0)
     scale[scale == 0] = 1.0
-    scaled = features / scale  # features differ by orders of magnitude
+    scaled = features / scale  # The features differ by orders of magnitude.
     kept = [_SAMPLING]
-    for position in varied:
-        if _unexplained(scaled[:, kept], scaled[:, position]) < _INDEPENDENT:
+    for k in varied:
+        if _unexplained(scaled[:, kept], scaled[:, k]) < _INDEPENDENT:
             names = " and ".join(_NAMES[other] for other in kept)
-            notes[position] = (
-                f"its feature follows from that of {names} in these runs: {_REMEDIES[position]} on its own"
+            notes[k] = (
+                f"in these runs its feature follows from that of {names}: {_REMEDIES[k]} alone"
             )
         else:
-            kept.append(position)
+            kept.append(k)
     values = np.zeros(len(_NAMES))
     values[kept] = nnls(scaled[:, kept], measured)[0] / scale[kept]
-    for position in kept:
-        if not values[position]:
-            notes[position] = "the runs give no sign of it: a negative value would fit them better"
     fitted = features @ values
     errors = _standard_errors(scaled, scale, values, measured - fitted)
-    for position, error in errors.items():
-        if values[position] < _SIGNIFICANT * error:
-            notes[position] = f"the runs cannot tell it from 0: {_REMEDIES[position]} more"
-    spread = float(np.sum((measured - measured.mean()) ** 2))
-    left = float(np.sum((measured - fitted) ** 2))
+    for k in kept:
+        if not values[k]:
+            notes[k] = "the runs give no sign of it: a negative value would fit them better"
+        elif k in errors and values[k] < _SIGNIFICANT * errors[k]:
+            notes[k] = f"the runs cannot tell it from 0: {_REMEDIES[k]} more"
     *constants, sampling_variance = (
-        FittedConstant(float(value), errors.get(position), notes[position])
-        for position, value in enumerate(values)
+        FittedConstant(float(value), errors.get(k), notes[k]) for k, value in enumerate(values)
     )
+    spread = float(np.sum((measured - measured.mean()) ** 2))
+    residual = float(np.sum((measured - fitted) ** 2))
     return ConvergenceFit(
         tuple(constants),
         sampling_variance,
         tuple(fitted.tolist()),
-        1 - left / spread if spread else None,
+        1 - residual / spread if spread else None,
     )
 
 
-def _why_undetermined(column: npt.NDArray[np.float64], position: int) -> str:
-    """Says why runs with this feature cannot tell its constant; empty when they can."""
+def _note_on_constant_feature(column: npt.NDArray[np.float64], remedy: str) -> str:
     if not column.any():
-        return f"its feature is zero in every run: {_REMEDIES[position]}"
-    if np.ptp(column) <= _SAME * column.max():
-        return f"its feature is the same in every run: {_REMEDIES[position]}"
+        return f"its feature is zero in every run: {remedy}"
+    if np.ptp(column) <= _EQUAL * column.max():
+        return f"its feature is the same in every run: {remedy}"
     return ""
 
 
-def _too_few(num_runs: int, varied: Sequence[int]) -> str:
+def _check_enough(num_runs: int, varied: Sequence[int]) -> None:
+    num_unknowns = len(varied) + 1
     if not varied:
-        return (
+        raise InvalidInputError(
             f"{num_runs} runs that differ in nothing that the convergence term depends on: "
             f"{', '.join(_REMEDIES[:4])}"
         )
-    names = ", ".join(_NAMES[position] for position in varied)
-    return (
-        f"{num_runs} runs for {len(varied) + 1} unknowns ({names}, as what these multiply differs between the runs, and "
-        f"{_NAMES[_SAMPLING]}): give at least {len(varied) + 1} runs, better twice as many"
-    )
+    if num_runs < num_unknowns:
+        names = ", ".join(_NAMES[k] for k in (*varied, _SAMPLING))
+        raise InvalidInputError(
+            f"{num_runs} runs for {num_unknowns} unknowns ({names}): give at least {num_unknowns} runs, better twice as "
+            "many, or vary fewer settings"
+        )
 
 
 def _unexplained(others: npt.NDArray[np.float64], column: npt.NDArray[np.float64]) -> float:
-    """Length of what is left of a unit vector without its projection on others."""
+    """Returns the length of a unit vector's part that is orthogonal to all others."""
     coefficients = np.linalg.lstsq(others, column, rcond=None)[0]
     return float(np.linalg.norm(column - others @ coefficients))
 
@@ -186,7 +187,7 @@ def _standard_errors(
     values: npt.NDArray[np.float64],
     residuals: npt.NDArray[np.float64],
 ) -> dict[int, float]:
-    """Those of ordinary least squares over the constants that are not 0, by position."""
+    """Returns the standard errors of ordinary least squares, by position, for the constants that are not 0."""
     positive = np.flatnonzero(values)
     freedom = len(residuals) - len(positive)
     if not freedom or not len(positive):

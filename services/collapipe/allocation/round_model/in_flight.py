@@ -1,8 +1,9 @@
 """The rule for in-flight windows: how many forward micro-batches a stage may hold.
 
-A stage starts with the classical window of 1F1B. Where that window would starve the stage, because its latency loop
-(docs/scheduling.md (4)) is long, the window is widened as far as memory and the job allow. All strategies but `dssra` use
-`classical_window` and `widen_windows`. `dssra` chooses windows together with the segments, and adds the same slack.
+A stage starts with the classical window of 1F1B. Where that window would starve the stage, because its
+latency loop (docs/scheduling.md (4)) is long, the window is widened as far as memory and the job allow. All
+strategies but `dssra` use `classical_window` and `widen_windows`. `dssra` chooses windows together with the
+segments, and adds the same slack.
 """
 
 import math
@@ -19,7 +20,8 @@ from collapipe.allocation.round_model.problem import ClusterPlan, ClusterProblem
 WINDOW_SLACK = 2
 """Micro-batches that a window gets beyond the need of docs/scheduling.md (4).
 
-Without slack, a stage that is late once starves the next one. Event simulation then shows up to 17 % longer mini-batches.
+Without slack, a stage that is late once starves the next one. Event simulation then shows up to 17 % longer
+mini-batches.
 """
 
 _ROUNDING = 1e-9
@@ -38,7 +40,8 @@ def widen_windows(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterP
     """Widens each window that its latency loop would starve, as far as memory and the job allow."""
     size = problem.mini_batch / plan.num_micro_batches
     computes = stage_seconds(problem, cluster, plan)
-    links = [  # A link of token ids counts like one of activations: its window may then be too large, never too small.
+    # A link of token ids counts as if it carried activations. Its window may be too large, but never too small.
+    links = [
         link_seconds(problem, cluster, sender.host_id, receiver.host_id, link, size)
         for sender, receiver, link in zip(plan.stages, plan.stages[1:], plan.links, strict=False)
     ]

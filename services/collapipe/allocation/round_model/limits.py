@@ -1,4 +1,4 @@
-"""Checks a plan against the limits of docs/scheduling.md (13): memory, channels, power, codecs and convergence."""
+"""Checks plans against the limits of a round: docs/scheduling.md (13)."""
 
 import math
 
@@ -61,7 +61,7 @@ def _link_violations(
 
 
 def _memory_violations(problem: RoundProblem, prediction: RoundPrediction) -> list[str]:
-    """Sums the memory of a host over the clusters, because the edge server holds one copy of the head for each."""
+    # The memory of a host is summed over the clusters, because the edge server holds a head for each of them.
     hosts = {
         host_id: host for cluster in problem.clusters for host_id, host in cluster.hosts.items()
     }

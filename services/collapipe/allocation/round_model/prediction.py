@@ -1,7 +1,8 @@
 """Predicts a round from its plans: delay, energy, memory, convergence and the objective.
 
-All numbers in brackets are equations of docs/scheduling.md. This module defines what a plan is worth: the search may
-compute with shortcuts, but the value of the plan that it returns is the value that `predict` gives.
+All numbers in brackets are equations of docs/scheduling.md. This module defines what a plan is worth: the
+search may compute with shortcuts, but the value of the plan that it returns is the value that `predict`
+gives.
 """
 
 import math
@@ -30,7 +31,8 @@ class StagePrediction:
 
     Args:
         compute_seconds: Time of one micro-batch, forward and backward: c_k of (2).
-        window_seconds: R_k / w_k of (4): the time of a micro-batch if the window limits the stage. 0 if it cannot.
+        window_seconds: R_k / w_k of (4): the time of a micro-batch if the window limits the stage. 0 if it
+            cannot.
         memory_bytes: Memory of the host for this stage, its `base_bytes` included: (10).
         energy_joules: Energy of a round for computing and sending: (8), (9).
     """
@@ -122,7 +124,8 @@ class RoundPrediction:
 def predict(problem: RoundProblem, plans: RoundPlan) -> RoundPrediction:
     """Predicts a round.
 
-    A link that is missing or has no rate takes infinite time. `collapipe.allocation.round_model.limits` checks limits.
+    A link that is missing or has no rate takes infinite time. `collapipe.allocation.round_model.limits`
+    checks limits.
     """
     clusters = tuple(
         _predict_cluster(problem, index, plans) for index in range(len(problem.clusters))
@@ -151,8 +154,8 @@ def penalty(problem: RoundProblem, round_seconds: float, term: float) -> float:
 def convergence_term(problem: RoundProblem, plans: RoundPlan) -> float:
     """Returns Phi of (11), where clusters count by their share of the samples.
 
-    The codec error is summed over the links of a cluster. A pipeline of S segments has S + 1 links, those of the control
-    unit and of the edge server included, and each link may use another codec.
+    The codec error is summed over the links of a cluster. A pipeline of S segments has S + 1 links, those of
+    the control unit and of the edge server included, and each link may use another codec.
     """
     c0, c1, c2, c3, c4 = problem.convergence.constants
     steps, rounds = problem.local_steps, problem.convergence.num_rounds
@@ -197,7 +200,8 @@ def link_seconds(
     Args:
         sender: Host that sends activations.
         receiver: Host that sends activation gradients back.
-        carries_activations: False if the sender runs no unit. It then sends token ids, whose few bytes are not counted.
+        carries_activations: False if the sender runs no unit. It then sends token ids, whose few bytes are
+            not counted.
     """
     there = cluster.links.get((sender, receiver))
     back = cluster.links.get((receiver, sender))
@@ -250,7 +254,7 @@ def state_seconds(problem: RoundProblem, host: Host, num_blocks: float) -> float
 def stage_memory_bytes(
     problem: RoundProblem, host: Host, stage: StagePlan, num_micro_batches: int
 ) -> float:
-    """Returns the memory that a host needs for a stage with a full window, its `base_bytes` included: (10)."""
+    """Returns the memory of a host for a stage with a full window, its `base_bytes` included: (10)."""
     size = problem.mini_batch / num_micro_batches
     return host.base_bytes + problem.model.memory_bytes(
         stage.start_unit, stage.stop_unit, stage.in_flight, size
@@ -260,8 +264,8 @@ def stage_memory_bytes(
 def head_load_seconds(problem: RoundProblem, plans: Sequence[ClusterPlan], index: int) -> float:
     """Returns the time between two micro-batches of a cluster that the shared edge server allows.
 
-    The edge server computes the head for every cluster on one processor. All clusters finish their round together, so
-    in one step it runs all micro-batches of all clusters.
+    The edge server computes the head for every cluster on one processor. All clusters finish their round
+    together, so in one step it runs all micro-batches of all clusters.
     """
     total = 0.0
     for cluster, plan in zip(problem.clusters, plans, strict=True):

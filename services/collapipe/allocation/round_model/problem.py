@@ -1,7 +1,8 @@
 """The problem of a round (hosts, links, model, limits) and the plan that answers it, as immutable data.
 
 `RoundProblem` is the input of every strategy; a `RoundPlan` is its answer. Quantities are in seconds, bytes,
-bit/s, Hz, W and J. Symbols such as a_k are those of docs/scheduling.md. A pair of host ids names a link, the sender first.
+bit/s, Hz, W and J. Symbols such as a_k are those of docs/scheduling.md. A pair of host ids names a link, the
+sender first.
 """
 
 import math
@@ -56,7 +57,7 @@ class Host:
 
 @dataclass(frozen=True)
 class WiredLink:
-    """One direction of a wired link, which is full duplex. Also stands for any link that is known only by its rate."""
+    """One direction of a full-duplex link of a known rate: a wire, or any link whose rate was measured."""
 
     capacity_bps: float
     round_trip_seconds: float = 0.0
@@ -104,7 +105,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage: a host and its half-open range of units. Unit 0 is the embedding, 1 to L the blocks, L + 1 the head.
+    """One stage: a host and its half-open range of units.
+
+    Unit 0 is the embedding, units 1 to L are the blocks, and unit L + 1 is the head.
 
     Args:
         stop_unit: Equals `start_unit` for a stage that runs no unit and only forwards token ids.
@@ -123,7 +126,8 @@ class LinkPlan:
 
     Args:
         codec: Encoding of activations and of their gradients.
-        share: Share of the channel, in bit/s on a wire and in Hz on a radio. Infinite if links share no channel.
+        share: Share of the channel, in bit/s on a wire and in Hz on a radio. Infinite if links share no
+            channel.
         forward_watts: Transmit power of the stage that sends activations. 0 on a wire.
         backward_watts: Transmit power of the stage that sends activation gradients. 0 on a wire.
     """
@@ -200,7 +204,7 @@ class ModelCost:
     def memory_bytes(
         self, start_unit: int, stop_unit: int, in_flight: int, micro_batch_size: float
     ) -> float:
-        """Returns the memory of a stage with a full window: docs/scheduling.md (10), without the host's `base_bytes`.
+        """Returns the memory of a stage with a full window: docs/scheduling.md (10) without the base.
 
         For each micro-batch of the window, the queues hold one waiting activation and one outgoing gradient.
         """
@@ -238,8 +242,10 @@ class ClusterProblem:
         micro_batch_options: Values that M may take, ascending. Each divides the mini-batch.
         channel: Name of the channel that its links share. `None` if they share none.
         previous: The plan of the previous round. `None` in the first round.
-        step_seconds: Time of gradient clipping and the optimizer in one step: T_step of docs/scheduling.md (5).
-        upload_seconds: Upload from the control unit to the edge server: 8 D_par / r of docs/scheduling.md (6).
+        step_seconds: Time of gradient clipping and the optimizer in one step: T_step of docs/scheduling.md
+            (5).
+        upload_seconds: Upload from the control unit to the edge server: 8 D_par / r of docs/scheduling.md
+            (6).
         weight: Share of the training samples: w_n of docs/scheduling.md (11).
         loss_probability: Probability that its update does not arrive: q_n of docs/scheduling.md (11).
     """
@@ -289,11 +295,14 @@ class RoundProblem:
         channels: Capacity of each channel: bit/s in each direction on wires, Hz on radios.
         codecs: Codecs that a link may use. Every strategy but `dssra` uses the first.
         in_flight_limit: Largest in-flight window. `None` means that only memory limits it.
-        update_per_micro_batch: Whether each micro-batch passes the whole pipeline alone and ends with an optimizer step.
+        update_per_micro_batch: Whether each micro-batch passes the whole pipeline alone and ends with an
+            optimizer step.
         penalty_weight: V of docs/scheduling.md (13).
-        reference_seconds: tau_ref of docs/scheduling.md (13); see `collapipe.allocation.strategies.reference`.
+        reference_seconds: tau_ref of docs/scheduling.md (13); see
+            `collapipe.allocation.strategies.reference`.
         migration_horizon_rounds: Number of rounds over which the cost of moving units is spread.
-        fixed_seconds: Time of every round outside the clusters: T_aggregate + T_broadcast of docs/scheduling.md (6).
+        fixed_seconds: Time of every round outside the clusters: T_aggregate + T_broadcast of
+            docs/scheduling.md (6).
         round_index: Index of the round. Only the strategy `manual` depends on it.
     """
 

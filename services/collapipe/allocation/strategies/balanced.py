@@ -1,11 +1,13 @@
 """The strategies that fit segments to speed and memory: `proportional` and `titanic` (TITANIC).
 
-Both minimise the time of the slowest segment. `titanic` first minimises the number of devices. The window of a device,
-and so the blocks that its memory can hold, depend on how many devices follow it. Therefore two steps are needed:
+Both minimise the time of the slowest segment. `titanic` first minimises the number of devices. The window of
+a device, and so the blocks that its memory can hold, depend on how many devices follow it. Therefore two
+steps are needed:
 
 1. Choose the devices that take part. Dynamic programming finds the choice that can hold the most blocks.
-2. Give out the blocks one by one, each to the device that is then the least slow. This is optimal, because the time of a
-   device only grows with its blocks. Of equally slow devices, the one that registered first gets the block.
+2. Give out the blocks one by one, each to the device that is then the least slow. This is optimal, because
+   the time of a device only grows with its blocks. Of equally slow devices, the one that registered first
+   gets the block.
 """
 
 from bisect import bisect_left
@@ -19,7 +21,7 @@ from collapipe.errors import InfeasibleError
 
 
 def place_proportionally(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
-    """Minimises the time of the slowest segment, and then the number of devices, because each device adds a link.
+    """Minimises the time of the slowest segment, and then the number of devices, as each device adds a link.
 
     Raises:
         InfeasibleError: There are no devices, or their memory cannot hold the model.
@@ -32,8 +34,8 @@ def place_proportionally(problem: RoundProblem, cluster: ClusterProblem) -> Stag
 def place_on_the_fewest(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
     """Minimises the number of devices, and then the time of the slowest segment.
 
-    TITANIC states this as an integer program. For a given number of devices, the search for the shortest time of the
-    slowest segment solves that program exactly.
+    TITANIC states this as an integer program. For a given number of devices, the search for the shortest time
+    of the slowest segment solves that program exactly.
 
     Raises:
         InfeasibleError: There are no devices, or their memory cannot hold the model.
@@ -48,7 +50,8 @@ class _Balance:
     """Finds which devices can run the model if no segment may take longer than a given time.
 
     Args:
-        problem, cluster: The cluster needs at least one device, and its devices must be able to hold the model.
+        problem, cluster: The cluster needs at least one device, and its devices must be able to hold the
+            model.
     """
 
     def __init__(self, problem: RoundProblem, cluster: ClusterProblem) -> None:
@@ -82,7 +85,7 @@ class _Balance:
         """Every time that a segment can take, ascending."""
 
     def device_counts(self, seconds: float) -> list[int]:
-        """Returns the numbers of devices, ascending, that can hold the model within a time for each segment."""
+        """Returns the numbers of devices, ascending, with which no segment needs to take longer."""
         return sorted(
             count
             for count, (blocks, _) in self._most_blocks_within(seconds).items()
@@ -157,7 +160,7 @@ class _Balance:
 
 
 def _most_blocks(capacities: Sequence[Sequence[int]]) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """Returns, for each number of devices, the most blocks that they can hold, and the devices that hold them.
+    """Returns the most blocks that each number of devices can hold, and the devices that hold them.
 
     Args:
         capacities: `capacities[k][n - 1]` blocks fit on device k if n devices, from device k on, take part.

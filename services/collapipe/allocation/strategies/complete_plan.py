@@ -21,7 +21,7 @@ PlaceCluster = Callable[[RoundProblem, ClusterProblem], Stages]
 
 
 def num_micro_batches(cluster: ClusterProblem) -> int:
-    """Returns M of a baseline: the first option. A baseline is given only one, because it does not choose M."""
+    """Returns M of a baseline. A baseline does not choose M, so its problem has only one option."""
     return cluster.micro_batch_options[0]
 
 

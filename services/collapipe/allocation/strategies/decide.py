@@ -1,4 +1,4 @@
-"""Decides a round with the strategy of a given name. The scheduler and the simulator both call this module."""
+"""Decides a round with the strategy of a given name, for the scheduler and for the simulator."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""`manual`: the job file lists the blocks of each device, one list for each round. For experiments and for known good plans."""
+"""`manual`: the job file lists the blocks of each device, one list for each round."""
 
 from collections.abc import Sequence
 

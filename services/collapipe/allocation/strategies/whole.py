@@ -6,7 +6,7 @@ from collapipe.errors import InfeasibleError
 
 
 def place_on_one_device(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
-    """Places every unit on the fastest device that can hold them. The control unit sends it token ids and labels.
+    """Places every unit on the fastest device that can hold them all. It gets token ids and labels.
 
     Raises:
         InfeasibleError: No device can hold the whole model.
