@@ -168,11 +168,6 @@ class RadioSection(_Section):
     round_trip_seconds: float = Field(default=0.004, ge=0)
     """Round-trip time of a link."""
 
-    @property
-    def shared_capacity(self) -> float:
-        """Capacity that the links of a cluster share, in Hz."""
-        return self.bandwidth_hz
-
 
 class WireSection(_Section):
     """Wired links between all hosts."""
@@ -189,11 +184,6 @@ class WireSection(_Section):
     """Standard deviation of the logarithm of a link's rate. Drawn anew every round."""
     round_trip_seconds: float = Field(default=0.001, ge=0)
     """Round-trip time of a link."""
-
-    @property
-    def shared_capacity(self) -> float | None:
-        """Capacity that the links of a cluster share, in bit/s. `None` if they share nothing."""
-        return self.shared_rate_bps
 
 
 class WorldSection(_Section):

@@ -170,11 +170,11 @@ class SimulatedSystem:
             backlogs: Backlog of each host that has an energy budget. `None` means none has a backlog.
             micro_batch_options: Values that M may take. `None` means those of the scenario.
         """
-        scenario = self._scenario
+        scenario, channel = self._scenario, self._scenario.channel
         training, schedule = scenario.training, scenario.schedule
         backlogs = backlogs or {}
         edge_server = self._host_now(self._edge_server, conditions, backlogs)
-        shared = scenario.channel.shared_capacity
+        shared = channel.bandwidth_hz if channel.kind == "radio" else channel.shared_rate_bps
         clusters = []
         for index, hosts in enumerate(self._clusters):
             control_unit, *devices = (self._host_now(host, conditions, backlogs) for host in hosts)

@@ -85,7 +85,7 @@ class _Balance:
         """Every time that a segment can take, ascending."""
 
     def device_counts(self, seconds: float) -> list[int]:
-        """Returns the numbers of devices, ascending, with which no segment needs to take longer."""
+        """Returns the numbers of devices, ascending, with which no segment needs longer than that."""
         return sorted(
             count
             for count, (blocks, _) in self._most_blocks_within(seconds).items()
