@@ -1,4 +1,4 @@
-"""A job on a testbed of emulated devices and shaped links, round by round: what the scheduling benchmarks run on."""
+"""Runs jobs on a testbed with emulated devices and shaped links. The benchmarks of scheduling use it."""
 
 import json
 import statistics
@@ -9,24 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from collapipe.allocation import RoundPlan
-from collapipe.emulation.emulation_file import EmulatedDevice, EmulatedRadio, Emulation
+from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.emulation.links import LinkDescription
 from collapipe.errors import InfeasibleError
 from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision, full_round_seconds
 from collapipe_client import CollaPipeClient, LocalTestbed
 from collapipe_client.emulation_check import EmulationCheck
+from collapipe_client.testbed_processes import Device
 
 DEVICES = ("raspberry-pi-4", "laptop", "raspberry-pi-5", "raspberry-pi-4")
-"""In the order of their names. A Jetson is faster than the core that would have to emulate it."""
+"""Profiles of the devices, in the order of their names. A Jetson would be faster than the core that emulates it."""
 
 TIME_SCALE = 9.0
-"""So slow are all of them that the real work of all fits into this machine."""
+"""Factor on all emulated times. It makes the real work of all hosts together fit into this machine."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One committed round."""
+    """One committed round.
+
+    Args:
+        number: Counted from 1.
+    """
 
     number: int
     seconds: float
@@ -35,67 +40,41 @@ class Round:
 
     @property
     def blocks(self) -> dict[str, int]:
-        """Blocks of each device of the first cluster."""
+        """Number of blocks of each device."""
         return {host: s.num_blocks for host, s in self.decision.plans[0].segments.items()}
 
 
-def world(
-    clusters: int = 1,
-    *,
-    rate_bps: float = 13e6,
-    delay_seconds: float = 0.004,
-    radio: bool = False,
-    slow: Mapping[str, float] | None = None,
-    links: Mapping[str, LinkDescription] | None = None,
+def emulation(
+    slow: Mapping[str, float] | None = None, links: Mapping[str, LinkDescription] | None = None
 ) -> Emulation:
-    """Heterogeneous devices behind shaped links.
+    """Returns a cluster of different devices, with links of 13 Mbit/s and a one-way delay of 4 ms.
 
     Args:
-        clusters: Each has the same devices.
-        rate_bps: Of every link.
-        delay_seconds: One way.
-        radio: Links are radio links instead.
-        slow: Slowdown of some hosts, by their names.
-        links: Links that are unlike the others.
+        slow: Slowdown of some devices, by host id.
+        links: Links that differ from the others, by "sender>receiver".
     """
     slow = slow or {}
-    names = [f"device-{c}-{k}" for c in range(clusters) for k in range(len(DEVICES))]
     devices = {
-        name: EmulatedDevice(
-            profile=DEVICES[int(name.rpartition("-")[2])], slowdown=slow.get(name, 1.0)
-        )
-        for name in names
+        f"device-0-{k}": EmulatedDevice(profile=profile, slowdown=slow.get(f"device-0-{k}", 1.0))
+        for k, profile in enumerate(DEVICES)
     }
-    for host in ("edge-server", *(f"control-unit-{c}" for c in range(clusters))):
-        devices[host] = EmulatedDevice(profile="laptop", slowdown=slow.get(host, 1.0))
-    every = LinkDescription(rate_bps=rate_bps, delay_seconds=delay_seconds)
-    radios = {}
-    if radio:
-        # a good link: 20 dB at 1 MHz and 0.1 W
-        radios["*"] = EmulatedRadio(
-            gain=1e-9, noise_watts_per_hertz=1e-18, delay_seconds=delay_seconds
-        )
-    return Emulation(
-        devices=devices,
-        links={} if radio else {"*": every, **(links or {})},
-        radios=radios,
-        time_scale=TIME_SCALE,
-    )
+    for host_id in ("edge-server", "control-unit-0"):
+        devices[host_id] = EmulatedDevice(profile="laptop")
+    usual = LinkDescription(rate_bps=13e6, delay_seconds=0.004)
+    return Emulation(devices=devices, links={"*": usual, **(links or {})}, time_scale=TIME_SCALE)
 
 
 def make_job(
-    name: str,
-    *,
-    rounds: int = 6,
-    clusters: int = 1,
-    training: Mapping[str, Any] | None = None,
-    **schedule: Any,
+    name: str, *, rounds: int, local_steps: int = 2, num_micro_batches: int = 8, **schedule: Any
 ) -> JobConfig:
-    """A small BERT of 12 blocks on real text; short rounds, not evaluated."""
+    """Returns a job for a small BERT of 12 blocks on real text, with short rounds and no evaluation.
+
+    Args:
+        schedule: Further settings of the section `schedule`.
+    """
     return JobConfig.model_validate(
         {
             "name": name,
-            "clusters": clusters,
             "task": {"kind": "classification", "max_length": 32},
             "data": {"source": "stdlib_docstrings", "max_rows": 600, "max_held_out_rows": 16},
             "model": {
@@ -110,48 +89,41 @@ def make_job(
             },
             "training": {
                 "rounds": rounds,
-                "local_steps": 2,
+                "local_steps": local_steps,
                 "mini_batch": 32,
                 "evaluate_every": 0,
-                **(training or {}),
             },
-            "schedule": {"num_micro_batches": 8, "silence_seconds": 60, **schedule},
+            "schedule": {
+                "num_micro_batches": num_micro_batches,
+                "silence_seconds": 60,
+                **schedule,
+            },
         }
     )
 
 
 @contextmanager
-def testbed(
-    directory: Path,
-    emulation: Emulation,
-    clusters: int = 1,
-    *,
-    scheduler_options: Sequence[str] = (),
-    devices: Sequence[Any] | None = None,
-) -> Iterator[LocalTestbed]:
-    """Starts a testbed of emulated devices."""
-    shape = [devices if devices is not None else len(DEVICES)] * clusters
-    with LocalTestbed(
-        shape, directory, emulation=emulation, scheduler_options=scheduler_options
-    ) as started:
+def testbed(directory: Path, devices: Sequence[Device]) -> Iterator[LocalTestbed]:
+    """Starts a testbed with one cluster of the usual `emulation`.
+
+    Args:
+        devices: One for each profile in `DEVICES`.
+    """
+    with LocalTestbed([devices], directory, emulation=emulation()) as started:
         started.wait_until_registered()
         yield started
 
 
 def run(
-    bed: LocalTestbed,
-    job: JobConfig,
-    *,
-    after_round: Callable[[int], None] = lambda number: None,
-    check: bool = True,
+    bed: LocalTestbed, job: JobConfig, after_round: Callable[[int], None] = lambda number: None
 ) -> list[Round]:
-    """Runs a job; refuses to report when the emulation did not hold.
+    """Runs a job. It fails if this machine was too slow for the emulation.
 
     Args:
-        bed: Of emulated devices.
-        job: The job.
         after_round: Called after every committed round with its number, from 1.
-        check: Whether the emulation is checked.
+
+    Raises:
+        InfeasibleError: The devices have too little memory.
     """
     seconds: list[float] = []
     with bed.client() as client, EmulationCheck(bed) as watched:
@@ -164,12 +136,12 @@ def run(
                 last = event.status
         status = client.find_job(job_id)
         if status.num_rounds_committed < job.training.rounds:
-            if " bytes" in last.message:  # of memory: the only limit that these jobs can meet
+            # Memory is the only limit that these jobs can exceed, and its message gives bytes.
+            if " bytes" in last.message:
                 raise InfeasibleError(last.message)
-            raise RuntimeError(f"job {job_id} did not end well: {last.message}")
+            raise RuntimeError(f"job {job_id} did not run to its end: {last.message}")
         decisions = [_decision(client, job_id, index) for index in range(len(seconds))]
-    if check:
-        watched.verdict()
+    watched.verdict()
     return [
         Round(index + 1, seconds[index], full_round_seconds(decision), decision)
         for index, decision in enumerate(decisions)
@@ -177,12 +149,12 @@ def run(
 
 
 def settled(rounds: Sequence[Round]) -> float:
-    """Median round time of the second half: the first rounds still measure the hosts."""
+    """Returns the median time of the later half of the rounds. In the first rounds the hosts are still measured."""
     return statistics.median(one.seconds for one in rounds[len(rounds) // 2 :])
 
 
 def describe(plans: RoundPlan) -> str:
-    """Blocks and micro-batches, in a few characters."""
+    """Returns the blocks of each device and the number of micro-batches as short text."""
     return "; ".join(
         " ".join(f"{host.removeprefix('device-')}:{s.num_blocks}" for host, s in p.segments.items())
         + f" M={p.num_micro_batches}"

@@ -1,10 +1,10 @@
-"""Does DSSRA decide well? Round times of every strategy on one running system of emulated devices and shaped links.
+"""Measures the decisions of DSSRA on a running testbed with emulated devices and shaped links.
 
-    python -m benchmarks.scheduling              # every section
-    python -m benchmarks.scheduling better       # or one of: better, predicted, adaptive, noise
+    python -m benchmarks.scheduling              # all sections
+    python -m benchmarks.scheduling better       # one of: better, predicted, adaptive, noise
 
-Devices are slowed by waiting after real work, links by pacing; nothing is reported when the real work did not fit
-into this machine. Baselines run with the number of micro-batches that is best for them.
+Emulated devices wait after real work, and pacing limits the links. If the real work does not fit into this machine, the
+benchmark fails. Each baseline uses the number of micro-batches that is best for it.
 """
 
 import argparse
@@ -15,23 +15,24 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import emulated
-from benchmarks.emulated import Round, describe, make_job, run, settled, testbed, world
+from benchmarks.emulated import DEVICES, Round, describe, emulation, make_job, run, settled, testbed
+from collapipe.emulation.emulation_file import Emulation
 from collapipe.emulation.links import LinkDescription
 from collapipe.errors import InfeasibleError
 from collapipe.simulation.outcome import run_round
+from collapipe_client import LocalTestbed
 from collapipe_client.testbed_processes import Device
 
 BASELINES = ("pipeline", "titanic", "vanilla_fl")
 MICRO_BATCHES = (4, 8, 16)
 REPETITIONS = 2
 MEMORY = (40_000_000, 48_000_000, 128_000_000, 40_000_000)
-"""Bytes that the devices offer: one of them could hold the whole model, but not at any speed."""
+"""Memory of the devices, in bytes. One of them can hold the whole model, but it is slow."""
 
 
 def better(directory: Path) -> None:
-    """Round times of `dssra` and of every baseline at its best number of micro-batches, in alternation."""
-    with testbed(directory, world(), devices=_devices()) as bed:
+    """Measures round times of `dssra` and of every baseline in turn, each with its best number of micro-batches."""
+    with testbed(directory, _devices()) as bed:
         best = {name: _best_micro_batches(bed, name) for name in BASELINES}
         seconds: dict[str, list[float]] = {name: [] for name in ("dssra", *BASELINES)}
         memory: dict[str, float] = {}
@@ -40,14 +41,20 @@ def better(directory: Path) -> None:
                 if name != "dssra" and best[name] is None:
                     continue
                 rounds = run(
-                    bed, _job(name, rounds=6, num_micro_batches=best.get(name) or 8, strategy=name)
+                    bed,
+                    make_job(
+                        name.replace("_", "-"),
+                        rounds=6,
+                        num_micro_batches=best.get(name) or 8,
+                        strategy=name,
+                    ),
                 )
                 seconds[name].append(settled(rounds))
                 memory[name] = _device_memory(rounds[-1])
                 _print_last(name, rounds)
         mine = statistics.median(seconds["dssra"])
         print(
-            "\nstrategy     round s   dssra is lower by   most memory of a device, by design (10)"
+            "\nstrategy     round s   dssra is lower by   most memory of a device, by docs/scheduling.md (10)"
         )
         for name, times in seconds.items():
             if not times:
@@ -61,14 +68,14 @@ def better(directory: Path) -> None:
 
 
 def predicted(directory: Path) -> None:
-    """Predicted and simulated against observed round times of `dssra`, from the third round on.
+    """Compares predicted and simulated round times of `dssra` with observed ones, from the third round on.
 
-    The simulator is given what the scheduler had measured by then, and runs the pipeline event by event.
+    The simulator uses the measurements that the scheduler had before the round, and runs the pipeline event by event.
     """
     errors: dict[str, list[float]] = {"predicted": [], "simulated": []}
-    with testbed(directory, world(), devices=_devices()) as bed:
+    with testbed(directory, _devices()) as bed:
         for share in (None, 40e6):
-            job = _job("predicted", rounds=10, strategy="dssra", channel_rate_bps=share)
+            job = make_job("predicted", rounds=10, strategy="dssra", channel_rate_bps=share)
             for one in run(bed, job)[2:]:
                 question = one.decision.question
                 simulated = run_round(question.problem, one.decision.plans, num_steps=2).seconds
@@ -86,26 +93,26 @@ def predicted(directory: Path) -> None:
 
 
 def adaptive(directory: Path) -> None:
-    """A processor and a link at a quarter of their speed in the middle of a job, and back."""
+    """Slows a processor, and then the links of a device, to a quarter of their speed in the middle of a job."""
     slow_link = LinkDescription(rate_bps=3.25e6, delay_seconds=0.004)
     for what, changed in (
-        ("processor of device-0-1", world(slow={"device-0-1": 4.0})),
+        ("processor of device-0-1", emulation(slow={"device-0-1": 4.0})),
         (
             "links of device-0-1",
-            world(links={"device-0-1>*": slow_link, "*>device-0-1": slow_link}),
+            emulation(links={"device-0-1>*": slow_link, "*>device-0-1": slow_link}),
         ),
     ):
-        with testbed(directory / what.replace(" ", "-"), world(), devices=_devices()) as bed:
+        with testbed(directory / what.replace(" ", "-"), _devices()) as bed:
 
-            def change(number: int, bed: object = bed, changed: object = changed) -> None:
+            def change(number: int, bed: LocalTestbed = bed, changed: Emulation = changed) -> None:
                 if number == 5:
-                    bed.emulate(changed)  # type: ignore[attr-defined]
+                    bed.emulate(changed)
                 elif number == 11:
-                    bed.emulate(world())  # type: ignore[attr-defined]
+                    bed.emulate(emulation())
 
-            rounds = run(bed, _job("adaptive", rounds=17, strategy="dssra"), after_round=change)
+            rounds = run(bed, make_job("adaptive", rounds=17, strategy="dssra"), after_round=change)
             bed.emulate(changed)
-            oracle = settled(run(bed, _job("oracle", rounds=6, strategy="dssra")))
+            oracle = settled(run(bed, make_job("oracle", rounds=6, strategy="dssra")))
         print(f"\n{what} at a quarter after round 5, restored after round 11")
         for one in rounds:
             print(f"  round {one.number:2}: {one.seconds:6.2f} s  {describe(one.decision.plans)}")
@@ -114,47 +121,48 @@ def adaptive(directory: Path) -> None:
         returned = next((one.number for one in back if one.blocks == before.blocks), None)
         ended = statistics.median(one.seconds for one in after[-3:])
         print(
-            f"the plan changed in round {moved}; the last rounds of the new world take {ended:.2f} s, those of a job that "
-            f"knows it from its start {oracle:.2f} s ({ended / oracle - 1:+.1%}); the old plan is back in round {returned}"
+            f"the plan changed in round {moved}; its last slow rounds take {ended:.2f} s, and those of a job that is slow "
+            f"from its start take {oracle:.2f} s ({ended / oracle - 1:+.1%}); the old plan is back in round {returned}"
         )
 
 
 def noise(directory: Path) -> None:
-    """Needless moves in 50 rounds in which every processor varies by 10 %."""
+    """Counts the moves of blocks in 50 rounds in which the speed of every processor varies by 10 %."""
     import numpy as np
 
     generator = np.random.default_rng(0)
-    with testbed(directory, world(), devices=_devices()) as bed:
+    with testbed(directory, _devices()) as bed:
 
         def shake(number: int) -> None:
-            names = (f"device-0-{k}" for k in range(len(emulated.DEVICES)))
+            names = (f"device-0-{k}" for k in range(len(DEVICES)))
             bed.emulate(
-                world(slow={name: float(np.exp(0.1 * generator.normal())) for name in names})
+                emulation(slow={name: float(np.exp(0.1 * generator.normal())) for name in names})
             )
 
-        job = _job("noise", rounds=52, strategy="dssra", training={"local_steps": 1})
+        job = make_job("noise", rounds=52, strategy="dssra", local_steps=1)
         rounds = run(bed, job, after_round=shake)
     steady = rounds[2:]
     moves = sum(a.blocks != b.blocks for a, b in itertools.pairwise(steady))
     print(f"{moves} moves in {len(steady)} rounds under 10 % noise")
 
 
-def _job(name: str, **options: object):  # type: ignore[no-untyped-def]
-    return make_job(name.replace("_", "-"), **options)  # type: ignore[arg-type]
-
-
 def _devices() -> list[Device]:
     return [Device(memory_bytes=limit) for limit in MEMORY]
 
 
-def _best_micro_batches(bed: object, strategy: str) -> int | None:
-    """The number of micro-batches with the fastest rounds; `None` when the strategy is infeasible with any."""
+def _best_micro_batches(bed: LocalTestbed, strategy: str) -> int | None:
+    """Returns the number of micro-batches with the fastest rounds. `None` if the strategy is infeasible with all."""
     found: dict[int, float] = {}
     for number in MICRO_BATCHES:
         try:
             rounds = run(
-                bed,  # type: ignore[arg-type]
-                _job(f"sweep-{strategy}", rounds=3, num_micro_batches=number, strategy=strategy),
+                bed,
+                make_job(
+                    f"sweep-{strategy}".replace("_", "-"),
+                    rounds=3,
+                    num_micro_batches=number,
+                    strategy=strategy,
+                ),
             )
         except InfeasibleError as error:
             print(f"{strategy} with {number} micro-batches: {error}")
@@ -189,7 +197,7 @@ SECTIONS: dict[str, Callable[[Path], None]] = {
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Runs sections, all by default."""
+    """Runs the given sections. The default is all of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], default=[])
     for name in parser.parse_args(arguments).sections or SECTIONS:

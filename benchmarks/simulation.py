@@ -1,8 +1,8 @@
-"""How fast is the simulator? Ten clusters of eight devices for a hundred rounds, decisions included, and its parts.
+"""Measures the simulator: one mini-batch, and 100 rounds of 10 clusters with 8 devices each, decisions included.
 
     python -m benchmarks.simulation
 
-One core suffices; the aim is a minute for each strategy.
+It uses one core. The aim is at most a minute for each strategy.
 """
 
 import statistics
@@ -22,7 +22,7 @@ _REPETITIONS = 20
 
 
 def main() -> None:
-    """Measures one mini-batch, then whole runs."""
+    """Measures single mini-batches, and then whole runs."""
     for num_micro_batches in (4, 16, 64):
         print(
             f"10 stages x {num_micro_batches} micro-batches: {_mini_batch(num_micro_batches):.2f} ms"

@@ -1,4 +1,4 @@
-"""Placement problems for the tests, and what their best answer is, found by trying every split."""
+"""Placement problems for the tests, and a search over all splits for their best answer."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -29,10 +29,10 @@ def problem(
     in_flight: int | None = None,
     round_index: int = 0,
 ) -> RoundProblem:
-    """One cluster without delays on its links; a micro-batch is one sample.
+    """Returns one cluster with fast links. A micro-batch is one sample.
 
     Args:
-        cost: Bytes of a block's state, and of its stash for a micro-batch.
+        cost: Bytes of the state of a block, and of its stash for a micro-batch.
     """
     limits = memory if memory is not None else [None] * len(speeds)
     devices = tuple(
@@ -58,7 +58,7 @@ def problem(
 
 @st.composite
 def problems(draw: st.DrawFn) -> RoundProblem:
-    """At most 5 devices and 8 blocks; memory is tight, loose or unlimited."""
+    """Draws problems with at most 5 devices and 8 blocks. Memory is tight, loose or unlimited."""
     num_devices = draw(st.integers(1, 5))
     memory = st.one_of(st.none(), st.integers(1, 150))
     return problem(
@@ -78,7 +78,7 @@ def problems(draw: st.DrawFn) -> RoundProblem:
 
 
 def every_feasible_split(given: RoundProblem) -> Iterator[tuple[int, ...]]:
-    """Design (10) written out anew: windows from the back of the pipeline, memory of each active device."""
+    """Yields every split that fits, by an independent computation of docs/scheduling.md (10)."""
     model, devices = given.model, given.clusters[0].devices
     sizes = range(model.num_blocks + 1)
     for split in itertools.product(sizes, repeat=len(devices)):
@@ -97,7 +97,7 @@ def every_feasible_split(given: RoundProblem) -> Iterator[tuple[int, ...]]:
 
 
 def slowest(given: RoundProblem, split: Sequence[int]) -> float:
-    """Seconds a sample of the slowest segment."""
+    """Returns the time of the slowest segment for one sample."""
     devices = given.clusters[0].devices
     return max(
         device.compute_seconds(1, blocks) for blocks, device in zip(split, devices, strict=True)
@@ -105,13 +105,13 @@ def slowest(given: RoundProblem, split: Sequence[int]) -> float:
 
 
 def segments_of(given: RoundProblem, strategy: Strategy) -> dict[str, Segment]:
-    """Who runs which blocks, in pipeline order."""
+    """Returns the segment of each device, in pipeline order."""
     (plan,) = strategy(given)
     return plan.segments
 
 
 def split_of(given: RoundProblem, plan: RoundPlan) -> tuple[int, ...]:
-    """Blocks of each device, 0 for those left out."""
+    """Returns the blocks of each device, 0 for a device that takes no part."""
     segments = plan[0].segments
     return tuple(
         segments[device.host_id].num_blocks if device.host_id in segments else 0

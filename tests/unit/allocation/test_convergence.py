@@ -44,7 +44,7 @@ def _run(features: Features, samples: float, measured: float) -> TrainedRun:
 
 
 def _runs(noise: float = 0.0) -> list[TrainedRun]:
-    """Runs of one and two clusters that follow the design."""
+    """Returns runs of one and two clusters that follow docs/scheduling.md (11)."""
     random = np.random.default_rng(0)
     runs = []
     for steps, rounds, samples, clusters, error, lost in itertools.product(
@@ -72,8 +72,8 @@ def test_features_times_constants_are_the_term(per_micro_batch: bool) -> None:
     assert np.all(np.array(features) > 0)
 
 
-def test_features_are_those_of_the_design() -> None:
-    updates = 4  # one a micro-batch
+def test_features_are_the_factors_of_the_term() -> None:
+    updates = 4  # one for each micro-batch
     given = _problem(update_per_micro_batch=True)
     features = convergence_features(given, (_plan("int8"),))
     expected = (1 / (10 * 5 * updates), updates / (32 / updates), (10 * updates) ** 2, 2**-7, 0.0)
@@ -115,7 +115,7 @@ def test_fit_of_collinear_features_keeps_the_first_and_names_it() -> None:
     assert "follows from that of the sampling variance and c0" in fit.constants[2].note
 
 
-def test_fit_of_one_number_of_clusters_leaves_batch_size_to_the_sampling() -> None:
+def test_fit_with_one_number_of_clusters_explains_batch_size_by_the_sampling() -> None:
     runs = [_run((0.1, 1 / b, 100.0, 0.0, 0.0), b, 0.0) for b in (8.0, 16.0, 64.0)]
     fit = fit_constants(runs)
     assert fit.constants[1].value == 0
@@ -135,7 +135,7 @@ def test_fit_that_wants_a_negative_constant_gives_zero_and_says_so() -> None:
 
 
 def test_fit_that_cannot_tell_a_constant_from_zero_says_so() -> None:
-    measured = [1.0, 1.04, 2.1, 1.9, 3.0, 3.26]  # the second feature brings nothing but noise
+    measured = [1.0, 1.04, 2.1, 1.9, 3.0, 3.26]  # The second feature only adds noise.
     runs = [
         _run((float(1 + index // 2), 0.0, 0.0, float(index % 2), 0.0), 8, value)
         for index, value in enumerate(measured)

@@ -11,6 +11,7 @@ from collapipe.allocation import (
     Segment,
     WiredLink,
     decide_round,
+    reference_seconds,
     violations,
 )
 from collapipe.errors import InfeasibleError, InvalidInputError
@@ -43,7 +44,7 @@ def test_unknown_strategy_lists_the_known_ones() -> None:
         strategy("fastest")(problem())
 
 
-# --- what every placement has in common
+# --- all placements
 
 
 @given(problems())
@@ -103,7 +104,7 @@ def test_equal_segments_with_more_devices_than_blocks_are_infeasible() -> None:
 
 
 def test_equal_segments_beyond_a_memory_name_device_need_and_limit() -> None:
-    # 3 blocks of 10 bytes, each with 2 micro-batches of 1 byte in flight, on the second device
+    # The second device has 3 blocks of 10 bytes. Each holds 2 micro-batches of 1 byte.
     given_problem = problem(speeds=[1, 1], num_blocks=6, memory=[None, 35])
     with pytest.raises(
         InfeasibleError, match=r"device-1 would run 3 of 6.*36 bytes.*has 35.*proportional"
@@ -135,7 +136,7 @@ def test_proportional_is_as_fast_as_the_best_of_all_splits(given_problem: RoundP
             place_proportionally(given_problem)
         return
     split = split_of(given_problem, place_proportionally(given_problem))
-    assert split in splits  # memory holds, with the windows that this split leads to
+    assert split in splits  # It fits into memory with the windows of this split.
     best = min(slowest(given_problem, other) for other in splits)
     assert slowest(given_problem, split) == best
     equally_fast = [other for other in splits if slowest(given_problem, other) == best]
@@ -162,9 +163,9 @@ def test_proportional_among_equals_prefers_those_registered_first() -> None:
     assert segments == {"device-0": Segment(0, 2), "device-1": Segment(2, 4)}
 
 
-def test_proportional_counts_only_the_windows_of_those_who_take_part() -> None:
-    # With both devices the first holds 3 micro-batches: 3 blocks of 5 + 18 bytes in 89, and the second 1.
-    # Alone it holds 2, and all 5 blocks of 5 + 12 bytes fit.
+def test_proportional_counts_only_the_windows_of_devices_that_take_part() -> None:
+    # With both devices, the window of the first is 3. Then 3 of its blocks, of 5 + 18 bytes, fit into 89 bytes,
+    # and 1 block fits on the second. Alone the first has a window of 2, and all 5 blocks of 5 + 12 bytes fit.
     given_problem = problem(
         speeds=[1, 3], num_blocks=5, memory=[89, 28], cost=(5, 6), num_micro_batches=8
     )
@@ -246,7 +247,7 @@ def test_titanic_leaves_out_devices_that_the_proportional_split_uses() -> None:
 
 
 def test_vanilla_fl_takes_the_fastest_device_that_holds_everything() -> None:
-    # 6 blocks of 10 bytes and 1 of stash each: 66
+    # 6 blocks of 10 bytes, each with a stash of 1 byte, need 66 bytes.
     (plan,) = strategy("vanilla_fl")(problem(speeds=[1, 2, 3], memory=[None, 66, 65]))
     units = [(stage.host_id, stage.start_unit, stage.stop_unit) for stage in plan.stages]
     assert units == [("control-unit", 0, 0), ("device-1", 0, 8)]
@@ -265,7 +266,7 @@ def test_centralized_leaves_everything_with_the_control_unit() -> None:
     assert plan.links == ()
 
 
-# --- what all of them complete alike
+# --- the rules that all baselines share
 
 
 @pytest.mark.parametrize("name", ["pipeline", "titanic", "vanilla_fl", "centralized"])
@@ -289,15 +290,35 @@ def test_links_share_their_channel_equally_at_full_power() -> None:
     assert [link.backward_watts for link in plans[0].links] == [0.1, 0.0, 0.0]
 
 
-def test_window_is_widened_as_far_as_a_slow_link_starves_it_and_memory_allows() -> None:
+def test_window_grows_with_a_slow_link_as_far_as_memory_allows() -> None:
     given_problem = problem(speeds=[1], num_blocks=1, num_micro_batches=8, cost=(10, 1))
     cluster = given_problem.clusters[0]
     slow = {pair: WiredLink(1e12, round_trip_seconds=2.5) for pair in cluster.links}
     starved = replace(given_problem, clusters=(replace(cluster, links=slow),))
-    # a micro-batch takes 1 s on the device and 2.5 s on each of two links: 6 s from embedding to embedding
+    # The loop of the embedding takes 6 s: 1 s on the device and 2.5 s on each of two links.
     (plan,) = place_equally(starved)
     assert [stage.in_flight for stage in plan.stages] == [6 + 2, 4 + 2, 1]
     small = replace(cluster.devices[0], memory_bytes=13)
     tight = replace(starved, clusters=(replace(cluster, links=slow, devices=(small,)),))
     (plan,) = place_equally(tight)
     assert [stage.in_flight for stage in plan.stages] == [6 + 2, 3, 1]
+
+
+# --- the reference time of the objective
+
+
+def test_reference_time_is_the_prediction_of_equal_segments() -> None:
+    given_problem = problem(speeds=[1, 1])
+    expected = decide_round(given_problem, "pipeline").prediction.round_seconds
+    assert reference_seconds(lambda name: given_problem) == expected
+
+
+def test_proportional_segments_stand_in_for_equal_ones_that_do_not_fit() -> None:
+    given_problem = problem(speeds=[1, 1], num_blocks=6, memory=[None, 35])
+    expected = decide_round(given_problem, "proportional").prediction.round_seconds
+    assert reference_seconds(lambda name: given_problem) == expected
+
+
+def test_reference_time_is_none_without_any_placement() -> None:
+    given_problem = problem(speeds=[1, 1], memory=[9, 9])
+    assert reference_seconds(lambda name: given_problem) is None

@@ -1,4 +1,4 @@
-"""Random heterogeneous pipelines for the comparison of formula and simulation."""
+"""Random heterogeneous pipelines, to compare the formula of a mini-batch with the simulation."""
 
 import math
 import random
@@ -22,7 +22,7 @@ _NUM_BLOCKS = 24
 def random_round(
     rng: random.Random, *, num_clusters: int = 1, radio: bool = False
 ) -> tuple[RoundProblem, RoundPlan]:
-    """Pipelines of 2 to 8 devices whose speeds differ thirtyfold, with 4 to 32 micro-batches and classical windows."""
+    """Returns pipelines of 2 to 8 devices whose speeds differ by up to 30, with classical windows."""
     model = ModelCost(
         _NUM_BLOCKS,
         activation_bytes=1e5,

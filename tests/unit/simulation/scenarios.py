@@ -1,4 +1,4 @@
-"""A scenario as small as they get, and what tests change in it."""
+"""The smallest useful scenario. Tests change parts of it."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from collapipe.simulation import Scenario, read_scenario
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    """A cluster of a fast and a slow device on wires; `changes` replace whole sections."""
+    """Returns a scenario file with a fast and a slow device on wires. `changes` replace whole sections."""
     return {
         "name": "tiny",
         "rounds": 3,
@@ -29,7 +29,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 
 def scenario(**changes: Any) -> Scenario:
-    """The same, validated."""
+    """Returns the validated scenario."""
     return read_scenario(document(**changes), "tiny.toml")
 
 

@@ -1,4 +1,4 @@
-"""DSSRA under energy budgets, over as many rounds as it takes for averages to settle."""
+"""DSSRA under energy budgets, over enough rounds for stable averages."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,16 +10,14 @@ from collapipe.simulation import Scenario, StrategyRun, run_strategy
 from .scenarios import document, scenario
 
 _ROUNDS = 500
-_LOW, _HIGH = 1.0, 10.0  # V
-_BUDGETS = (
-    12.0,
-    35.0,
-    35.0,
-)  # J a round; the three devices together need 67 J for the model's blocks
+_LOW, _HIGH = 1.0, 10.0
+"""Values of V."""
+_BUDGETS = (12.0, 35.0, 35.0)
+"""In J for a round. The blocks need 67 J on the three devices together."""
 
 
 def _scenario(penalty_weight: float, budgets: tuple[float, ...] | None = _BUDGETS) -> Scenario:
-    """Two fast devices, the first on a low budget, and a slow one; the first two use what the third does a block."""
+    """Returns two fast devices, the first with a low budget, and a slow one. A block needs the same energy on each."""
     devices = [
         {"gigaflops": 40.0, "busy_watts": 10.0},
         {"gigaflops": 40.0, "busy_watts": 10.0},
@@ -39,7 +37,7 @@ def _scenario(penalty_weight: float, budgets: tuple[float, ...] | None = _BUDGET
 
 @pytest.fixture(scope="module")
 def runs() -> Mapping[float, StrategyRun]:
-    """A run for each V."""
+    """Returns a run for each V."""
     return {weight: run_strategy(_scenario(weight), "dssra", 0) for weight in (_LOW, _HIGH)}
 
 
@@ -59,7 +57,7 @@ def test_average_energy_is_within_budget_for_every_device(
 def test_energy_of_later_rounds_is_within_budget_for_a_large_penalty_weight(
     runs: Mapping[float, StrategyRun],
 ) -> None:
-    # a backlog that no longer grows: (12) adds what a round is over budget
+    # A backlog that no longer grows shows it, because (12) adds the excess of each round.
     rounds = runs[_HIGH].rounds[_ROUNDS // 2 :]
     assert (rounds[-1].backlog_max - rounds[0].backlog_max) / len(rounds) < 0.02
 
@@ -72,12 +70,12 @@ def test_delay_falls_and_backlog_grows_with_the_penalty_weight(
     assert _mean(high, lambda r: r.backlog_mean) > 2 * _mean(low, lambda r: r.backlog_mean)
 
 
-def test_device_on_a_low_budget_is_relieved(runs: Mapping[float, StrategyRun]) -> None:
+def test_device_with_a_low_budget_gets_fewer_blocks(runs: Mapping[float, StrategyRun]) -> None:
     unlimited = run_strategy(_scenario(_LOW, budgets=None), "dssra", 0)
     before, after = (
         [device.blocks / device.num_rounds for device in run.devices]
         for run in (unlimited, runs[_LOW])
     )
-    assert before[0] >= 4  # it is as fast as the second
+    assert before[0] >= 4  # Without budgets it is as fast as the second device.
     assert after[0] < 0.6 * before[0]
     assert sum(after) == pytest.approx(sum(before))

@@ -41,13 +41,15 @@ def test_formula_agrees_with_simulation_on_heterogeneous_pipelines(
 ) -> None:
     errors = _errors(500, num_clusters=num_clusters, radio=radio)
     found = float(np.median(errors)), float(np.quantile(errors, 0.95))
-    print(f"design (5) against simulation: median {found[0]:.2%}, 95th percentile {found[1]:.2%}")
+    print(
+        f"docs/scheduling.md (5) against simulation: median {found[0]:.2%}, 95th percentile {found[1]:.2%}"
+    )
     assert found[0] < median
     assert found[1] < tail
 
 
 def _two_stages(**changes: object) -> tuple[RoundProblem, tuple[ClusterPlan, ...]]:
-    """A control unit and a device that hold one block of 1 s a sample, and a head without work: M = 2, b = 1."""
+    """Returns a pipeline whose device has one block of 1 s a sample. Embedding and head take no time. M = 2, b = 1."""
     wire = WiredLink(8e6)
     device = Host("device", 1.0, busy_watts=5.0, weights_bps=8e6, base_bytes=7)
     cluster = ClusterProblem(
@@ -78,18 +80,18 @@ def _two_stages(**changes: object) -> tuple[RoundProblem, tuple[ClusterPlan, ...
     return replace(RoundProblem((cluster,), model, 2, 3), **changes), (plan,)  # type: ignore[arg-type]
 
 
-def test_round_is_its_steps_and_what_is_gathered() -> None:
+def test_round_time_is_its_steps_plus_gathering() -> None:
     problem, plans = _two_stages()
     outcome = run_round(problem, plans)
-    # activations arrive at 1 and 2; gradients of the first are there at 3 1/3, of the second at 4 1/3, for links carry
-    # one frame a second; its backward pass ends at 5, and its gradient is there at 6
+    # A transfer takes 1 s. The activations arrive at the device at 1 s and 2 s. Their gradients return from the head at
+    # 3 1/3 s and 4 1/3 s. The second backward pass ends at 5 s, and its gradient reaches the control unit at 6 s.
     gathering = 4e6 * 0.75 * 8 / 8e6
     assert outcome.clusters[0].mini_batch_seconds == pytest.approx(6.0)
     assert outcome.clusters[0].bubble_ratio == pytest.approx(1 - 2 * 1.0 / (3 * 6.0))
     assert outcome.seconds == pytest.approx(3 * 6.0 + gathering)
 
 
-def test_moved_block_is_paid_for_at_once() -> None:
+def test_moving_units_counts_in_full_in_this_round() -> None:
     problem, plans = _two_stages()
     elsewhere = replace(plans[0], stages=(StagePlan("other", 0, 3, 1),))
     moving = replace(problem, clusters=(replace(problem.clusters[0], previous=elsewhere),))
@@ -99,30 +101,30 @@ def test_moved_block_is_paid_for_at_once() -> None:
     assert paid.clusters[0].moved_units == 3
 
 
-def test_energy_is_that_of_busy_seconds() -> None:
+def test_energy_is_power_times_busy_seconds() -> None:
     problem, plans = _two_stages()
     assert run_round(problem, plans).energy_joules["device"] == pytest.approx(3 * 2 * 1.0 * 5.0)
 
 
-def test_memory_is_that_of_micro_batches_held() -> None:
+def test_memory_counts_the_micro_batches_that_were_held() -> None:
     problem, plans = _two_stages()
     wide = replace(
         plans[0],
         stages=tuple(replace(stage, in_flight=9) for stage in plans[0].stages),
     )
-    # both micro-batches at most, whatever the window: their stash, and an activation and a gradient of each
+    # Only 2 micro-batches exist. Each needs its stash, an activation and a gradient.
     expected = 7 + 4e6 + 2 * (3e6 + 2 * 1e6)
     assert run_round(problem, (wide,)).memory_bytes["device"] == expected
 
 
-def test_update_per_micro_batch_flushes_each() -> None:
+def test_update_per_micro_batch_runs_micro_batches_one_by_one() -> None:
     problem, plans = _two_stages()
     flushed = run_round(replace(problem, update_per_micro_batch=True), plans)
     one_way = 1.0 + 1.0
     assert flushed.clusters[0].mini_batch_seconds == pytest.approx(2 * (1.0 + 2 * one_way))
 
 
-def test_more_steps_simulated_change_nothing_for_one_cluster() -> None:
+def test_number_of_simulated_steps_changes_nothing_for_one_cluster() -> None:
     problem, plans = random_round(random.Random(1))
     one, ten = (run_round(problem, plans, num_steps=n).seconds for n in (1, 10))
     assert one == pytest.approx(ten, rel=1e-9)
@@ -139,7 +141,7 @@ def test_cluster_that_waits_for_the_head_is_slower_than_alone() -> None:
         assert outcome.mini_batch_seconds > alone.mini_batch_seconds
 
 
-def test_control_unit_that_only_passes_token_ids_on_takes_no_time() -> None:
+def test_control_unit_that_only_sends_token_ids_takes_no_time() -> None:
     problem, _ = _two_stages()
     whole = ClusterPlan(
         (StagePlan("control-unit", 0, 0, 2), StagePlan("device", 0, 3, 1)), 2, (LinkPlan(),)

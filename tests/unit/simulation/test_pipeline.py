@@ -1,4 +1,4 @@
-"""The event simulation against hand counts, and against a slow one that uses the real stages' rule."""
+"""The event simulation against counts by hand, and against a slow simulation with the rule of real stages."""
 
 import random
 
@@ -32,7 +32,7 @@ def test_one_stage_takes_the_sum_of_its_passes() -> None:
     assert _seconds(SimulatedPipeline(_stages((1.0, 2.0)), [], 5, num_steps=2)) == 30.0
 
 
-def test_one_micro_batch_takes_the_sum_of_everything() -> None:
+def test_one_micro_batch_takes_the_sum_of_all_passes_and_transfers() -> None:
     link = SimulatedLink(0.5, 0.25, latency_seconds=0.125)
     pipeline = SimulatedPipeline(_stages((1.0, 2.0), (3.0, 4.0)), [link], 1, step_seconds=10.0)
     assert _seconds(pipeline) == 1 + 2 + 3 + 4 + 0.5 + 0.25 + 2 * 0.125 + 10
@@ -50,7 +50,7 @@ def test_equal_stages_take_the_classical_time(num_stages: int, num_micro_batches
 
 
 def test_slow_link_sets_the_pace_and_its_latency_does_not() -> None:
-    # forward 1 + 5, then the head's 2 + 3; the link sends an activation every 5 s; gradients return at 1 + 1
+    # One forward pass, 4 transfers of 5 s, latency, the head's 2 + 3 s, a transfer of 1 s, latency, a backward pass.
     link = SimulatedLink(5.0, 1.0, latency_seconds=100.0)
     pipeline = SimulatedPipeline(_stages((1.0, 1.0), (2.0, 3.0)), [link], 4)
     assert _seconds(pipeline) == 1 + 4 * 5 + 100 + 5 + 1 + 100 + 1
@@ -83,7 +83,7 @@ def test_heads_on_one_processor_take_turns() -> None:
     assert [run.seconds for run in apart] == [12.0] * 3
 
 
-def test_link_that_carries_nothing_takes_forever() -> None:
+def test_link_with_infinite_seconds_takes_infinite_time() -> None:
     pipeline = SimulatedPipeline(
         _stages((1.0, 1.0), (1.0, 1.0)), [SimulatedLink(float("inf"), 1.0)], 2
     )
@@ -91,10 +91,10 @@ def test_link_that_carries_nothing_takes_forever() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_pipeline_takes_what_the_rule_of_real_stages_says(seed: int) -> None:
+def test_random_pipeline_takes_as_long_as_with_the_rule_of_real_stages(seed: int) -> None:
     rng = random.Random(seed)
     num_stages, num_micro_batches = rng.randint(2, 6), rng.randint(1, 9)
-    # odd fractions, so that no two events meet
+    # Random times, so that no two events happen at the same time.
     stages = [
         SimulatedStage(rng.random(), 2 * rng.random(), rng.randint(1, 6), f"host-{k}")
         for k in range(num_stages)
@@ -108,20 +108,21 @@ def test_random_pipeline_takes_what_the_rule_of_real_stages_says(seed: int) -> N
 
 
 def _slowly(pipeline: SimulatedPipeline) -> float:
-    """The same by looking at everything that may begin next, and beginning what may begin first."""
+    """Simulates a pipeline with a search over all possible next actions: the earliest one comes first."""
     stages, last = pipeline.stages, len(pipeline.stages) - 1
     progress = [Progress(pipeline.num_micro_batches, stage.in_flight) for stage in stages]
     idle_at = [0.0] * len(stages)
     free_at = {(k, way): 0.0 for k in range(last) for way in ("up", "down")}
     activations = [[0.0] * pipeline.num_micro_batches] + [[] for _ in range(last)]
     gradients: list[list[float]] = [[] for _ in stages]
-    requests: list[tuple[float, int, str]] = []  # frames that wait for a link
+    # (time, link, direction) of frames that wait for a link
+    requests: list[tuple[float, int, str]] = []
 
     def next_action(k: int) -> tuple[float, bool] | None:
         own, choices = progress[k], []
-        if own.wants_backward and k != last and len(gradients[k]) > own.backwards:
+        if own.may_run_backward and k != last and len(gradients[k]) > own.backwards:
             choices.append((max(idle_at[k], gradients[k][own.backwards]), 0))
-        if own.wants_forward and len(activations[k]) > own.forwards:
+        if own.may_run_forward and len(activations[k]) > own.forwards:
             choices.append((max(idle_at[k], activations[k][own.forwards]), 1))
         return (min(choices)[0], min(choices)[1] == 0) if choices else None
 

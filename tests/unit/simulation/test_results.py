@@ -47,7 +47,7 @@ def test_summary_takes_the_median_over_seeds_of_means_over_rounds() -> None:
 
 
 def test_reduction_compares_seed_by_seed() -> None:
-    # twice as fast in each world, though one world is a hundred times slower
+    # dssra is twice as fast for each seed, although rounds of one seed take a hundred times as long.
     runs = [
         *(_run("dssra", seed, [delay]) for seed, delay in enumerate([1.0, 100.0])),
         *(_run("pipeline", seed, [2 * delay]) for seed, delay in enumerate([1.0, 100.0])),

@@ -17,7 +17,7 @@ def _with_memory(*gigabytes: float | None) -> list[dict[str, object]]:
     return [{"devices": devices}]
 
 
-def test_every_round_is_recorded_with_what_it_took() -> None:
+def test_every_round_has_a_record() -> None:
     run = run_strategy(scenario(rounds=4), "pipeline", 0)
     assert [record.round_index for record in run.rounds] == [0, 1, 2, 3]
     for record in run.rounds:
@@ -25,7 +25,7 @@ def test_every_round_is_recorded_with_what_it_took() -> None:
         assert record.delay_seconds == pytest.approx(record.predicted_seconds, rel=0.2)
         assert (record.num_segments, record.moved_units) == (2, 0)
         assert 0 < record.bubble_ratio < 1
-    # 6 blocks each, 2 steps of 8 samples; the radio's part is none on wires
+    # Each device runs 6 blocks for 2 steps of 8 samples. On wires, sending takes no energy.
     work = [6 * 16 * device.seconds_per_sample for device in SimulatedSystem(scenario(), 0).devices]
     joules = [10.0 * work[0], 5.0 * work[1]]
     assert [device.mean_energy_joules for device in run.devices] == pytest.approx(joules)
@@ -37,10 +37,10 @@ def test_same_seed_gives_the_same_rounds() -> None:
     first, again, other = (run_strategy(config, "pipeline", seed) for seed in (1, 1, 2))
     delays = [[record.delay_seconds for record in run.rounds] for run in (first, again, other)]
     assert delays[0] == delays[1] != delays[2]
-    assert len(set(delays[0])) == 3  # the channel fades
+    assert len(set(delays[0])) == 3  # because the channel fades
 
 
-def test_baseline_takes_the_number_of_micro_batches_that_is_fastest() -> None:
+def test_baseline_uses_the_fastest_number_of_micro_batches() -> None:
     def delay(micro_batches: list[int]) -> tuple[float, int]:
         training = {"mini_batch": 32, "local_steps": 1, "micro_batches": micro_batches}
         (record,) = run_strategy(scenario(training=training, rounds=1), "pipeline", 0).rounds
@@ -52,8 +52,8 @@ def test_baseline_takes_the_number_of_micro_batches_that_is_fastest() -> None:
     assert len(set(single.values())) == 3
 
 
-def test_baseline_leaves_out_what_does_not_fit_memory() -> None:
-    # 12 blocks in large micro-batches need more stash than 2.3 GB has room for
+def test_baseline_ignores_numbers_of_micro_batches_that_do_not_fit_memory() -> None:
+    # With 1 large micro-batch, the stash of 12 blocks does not fit into 2.3 GB.
     training = {"mini_batch": 64, "local_steps": 1, "micro_batches": [1, 64]}
     config = scenario(
         training=training,
@@ -75,6 +75,14 @@ def test_strategy_without_a_plan_is_recorded_with_its_reason(strategy: str) -> N
     assert [device.num_rounds for device in run.devices] == [0, 0]
 
 
+@pytest.mark.parametrize("micro_batches", [[4], [2, 4]])
+def test_rounds_without_a_plan_of_any_strategy_are_recorded(micro_batches: list[int]) -> None:
+    training = {"mini_batch": 8, "micro_batches": micro_batches}
+    small = scenario(training=training, clusters=_with_memory(0.5, 0.5))
+    run = run_strategy(small, "dssra", 0)
+    assert [record.feasible for record in run.rounds] == [False] * 3
+
+
 def test_backlog_grows_while_energy_is_over_budget() -> None:
     clusters = document()["clusters"]
     clusters[0]["devices"][0]["energy_budget_joules"] = 1.0
@@ -85,18 +93,18 @@ def test_backlog_grows_while_energy_is_over_budget() -> None:
         [k * (over - 1) for k in (1, 2, 3)]
     )
     assert run.devices[0].backlog == run.rounds[-1].backlog_max
-    # V tau / tau_ref with tau_ref of the same strategy, then what is over budget before the round
+    # The penalty is the same in both rounds. The drift of the second is its backlog times energy over budget.
     drift = [record.objective for record in run.rounds]
     assert drift[1] - drift[0] == pytest.approx((over - 1) * over)
 
 
-def test_interference_is_known_a_round_late() -> None:
+def test_decision_knows_the_interference_of_the_previous_round() -> None:
     clusters = document()["clusters"]
     clusters[0]["count"] = 2
     near = RADIO | {"interference": "clusters", "fading": "none", "area_radius_m": 10}
     run = run_strategy(scenario(channel=near, clusters=clusters), "pipeline", 0)
     errors = [record.predicted_seconds / record.delay_seconds for record in run.rounds]
-    assert errors[0] < 0.8  # it has heard nothing yet
+    assert errors[0] < 0.8  # The first decision knows of no interference.
     assert errors[1] == pytest.approx(1.0, abs=0.2)
     assert errors[2] == errors[1]
 

@@ -64,7 +64,7 @@ def test_missing_channel_is_named() -> None:
         read_scenario(without, "tiny.toml")
 
 
-def test_several_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     with pytest.raises(InvalidInputError) as caught:
         read_scenario(document(rounds=0, seed=1), "tiny.toml")
     assert len(str(caught.value).splitlines()) == 2
@@ -97,7 +97,7 @@ def test_sweep_of_devices_repeats_the_list() -> None:
     assert [device.gigaflops for device in three] == [40.0, 10.0, 40.0]
 
 
-def test_sweep_of_bandwidth_is_that_of_the_channel() -> None:
+def test_sweep_of_bandwidth_sets_the_channel() -> None:
     sweep = {"parameter": "bandwidth", "values": [5e6]}
     ((_, wire),) = scenario(sweep=sweep).points()
     ((_, radio),) = scenario(sweep=sweep, channel=RADIO).points()

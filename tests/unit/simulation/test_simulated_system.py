@@ -16,7 +16,7 @@ def _two_clusters(**channel: object) -> Scenario:
     return scenario(clusters=clusters, channel=RADIO | channel)
 
 
-def test_same_seed_is_the_same_world_and_another_is_not() -> None:
+def test_same_seed_gives_the_same_links_and_another_seed_others() -> None:
     config = _two_clusters()
     first, again, other = (
         SimulatedSystem(config, 4),
@@ -38,7 +38,7 @@ def test_hosts_are_what_the_scenario_says() -> None:
     assert cluster.micro_batch_options == (2, 4)
 
 
-def test_what_is_given_comes_before_the_profile() -> None:
+def test_given_values_replace_those_of_the_profile() -> None:
     devices = [{"profile": "laptop", "memory_gb": 1.5, "energy_budget_joules": 3.0}]
     system = SimulatedSystem(scenario(clusters=[{"devices": devices}]), 0)
     (device,) = system.devices
@@ -57,7 +57,7 @@ def test_spread_of_speeds_keeps_their_mean() -> None:
     assert max(speeds) > 1.5 * min(speeds)
 
 
-def test_every_two_hosts_of_a_cluster_have_a_link_both_ways_and_others_none() -> None:
+def test_any_two_hosts_of_a_cluster_have_links_and_hosts_of_two_clusters_none() -> None:
     system = SimulatedSystem(_two_clusters(), 0)
     for index, cluster in enumerate(system.problem(system.nominal()).clusters):
         names = set(cluster.hosts)
@@ -66,7 +66,7 @@ def test_every_two_hosts_of_a_cluster_have_a_link_both_ways_and_others_none() ->
         assert all(isinstance(link, RadioLink) for link in cluster.links.values())
 
 
-def test_wires_share_nothing_unless_told() -> None:
+def test_wires_share_nothing_by_default() -> None:
     apart = SimulatedSystem(scenario(), 0)
     problem = apart.problem(apart.nominal())
     assert problem.channels == {}
@@ -76,7 +76,7 @@ def test_wires_share_nothing_unless_told() -> None:
     assert shared.problem(shared.nominal()).channels == {"channel-0": 5e7}
 
 
-def test_clusters_that_reuse_a_band_hear_each_other_by_their_power() -> None:
+def test_interference_between_clusters_grows_with_their_power() -> None:
     system = SimulatedSystem(_two_clusters(interference="clusters"), 0)
     drawn = system.draw(0)
     problem = system.problem(drawn, micro_batch_options=(4,))
@@ -101,14 +101,14 @@ def test_clusters_that_reuse_a_band_hear_each_other_by_their_power() -> None:
     assert known[pair].noise_watts_per_hertz > alone[pair].noise_watts_per_hertz  # type: ignore[union-attr]
 
 
-def test_clusters_on_bands_of_their_own_hear_nothing() -> None:
+def test_clusters_with_separate_bands_do_not_interfere() -> None:
     system = SimulatedSystem(_two_clusters(), 0)
     drawn = system.draw(0)
     plans = decide_round(system.problem(drawn, micro_batch_options=(4,)), "pipeline").plans
     assert not system.with_interference(drawn, plans).interference.any()
 
 
-def test_telemetry_noise_is_as_large_as_told() -> None:
+def test_telemetry_noise_has_the_given_deviation() -> None:
     devices = [{"gigaflops": 10.0, "count": 200}]
     noisy = SimulatedSystem(
         scenario(clusters=[{"devices": devices}], schedule={"telemetry_noise": 0.1}), 0
@@ -121,7 +121,7 @@ def test_telemetry_noise_is_as_large_as_told() -> None:
     assert np.array_equal(exact.as_known(exact.draw(0), 0).links, exact.draw(0).links)
 
 
-def test_upload_takes_what_its_bytes_take() -> None:
+def test_upload_time_is_its_bytes_over_its_rate() -> None:
     system = SimulatedSystem(scenario(world={"upload_bps": 1e8}), 0)
     shape = TRANSFORMERS["bert-base"]
     sent = shape.embedding_parameters + shape.num_blocks * shape.block_parameters

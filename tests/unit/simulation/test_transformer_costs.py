@@ -6,26 +6,26 @@ from collapipe.simulation.transformer_costs import TRANSFORMERS
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        # as their checkpoints have, the pooler included
+        # The numbers of the published checkpoints, the pooler included.
         ("bert-base", 109_482_240),
         ("bert-large", 335_141_888),
         ("llama-7b", 6_738_415_616),
         ("llama-7b-gqa", 7_241_732_096),
     ],
 )
-def test_parameters_are_those_of_the_published_model(name: str, parameters: int) -> None:
+def test_parameters_equal_the_published_model(name: str, parameters: int) -> None:
     assert TRANSFORMERS[name].parameters == parameters
 
 
 def test_marian_big_has_the_size_of_the_big_transformer() -> None:
-    # Vaswani et al. 2017, table 3: 213 million with one shared embedding; here the encoder has its own
+    # Vaswani et al. 2017, table 3, have 213 million with one shared embedding. Here the encoder has its own one.
     shape = TRANSFORMERS["marian-big"]
     shared = shape.parameters - shape.vocabulary_size * shape.hidden_size
     assert shared == pytest.approx(213e6, rel=0.01)
 
 
-def test_bert_stash_is_what_korthikanti_counts_in_32_bits() -> None:
-    # s h (34 + 5 a s / h) bytes at 16 bits, of which s h 2 + a s^2 are masks
+def test_bert_stash_equals_the_count_of_korthikanti_in_32_bits() -> None:
+    # The paper counts s h (34 + 5 a s / h) bytes at 16 bits, of which 2 s h + a s^2 bytes are masks.
     s, h, a = 128, 768, 12
     at_16_bits, masks = s * h * 34 + 5 * a * s * s, 2 * s * h + a * s * s
     expected = 2 * (at_16_bits - masks) + masks
@@ -40,11 +40,11 @@ def test_cost_counts_work_in_blocks_and_sixteen_bytes_a_parameter() -> None:
     assert cost.head_work == pytest.approx(
         6 * 32000 * 4096 * 512 / shape.block_flops(512), rel=1e-12
     )
-    # attention is a small part at this length: 6 P s dominates
+    # At this length attention is a small part, and 6 operations for each parameter and token dominate.
     assert shape.block_flops(512) == pytest.approx(6 * shape.block_parameters * 512, rel=0.05)
 
 
-def test_recompute_costs_a_third_more_and_keeps_a_flag() -> None:
+def test_recompute_takes_a_third_more_work_and_sets_the_flag() -> None:
     shape = TRANSFORMERS["bert-base"]
     assert shape.block_flops(128, recompute=True) == pytest.approx(
         4 / 3 * shape.block_flops(128), rel=1e-12
