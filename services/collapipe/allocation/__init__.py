@@ -1,10 +1,9 @@
-"""The mathematics of docs/scheduling.md: pure functions, without network, torch, clock or files.
+"""The mathematics of docs/scheduling.md: pure functions, without network, torch or files.
 
 Reading order:
 
-1. `round_model`: the problem of a round, the plan that answers it, and the prediction of what the plan leads
-   to.
-2. `strategies`: `decide_round` decides a round with the strategy of a given name; the baselines.
+1. `round_model`: the problem of a round, the plan that answers it, and what the plan leads to.
+2. `strategies`: the function that decides a round with the strategy of a given name, and the baselines.
 3. `search`: the strategy `dssra`, which searches for the plan with the best prediction.
 """
 

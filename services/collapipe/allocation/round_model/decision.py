@@ -11,8 +11,8 @@ class Decision:
     """The plans of a round, and why the strategy chose them.
 
     Args:
-        kept: Why the strategy did not take the best plan that it could search for: "hysteresis",
-            "solver_failed" or "solver_slow". Empty if it did.
+        kept: Why the plans are not the best ones: "hysteresis", "solver_failed" or "solver_slow". Empty if
+            they are.
         notes: Further sentences for the log.
     """
 

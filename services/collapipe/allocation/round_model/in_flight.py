@@ -20,11 +20,12 @@ from collapipe.allocation.round_model.problem import ClusterPlan, ClusterProblem
 WINDOW_SLACK = 2
 """Micro-batches that a window gets beyond the need of docs/scheduling.md (4).
 
-Without slack, a stage that is late once starves the next one. Event simulation then shows up to 17 % longer
+Without slack, a stage that is late only once starves the next one. Event simulation then shows up to 17 % longer
 mini-batches.
 """
 
 _ROUNDING = 1e-9
+"""Excess over a whole number of micro-batches that is taken for a rounding error."""
 
 
 def classical_window(problem: RoundProblem, num_micro_batches: int, num_segments: int) -> int:

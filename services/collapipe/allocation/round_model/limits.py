@@ -11,8 +11,9 @@ from collapipe.allocation.round_model.problem import (
 )
 
 _TOLERANCE = 1e-9
+"""Relative excess that is taken for a rounding error."""
 _SHARE_TOLERANCE = 1e-6
-"""Relative excess that is accepted in a sum of shares, because a numerical solver computes them."""
+"""Relative excess of a sum of shares that is accepted, because a numerical solver computes them."""
 
 
 def violations(problem: RoundProblem, plans: RoundPlan) -> list[str]:

@@ -47,11 +47,10 @@ def place_on_the_fewest(problem: RoundProblem, cluster: ClusterProblem) -> Stage
 
 
 class _Balance:
-    """Finds which devices can run the model if no segment may take longer than a given time.
+    """Finds the devices that can run the model if no segment may take longer than a given time.
 
-    Args:
-        problem, cluster: The cluster needs at least one device, and its devices must be able to hold the
-            model.
+    Raises:
+        InfeasibleError: There are no devices, or their memory cannot hold the model.
     """
 
     def __init__(self, problem: RoundProblem, cluster: ClusterProblem) -> None:
@@ -85,7 +84,7 @@ class _Balance:
         """Every time that a segment can take, ascending."""
 
     def device_counts(self, seconds: float) -> list[int]:
-        """Returns the numbers of devices, ascending, with which no segment needs longer than that."""
+        """Returns how many devices can keep each segment within a time: all such numbers, ascending."""
         return sorted(
             count
             for count, (blocks, _) in self._most_blocks_within(seconds).items()
