@@ -25,8 +25,7 @@ class TaskConfig(_Section):
 
     kind: Literal["classification", "ner", "translation"]
     max_length: int = Field(default=128, ge=4)
-    """Longest input in tokens. Longer inputs are cut; for `ner`, the words that are cut off count as
-    errors."""
+    """Longest input in tokens. Longer inputs are cut; for `ner`, words that are cut off count as errors."""
     max_new_tokens: int = Field(default=64, ge=1)
     """Longest output that the evaluation generates, in tokens; only for `translation`."""
 
@@ -77,8 +76,7 @@ class ModelConfig(_Section):
     config: dict[str, Any] = Field(default_factory=dict)
     """Settings of the model configuration in `transformers`, for example `hidden_size = 256`."""
     vocabulary_size: int = Field(default=8000, ge=16)
-    """Size of the BPE vocabulary. It is built from the first cluster's data, unless the model is
-    pretrained."""
+    """Size of the BPE vocabulary for a model without pretrained weights, built from the first cluster's data."""
 
 
 class TrainingConfig(_Section):
@@ -114,8 +112,7 @@ class TrainingConfig(_Section):
     recompute: bool = False
     """Save memory: keep only the input of a segment, and repeat its forward pass before the backward pass."""
     evaluate_every: int = Field(default=1, ge=0)
-    """Number of rounds between evaluations. The final model is always evaluated; 0 evaluates only that
-    one."""
+    """Number of rounds between evaluations; 0 means none. The final model is always evaluated."""
 
 
 class ScheduleConfig(_Section):
@@ -138,8 +135,7 @@ class ScheduleConfig(_Section):
     """For `manual`: the number of blocks of each device, in registration order. Each round uses the next
     list; after the last list the first one follows again."""
     codecs: list[CodecName] = Field(default=["fp32"], min_length=1)
-    """Codecs that may encode activations. `dssra` chooses one for each link; other strategies use the first.
-    Only `fp32` is lossless."""
+    """Allowed codecs; only `fp32` is lossless. `dssra` chooses one for each link, others use the first."""
     penalty_weight: float = Field(default=100.0, gt=0)
     """V of docs/scheduling.md (13): the weight of a round's duration against the energy queues."""
     convergence_weight: float = Field(default=0.0, ge=0)
@@ -149,8 +145,7 @@ class ScheduleConfig(_Section):
     max_convergence_term: float | None = Field(default=None, gt=0)
     """Phi_max of docs/scheduling.md (13): the largest convergence term that a plan may have."""
     channel_rate_bps: float | None = Field(default=None, gt=0, le=1e15)
-    """Rate that the wired links of a cluster share, in bit/s for each direction. Without it, the links share
-    nothing."""
+    """Rate that a cluster's wired links share in each direction, in bit/s. Without it, they share nothing."""
     channel_bandwidth_hz: float | None = Field(default=None, gt=0, le=1e15)
     """Bandwidth that the radio links of a cluster share, in Hz."""
     migration_horizon_rounds: float = Field(default=10.0, gt=0)

@@ -39,7 +39,7 @@ def explain(decision: RoundDecision) -> list[str]:
         f"{decision.solve_seconds * 1000:.0f} ms"
     ]
     if decision.kept_because:
-        reason = _KEPT_BECAUSE.get(decision.kept_because, decision.kept_because)
+        reason = _KEPT_BECAUSE[decision.kept_because]
         lines.append(f"the plans of the previous round were kept: {reason}")
     for index in range(len(problem.clusters)):
         lines += [f"cluster {index}: {line}" for line in _explain_cluster(decision, index)]

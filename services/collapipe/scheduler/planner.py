@@ -179,7 +179,9 @@ class Planner:
         trained = [s.configure_seconds + s.training_seconds + s.gather_seconds for s in summaries]
         evaluated = [t + s.evaluation_seconds for t, s in zip(trained, summaries, strict=True)]
         observed = seconds - max(evaluated) + max(trained)
-        if self._all_hosts_measured(decision):
+        measured = {h for h, known in self._knowledge.hosts.items() if known.source == "rounds"}
+        # Without measurements of all its hosts, the prediction is a guess.
+        if hosts_of(decision.plans) <= measured:
             predicted = full_round_seconds(decision)
             metrics.ROUND_PREDICTED_SECONDS.set(predicted)
             metrics.ROUND_OBSERVED_SECONDS.set(observed)
@@ -281,14 +283,6 @@ class Planner:
             earlier_micro_batches=[self._job.schedule.num_micro_batches] * self._job.clusters,
         )
         return reference_seconds(lambda strategy: problem) or 1.0
-
-    def _all_hosts_measured(self, decision: RoundDecision) -> bool:
-        """Returns whether rounds have measured every host of the plans; else the prediction is a guess."""
-        known = self._knowledge.hosts
-        return all(
-            host_id in known and known[host_id].source == "rounds"
-            for host_id in hosts_of(decision.plans)
-        )
 
     def _export_metrics(self, decision: RoundDecision) -> None:
         metrics.PLAN_SOLVE_SECONDS.observe(decision.solve_seconds)
