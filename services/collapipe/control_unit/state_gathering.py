@@ -37,7 +37,7 @@ def gather_weights_and_moments(
         for state in states[device.start_unit : device.stop_unit]:
             for digest in (state.weights_digest, state.optimizer_digest):
                 if digest and digest not in store:
-                    store_blob(store, channels, digest, [device.address])
+                    store_blob(store, channels, digest, device.address)
                     fetched_bytes += store.total_bytes(digest)
         seconds = time.perf_counter() - started
         return job_pb2.GatheredState(host_id=device.host_id, bytes=fetched_bytes, seconds=seconds)

@@ -43,7 +43,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
             job_id, source = request.job.job_id, request.vocabulary
             with self._changing:
                 store = self._stores.store(job_id)
-                store_blob(store, self._channels, source.digest, [source.address])
+                store_blob(store, self._channels, source.digest, source.address)
                 model = self._model(job_id)
                 job = JobConfig.from_json(request.job.config_json)
                 vocabulary = b"".join(store.read(source.digest))
@@ -76,7 +76,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
 
         def fetch(cluster: edge_server_pb2.PreparedCluster) -> None:
             for unit in cluster.state.units:
-                store_blob(store, self._channels, unit.weights_digest, [cluster.address])
+                store_blob(store, self._channels, unit.weights_digest, cluster.address)
 
         def fetch_all() -> None:
             with ThreadPoolExecutor(len(request.clusters), "upload") as executor:

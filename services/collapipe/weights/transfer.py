@@ -4,7 +4,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import grpc
 
@@ -16,8 +16,6 @@ from collapipe.v1 import blob_pb2, blob_pb2_grpc
 from collapipe.weights.blob_store import BlobStore
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _MAX_BLOB_BYTES = 8 << 30
 """Largest blob that a host fetches."""
@@ -72,39 +70,26 @@ def fetch_blob(channels: ChannelPool, digest: str, addresses: Sequence[str]) -> 
         NotFoundError: The last host does not have the blob, or there is no address.
         CorruptDataError: The bytes do not have that digest.
     """
-
-    def fetch_from(address: str) -> bytes:
-        data = b"".join(_receive(channels, digest, address))
+    failure: Exception = NotFoundError(f"no address of a host with blob {digest} is known")
+    for address in addresses:
+        try:
+            data = b"".join(_receive(channels, digest, address))
+        except (NotFoundError, PeerLostError) as error:
+            logger.info("blob %s was not fetched from %s: %s", digest[:12], address, error)
+            failure = error
+            continue
         if hashlib.sha256(data).hexdigest() != digest:
             raise CorruptDataError(
                 f"blob {digest} arrived garbled from {address}: run the round again"
             )
         return data
+    raise failure
 
-    return _try_each(digest, addresses, fetch_from)
 
-
-def store_blob(
-    store: BlobStore, channels: ChannelPool, digest: str, addresses: Sequence[str]
-) -> None:
+def store_blob(store: BlobStore, channels: ChannelPool, digest: str, address: str) -> None:
     """Fetches a blob into a store unless it is stored already. Raises the errors of `fetch_blob`."""
     if digest not in store:
-        _try_each(
-            digest,
-            addresses,
-            lambda address: store.put(digest, _receive(channels, digest, address)),
-        )
-
-
-def _try_each(digest: str, addresses: Sequence[str], fetch_from: Callable[[str], T]) -> T:
-    failure: Exception = NotFoundError(f"no address of a host with blob {digest} is known")
-    for address in addresses:
-        try:
-            return fetch_from(address)
-        except (NotFoundError, PeerLostError) as error:
-            logger.info("blob %s was not fetched from %s: %s", digest[:12], address, error)
-            failure = error
-    raise failure
+        store.put(digest, _receive(channels, digest, address))
 
 
 def _receive(channels: ChannelPool, digest: str, address: str) -> Iterator[bytes]:
