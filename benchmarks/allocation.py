@@ -2,9 +2,9 @@
 
     python -m benchmarks allocation
 
-The first table has one cluster and one number of micro-batches. The second one has every number of micro-batches;
-"warm" means that the search starts from the plan of a slightly different round. Up to 6 devices, the search
-compares every order of the devices.
+The first table has one cluster and one number of micro-batches. The second one has every number of
+micro-batches; "warm" means that the search starts from the plan of a slightly different round. Up to 6
+devices, the search compares every order of the devices.
 """
 
 import math
@@ -97,7 +97,7 @@ def _decision_row(clusters: int, devices: int, blocks: int) -> None:
 
 
 def _plot(growth: dict[str, list[tuple[str, float]]]) -> None:
-    """Draws the growth, where matplotlib is installed."""
+    """Draws the growth if matplotlib is installed."""
     try:
         from matplotlib import pyplot
     except ImportError:
@@ -154,7 +154,7 @@ def _round(
     options: tuple[int, ...] = OPTIONS,
     drift: float = 0.0,
 ) -> tuple[RoundProblem, list[AssumedLinks]]:
-    """Builds a round of wired links and energy budgets; the fastest device is five times as fast as the slowest.
+    """Builds a round with wired links, energy budgets, and devices up to five times as fast as others.
 
     Args:
         tight: Whether the memory of the devices is limited.

@@ -119,7 +119,7 @@ class AppendedFile:
         return tail
 
     def _open_line_end(self, content: bytes) -> int:
-        """Returns where the next line starts: after the line end of the last accepted line, if it had none."""
+        """Returns where the next line starts. The last accepted line may get its line end only now."""
         if not (self._line_is_open and content):
             return 0
         for line_end in (b"\n", b"\r\n"):

@@ -23,8 +23,8 @@ class TaggedExample(Example):
 class EntityRecognition(Task[TaggedExample]):
     """The data of an NER job. Each word has an IOB2 tag, which its first token predicts.
 
-    The words are joined by spaces and encoded as one text, because `pipeline` of `transformers` does the same with the
-    sentences of users.
+    The words are joined by spaces and encoded as one text, because `pipeline` of `transformers` does the same
+    with the sentences of users.
     """
 
     metric = "entity_f1"

@@ -1,6 +1,7 @@
 """The rows of a data set: what a row is, how a record becomes a row, and what makes a row wrong.
 
-Every row knows its place in the data, so that a mistake that is found late can still name the file and the line.
+Every row knows its file and its line. So the message about a mistake can name them, even if the mistake is
+found late.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Sources of rows: files of three formats, and fixed lists.
 
-A source is read and then accepted. The caller accepts what it read only if all rows are usable. Otherwise the next
-reading returns the same rows again, so a mistake in appended rows loses nothing.
+A source is read and then accepted. The caller accepts what it read only if all rows are usable. Otherwise the
+next reading returns the same rows again, so a mistake in appended rows loses nothing.
 """
 
 import json
@@ -117,8 +117,8 @@ class JsonLinesFile(FileRows):
 class ConllFile(FileRows):
     """A file with `token<TAB or space>tag` in each line, and a blank line after each sentence.
 
-    At the first reading, the last sentence of the file needs no blank line. Later, a last sentence without a blank line
-    counts as half-written.
+    At the first reading, the last sentence of the file needs no blank line. Later, a last sentence without a
+    blank line counts as half-written.
     """
 
     def __init__(self, path: str) -> None:

@@ -32,8 +32,8 @@ class MicroBatch:
 
     tensors: dict[str, Tensor]
     """`input_ids` and `attention_mask` have the shape [rows, length]. `labels` has the shape [rows] for
-    classification, [rows, length] for ner, and [rows, target length] for translation. All are int64 and padded to
-    their longest row. The label -100 means that a position has no target."""
+    classification, [rows, length] for ner, and [rows, target length] for translation. All are int64 and
+    padded to their longest row. The label -100 means that a position has no target."""
     num_targets: int
     """Number of labels that count in the loss."""
     num_rows: int
@@ -53,8 +53,8 @@ E = TypeVar("E", bound=Example, default=Any)
 class Task(ABC, Generic[E]):
     """The encoded data of one cluster.
 
-    A row is identified by its index, from 0 to `num_rows` - 1. The index never changes, because new rows are only
-    appended. `set_labels` must be called before micro-batches are made.
+    A row is identified by its index, from 0 to `num_rows` - 1. The index never changes, because new rows are
+    only appended. `set_labels` must be called before micro-batches are made.
 
     Args:
         rows: The source of the cluster's rows.
@@ -115,8 +115,8 @@ class Task(ABC, Generic[E]):
             The new number of training rows of the cluster.
 
         Raises:
-            InvalidInputError: A new row is wrong, or has an unknown label. Then no new row is in use, and the next
-                call reads the new rows again.
+            InvalidInputError: A new row is wrong, or has an unknown label. Then no new row is in use, and the
+                next call reads the new rows again.
         """
         new = self._rows.read()
         if self._label_ids is not None:
@@ -141,7 +141,7 @@ class Task(ABC, Generic[E]):
         return [self._collate(examples[i : i + size]) for i in range(0, len(examples), size)]
 
     def held_out_micro_batches(self, size: int) -> list[MicroBatch]:
-        """Makes micro-batches of at most `size` held-out rows. Short rows come first, so there is little padding."""
+        """Makes micro-batches of at most `size` held-out rows; short rows come first, to reduce padding."""
         examples = [self._held_out[index] for index in self._by_length()]
         return [self._collate(examples[i : i + size]) for i in range(0, len(examples), size)]
 
@@ -149,9 +149,9 @@ class Task(ABC, Generic[E]):
         """Computes the metric.
 
         Args:
-            predictions: The predictions for each of `held_out_micro_batches`, in their order. They are the class of
-                each row [rows], the label of each token [rows, length], or the generated tokens without the start
-                token [rows, generated length].
+            predictions: The predictions for each of `held_out_micro_batches`, in their order. They are the
+                class of each row [rows], the label of each token [rows, length], or the generated tokens
+                without the start token [rows, generated length].
         """
         by_length = [row for tensor in predictions for row in tensor.tolist()]
         if len(by_length) != len(self._held_out):

@@ -14,7 +14,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.models import adapter_class
 
 _BATCH = 1024
-"""Texts that are encoded at once. An `Encoding` is large, so memory could not hold all of them."""
+"""Texts that are encoded at once. An `Encoding` is large, so they are not all in memory."""
 
 
 class Vocabulary:

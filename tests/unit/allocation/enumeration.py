@@ -1,8 +1,8 @@
 """Finds the best plan of a round by exhaustive enumeration. It is slow, and shares no code with the search.
 
-For each combination of the clusters' numbers of micro-batches, it predicts every plan of each cluster once. Nothing else
-couples the times of clusters, so the objective of a combination follows from these predictions. At the end it predicts
-the best combination as a whole.
+For each combination of the clusters' numbers of micro-batches, it predicts every plan of each cluster once.
+Nothing else couples the times of clusters, so the objective of a combination follows from these predictions.
+At the end it predicts the best combination as a whole.
 """
 
 import itertools

@@ -1,6 +1,7 @@
-"""Random problems with shared channels, and two simple solvers for them: a zooming grid, and bisection on the deadline.
+"""Random problems with shared channels, and two simple solvers: a zooming grid and a bisection.
 
-Both are written from the equations of docs/scheduling.md and share no code with the search, nor its mistakes.
+The solvers follow the equations of docs/scheduling.md and share no code with the search. So a mistake in the search
+shows as a difference.
 """
 
 import itertools
@@ -252,7 +253,8 @@ def best_on_grid(
 def best_joint(problem: RoundProblem) -> float:
     """Returns the least objective over every plan, with shares and powers from the grid.
 
-    A plan is left out only if it would not win even with the whole channel for every link and no energy for sending.
+    A plan is left out only if it would not win even with the whole channel for every link and no energy for
+    sending.
     """
     bounds: list[tuple[float, int, RoundPlan]] = []
     total = next(iter(problem.channels.values()))
@@ -334,7 +336,7 @@ def least_deadline(problem: RoundProblem, plans: RoundPlan) -> float:
 
 
 def noisy(problem: RoundProblem, rng: np.random.Generator, scale: float) -> RoundProblem:
-    """Returns the same problem with errors of measurement: each speed and gain has a random factor of 1 +- scale."""
+    """Returns the problem with errors of measurement: each speed and gain has a factor of 1 +- scale."""
 
     def off() -> float:
         return float(rng.uniform(1 - scale, 1 + scale))

@@ -34,7 +34,7 @@ def rounds(
     micro_batches: tuple[int, ...] = (1, 2, 4, 8),
     max_options: int = 2,
 ) -> Round:
-    """Draws a round whose links differ by pair; memory limits, windows, moves, radio, energy and convergence may count."""
+    """Draws a round with different links. Memory, windows, moves, radio, energy and convergence may count."""
     num_clusters = draw(st.integers(*clusters))
     num_blocks = draw(st.integers(*blocks))
     numbers = random.Random(draw(st.integers(0, 2**32)))

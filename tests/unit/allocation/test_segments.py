@@ -119,7 +119,7 @@ def line(
     options: tuple[int, ...] = (4,),
     **changes: object,
 ) -> Round:
-    """Builds one cluster in which all devices are linked with each other; `seconds` is for one block and 4 samples."""
+    """Builds one cluster in which all hosts are linked; `seconds` are those of one block for 4 samples."""
     limits = memory or (None,) * len(seconds)
     devices = tuple(
         Host(f"device-{k}", one / 4, memory_bytes=limit)

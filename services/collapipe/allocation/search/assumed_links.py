@@ -1,8 +1,8 @@
 """The shares and powers that the search assumes for links before they are allocated.
 
-`place_segments` needs a rate for every link that a plan may use, but `allocate` gives shares and powers to the links of
-one plan only. At the beginning, links get equal shares. Later, the dual prices of the last allocation say which share
-and power would be worth their cost on any other link.
+`place_segments` needs a rate for every link that a plan may use, but `allocate` gives shares and powers to
+the links of one plan only. At the beginning, links get equal shares. Later, the dual prices of the last
+allocation decide which share and which power would pay off on any other link.
 """
 
 import math
@@ -34,8 +34,8 @@ _LEAST_LINK_PRICE = 0.01
 _LEAST_LOOP_PRICE = 0.05
 """Least price of a second on a link and in a loop, relative to its price if its cluster were the slowest one.
 
-The dual price of a second is 0 in a cluster that is not the slowest. With price 0, the search would assume the
-smallest share for its links, and would ignore their latency.
+The dual price of a second is 0 in a cluster that is not the slowest. With price 0, the search would assume
+the smallest share for its links, and would ignore their latency.
 """
 
 
@@ -59,7 +59,7 @@ def links_at_equal_shares(problem: RoundProblem) -> list[AssumedLinks]:
 def links_at_prices(problem: RoundProblem, allocation: Allocation) -> list[AssumedLinks]:
     """Returns the share and the powers that cost least on each link, at the prices of an allocation.
 
-    A second on a link has the mean price of the links of its cluster. Links of the allocation keep what they have.
+    A second on a link has the mean price of the links of its cluster. Links of the allocation do not change.
     """
     assumed_links: list[AssumedLinks] = []
     for n, (cluster, plan) in enumerate(zip(problem.clusters, allocation.plans, strict=True)):
@@ -77,7 +77,8 @@ def with_bandwidth_charged(
 ) -> RoundProblem:
     """Returns the problem with more latency on each link: the price of its share, converted to seconds.
 
-    `place_segments` does not pay for the shares that it uses. Without this charge it would use too many devices.
+    `place_segments` does not pay for the shares that it uses. Without this charge it would use
+    too many devices.
     """
     prices = allocation.prices
     if prices is None:
@@ -106,7 +107,7 @@ def with_bandwidth_charged(
 def with_assumed_links(
     problem: RoundProblem, assumed_links: Sequence[AssumedLinks], plans: RoundPlan
 ) -> RoundPlan:
-    """Returns the plans with the assumed shares and powers; all shares of a channel are scaled to sum to its total."""
+    """Returns the plans with the assumed links; the shares of a channel are scaled to its total."""
     used: dict[str, float] = {}
     unscaled = []
     for cluster, plan, assumed in zip(problem.clusters, plans, assumed_links, strict=True):
@@ -134,7 +135,7 @@ def _cheapest_links(
 ) -> dict[tuple[str, str], LinkPlan]:
     """Returns for each link the share of `_SHARES` that costs least, with the best power of each direction.
 
-    The cost is that of the share, of the seconds and of the joules: docs/scheduling.md, "How a round is solved", 3.
+    The cost adds those of the share, of the seconds and of the joules.
     """
     pairs, hosts, channel = _pairs(cluster), cluster.hosts, cluster.channel or ""
     total, hertz_price = problem.channels[channel], prices.channels[channel]
@@ -174,8 +175,8 @@ def _cheapest_links(
 def _direction(link: Link, sender: Host) -> tuple[float, float, float, float, float]:
     """Returns the constants of one direction of a link.
 
-    They are the signal-to-noise ratio of 1 W in 1 Hz (0 on wires), the efficiency, the capacity, the price of a joule,
-    and the largest power.
+    They are the signal-to-noise ratio of 1 W in 1 Hz (0 on wires), the efficiency, the capacity, the price of
+    a joule, and the largest power.
     """
     if isinstance(link, RadioLink):
         signal_to_noise = link.gain / link.noise_watts_per_hertz

@@ -30,7 +30,7 @@ With free powers the first one is left out, because the next step continues from
 
 
 class SolverFailedError(RuntimeError):
-    """The convex solver found no optimum, or not in time. `dssra.decide` catches it and keeps the current plans."""
+    """The convex solver found no optimum, or not in time. `dssra.decide` keeps the current plans then."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Point:
-    """Shares (m), powers (J) in W, and the transfer times (J) in seconds that follow from them; see `SharedLinks`."""
+    """Shares (m), powers in W (J), and the transfer times in seconds that follow from them (J)."""
 
     shares: Floats
     watts: Floats
@@ -75,8 +75,8 @@ def solve_shares(
 ) -> tuple[Point, Prices]:
     """Solves the convex problem around a point.
 
-    If no power is free, the result is the optimum, and `start` only scales the numbers. With free powers this is one
-    step towards the optimum, and the result is never worse than `start`.
+    If no power is free, the result is the optimum, and `start` only scales the numbers. With free powers this
+    is one step towards the optimum, and the result is never worse than `start`.
 
     Args:
         free: Radio directions whose power is chosen together with the shares. (J)
@@ -118,15 +118,22 @@ _LOCK = threading.Lock()
 class _Program:
     """The convex problem of one shape. It is built once, and its numbers are parameters.
 
-    It minimises docs/scheduling.md (13) over the shares B and the transfer times t, so that D bits fit: D <= r(B) t.
-    Each variable is divided by its value at the start, so all are near 1. Directions come in three groups: radios with
-    given powers, radios with free powers, and wires.
+    It minimises docs/scheduling.md (13) over the shares B and the transfer times t, so that the bits D of
+    each direction fit: D <= r(B) t. Each variable is divided by its value at the start, so all are near 1.
+    Directions come in three groups: radios with given powers, radios with free powers, and wires.
 
-    With a free power, the energy e of a direction is a variable as well. Let y = B t. Then e >= y (2^(D / y) - 1) / g,
-    which is an exponential cone. The constraint y <= B t is not convex. The program replaces it by
-    (y / y0 + 1) / 2 <= sqrt(B t / y0), where y0 is y at the start. This constraint is convex, stricter, and equal at
-    the start. Repeated steps, each from the point found before, converge to a stationary point. It is the optimum,
-    because (13) is convex in the logarithms of shares and powers.
+    With a free power, the energy e of a direction is a variable as well. Let y = B t. The least energy is
+
+        e >= y (2^(D / y) - 1) / g
+
+    which is an exponential cone. The constraint y <= B t is not convex. With y0, the value of y at the start,
+    the program replaces it by
+
+        (y / y0 + 1) / 2 <= sqrt(B t / y0)
+
+    This constraint is convex. It is stricter than the old one, and equal to it at the start. Repeated steps,
+    each from the point found before, converge to a stationary point. That point is the optimum, because (13)
+    is convex in the logarithms of shares and powers.
     """
 
     def __init__(self, shape: _Shape) -> None:
@@ -186,7 +193,8 @@ class _Program:
     def _given_radios(self, times: "cp.Expression", shares: "cp.Expression") -> "cp.Constraint":
         """Returns the rate of docs/scheduling.md (1) as a constraint: -rel_entr(B, B + A) >= D / t.
 
-        Signals may be 60 dB above the noise. So B + A is divided by 1 + A, and a term linear in B corrects for that.
+        Signals may be 60 dB above the noise. So B + A is divided by 1 + A, and a term linear in B corrects
+        for that.
         """
         import cvxpy as cp
 
@@ -200,7 +208,7 @@ class _Program:
     def _free_radios(
         self, times: "cp.Expression", shares: "cp.Expression", energy: "cp.Variable"
     ) -> "list[cp.Constraint]":
-        """Returns the least energy for y, the bound on y, and the limit of the power; y is named `product`."""
+        """Returns the least energy for y, the bound on y, and the limit of the power; `product` is y."""
         import cvxpy as cp
 
         count = self._shape.num_free
@@ -235,7 +243,7 @@ class _Program:
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "Solution may be inaccurate")
-                    # A warm start would make the result depend on earlier problems, so it could not be repeated.
+                    # With a warm start, the result would depend on the problems before.
                     self._problem.solve(solver=_SOLVER, warm_start=False, **accuracy, **limit)
             except cp.SolverError as error:
                 outcome = str(error)

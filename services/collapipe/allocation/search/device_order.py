@@ -1,7 +1,8 @@
 """Orders of devices that are worth a full search, for clusters with too many devices to compare all orders.
 
-An order is worth what the cheapest pipeline in this order costs, over all subsets of its devices. This cost is the
-lower bound of `segment_bounds`, so it is exact except for windows. Local search then improves the best order.
+An order is worth what the cheapest pipeline in this order costs, over all subsets of its devices. This cost
+is the lower bound of `segment_bounds`, so it is exact except for windows. Local search then improves the best
+order.
 """
 
 import math
@@ -25,7 +26,7 @@ _NUM_ROWS = 12
 _NUM_IMPROVED = 1
 """Orders that local search improves."""
 _MOST_MOVES = 60
-"""Local search stops to list moves when it has this number; it lists short moves first."""
+"""Local search stops listing moves when it has this number. It lists short moves first."""
 _CHUNK = 3_000_000
 """Most numbers in one table of costs: this keeps the table in the cache of the processor, or close to it."""
 
@@ -108,7 +109,7 @@ def _best_of_each_row(rows: Ints, values: Floats) -> Ints:
 def _starting_orders(
     costs: ClusterCosts, known: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, ...]]:
-    """Returns the known orders, the order of registration, both orders by speed, and a chain along short links."""
+    """Returns known orders, the order of registration, orders by speed, and a chain of short links."""
     num_devices = costs.num_devices
     registered = tuple(range(num_devices))
     block = np.where(np.isfinite(costs.compute[-1, :, 1]), costs.compute[-1, :, 1], np.inf)

@@ -1,8 +1,9 @@
 """DSSRA decides a round: segments, order, micro-batches, windows, codecs, shares and powers of all clusters.
 
-It minimises docs/scheduling.md (13). Two solvers take turns. `place_segments` finds the best segments for given shares
-and powers, and `allocate` finds the best shares and powers for given segments. `place_segments` also needs the shares
-and powers of links that the plan does not use yet. They follow from the dual prices of the last allocation.
+It minimises docs/scheduling.md (13). Two solvers take turns. `place_segments` finds the best segments for
+given shares and powers, and `allocate` finds the best shares and powers for given segments. `place_segments`
+also needs the shares and powers of links that the plan does not use yet. They follow from the dual prices of
+the last allocation.
 """
 
 import math
@@ -31,7 +32,7 @@ _MAX_TURNS = 4
 _MAX_LOCAL_CHANGES = 3
 """Shares and powers are solved for this number of local changes in each turn, the most promising ones."""
 _PROMISING = 1.3
-"""A local change is ignored if its objective before the allocation exceeds the best objective by this factor."""
+"""A local change is ignored if its objective with assumed links is larger than the best by this factor."""
 _ALLOCATION_HYSTERESIS = 0.2
 """New shares and powers must gain this part of the hysteresis. They move no blocks, but reconfigure links."""
 
@@ -50,14 +51,16 @@ def decide(
 ) -> Decision:
     """Decides a round.
 
-    First the current plans get the best shares and powers. Plans with another placement, order or number of
-    micro-batches must save more than `hysteresis` of the penalty against that. Otherwise the placement stays. Then the
-    new shares and powers must save a fifth of that, or the current plans stay as they are.
+    First the current plans get the best shares and powers for their placement. A plan with another placement,
+    order or number of micro-batches replaces them only if it saves more than `hysteresis` of the penalty.
+    Otherwise the placement stays. Then the new shares and powers replace the current ones only if they save
+    more than a fifth of that amount.
 
     Args:
         current: The plans of the previous round. Moves of blocks are counted from them.
         hysteresis: Part of the penalty V (tau / tau_ref + lambda Phi) of the current plans.
-        time_limit_seconds: The function checks it between two steps, and passes the rest of it to the convex solver.
+        time_limit_seconds: The function checks it between two steps, and passes the rest of it to the convex
+            solver.
         clock: Returns seconds.
 
     Raises:
@@ -186,7 +189,7 @@ class _Search:
         self.consider(place_segments(problem, assumed_links, starts=known))
 
     def _try_local_changes(self, best: Allocation, assumed_links: Sequence[AssumedLinks]) -> None:
-        """Considers the local changes of the best plans that have the lowest objective with the assumed links."""
+        """Considers the local changes with the lowest objective, as predicted with the assumed links."""
         self._seconds_left()
         promising: list[tuple[float, int, RoundPlan]] = []
         for changed in local_changes(self.problem, best.plans):

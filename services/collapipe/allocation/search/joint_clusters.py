@@ -1,8 +1,8 @@
 """Chooses one plan for each cluster, from candidates: docs/scheduling.md (13).
 
-The objective takes the largest delay cost of all clusters and adds their summed costs. Clusters also share the edge
-server: its processor, whose load depends on the number of micro-batches of every cluster, and its memory. If the
-problem limits the convergence term, they share that limit as well.
+The objective takes the largest delay cost of all clusters and adds their summed costs. Clusters also share
+the edge server: its processor, whose load depends on the number of micro-batches of every cluster, and its
+memory. If the problem limits the convergence term, they share that limit as well.
 """
 
 import math
@@ -40,7 +40,7 @@ class Candidates:
     uses: Floats
 
     def delay_costs(self, head_load: float) -> Floats:
-        """Returns the delay cost of each plan when all clusters together load the edge server with `head_load`."""
+        """Returns the delay cost of each plan if the edge server's load, by all clusters, is `head_load`."""
         return self.delay_cost + self.bottleneck_price * np.maximum(
             self.bottleneck, head_load / self.num_micro_batches
         )
@@ -57,10 +57,10 @@ class Chosen:
 def choose(clusters: Sequence[Candidates], limits: Floats, upper_bound: float) -> Chosen | None:
     """Chooses the best plan for each cluster; exact.
 
-    The load of the edge server depends on the choice, and the delay costs depend on the load. So the function tries
-    every possible total load in ascending order. A choice that needs less than the assumed load only looks slower than
-    it is, and its true load is tried as well. If the best choice for a load, without a limit on the load, does not
-    exceed it, then no higher load can give a better choice, and the search ends.
+    The load of the edge server depends on the choice, and the delay costs depend on the load. So the function
+    tries every possible total load in ascending order. A choice that needs less than the assumed load only
+    looks slower than it is, and its true load is tried as well. If the best choice for a load, without a
+    limit on the load, does not exceed it, then no higher load can give a better choice, and the search ends.
 
     Args:
         clusters: Every cluster has at least one plan.
@@ -105,11 +105,12 @@ def least_other_loads(clusters: Sequence[Floats]) -> Floats:
 
 
 def fair_weights(fronts: Sequence[tuple[Floats, Floats]]) -> list[float]:
-    """Returns time weights that give the tightest lower bound on the joint objective from bounds on single clusters.
+    """Returns the time weights for which bounds on single clusters give the tightest bound on all clusters.
 
-    A weighted mean of the delay costs is never larger than their maximum. So for weights that sum to 1, the sum of the
-    clusters' least weighted costs is a lower bound. It is largest at the delay cost T of the best joint choice, where
-    the weight of a cluster is the slope with which its summed cost falls as T grows.
+    A weighted mean of the delay costs is never larger than their maximum. So for weights that sum to 1, the
+    sum of the clusters' least weighted costs is a lower bound on the objective. The best weights follow from
+    the best common delay cost T, for convex fronts: the weight of a cluster is the slope with which its
+    summed cost falls as T grows.
 
     Args:
         fronts: Delay costs and summed costs of each cluster's plans.
@@ -144,7 +145,7 @@ def _hull(time: Floats, cost: Floats) -> tuple[Floats, Floats]:
 
 
 def _slope(time: Floats, cost: Floats, at: float, side: Literal["left", "right"]) -> float:
-    """Returns how fast the cost falls just before or just after a time; infinite if every plan takes longer."""
+    """Returns how fast the cost falls just before or after a time; infinite if every plan takes longer."""
     i = int(np.searchsorted(time, at, side=side))
     if i == 0:
         return math.inf
@@ -175,7 +176,7 @@ def _best_at_load(
     *,
     bounded: bool,
 ) -> Chosen | None:
-    """Finds the best choice if delay costs are those of an assumed load; `bounded` makes the load a limit as well."""
+    """Finds the best choice for the delay costs of an assumed load; `bounded` also makes the load a limit."""
     times = [cluster.delay_costs(load) for cluster in clusters]
     costs = [cluster.summed_cost for cluster in clusters]
     uses = [cluster.uses for cluster in clusters]
@@ -192,9 +193,10 @@ def _best_combination(
     limits: Floats,
     upper_bound: float,
 ) -> Chosen | None:
-    """Minimises the largest time plus the sum of costs within the limits, by dynamic programming over the clusters.
+    """Minimises the largest time plus the sum of costs within the limits.
 
-    After each cluster it keeps the combinations that no other one dominates in largest time, summed cost and uses.
+    This is dynamic programming over the clusters. After each cluster it keeps the combinations that no other
+    one dominates in largest time, summed cost and uses.
     """
     most = [use.max(axis=1) for use in uses]
     binding = np.sum(most, axis=0) > limits
@@ -226,7 +228,7 @@ def _best_combination(
 
 
 def _undominated(time: Floats, cost: Floats, uses: Floats, tie_break: Floats) -> Ints:
-    """Returns the indices that no other index dominates in time, cost and uses; of equal ones, the first in order."""
+    """Returns the indices that no other index dominates in time, cost and uses; of equal ones, the first."""
     order = np.lexsort((tie_break, cost, time))
     if not len(uses):
         ahead = np.minimum.accumulate(cost[order])

@@ -1,7 +1,7 @@
-"""Finds the best plans of all clusters together: a Pareto front for each cluster, then one plan from each front.
+"""Finds the best plans of all clusters: a Pareto front for each cluster, then one plan from each front.
 
-Each cluster is searched alone. The search drops a partial plan when even with the best plans of all other clusters it
-could not beat the best known decision.
+The front of a cluster leaves out plans that could not beat the best known decision, even if all other
+clusters had their best plans.
 """
 
 import math
@@ -39,7 +39,7 @@ _WIDTH = 200
 """Labels of each row and layer in the full search with more than `EXACT_DEVICES` devices."""
 _NUM_CELLS = 24
 _SLACK = 0.03
-"""The first search also keeps plans that are worse than the upper bound by this part, for better fair weights."""
+"""The first search keeps plans up to this part above the upper bound, to find better fair weights."""
 _ROUNDING = 1e-11
 
 Order = tuple[int, ...]
@@ -54,8 +54,8 @@ def search(
 ) -> list[PipelineChoice] | None:
     """Finds the best plans of all clusters that beat a known decision.
 
-    The first search keeps few labels. It finds a good decision, and how each cluster can trade delay for energy. From
-    this follow the time weights with which the bounds of the second, full search are tightest.
+    The first search keeps few labels. It finds a good decision, and how each cluster can trade delay for
+    energy. This gives the time weights with which the bounds of the second, full search are tightest.
 
     Args:
         upper_bound: Objective of the known decision; infinite if there is none.
@@ -154,7 +154,8 @@ def _fronts(
 ) -> list[ParetoFront] | None:
     """Finds the front of each cluster; returns `None` as soon as nothing can be better than `upper_bound`.
 
-    It starts with the cluster that has the largest fair weight. A complete front tightens the limits of the others.
+    It starts with the cluster that has the largest fair weight. A complete front tightens the limits of the
+    others.
     """
     if math.isfinite(upper_bound):
         upper_bound -= _ROUNDING * abs(upper_bound)
@@ -199,8 +200,9 @@ def _limits(
 ) -> dict[float, float]:
     """Returns the largest weighted cost that a plan of one cluster may have, for each time weight.
 
-    The largest delay cost is at least any weighted mean of all delay costs. Three means give limits: only this
-    cluster's delay counts, only the delay of one other cluster counts, or all count with their fair weights.
+    The largest delay cost is at least any weighted mean of all delay costs. Three means give limits: only
+    this cluster's delay counts, only the delay of one other cluster counts, or all count with their fair
+    weights.
 
     Args:
         least: Of each other cluster, the least weighted cost for each time weight.

@@ -17,14 +17,14 @@ from collapipe.codecs import CODECS
 AssumedLinks = Mapping[tuple[str, str], LinkPlan]
 """The share and the powers that the search assumes for each possible link of a cluster.
 
-The key is (sender, receiver) in the direction of activations. The search of segments needs a rate for every link
-that a plan may use, before any plan exists.
+The key is (sender, receiver) in the direction of activations. The search of segments needs a rate for every
+link that a plan may use, before any plan exists.
 """
 
 
 @dataclass(frozen=True)
 class LinkTables:
-    """The links of one cluster. `ClusterCosts` explains the arrays and their axes, (m, sender, receiver, codec)."""
+    """The links of one cluster by (m, sender, receiver, codec). `ClusterCosts` explains these arrays."""
 
     load: Floats
     loop: Floats

@@ -1,6 +1,7 @@
 """Plans that differ from a plan by one small change.
 
-`place_segments` may miss them, because it assumes fixed shares. With fewer links, each link would get a larger share.
+`place_segments` may miss them, because it assumes fixed shares. With fewer links, each link would get a
+larger share.
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan
 
 
 def with_largest_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
-    """Gives every stage but the last one the largest window that memory and the job allow: docs/scheduling.md (10)."""
+    """Gives every stage but the last one the largest window that memory and the job allow."""
     return tuple(
         replace(
             plan,

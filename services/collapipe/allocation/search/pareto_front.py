@@ -1,11 +1,12 @@
 """The Pareto front of a cluster: every plan of the cluster that a best decision for all clusters may need.
 
-This is a label-setting algorithm for a shortest-path problem with several costs. A *label* is a partial plan: the
-stages from some device to the head. The algorithm builds plans from the head backwards, because the latency loop of a
-stage, docs/scheduling.md (4), is a sum over what comes after the stage. In each layer it extends all labels with the
-same number of devices at once, as arrays. It drops a label
+This is a label-setting algorithm for a shortest-path problem with several costs. A *label* is a partial plan:
+the stages from some device to the head. The algorithm builds plans from the head backwards, because the
+latency loop of a stage, docs/scheduling.md (4), is a sum over what comes after the stage. In each layer it
+extends all labels with the same number of devices at once, as arrays. It drops a label
 
-- if another label with the same devices and blocks is at least as good in every respect (it is *dominated*), or
+- if another label with the same devices and blocks is at least as good in every respect (it is *dominated*),
+  or
 - if the lower bound of every plan that extends it exceeds what a known decision costs.
 
 So the front is complete unless the caller limits the number of labels in a layer.
@@ -24,7 +25,7 @@ from collapipe.allocation.search.segment_costs import ClusterCosts
 _CHUNK = 2_000_000
 """Most extended labels in memory at once; they take some hundred MB."""
 _MOST_LEADERS = 12
-"""Of each group of labels, so many are compared with all others of the group. The rest may keep dominated labels."""
+"""Number of labels of a group that are compared with the whole group."""
 
 
 @dataclass(frozen=True)
@@ -351,12 +352,12 @@ def _undominated(
 ) -> npt.NDArray[np.intp]:
     """Returns the indices of labels that no other label of the same group dominates.
 
-    A group has the same row, device, start and mask; whole plans are grouped by row. The bottleneck itself is not
-    compared. If one label has the lower delay cost both without the bottleneck and with it, no extension of the two
-    labels can reverse that.
+    A group has the same row, device, start and mask; whole plans are grouped by row. The bottleneck itself is
+    not compared. If one label has the lower delay cost both without the bottleneck and with it, no extension
+    of the two labels can reverse that.
 
-    The labels of a group are sorted by their cost, and the first ones are compared with all others. So a few dominated
-    labels of large groups remain, which costs time but no correctness.
+    The labels of a group are sorted by their cost, and the first `_MOST_LEADERS` are compared with all
+    others. So a few dominated labels of large groups remain. They cost time, but the result stays correct.
     """
     if not len(labels):
         return np.zeros(0, np.intp)

@@ -58,13 +58,13 @@ def allocate(
 ) -> Allocation:
     """Finds shares and powers that minimise docs/scheduling.md (13) and leave the rest of the plans as it is.
 
-    Shares and powers are solved for together. If one of them is fixed, the other often cannot improve alone: less power
-    would slow down a link that is the bottleneck, unless the link also gets a larger share.
+    Shares and powers are solved for together. If one of them is fixed, the other often cannot improve alone:
+    less power would slow down a link that is the bottleneck, unless the link also gets a larger share.
 
-    Links without a shared channel get full power and an infinite share. This is optimal, because with unlimited
-    bandwidth a bit takes the same energy at any power.
+    Links without a shared channel get full power and an infinite share. This is optimal, because with
+    unlimited bandwidth a bit takes the same energy at any power.
 
-    Plans that need infinite time whatever the shares and powers are returned unchanged, with this prediction.
+    If a plan takes infinite time with any shares and powers, the plans are returned unchanged.
 
     Args:
         plans: The search starts from their shares and powers.
@@ -114,7 +114,7 @@ def full_link(
 
 
 def _start(links: SharedLinks, plans: RoundPlan) -> Point:
-    """Returns the shares and powers of the plans if they are usable, else equal shares and powers in closed form."""
+    """Returns the shares and powers of the plans if usable, else equal shares and powers in closed form."""
     shares = np.array([plans[n].links[i].share for n, i in links.positions])
     if np.all(np.isfinite(shares)) and np.all(shares > 0):
         used = np.bincount(links.channel, shares, minlength=len(links.totals))
@@ -148,7 +148,11 @@ def _costly(links: SharedLinks, shares: Floats) -> Bools:
 
 
 def _bounded(links: SharedLinks, shares: Floats, watts: Floats) -> Floats:
-    """Limits the powers; they are full where energy costs nothing, and not so low that less would save nothing."""
+    """Limits the powers to their range.
+
+    They are full where energy costs nothing. Elsewhere they keep `_LEAST_SIGNAL`, because less power saves no
+    energy.
+    """
     both = np.concatenate([shares, shares])
     least = _LEAST_SIGNAL * both / np.where(links.radio, links.gain, math.inf)
     bounded = np.clip(watts, np.minimum(least, links.limit_watts), links.limit_watts)

@@ -1,12 +1,12 @@
 """Lower bounds on the cost of the part of a pipeline that the search has not built yet.
 
-The search builds a pipeline from the head backwards. What is missing is a *prefix*: the link of the control unit, the
-segments of the blocks before s, and the link into device k. A dynamic programme computes the cheapest prefix for each
-device k and each block s, and for each cell of a grid of bottlenecks. In a cell, only segments and links are allowed
-that take no longer than the cell's end.
+The search builds a pipeline from the head backwards. What is missing is a *prefix*: the link of the control
+unit, the segments of the blocks before s, and the link into device k. A dynamic programme computes the
+cheapest prefix for each device k and each block s, and for each cell of a grid of bottlenecks. In a cell,
+only segments and links are allowed that take no longer than the cell's end.
 
-The result is a lower bound, because the programme ignores two restrictions. It knows little of windows, and where
-devices may come in any order it may use a device twice.
+The result is a lower bound, because the programme relaxes two restrictions. It leaves out only some of the
+segments that windows forbid. And if devices may come in any order, it may use a device twice.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,8 @@ _HUGE = 1e300
 class Steps:
     """The parts of a pipeline: their costs, which add up, and their times, which the bottleneck limits.
 
-    The axes are those of `ClusterCosts`. Everything is infinite where a segment does not fit or a link does not exist.
+    The axes are those of `ClusterCosts`. Everything is infinite where a segment does not fit or a link does
+    not exist.
 
     Args:
         segment: Cost of running blocks s to e on device k. (m, k, s, e)
@@ -60,7 +61,7 @@ def error_steps(costs: ClusterCosts) -> Steps:
 
 
 def _by_range(costs: ClusterCosts, segment: Floats) -> Floats:
-    """Converts costs by number of blocks, (m, k, d), to costs by range, (m, k, s, e); an empty range is not allowed."""
+    """Converts costs by (m, k, d) to costs by (m, k, s, e); they are infinite for an empty range."""
     not_empty = np.arange(costs.num_blocks + 1) > 0
     segment = np.where((costs.window > 0) & not_empty, segment, np.inf)
     return np.asarray(segment[:, :, block_counts(costs.num_blocks)])
@@ -78,13 +79,13 @@ def cheapest_prefixes(
 
     Args:
         grid: Bottlenecks that no segment and no link may exceed. (m, g)
-        in_order: Whether devices come in the order of the tables. Otherwise they come in any order, and the programme
-            may use a device twice.
+        in_order: Whether devices come in the order of the tables. Otherwise they come in any order, and the
+            programme may use a device twice.
         blocked: Segments that are not allowed. (m, g, k, s, e)
 
     Returns:
-        The least cost of the control unit's link, the segments of blocks 0 to s, and the links up to the one into
-        device k. The last k stands for the edge server. (m, g, k, s)
+        The least cost of the control unit's link, the segments of blocks 0 to s, and the links up to the one
+        into device k. The last k stands for the edge server. (m, g, k, s)
     """
     num_devices, num_blocks = steps.compute.shape[1], steps.compute.shape[2] - 1
     link = np.where(
@@ -172,10 +173,10 @@ class Bound:
 
     Args:
         time_weight: From 0 to 1.
-        prefix_cost: Least weighted cost of a prefix, without the bottleneck's, if the bottleneck is at most the end
-            of the cell. (m, g, k, s)
-        from_cell: Least weighted cost of a prefix and of the bottleneck, if the bottleneck is in this cell or a later
-            one. The grid has one more cell here, which is infinite. (m, g + 1, k, s)
+        prefix_cost: Least weighted cost of a prefix, without the bottleneck's, if the bottleneck is at most
+            the end of the cell. (m, g, k, s)
+        from_cell: Least weighted cost of a prefix and of the bottleneck, if the bottleneck is in this cell or
+            a later one. The grid has one more cell here, which is infinite. (m, g + 1, k, s)
         limit: A plan of the cluster with a larger weighted cost is in no best decision.
     """
 
@@ -192,10 +193,10 @@ class Bounds:
     Args:
         grid: Cells of bottlenecks.
         blocked: Segments that no window allows; `None` if no window starves. (m, g, k, s, e)
-        longest_loop: Longest latency loop from device k on that some prefix allows; `None` if no window starves.
-            (m, g, k, s)
-        first_cell: First cell in which the unused devices can run the blocks before s. The mask has a bit for each
-            device that is in use. `None` if the devices come in one order. (m, mask, s)
+        longest_loop: Longest latency loop from device k on that some prefix allows; `None` if no window
+            starves. (m, g, k, s)
+        first_cell: First cell in which the unused devices can run the blocks before s. The mask has a bit for
+            each device that is in use. `None` if the devices come in one order. (m, mask, s)
         weighted: Bounds for several weights. A partial plan that exceeds the limit of any of them is dropped.
     """
 
@@ -206,7 +207,7 @@ class Bounds:
     weighted: tuple[Bound, ...]
 
     def with_first_weight(self, costs: ClusterCosts, time_weight: float) -> "Bounds":
-        """Puts bounds for one more weight before the others; returns the same object if it has this weight."""
+        """Puts bounds for one more weight before the others, unless there are bounds for this weight."""
         if any(bound.time_weight == time_weight for bound in self.weighted):
             return self
         return replace(self, weighted=(_bound(costs, self, time_weight), *self.weighted))

@@ -1,9 +1,14 @@
 """What every choice of one cluster costs, as arrays that are computed once for each search.
 
-The arrays follow the model of `round_model.prediction`. Their axes are:
-m: a row, which stands for one number of micro-batches M and may have its own order of devices;
-k: a device; d: a number of blocks; s and e: the first block of a segment, and the block after its last one.
-Senders of links are the devices and then the control unit. Receivers are the devices and then the edge server.
+The arrays follow the model of `round_model.prediction`. They have these axes:
+
+- m: a row, which has one number of micro-batches M and may have its own order of devices;
+- k: a device;
+- d: a number of blocks;
+- s and e: the first block of a segment, and the block after its last one;
+- sender: the devices, and then the control unit;
+- receiver: the devices, and then the edge server;
+- codec: the codecs of the problem.
 """
 
 from collections.abc import Sequence
@@ -22,13 +27,13 @@ from collapipe.allocation.search.link_tables import AssumedLinks, link_tables
 class ClusterCosts:
     """The cost tables of one cluster.
 
-    The objective of docs/scheduling.md (13) takes the largest *delay cost* of all clusters and adds the *summed costs*
-    of all clusters. The delay cost of a pipeline is the sum of the `*_delay_cost` entries of its parts, plus
-    `bottleneck_price` times its bottleneck. The summed cost contains energy and convergence. Both have the unit of
-    the objective. A *price* is a cost for each second.
+    The objective of docs/scheduling.md (13) takes the largest *delay cost* of all clusters and adds the
+    *summed costs* of all clusters. The delay cost of a pipeline is the sum of the `*_delay_cost` entries of
+    its parts, plus `bottleneck_price` times its bottleneck. The summed cost contains energy and convergence.
+    Both have the unit of the objective. A *price* is a cost for each second.
 
     Args:
-        num_micro_batches: M of each row. Rows whose first or last stage does not fit its host are left out. (m)
+        num_micro_batches: M of each row. A row is left out if its first or last stage does not fit. (m)
         devices: Index of each device among the cluster's devices. (m, k)
         max_in_flight: Windows of this size never starve a stage. (m)
         loop_price: For a second that is added to the latency loop of a mini-batch. (m)
@@ -47,7 +52,7 @@ class ClusterCosts:
             (m, sender, receiver, codec)
         link_loop: Seconds that the link adds to the latency loop. Axes as `link_load`.
         link_delay_cost, link_summed_cost: Axes as `link_load`.
-        link_error: What the link adds to the convergence term; 0 if that term has no limit. Axes as `link_load`.
+        link_error: Part of the convergence term; 0 if that term has no limit. Axes as `link_load`.
         link_codec: Index into `problem.codecs`. Axes as `link_load`.
         starves: Whether some window may be the bottleneck. (m)
     """
@@ -80,17 +85,17 @@ class ClusterCosts:
 
     @property
     def num_rows(self) -> int:
-        """Length of axis m."""
+        """The length of axis m."""
         return len(self.num_micro_batches)
 
     @property
     def num_devices(self) -> int:
-        """K."""
+        """The number of devices of the cluster."""
         return int(self.compute.shape[1])
 
     @property
     def num_blocks(self) -> int:
-        """L."""
+        """The number of blocks of the model."""
         return int(self.compute.shape[2]) - 1
 
     def rows(self, chosen: Sequence[int] | npt.NDArray[np.intp]) -> "ClusterCosts":
@@ -141,7 +146,7 @@ def largest_windows(
     micro_batch_size: Floats,
     max_in_flight: Ints,
 ) -> Ints:
-    """Returns the largest windows that the memory of a host and the limit of the job allow: docs/scheduling.md (10).
+    """Returns the largest windows that a host's memory and the job allow: docs/scheduling.md (10).
 
     The arrays broadcast against each other.
 
@@ -187,8 +192,8 @@ def cluster_costs(
     """Tabulates one cluster.
 
     Args:
-        one_cluster: Whether the problem has no other cluster. Then nothing distinguishes delay costs from summed
-            costs, so all costs go into the tables of delay costs, and the tables of summed costs are 0.
+        one_cluster: Whether the problem has no other cluster. Then nothing distinguishes delay costs from
+            summed costs, so all costs count as delay costs, and summed costs are 0.
 
     Returns:
         Tables with a row for each M whose first and last stage fit their hosts. There may be no such row.

@@ -1,9 +1,11 @@
 """What in-flight windows allow within a bottleneck.
 
-A stage with a window w smaller than the most micro-batches in flight starves if its latency loop R is longer than w
-times the bottleneck: docs/scheduling.md (4). R is a sum over the stages and links behind the stage. So two tables bound
-what windows allow: the shortest loop that can follow a segment, and the longest loop that some prefix allows. A prefix
-is the part of a pipeline before a device, as in `segment_bounds`, which also explains the axes.
+A stage can start a micro-batch only when its window has room. So a window w that is smaller than the number
+of micro-batches in flight starves the stage if the latency loop R is longer than w times the bottleneck:
+docs/scheduling.md (4). R is a sum over the stages and links behind the stage. So two tables bound what
+windows allow: the shortest loop that can follow a segment, and the longest loop that some prefix allows.
+`segment_bounds` explains prefixes, and `segment_costs` explains the axes; g is a cell of the grid of
+bottlenecks.
 """
 
 import numpy as np
@@ -14,7 +16,7 @@ from collapipe.allocation.search.segment_costs import ClusterCosts
 
 _ROUNDING = 1 + 1e-11
 _NO_LIMIT = 1e300
-"""Replaces an infinite loop: infinite link times are subtracted from it, and the difference must be a number."""
+"""Replaces an infinite loop, from which infinite link times are subtracted; the result must be a number."""
 
 
 def blocked_segments(costs: ClusterCosts, grid: Floats, *, in_order: bool) -> Bools:
@@ -75,7 +77,7 @@ def _allowed_loops(costs: ClusterCosts, grid: Floats) -> tuple[Floats, Floats]:
 def _shortest_loops_behind(
     costs: ClusterCosts, grid: Floats, allowed: Floats, *, in_order: bool
 ) -> Floats:
-    """Computes the shortest loop behind a segment that ends at block e, with the link after it: (m, g, k, e)."""
+    """Computes the shortest loop behind a segment that ends at block e, link included: (m, g, k, e)."""
     num_devices, num_blocks = costs.num_devices, costs.num_blocks
     links = _shortest_link_loops(costs, grid)
     shortest = np.full((*grid.shape, num_devices, num_blocks + 1), np.inf)
@@ -103,7 +105,7 @@ def _shortest_loops_behind(
 
 
 def _shortest_link_loops(costs: ClusterCosts, grid: Floats) -> Floats:
-    """Returns the least seconds that a link within a bottleneck adds to the loop: (m, g, sender, receiver)."""
+    """Returns the least seconds that a link within a bottleneck adds to the loop."""
     load = costs.link_load[:, None]
     usable = np.isfinite(load) & (load <= grid[:, :, None, None, None])
     return np.asarray(np.where(usable, costs.link_loop[:, None], np.inf).min(axis=-1))

@@ -1,7 +1,7 @@
 """Finds segments, order, micro-batches, windows and codecs of all clusters for given shares and powers.
 
-This is step 1 and 2 of docs/scheduling.md, "How a round is solved". The result is exact if no cluster has more than
-`EXACT_DEVICES` devices. With more devices, `device_order` proposes orders.
+These are steps 1 and 2 of docs/scheduling.md, "How a round is solved". The result is exact if no cluster has
+more than `EXACT_DEVICES` devices. With more devices, `device_order` proposes orders.
 """
 
 import math
@@ -33,13 +33,14 @@ def place_segments(
 ) -> RoundPlan:
     """Finds the plans that minimise docs/scheduling.md (13) for given shares and powers.
 
-    During the search, windows are as large as memory and the job allow. The result has the smallest windows that
-    cost no time, and a little slack.
+    During the search, windows are as large as memory and the job allow. The result has the smallest windows
+    that cost no time, and a little slack.
 
     Args:
-        assumed_links: For each cluster, the share and the powers of every link that may be used. Their codecs do not
-            matter.
-        starts: Known plans, like those of the previous round. The result is at least as good as each feasible one.
+        assumed_links: For each cluster, the share and the powers of every link that may be used. Their codecs
+            do not matter.
+        starts: Known plans, like those of the previous round. The result is at least as good as each feasible
+            one.
 
     Raises:
         InfeasibleError: No plan keeps the limits. The message says which limit, and what to change.
@@ -65,7 +66,7 @@ def place_segments(
 
 
 def _known_orders(problem: RoundProblem, best: RoundPlan | None) -> list[list[tuple[int, ...]]]:
-    """Returns for each cluster the orders of devices, by index, in its previous plan and in the best known plan."""
+    """Returns the orders of devices, by index, in the previous and the best known plan of each cluster."""
     orders = []
     for n, cluster in enumerate(problem.clusters):
         ids = [device.host_id for device in cluster.devices]
@@ -133,7 +134,8 @@ def _with_head_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
 def with_least_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
     """Reduces each window to the smallest one that keeps the cluster's bottleneck, plus `WINDOW_SLACK`.
 
-    A larger window would only reserve memory. The slack is there because real times vary more than the model's.
+    A larger window would only reserve memory. Real times vary more than those of the
+    model, so some slack stays.
     """
     narrow = tuple(
         replace(plan, stages=tuple(replace(stage, in_flight=1) for stage in plan.stages))
@@ -160,7 +162,8 @@ def with_least_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
 def _is_pipeline(problem: RoundProblem, plans: RoundPlan) -> bool:
     """Returns whether each plan has the form of the plans found here.
 
-    Such a plan has the embedding on the control unit, blocks on known devices, and the head on the edge server.
+    Such a plan has the embedding on the control unit, blocks on known devices, and the head on the
+    edge server.
     """
     if len(plans) != len(problem.clusters):
         return False

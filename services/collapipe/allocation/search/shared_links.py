@@ -1,6 +1,6 @@
-"""The objective as a function of the transfer times on links that share channels; the rest of the plans is given.
+"""The objective as a function of the transfer times on links that share channels.
 
-`bandwidth` and `power` minimise this function.
+The rest of the plans is given. `bandwidth` and `power` minimise this function.
 """
 
 import math
@@ -35,8 +35,11 @@ class RoundDelay:
     """The round time of each cluster as a function of the transfer times t: docs/scheduling.md (5) and (6).
 
     The vector t has one entry for each of J directions, in seconds. Cluster n takes
-    `constant[n] + times[n] @ t + repeats[n] * z[n]` seconds for a round. Its bottleneck z[n] is the largest of
-    `least[n]` and the values `row_constant[r] + row_times[r] @ t` of the rows r of this cluster.
+
+        constant[n] + times[n] @ t + repeats[n] * z[n]
+
+    seconds for a round. Its bottleneck z[n] is the largest of `least[n]` and the value of each row r of this
+    cluster, `row_constant[r] + row_times[r] @ t`.
 
     Args:
         constant, repeats, least: (N)
@@ -71,9 +74,9 @@ class RoundDelay:
 class SharedLinks:
     """The links of the plans that share channels.
 
-    Vectors over m links have the shape (m). Vectors over directions have the shape (J) with J = 2 m: first the forward
-    direction of every link, then the backward directions. A transfer time is the seconds of a micro-batch on the link,
-    without coding.
+    Vectors over m links have the shape (m). Vectors over directions have the shape (J) with J = 2 m: first
+    the forward direction of every link, then the backward directions. A transfer time is the seconds of a
+    micro-batch on the link, without coding.
 
     Args:
         positions: (m)
@@ -82,7 +85,8 @@ class SharedLinks:
         channel_names: Names of the channels.
         totals: Bandwidth of each channel.
         bits: Bits of a micro-batch. (J)
-        gain: h / (N0 + I0); 0 on wires. The signal-to-noise ratio is this gain times the power over the share. (J)
+        gain: h / (N0 + I0); 0 on wires. The signal-to-noise ratio is this gain times the power over the
+            share. (J)
         efficiency: Measured rate over that of docs/scheduling.md (1). (J)
         capacity_bps: Of wires; infinite on radios. (J)
         limit_watts: Largest power of the sender; 0 on wires. (J)
@@ -119,9 +123,9 @@ class SharedLinks:
             return np.where(rate > 0, self.bits / rate, math.inf)
 
     def least_watts(self, shares: Floats, times: Floats) -> Floats:
-        """Returns the least powers, within their limits, that reach these times: the inverse of docs/scheduling.md (1).
+        """Returns the least powers that reach these times, within their limits; 0 on wires. (J)
 
-        They are 0 on wires. (J)
+        This is the inverse of docs/scheduling.md (1).
         """
         both = np.concatenate([shares, shares])
         signal = np.expm1(
