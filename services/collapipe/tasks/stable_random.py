@@ -36,7 +36,7 @@ def shares(*name: int | str, alpha: float, count: int) -> npt.NDArray[np.float64
 
     The shares are gamma variates of shape alpha, divided by their sum. Each is a gamma variate of
     shape alpha + 1 times u ** (1 / alpha), with u uniform. The function adds logarithms, because the
-    product underflows for a small alpha. numpy also guarantees the streams of `RandomState`.
+    product underflows for a small alpha. numpy guarantees the streams of `RandomState`, too.
     """
     legacy = np.random.RandomState(np.random.MT19937(_seed(name)))
     logarithms = (

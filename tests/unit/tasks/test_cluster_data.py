@@ -1,4 +1,4 @@
-"""A job's data becomes each cluster's rows, and grows with its files."""
+"""Each cluster gets its rows of the job's data, also when rows are appended."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ def append(path: str, text: str, label: str) -> None:
 
 
 def inputs(task: Task) -> list[tuple[int, ...]]:
-    """The token ids of each training row."""
+    """Returns the token ids of each training row."""
     return [
         tuple(task.micro_batches([row], 1)[0].tensors["input_ids"][0].tolist())
         for row in range(task.num_rows)

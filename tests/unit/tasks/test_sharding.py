@@ -1,4 +1,4 @@
-"""Every row belongs to one cluster, for good."""
+"""Every row belongs to one cluster, and never moves to another one."""
 
 from collections import Counter
 

@@ -1,6 +1,6 @@
 """Bandwidth shares of given links: the convex part of docs/scheduling.md (13).
 
-Functions import cvxpy, because its import takes more than a second and many processes never solve a problem.
+Only the functions that need cvxpy import it, because the import takes more than a second.
 """
 
 import math

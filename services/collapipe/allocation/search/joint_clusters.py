@@ -28,7 +28,7 @@ class Candidates:
         num_micro_batches: M.
         summed_cost: Energy and convergence.
         head_load: Seconds of the edge server's processor for a mini-batch.
-        uses: Amount of each resource that all clusters share. (resource, plan)
+        uses: How much a plan uses of each resource that all clusters share. (resource, plan)
     """
 
     delay_cost: Floats

@@ -5,9 +5,8 @@ the stages from some device to the head. The algorithm builds plans from the hea
 latency loop of a stage, docs/scheduling.md (4), is a sum over what comes after the stage. In each layer it
 extends all labels with the same number of devices at once, as arrays. It drops a label
 
-- if another label with the same devices and blocks is at least as good in every respect (it is *dominated*),
-  or
-- if the lower bound of every plan that extends it exceeds what a known decision costs.
+- if it is *dominated*: another label with the same devices and blocks is at least as good in every respect;
+- if its lower bound is too high: every plan that extends it costs more than a known decision.
 
 So the front is complete unless the caller limits the number of labels in a layer.
 """
@@ -25,7 +24,7 @@ from collapipe.allocation.search.segment_costs import ClusterCosts
 _CHUNK = 2_000_000
 """Most extended labels in memory at once; they take some hundred MB."""
 _MOST_LEADERS = 12
-"""Number of labels of a group that are compared with the whole group."""
+"""The number of labels of a group that are compared with the whole group."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Labels:
         bottleneck: In seconds.
         summed_cost: Energy and convergence.
         error: What codecs add to the convergence term.
-        parent: Index of the label of the layer before that this label extends.
+        parent: Index of the label that this label extends, in the layer before.
         codec: Index, in the link tables, of the codec on the link after `device`.
     """
 

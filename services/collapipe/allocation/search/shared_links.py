@@ -83,7 +83,7 @@ class SharedLinks:
         radio: Whether a direction is a radio. (J)
         channel: Index of the link's channel. (m)
         channel_names: Names of the channels.
-        totals: Bandwidth of each channel.
+        totals: Bandwidth of each channel, in Hz or bit/s.
         bits: Bits of a micro-batch. (J)
         gain: h / (N0 + I0); 0 on wires. The signal-to-noise ratio is this gain times the power over the
             share. (J)
