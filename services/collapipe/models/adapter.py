@@ -245,7 +245,7 @@ class ModelHead(Head):
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    """Sums the cross entropy over all labels that are not -100."""
+    """Returns the sum of the cross entropy. Labels of -100 do not count."""
     return nn.functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
         labels.reshape(-1),

@@ -1,8 +1,8 @@
 """The units of a model, which hosts hold in pipeline order.
 
 Unit 0 is the embedding, units 1 to L are the blocks, unit L + 1 is the head. Each unit passes one
-floating-point tensor, the activation, to the next unit. *Side* tensors, such as the attention mask and the
-labels, are passed along unchanged.
+floating-point tensor, the activation, to the next unit. Side tensors, such as the attention mask and the
+labels, travel with it and do not change.
 
 The state of a unit consists of its trainable parameters and its persistent buffers. `state_dict` and
 `load_state_dict` use the names that they have in the whole model, and contain a tied tensor once.
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 Side = Mapping[str, Tensor]
+"""The side tensors of a micro-batch, by name."""
 
 
 class Unit(nn.Module, ABC):
@@ -33,7 +34,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def loss_sum(self, activation: Tensor, side: Side, label_smoothing: float) -> Tensor:
-        """Returns the sum of the losses of all labels of a micro-batch that are not -100, as a scalar."""
+        """Returns the sum of the losses of a micro-batch, as a scalar. Labels of -100 do not count."""
 
     @abstractmethod
     def predict(self, activation: Tensor, side: Side) -> Tensor:

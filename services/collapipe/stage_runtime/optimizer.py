@@ -21,8 +21,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Makes the optimizer of one unit.
 
-    Weight decay applies to matrices, but not to vectors (biases, layer norms). The optimizer is always torch's
-    fused implementation: the others round differently, and torch's default has changed.
+    Weight decay applies to matrices, but not to vectors (biases, layer norms). The optimizer is always
+    torch's fused implementation: the others round differently, and torch's default has changed.
     """
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},

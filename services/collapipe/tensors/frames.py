@@ -21,7 +21,7 @@ from collapipe.tensors.codecs import LOSSY_CODECS
 from collapipe.v1 import stage_pb2, tensor_pb2
 
 CHUNK_BYTES = 1 << 20
-"""Most bytes of a tensor in one message. Larger messages serialise more slowly; smaller ones cost more calls."""
+"""Most bytes in one message. Larger messages serialise more slowly, and smaller ones cost more calls."""
 
 MAX_FRAME_BYTES = 1 << 30
 """Largest frame, in decoded bytes, that a receiver accepts."""
