@@ -18,7 +18,7 @@ PI = DEVICE_PROFILES["raspberry-pi-4"]
 SCALE = 10.0
 
 
-def world(slowdown: float) -> Emulation:
+def make_emulation(slowdown: float) -> Emulation:
     device = EmulatedDevice(profile="raspberry-pi-4", slowdown=slowdown)
     return Emulation(devices={"device-0-0": device}, time_scale=SCALE)
 
@@ -28,7 +28,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]
     """Two devices, of which only the first is emulated."""
     devices = [Device(energy_budget_joules=50.0), Device()]
     folder = tmp_path_factory.mktemp("emulated")
-    with LocalTestbed([devices], folder, emulation=world(1.0)) as testbed:
+    with LocalTestbed([devices], folder, emulation=make_emulation(1.0)) as testbed:
         testbed.wait_until_registered()
         yield testbed
 
@@ -52,7 +52,7 @@ def test_training_on_an_emulated_device_is_slower_and_equals_the_reference(
     training, schedule = job.training, job.schedule
     micro_batches = training.rounds * training.local_steps * schedule.num_micro_batches
     for slowdown in (1.0, 3.0):
-        emulated.emulate(world(slowdown))
+        emulated.emulate(make_emulation(slowdown))
         with EmulationCheck(emulated) as check:
             finished = run_job(emulated, job)
         check_equals_reference(job, finished)

@@ -53,7 +53,7 @@ class EmulatedRadio(StrictModel):
 
 
 class Emulation(StrictModel):
-    """The content of emulation.json.
+    """The content of emulation.json. Of a network profile, pacing emulates the rate and the delay.
 
     The keys of devices are host ids. The keys of links and radios are "sender>receiver", where * is any
     host, or "*".

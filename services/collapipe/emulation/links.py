@@ -6,6 +6,7 @@ leave a host, "*>receiver" for all links that lead to a host, or "*" for every l
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from pydantic import ValidationError, model_validator
@@ -67,7 +68,7 @@ class LinkDescription(LinkValues):
     direction: Direction = "up"
     """The direction of the network profile: from a device into the network, or to the device."""
 
-    @property
+    @cached_property  # hosts ask for it with every frame
     def conditions(self) -> LinkConditions:
         """What the link does to packets."""
         return self.in_direction(self.direction)

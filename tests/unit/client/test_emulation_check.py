@@ -119,7 +119,7 @@ def test_emulation_that_keeps_up_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"real_seconds": 15.3},
@@ -130,7 +130,7 @@ def test_emulation_that_keeps_up_is_accepted() -> None:
     ],
 )
 def test_emulation_that_does_not_keep_up_is_refused_with_the_numbers(
-    changes: dict[str, float], said: str
+    changes: dict[str, float], message: str
 ) -> None:
     values = {
         "wall_seconds": 10.0,
@@ -138,7 +138,7 @@ def test_emulation_that_does_not_keep_up_is_refused_with_the_numbers(
         "busy_seconds": 20.0,
         "overrun_seconds": 0.0,
     }
-    with pytest.raises(WrongStateError, match=said):
+    with pytest.raises(WrongStateError, match=message):
         EmulationReport(**{**values, **changes}).check()
 
 

@@ -77,7 +77,7 @@ def test_trace_from_a_file_is_copied_into_links_json(state: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("device-9-9", "4g"), "the testbed has no device-9-9: it has control-unit-0,"),
         (("device-0-0", "5g"), "no network profile '5g': use one of lan, wifi"),
@@ -91,10 +91,10 @@ def test_trace_from_a_file_is_copied_into_links_json(state: Path, tmp_path: Path
     ],
 )
 def test_mistake_is_refused_with_its_description_and_changes_nothing(
-    state: Path, arguments: tuple[str, ...], said: str
+    state: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     output = shape(state, *arguments, code=2)
-    assert said in output["message"]
+    assert message in output["message"]
     assert not state.exists()
 
 
