@@ -151,8 +151,7 @@ def token(
     cluster: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Cluster of the box.")] = 0,
     address: Addresses = None,
     valid: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="How long the token can be used: 30m, 12h, 7d."),
+        str, typer.Option(metavar="TIME", help="How long the token can be used: 30m, 12h, 7d.")
     ] = "1h",
     days: Days = 365,
     as_json: AsJson = False,
@@ -213,8 +212,4 @@ def _issue_command(folder: Path) -> str:
 
 
 def _entry(identity: Identity, expires: datetime.datetime) -> dict[str, str]:
-    return {
-        "role": identity.role.value,
-        "name": identity.name,
-        "expires": expires.isoformat(),
-    }
+    return {"role": identity.role.value, "name": identity.name, "expires": expires.isoformat()}

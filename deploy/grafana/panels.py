@@ -69,9 +69,7 @@ def panels(directory: Path = DIRECTORY) -> Iterator[Panel]:
 
 
 def to_promql(
-    expression: str,
-    rate_interval: str = "20s",
-    variables: Mapping[str, str] = EVERYTHING,
+    expression: str, rate_interval: str = "20s", variables: Mapping[str, str] = EVERYTHING
 ) -> str:
     """Returns the query that Grafana would send to Prometheus.
 

@@ -9,6 +9,7 @@ from definitions.elements import (
     WATTS,
     Definition,
     answer,
+    by_service,
     graph,
     timeline,
 )
@@ -59,35 +60,29 @@ DEVICES = Definition(
     panels=[
         graph(
             "Memory",
-            (f"max by (service) (process_resident_memory_bytes{{{_HOSTS}}})", "{{service}}"),
+            by_service(f"process_resident_memory_bytes{{{_HOSTS}}}"),
             BYTES,
             "Resident memory of each process. Python and torch take some hundred MB. The rest is the segment, its optimizer state "
             "and the activation stash.",
         ),
         graph(
             "Peak memory",
-            (
-                "max by (service) (collapipe_process_peak_resident_memory_bytes)",
-                "{{service}}",
-            ),
+            by_service("collapipe_process_peak_resident_memory_bytes"),
             BYTES,
             "Largest resident memory so far. The scheduler compares it with the memory limit of the device.",
             steps=True,
         ),
         graph(
             "Processor",
-            (
-                f"sum by (service) (rate(process_cpu_seconds_total{{{_HOSTS}}}[$__rate_interval]))",
-                "{{service}}",
-            ),
+            by_service(f"rate(process_cpu_seconds_total{{{_HOSTS}}}[$__rate_interval])", "sum"),
             PERCENT,
             "100 % is one core. A device that always computes (dashboard Pipeline) but uses little of its processor is throttled.",
         ),
         graph(
             "Computing for clusters",
-            (
-                f"sum by (service) (stage:busy_seconds:rate1m{{{IN_CLUSTER}}} + stage:update_seconds:rate1m{{{IN_CLUSTER}}})",
-                "{{service}}",
+            by_service(
+                f"stage:busy_seconds:rate1m{{{IN_CLUSTER}}} + stage:update_seconds:rate1m{{{IN_CLUSTER}}}",
+                "sum",
             ),
             PERCENT,
             "Share of the time in which a host computes for the chosen clusters. A host near 0 could take more blocks.",
@@ -115,7 +110,7 @@ DEVICES = Definition(
         ),
         graph(
             "Temperature",
-            ("max by (service) (collapipe_temperature_celsius)", "{{service}}"),
+            by_service("collapipe_temperature_celsius"),
             "celsius",
             "Temperature of the processor. Without a line, the box has no sensor (see Sensors).",
             thresholds=[(80, "red")],

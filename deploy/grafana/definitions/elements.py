@@ -188,6 +188,16 @@ def timeline(
     return _described(panel, title, unit, description)
 
 
+def by_cluster(expression: str, function: str = "max") -> Query:
+    """Returns a query with one series for each cluster."""
+    return f"{function} by (cluster) ({expression})", "cluster {{cluster}}"
+
+
+def by_service(expression: str, function: str = "max") -> Query:
+    """Returns a query with one series for each host."""
+    return f"{function} by (service) ({expression})", "{{service}}"
+
+
 def by_link(metric: str) -> Query:
     """Returns the query of a gauge of all chosen links."""
     return f"max by (link) ({metric}{{{ON_LINK}}})", "{{link}}"

@@ -11,6 +11,7 @@ from definitions.elements import (
     Definition,
     Query,
     answer,
+    by_cluster,
     graph,
     slowest_stage,
 )
@@ -32,10 +33,7 @@ PIPELINE = Definition(
         slowest_stage(),
         answer(
             "Bubble ratio of the worst cluster",
-            (
-                f"topk(1, cluster:bubble:ratio_rate1m{{{IN_CLUSTER}}})",
-                "cluster {{cluster}}",
-            ),
+            (f"topk(1, cluster:bubble:ratio_rate1m{{{IN_CLUSTER}}})", "cluster {{cluster}}"),
             PERCENT,
             "Share of the time of its mini-batches that the stages of a cluster wait, for the worst cluster. A part of it is the "
             "pipeline filling and emptying: (K-1)/(M+K-1) with K stages and M micro-batches. More than that comes from unequal "
@@ -100,10 +98,7 @@ PIPELINE = Definition(
         ),
         graph(
             "Bubble ratio",
-            (
-                f"max by (cluster) (cluster:bubble:ratio_rate1m{{{IN_CLUSTER}}})",
-                "cluster {{cluster}}",
-            ),
+            by_cluster(f"cluster:bubble:ratio_rate1m{{{IN_CLUSTER}}}"),
             PERCENT,
             "Share of the time of its mini-batches that all stages of a cluster together wait.",
             most=1.0,

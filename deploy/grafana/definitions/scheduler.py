@@ -8,6 +8,7 @@ from definitions.elements import (
     SECONDS,
     Definition,
     answer,
+    by_cluster,
     graph,
     round_time,
 )
@@ -95,9 +96,8 @@ SCHEDULER = Definition(
         ),
         graph(
             "Moved blocks",
-            (
-                f"sum by (cluster) (increase(collapipe_moved_blocks_total{{{IN_CLUSTER}}}[$__rate_interval]))",
-                "cluster {{cluster}}",
+            by_cluster(
+                f"increase(collapipe_moved_blocks_total{{{IN_CLUSTER}}}[$__rate_interval])", "sum"
             ),
             "suffix: blocks",
             "Each move takes time, because weights are transferred. If blocks move in every round, raise schedule.hysteresis.",
@@ -132,10 +132,7 @@ SCHEDULER = Definition(
         ),
         graph(
             "Micro-batches of a mini-batch",
-            (
-                f"max by (cluster) (collapipe_planned_micro_batches{{{IN_CLUSTER}}})",
-                "cluster {{cluster}}",
-            ),
+            by_cluster(f"collapipe_planned_micro_batches{{{IN_CLUSTER}}}"),
             COUNT,
             "More micro-batches fill the pipeline better, but each has a fixed cost. The scheduler chooses their number anew in "
             "every round.",

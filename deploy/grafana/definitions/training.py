@@ -10,6 +10,7 @@ from definitions.elements import (
     SECONDS,
     Definition,
     answer,
+    by_cluster,
     graph,
     round_time,
     slowest_stage,
@@ -55,10 +56,7 @@ TRAINING = Definition(
     panels=[
         graph(
             "Loss",
-            (
-                f"max by (cluster) (collapipe_training_loss{{{IN_CLUSTER}}})",
-                "cluster {{cluster}}",
-            ),
+            by_cluster(f"collapipe_training_loss{{{IN_CLUSTER}}}"),
             NONE,
             "Loss of the last mini-batch, which should fall in the long run. If clusters differ, their data differ.",
             least=None,
@@ -86,9 +84,8 @@ TRAINING = Definition(
         ),
         graph(
             "Speed of each cluster",
-            (
-                f"sum by (cluster) (rate(collapipe_trained_samples_total{{{IN_CLUSTER}}}[$__rate_interval]))",
-                "cluster {{cluster}}",
+            by_cluster(
+                f"rate(collapipe_trained_samples_total{{{IN_CLUSTER}}}[$__rate_interval])", "sum"
             ),
             SAMPLES_PER_SECOND,
             "Samples trained per second. The gaps are transfers of weights between rounds. The other clusters wait for a slow cluster "

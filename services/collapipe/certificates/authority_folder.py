@@ -6,7 +6,7 @@ Several processes may use the folder at a time: a lock makes each decision atomi
 import datetime
 import fcntl
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from collapipe.certificates import pki
 from collapipe.certificates.identity import Identity, Role, read_host
 from collapipe.certificates.issued_certificates import IssuedCertificates
-from collapipe.certificates.pki import HolderCertificate, utc_now
+from collapipe.certificates.pki import Clock, HolderCertificate, utc_now
 from collapipe.certificates.private_files import (
     OWNER_ONLY,
     file_errors,
@@ -45,17 +45,13 @@ _LOST = (
 
 
 class AuthorityFolder:
-    """An authority that exists.
-
-    Args:
-        folder: The folder, made by `create`.
-        clock: Returns the present time.
+    """An authority that `create` has made.
 
     Raises:
         InvalidInputError: There is no authority, or its files are damaged.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], datetime.datetime] = utc_now) -> None:
+    def __init__(self, folder: Path, clock: Clock = utc_now) -> None:
         if not self.exists(folder):
             raise InvalidInputError(
                 f"there is no authority in {folder}: make one with `collapipe certs init {folder}`"
@@ -81,9 +77,7 @@ class AuthorityFolder:
             return (folder / _CERTIFICATE).exists() or (folder / _KEY).exists()
 
     @classmethod
-    def create(
-        cls, folder: Path, clock: Callable[[], datetime.datetime] = utc_now
-    ) -> "AuthorityFolder":
+    def create(cls, folder: Path, clock: Clock = utc_now) -> "AuthorityFolder":
         """Creates an authority.
 
         Raises:

@@ -1,7 +1,6 @@
 """The certificates that an authority has issued."""
 
-import datetime
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cryptography import x509
@@ -14,14 +13,9 @@ from collapipe.errors import InvalidInputError
 
 
 class IssuedCertificates:
-    """A folder with every certificate of an authority; its callers hold the lock of the authority.
+    """A folder with every certificate of an authority; its callers hold the lock of the authority."""
 
-    Args:
-        folder: Created when the first certificate is added.
-        clock: Returns the present time.
-    """
-
-    def __init__(self, folder: Path, clock: Callable[[], datetime.datetime]) -> None:
+    def __init__(self, folder: Path, clock: pki.Clock) -> None:
         self._folder = folder
         self._clock = clock
 

@@ -5,7 +5,7 @@ No other module knows the contents of a certificate.
 
 import datetime
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cryptography import x509
@@ -16,6 +16,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from collapipe.certificates.identity import Identity, Role
 from collapipe.errors import InvalidInputError
+
+Clock = Callable[[], datetime.datetime]
+"""Returns the present time in UTC."""
 
 OF_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 """Every server certificate has these hosts, because a health check on the same machine calls the server."""
@@ -87,9 +90,7 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Returns a key as PEM, not encrypted."""
     return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 

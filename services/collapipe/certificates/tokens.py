@@ -82,9 +82,7 @@ class Grant(BaseModel, frozen=True):
     """What the bearer of a token gets; stored as a JSON document."""
 
     identity: Annotated[
-        Identity,
-        PlainValidator(_read_identity),
-        PlainSerializer(lambda identity: identity.uri),
+        Identity, PlainValidator(_read_identity), PlainSerializer(lambda identity: identity.uri)
     ]
     hosts: Annotated[frozenset[str], PlainSerializer(sorted)]
     """Host names and IP addresses of the box, besides the address that the authority sees it at."""

@@ -18,14 +18,7 @@ from collapipe.telemetry.link_estimates import LinkEstimate, estimate_links
 from collapipe.telemetry.sample_window import SampleWindow
 from collapipe.telemetry.sources.samples import Series
 
-__all__ = [
-    "ClusterEstimate",
-    "Estimates",
-    "HostEstimate",
-    "HostPrior",
-    "LinkEstimate",
-    "estimate",
-]
+__all__ = ["ClusterEstimate", "Estimates", "HostEstimate", "HostPrior", "LinkEstimate", "estimate"]
 
 
 @dataclass(frozen=True)

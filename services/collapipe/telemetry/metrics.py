@@ -218,9 +218,7 @@ _CALL = ("grpc_type", "grpc_service", "grpc_method")
 
 CALLS_STARTED = Counter("grpc_server_started", "Calls that began on the server.", _CALL)
 CALLS_HANDLED = Counter(
-    "grpc_server_handled",
-    "Calls that ended on the server, with any status.",
-    (*_CALL, "grpc_code"),
+    "grpc_server_handled", "Calls that ended on the server, with any status.", (*_CALL, "grpc_code")
 )
 CALL_SECONDS = Histogram(
     "grpc_server_handling_seconds",

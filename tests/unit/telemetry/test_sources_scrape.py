@@ -144,7 +144,7 @@ def test_unexpected_error_affects_no_other_host_and_is_logged_once(
     with (
         answering(lambda form: (200, page(7))) as odd,
         answering(lambda form: (200, page(1))) as address,
-        scraping(odd, address) as source,
+        scraping(odd, address, interval=PATIENT_SECONDS) as source,
     ):
         eventually(lambda: points_of(source, address) >= 3 and len(read) >= 3)
         assert points_of(source, odd) == 0

@@ -104,24 +104,20 @@ class ScrapeSource:
     async def _scrape(self, client: httpx.AsyncClient, address: str) -> None:
         try:
             await self._scrape_page(client, address)
-        except (PeerLostError, InvalidInputError, httpx.InvalidURL) as error:
-            self._log_failure(address, f"{error}")
-        except Exception as error:  # a defect in reading one page must not end the other scrapes
-            self._log_failure(address, f"{type(error).__name__}: {error}", exc_info=True)
+        except Exception as error:  # an error with one page must not end the other scrapes
+            expected = isinstance(error, PeerLostError | InvalidInputError | httpx.InvalidURL)
+            if address not in self._failing:
+                logger.warning(
+                    "scraping %s fails: %s; the next message says when it works again",
+                    address,
+                    error if expected else f"{type(error).__name__}: {error}",
+                    exc_info=not expected,
+                )
+            self._failing.add(address)
         else:
             if address in self._failing:
                 logger.info("scraping %s works again", address)
                 self._failing.discard(address)
-
-    def _log_failure(self, address: str, reason: str, *, exc_info: bool = False) -> None:
-        if address not in self._failing:
-            logger.warning(
-                "scraping %s fails: %s; the next message says when it works again",
-                address,
-                reason,
-                exc_info=exc_info,
-            )
-        self._failing.add(address)
 
     async def _scrape_page(self, client: httpx.AsyncClient, address: str) -> None:
         # As Prometheus does: the time of a sample is the start of its scrape, in whole milliseconds.
