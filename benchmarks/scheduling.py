@@ -3,8 +3,8 @@
     python -m benchmarks.scheduling              # all sections
     python -m benchmarks.scheduling better       # one of: better, predicted, adaptive, noise
 
-Emulated devices wait after real work, and pacing limits the links. If the real work does not fit into this machine, the
-benchmark fails. Each baseline uses the number of micro-batches that is best for it.
+Emulated devices wait after real work, and pacing limits the links. If the real work does not fit into this
+machine, the benchmark fails. Each baseline uses the number of micro-batches that is best for it.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def better(directory: Path) -> None:
 def predicted(directory: Path) -> None:
     """Compares predicted and simulated round times of `dssra` with observed ones, from the third round on.
 
-    The simulator uses the measurements that the scheduler had before the round, and runs the pipeline event by event.
+    The simulator runs the pipeline event by event, on the measurements that the scheduler had before the round.
     """
     errors: dict[str, list[float]] = {"predicted": [], "simulated": []}
     with testbed(directory, _devices()) as bed:

@@ -1,8 +1,8 @@
-"""Measures the simulator: one mini-batch, and 100 rounds of 10 clusters with 8 devices each, decisions included.
+"""Measures the simulator: one mini-batch, and 100 rounds of 10 clusters with 8 devices each.
 
     python -m benchmarks.simulation
 
-It uses one core. The aim is at most a minute for each strategy.
+The rounds include their decisions. The benchmark uses one core. The aim is at most a minute for each strategy.
 """
 
 import statistics

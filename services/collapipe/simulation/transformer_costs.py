@@ -126,8 +126,8 @@ class Transformer:
             block_state_bytes=STATE_BYTES_PER_PARAMETER * self.block_parameters,
             block_stash_bytes=self.block_stash_bytes(s),
             activation_bytes=_FLOAT * s * h,
-            # A look-up, additions and a norm, forward and backward, are bound by memory. They take the time of
-            # about 30 operations for each element.
+            # A look-up, additions and a norm, forward and backward, are bound by memory. Together they take
+            # the time of about 30 operations for each element.
             embedding_work=30 * s * h / block_flops,
             head_work=self.head_flops(s) / block_flops,
             embedding_state_bytes=STATE_BYTES_PER_PARAMETER * self.embedding_parameters,

@@ -20,8 +20,8 @@ from collapipe.allocation.round_model.problem import ClusterPlan, ClusterProblem
 WINDOW_SLACK = 2
 """Micro-batches that a window gets beyond the need of docs/scheduling.md (4).
 
-Without slack, a stage that is late only once starves the next one. Event simulation then shows up to 17 % longer
-mini-batches.
+Without slack, a stage that is late only once starves the next one. Event simulation then shows up to 17 %
+longer mini-batches.
 """
 
 _ROUNDING = 1e-9
@@ -41,7 +41,7 @@ def widen_windows(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterP
     """Widens each window that its latency loop would starve, as far as memory and the job allow."""
     size = problem.mini_batch / plan.num_micro_batches
     computes = stage_seconds(problem, cluster, plan)
-    # A link of token ids counts as if it carried activations. Its window may be too large, but never too small.
+    # A link of token ids counts as if it carried activations. Its window may then be larger than needed.
     links = [
         link_seconds(problem, cluster, sender.host_id, receiver.host_id, link, size)
         for sender, receiver, link in zip(plan.stages, plan.stages[1:], plan.links, strict=False)
