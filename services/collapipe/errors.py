@@ -1,6 +1,6 @@
 """The errors of CollaPipe.
 
-A message says what was wrong, the value, the limit and the remedy. `collapipe.rpc.status` has the gRPC status of each.
+A message says what was wrong, the value, the limit and the remedy. `collapipe.rpc.status` has the gRPC statuses.
 """
 
 

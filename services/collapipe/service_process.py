@@ -37,7 +37,7 @@ _PARENT_POLL_SECONDS = 0.5
 
 
 class ServiceSettings(BaseSettings):
-    """Settings of every service. A flag overrides COLLAPIPE_* in the environment, and that overrides --config."""
+    """Settings of every service. Flags override COLLAPIPE_* in the environment, which override --config."""
 
     model_config = SettingsConfigDict(
         env_prefix="COLLAPIPE_",
@@ -220,7 +220,7 @@ def _exit_with_parent(parent: int) -> None:
 
 
 def tune_allocator() -> None:
-    """Makes glibc keep freed memory for the next tensor, because getting it from the kernel again takes page faults.
+    """Makes glibc keep freed memory for the next tensor, because new memory from the kernel costs page faults.
 
     This saves a tenth of the processor time of training, and most of the processor time of large transfers.
     """
@@ -233,6 +233,7 @@ def tune_allocator() -> None:
         mallopt(m_mmap_threshold, 32 << 20)  # The largest value that an older glibc accepts.
     mallopt(m_trim_threshold, (1 << 31) - 1)
     mallopt(m_top_pad, 16 << 20)  # These bytes become resident only when they are used.
-    # All threads share one arena, so that a thread reuses memory that another thread freed. The arenas of other threads
-    # would hold at most 64 MiB, and map larger tensors anew each time. For 100 MiB that takes six times as long.
+    # All threads share one arena, so that a thread reuses memory that another thread freed. The arenas of other
+    # threads would hold at most 64 MiB and map larger tensors anew each time. For tensors of 100 MiB, that takes six
+    # times the processor time.
     mallopt(m_arena_max, 1)

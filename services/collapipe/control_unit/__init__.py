@@ -1,1 +1,1 @@
-"""The control unit owns the data of a cluster, runs the embedding, and drives the pipeline of the cluster."""
+"""The control unit owns the data of a cluster, runs the embedding, and drives the pipeline."""

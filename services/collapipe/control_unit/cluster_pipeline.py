@@ -1,6 +1,6 @@
 """The stages of one cluster for one attempt: the control unit's own stage and those on other hosts.
 
-`run_mini_batch` drives a step. Gathering, stall detection and the configuration of stages have their own modules.
+`run_mini_batch` drives a step. Gathering, stall detection and stage configurations have their own modules.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2, stage_pb2
 from collapipe.weights.blob_store import BlobStore
 
 _BLAME_SECONDS = 0.5
-"""How long the control unit waits for more failures before it blames a host: neighbours notice a dead host first."""
+"""How long to wait for further failures before blaming a host. Neighbours notice a dead host first."""
 
 
 class ClusterPipeline:
@@ -162,7 +162,7 @@ class ClusterPipeline:
     def gather_weights_and_moments(
         self, states: Sequence[plan_pb2.UnitState]
     ) -> list[job_pb2.GatheredState]:
-        """Copies weights and optimizer state from the devices. The edge server stores its own units itself."""
+        """Copies weights and optimizer state from the devices. The edge server stores its own units."""
         self._phase = "gathering segments"
         edge_address = self._request.edge_address
         devices = [stage for stage in self._stages[1:] if stage.address != edge_address]
@@ -181,8 +181,8 @@ class ClusterPipeline:
     def failure_cause(self, first: CollapipeError) -> CollapipeError:
         """Returns the best explanation of a failed attempt, given the failure that was noticed first.
 
-        Neighbours notice a dead host before its own session breaks. So this waits a moment, and prefers a host whose
-        own session broke to a host that only others blame.
+        Neighbours notice a dead host before its own session breaks. So this waits a moment, and prefers a host
+        whose own session broke to a host that only others blame.
         """
         if isinstance(first, (CancelledError, DivergedError)):
             return first

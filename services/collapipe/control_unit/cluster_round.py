@@ -64,7 +64,7 @@ class ClusterRound:
         self._pipeline.abort(reason)
 
     def progress(self) -> control_unit_pb2.RunRoundResponse:
-        """Returns how far the attempt is, and aborts it if the pipeline is stalled. Called at least every second."""
+        """Returns how far the attempt is. Aborts it if the pipeline is stalled."""
         self._pipeline.abort_if_stalled()
         started = self._training_started
         seconds = time.perf_counter() - started if started is not None else 0.0
@@ -136,7 +136,7 @@ class ClusterRound:
             yield batch
 
     def _num_rows(self) -> int:
-        """Returns the number of rows that the first attempt at this round found, so that a retry uses the same rows."""
+        """Returns the rows that the first attempt at this round found, so that a retry uses the same rows."""
         path = self._state_directory / "round.json"
         round_index = self._request.attempt.round_index
         recorded = read_document(path)

@@ -69,7 +69,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         attempt = _Attempt()
 
         def work(emit: Emit) -> None:
-            # The caller has given up an earlier attempt that still holds the lock, so that attempt will end soon.
+            # The caller has cancelled an earlier attempt that still holds the lock, so it will end soon.
             with self._one_attempt:
                 self._refuse_old_attempt(request.attempt, context)
                 attempt.run(self._open(request), emit)

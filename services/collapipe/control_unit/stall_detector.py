@@ -19,7 +19,7 @@ class StallDetector:
         """Returns whether nothing has changed for longer than the allowed silence.
 
         Args:
-            waiting_for: What the stages wait for, in words. Empty while some stage computes or has no command.
+            waiting_for: What the stages wait for, in words. Empty while some stage computes or is idle.
             received_bytes: Bytes that have arrived over all links, so that a slow link counts as progress.
         """
         report = (waiting_for, received_bytes)

@@ -1,7 +1,7 @@
 """Copies weights and optimizer state from the devices to the control unit, once in every round.
 
-A device keeps its units in memory only. If it is lost, the next attempt starts from the copies of the last commit. So
-each commit needs the optimizer's moments as well as the weights, and a lost device costs at most one round.
+A device keeps its units in memory only. If it is lost, the next attempt starts from the copies of the last commit.
+So each commit needs the optimizer's moments as well as the weights, and a lost device costs at most one round.
 """
 
 import time
@@ -27,8 +27,8 @@ def gather_weights_and_moments(
         devices: The stages to copy from.
 
     Returns:
-        The bytes and seconds of each device that had to send something. A blob that is already in the store, because it
-        did not change or because an earlier attempt stored it, is not sent again.
+        The bytes and seconds of each device that had to send something. A blob that is already in the store is
+        not sent again: it did not change, or an earlier attempt stored it.
     """
     started = time.perf_counter()
 

@@ -46,7 +46,7 @@ class DeviceAgentSettings(StageHostSettings):
 def describe_host(
     settings: DeviceAgentSettings, emulated: DeviceProfile | None
 ) -> scheduler_pb2.Host:
-    """Returns what the device registers: its settings, and for missing ones the profile of the emulated device."""
+    """Returns what the device registers. The profile of an emulated device replaces missing settings."""
     memory_bytes = settings.memory_bytes
     if memory_bytes is None:
         memory_bytes = emulated.memory_bytes if emulated else 0

@@ -22,7 +22,7 @@ class IncomingLink:
         sender: Host id of the neighbour.
         receiver: Host id of this host.
         stage_labels: Cluster index and stage index of the receiving stage, for metrics.
-        capacity: Most frames that an emulated delay holds back. In-flight windows keep a correct neighbour below it.
+        capacity: Most frames that an emulated delay holds back. A correct neighbour stays below it.
         emulation: Says the delay of the link; read again for every frame.
         deliver: Takes each complete frame, in the order of arrival.
     """

@@ -1,7 +1,7 @@
 """Measures a link before training uses it: round trips first, then a burst of chunks.
 
-The receiver measures the rate, because a sent chunk may still be in a buffer of the sender. Both ends limit the bytes
-and the time of a probe.
+The receiver measures the rate, because a sent chunk may still be in a buffer of the sender. Both ends limit the
+bytes and the time of a probe.
 """
 
 import threading
@@ -25,7 +25,7 @@ _ROUND_TRIPS = 6
 """The first round trip also opens the connection, so only the shortest one counts."""
 _MOST_ROUND_TRIPS = 100
 _SILENCE_SECONDS = 10.0
-"""A host that stays silent for longer is unreachable. Over a satellite, the first chunks need several round trips of 0.6 s."""
+"""A host that stays silent for longer is unreachable. Satellite links need several round trips of 0.6 s."""
 _DEADLINE_SECONDS = 20.0
 _BURST_SECONDS = 0.25
 _BURST_BYTES = 4 << 20
@@ -34,7 +34,7 @@ _LEAST_CHUNKS = 4
 _FIRST_CHUNK_BYTES = 4096
 _LARGEST_CHUNK_BYTES = 256 << 10
 _RECEIVED_SECONDS = 2.0
-"""A burst takes longer if it filled buffers in front of a slow link. The bytes that arrived by then give the rate."""
+"""A burst takes longer if it filled buffers before a slow link. The bytes that arrived until then count."""
 _RECEIVED_BYTES = 2 * _BURST_BYTES
 
 

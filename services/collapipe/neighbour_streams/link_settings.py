@@ -28,7 +28,7 @@ def link_settings(plan: plan_pb2.Plan, sender_index: int, receiver_index: int) -
     """Returns the settings of the link from one stage to a neighbouring stage.
 
     Raises:
-        InvalidInputError: The plan has an unknown codec, or a bandwidth or power that is negative or not finite.
+        InvalidInputError: The codec is unknown, or the bandwidth or the power is negative or not finite.
     """
     index = min(sender_index, receiver_index)
     if index >= len(plan.links):

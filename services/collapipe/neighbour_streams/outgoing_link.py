@@ -45,8 +45,8 @@ class OutgoingLink:
     def prepare_radio(self) -> float:
         """Sets the radio for the next frame, and returns the rate to pace at, in bit/s; 0 means no limit.
 
-        The rate is the least of those of the plan, the radio and the emulated wire. The emulation is read each time,
-        so that a change applies from the next frame on.
+        The rate is the least of those of the plan, the radio and the emulated wire. The emulation is read each
+        time, so that a change applies from the next frame on.
         """
         sender, settings = self.host.host_id, self.settings
         radio = self.host.radio.transmit(

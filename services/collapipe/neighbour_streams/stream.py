@@ -1,7 +1,7 @@
 """One bidirectional gRPC stream between two neighbouring stages, for one attempt.
 
-The earlier stage opens the stream and sends activations. Activation gradients and predictions come back on it. gRPC's
-threads send and receive, so that a stage computes while its frames travel.
+The earlier stage opens the stream and sends activations. Activation gradients and predictions come back on it.
+Other threads send and receive, so that a stage computes while its frames travel.
 """
 
 import threading
@@ -121,7 +121,7 @@ def serve_previous_stage(
 
     Args:
         requests: The messages after the opening one.
-        on_failure: Called from another thread if the previous stage goes away or sends something else than frames.
+        on_failure: Called from another thread if the stream breaks or carries something else than frames.
     """
 
     def receive() -> None:

@@ -60,8 +60,8 @@ def open_channel(address: str, security: Security, role: Role | None = None) -> 
     """Opens a channel to "host:port", which connects when it is first used.
 
     Args:
-        role: The role that the peer's certificate must have, whatever the address. Without a role, the certificate must
-            name the host of the address. Another machine can take over an address, but not a role.
+        role: The role that the peer's certificate must have, whatever the address. Without a role, the certificate
+            must name the host of the address. Another machine can take over an address, but not a role.
     """
     credentials = security.channel_credentials()
     if credentials is None:
@@ -70,7 +70,7 @@ def open_channel(address: str, security: Security, role: Role | None = None) -> 
 
 
 def open_authority_channel(address: str, authority_pem: bytes) -> grpc.Channel:
-    """Opens a channel to the authority that has the certificate `authority_pem`. The caller needs no certificate."""
+    """Opens a channel to the authority with the given certificate. The caller needs no certificate."""
     return grpc.secure_channel(
         address,
         grpc.ssl_channel_credentials(authority_pem),
@@ -79,7 +79,7 @@ def open_authority_channel(address: str, authority_pem: bytes) -> grpc.Channel:
 
 
 def _expecting(role: Role | None) -> list[tuple[str, str]]:
-    """Returns the option by which the peer's certificate must name a role instead of the host of the address."""
+    """Returns the option that makes gRPC check the role of the peer instead of its host."""
     return [] if role is None else [("grpc.ssl_target_name_override", role.server_name)]
 
 

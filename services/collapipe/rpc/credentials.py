@@ -31,7 +31,7 @@ class Security:
         ca: Certificate of the authority that both sides trust, PEM.
         certificate: Certificate of this process, PEM.
         key: Private key of that certificate, PEM.
-        asks_callers: Whether a server asks its callers for a certificate. If not, its methods check the callers.
+        asks_callers: Whether a server asks callers for a certificate. If not, its methods check the callers.
     """
 
     ca: Path | None = None
@@ -51,7 +51,7 @@ class Security:
         """Returns the security that an operator asked for.
 
         Raises:
-            InvalidInputError: The operator asked for both plain text and TLS, or for neither, or a file cannot be used.
+            InvalidInputError: The operator asked for both plain text and TLS or for neither, or a file is wrong.
             WrongStateError: The certificate has expired, or is not valid yet.
         """
         files = {"--tls-ca": ca, "--tls-cert": certificate, "--tls-key": key}
@@ -107,7 +107,7 @@ class Security:
 
         Raises:
             InvalidInputError: No peer would ever accept the certificate.
-            WrongStateError: The certificate has expired, or is not valid yet. A renewal or a correct clock would help.
+            WrongStateError: The certificate has expired or is not valid yet. A renewal or a correct clock helps.
         """
         if self.is_insecure:
             return None

@@ -1,4 +1,4 @@
-"""Surrounds every handler of a server: checks the caller, counts the call, and turns errors into gRPC statuses."""
+"""Surrounds every handler of a server: checks the caller, counts the call, turns errors into statuses."""
 
 import logging
 import time
@@ -21,7 +21,7 @@ _KINDS = {
     (True, False): ("client_stream", grpc.stream_unary_rpc_method_handler, "stream_unary"),
     (True, True): ("bidi_stream", grpc.stream_stream_rpc_method_handler, "stream_stream"),
 }
-"""For streaming of requests and of responses: name in metrics, factory of handlers, and attribute with the function."""
+"""By streaming of requests and of responses: name in metrics, factory of handlers, attribute of the function."""
 
 _HEALTH = "/grpc.health.v1.Health/"
 
@@ -94,7 +94,7 @@ class CallInterceptor(grpc.ServerInterceptor):
 def _status_code(error: BaseException | None, context: grpc.ServicerContext) -> grpc.StatusCode:
     """Returns the status with which a call ends.
 
-    If the caller goes away while a handler reads its requests, the handler sees an RpcError or the end of the requests.
+    If the caller goes away while a handler reads requests, the handler sees an RpcError or the end of the requests.
     """
     if isinstance(error, CollapipeError):
         return to_code(error)

@@ -4,12 +4,12 @@ KEEPALIVE_SECONDS = 10
 """How often each end checks an idle connection. It notices an unplugged peer long before TCP would."""
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""Far more than any message needs: chunks have 1 MiB, and plans and steps of the largest model are smaller still."""
+"""More than any message needs: a chunk has 1 MiB, and the plan of the largest model is smaller."""
 
 COMMON_OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A whole chunk fits into one HTTP/2 frame. Sending takes a fifth of the time that the default of 16 KiB takes.
+    # A whole chunk fits into one HTTP/2 frame. With the default of 16 KiB, sending takes five times as long.
     ("grpc.http2.max_frame_size", (16 << 20) - 1),
     ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_SECONDS * 1000),

@@ -9,7 +9,7 @@ from collapipe.certificates.identity import Identity, Role
 from collapipe.errors import NotPermittedError
 
 ANYBODY = frozenset(Role)
-"""Also callers without a certificate, if the server asks for none. Then the method itself checks the caller."""
+"""Also callers without a certificate, if the server asks for none. The method itself checks them."""
 
 _STAGE_HOSTS = frozenset({Role.CONTROL_UNIT, Role.DEVICE_AGENT, Role.EDGE_SERVER})
 _SCHEDULER = frozenset({Role.SCHEDULER})
@@ -77,7 +77,9 @@ def check_permitted(method: str, context: grpc.ServicerContext, permissions: Per
 
 
 def check_is_caller(context: grpc.ServicerContext, name: str, role: Role | None = None) -> None:
-    """Refuses a message in which the caller uses another name or role than its certificate. Plain text allows any.
+    """Refuses a message whose sender claims another name or role than its certificate has.
+
+    Plain text has no certificates, so it allows every name.
 
     Args:
         name: The host id that the caller claims.

@@ -13,8 +13,9 @@ from collapipe.rpc.options import PUBLIC_SERVER_OPTIONS, SERVER_OPTIONS
 from collapipe.rpc.permissions import PERMISSIONS, Permissions
 
 MAX_CONCURRENT_CALLS = 64
-"""Most calls that a server works on at the same time; an open stream is one call. An edge server needs two streams for
-each cluster, a device needs three, and a scheduler needs one for each client that watches a job."""
+"""Most calls that a server works on at the same time. An open stream is one call.
+
+An edge server needs two streams for each cluster, a device needs three, a scheduler one for each watching client."""
 
 _DRAIN_SECONDS = 5.0
 
@@ -64,8 +65,8 @@ def serve(
         experimental_non_blocking=True,
         experimental_thread_pool=health_pool,
     )
-    # The health service uses that thread for Watch only, unless Check has this attribute, too. The access by `vars` is
-    # for mypy, which does not allow attributes of methods.
+    # The health service uses that thread for Watch only, unless Check has this attribute, too. mypy allows no
+    # attributes of methods, hence `vars`.
     vars(health.HealthServicer)["Check"].experimental_thread_pool = health_pool
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     credentials = security.server_credentials()

@@ -1,7 +1,7 @@
 """Calls that take long: the server streams signs of life, and the caller gives up after a silence.
 
-A slow Raspberry Pi that reports progress is alive. So no call has a deadline on its duration; only a silence of the
-server is limited.
+A slow Raspberry Pi that reports progress is alive. So no call has a deadline on its duration: only a silence of
+the server is limited.
 """
 
 import queue
@@ -109,7 +109,7 @@ def within_silence(
         PeerLostError: The peer ended, cannot be reached, or is silent.
         CollapipeError: The error that the peer answered with.
     """
-    # The bound makes a peer wait for a caller that is slower than the network, so that answers do not fill the memory.
+    # A caller may be slower than the network. Then the bound makes the peer wait, so that memory does not fill up.
     answers: queue.Queue[T | BaseException | None] = queue.Queue(_READ_AHEAD)
     abandoned = threading.Event()
 

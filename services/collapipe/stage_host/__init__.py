@@ -1,4 +1,4 @@
-"""A host that runs stages and serves them on the network: control units, devices and edge servers are stage hosts."""
+"""Stage hosts run stages and serve them on the network: control units, devices and edge servers."""
 
 from collapipe.stage_host.host import StageHostSettings, start_stage_host
 from collapipe.stage_host.host_resources import HostResources

@@ -66,7 +66,7 @@ def start_stage_host(
     Args:
         host: What to register. This function fills in its identity, addresses and transmit power.
         stores: The disk of the host; `None` if it keeps no state.
-        add_services: Adds the services of the role to a server, given the resources and the address of the host.
+        add_services: Adds the services of the role to a server, given the host's resources and address.
 
     Raises:
         InvalidInputError: This machine cannot do what the settings ask for.
@@ -121,7 +121,7 @@ def _check_machine(settings: StageHostSettings) -> None:
 
 
 def _reachable(metrics_address: str, address: str) -> str:
-    """Returns an address at which other hosts can read the metrics, even if they are served on every address."""
+    """Returns an address at which other hosts can read metrics that are served on every address."""
     host, _, port = metrics_address.rpartition(":")
     if host in ("0.0.0.0", "[::]", ""):
         return f"{address.rpartition(':')[0]}:{port}" if port else ""

@@ -23,7 +23,7 @@ class HostResources:
         device: The processor that computes.
         channels: Channels to other hosts.
         stores: The disk that keeps units. A device has none, and keeps its units in memory only.
-        busy_watts: Power beyond idle while this host computes, where no sensor measures it. 0 counts no energy.
+        busy_watts: Power beyond idle while the host computes, if no sensor measures it. 0 counts none.
     """
 
     def __init__(

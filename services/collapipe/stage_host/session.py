@@ -28,7 +28,7 @@ class StageSession:
 
     Args:
         configure: The units to hold, and the attempt.
-        send_backward: Takes the frames for the previous stage. By default they wait for a stream of that stage.
+        send_backward: Takes the frames for the previous stage. By default the stream of that stage sends them.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class StageSession:
             state.unit_index: StateDigests(state.weights_digest, state.optimizer_digest)
             for state in configure.units
         }
-        # A slow host may need longer to import a model family than it may stay silent. So the import happens here,
-        # where signs of life are sent, and not in the constructor.
+        # A slow host may need longer to import a model family than it may stay silent. So the import happens
+        # here, where signs of life are sent, and not in the constructor.
         self._phase = "import its model's code"
         self._resident_units = resources.resident_units(configure, self._training)
         self._units, num_reused = self._resident_units.take(wanted, fetch)
@@ -139,7 +139,7 @@ class StageSession:
         return stage_pb2.EvaluationDone()
 
     def finish(self, command: stage_pb2.FinishRound) -> stage_pb2.RoundFinished:
-        """Applies the last update, then names the resulting units and keeps them on the disk, if there is one."""
+        """Applies the last update, names the resulting units, and stores them if the host has a disk."""
         self._ready_stage().apply_update(command.pending_gradient_scale)
         store = self._resources.store(self.attempt.job_id)
         states = []
@@ -183,7 +183,7 @@ class StageSession:
     def _ready_stage(self) -> Stage:
         """Returns the stage for a command. The first command also opens the stream to the next stage.
 
-        Every stage of the plan is configured by then, so no host needs the units that moved away from this host.
+        Every stage is configured by then, so no host has to fetch the units that moved away from this host.
         """
         if self._stage is None or self._resident_units is None:
             raise WrongStateError(
@@ -223,7 +223,7 @@ class StageSession:
         return NeighbourLinks(stage_labels, outbox, outgoing, incoming)
 
     def _link_capacity(self, neighbour_index: int) -> int:
-        """Returns the most frames that may wait between this stage and a neighbour: the larger in-flight window."""
+        """Returns the larger in-flight window of this stage and a neighbour."""
         return max(self._in_flight, self._configure.plan.stages[neighbour_index].in_flight)
 
 

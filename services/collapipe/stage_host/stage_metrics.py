@@ -9,7 +9,7 @@ class StageMetrics(StageObserver):
     """Updates the metrics of one stage.
 
     Args:
-        busy_watts: Power beyond idle while the host computes, where no sensor measures it. 0 counts no energy.
+        busy_watts: Power beyond idle while the host computes, if no sensor measures it. 0 counts none.
     """
 
     def __init__(self, cluster_index: int, stage_index: int, busy_watts: float) -> None:

@@ -1,4 +1,4 @@
-"""One cluster and an edge server, in one process and over real gRPC, driven round by round with plans of the test's own."""
+"""One cluster and an edge server in one process, with real gRPC. A test chooses the plan of each round."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -44,7 +44,7 @@ Ranges = Sequence[tuple[str, int, int]]
 
 @dataclass
 class Cluster:
-    """The hosts, the last commit, and what the rounds told."""
+    """The hosts, the last commit, and the results of the rounds."""
 
     job: JobConfig
     folder: Path
@@ -53,7 +53,7 @@ class Cluster:
     resources: dict[str, HostResources] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     gathered: list[dict[str, int]] = field(default_factory=list)
-    """Of each round: bytes that the control unit fetched, by device."""
+    """For each round, the bytes that the control unit gathered from each device."""
     evaluations: list[Evaluation] = field(default_factory=list)
     commit: Commit = field(default_factory=Commit)
     num_units: int = 0
@@ -62,7 +62,7 @@ class Cluster:
     _running: dict[str, ExitStack] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
-        """Starts a host with nothing in memory and whatever is on its disk; ends the one before."""
+        """Starts or restarts a host. Its memory is empty, and its disk is as before."""
         self.stop(name)
         owned = self._running[name] = ExitStack()
         stores = None if name.startswith("device") else JobStores(self.folder / name)
@@ -95,12 +95,12 @@ class Cluster:
             self._running.pop(name).close()
 
     def prepare(self) -> None:
-        """Loads the data and finds the last commit, as a job that begins or resumes."""
+        """Loads the data and finds the last commit, as at the beginning of a job or when it resumes."""
         spec = JobSpec(job_id=JOB_ID, config_json=self.job.to_json())
         data = _last(
             self._control_unit().PrepareData(PrepareDataRequest(job=spec), timeout=SECONDS)
         )
-        # as the scheduler orders them
+        # The scheduler orders labels in the same way.
         self._labels = sorted(data.labels, key=lambda label: (label != "O", label))
         self._vocabulary = data.vocabulary
         request = PrepareJobRequest(job=spec, labels=self._labels, vocabulary=data.vocabulary)
@@ -166,17 +166,17 @@ class Cluster:
             self.commit = _last(self._edge_server().CommitRound(commit, timeout=SECONDS)).commit
 
     def weights(self) -> dict[str, Tensor]:
-        """The global model, as the edge server keeps it."""
+        """Returns the weights of the global model from the disk of the edge server."""
         return self._load("edge-server", [u.weights_digest for u in self.commit.global_units])
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """The moments, as the control unit keeps them."""
+        """Returns the optimizer state from the disk of the control unit."""
         units = self.commit.clusters[0].units
         digests = [unit.optimizer_digest for unit in units if unit.optimizer_digest]
         return self._load("control-unit-0", digests)
 
     def held_units(self, name: str) -> list[int]:
-        """What a host has in memory."""
+        """Returns the indices of the units that a host has in memory."""
         clusters: Any = self.resources[name]._units_of_clusters
         return sorted(unit for units in clusters.values() for unit in units._units)
 
@@ -202,7 +202,7 @@ class Cluster:
 
 
 def _last(responses: Iterator[Any]) -> Any:
-    """What a call with signs of life ends with."""
+    """Returns the last response of a call, after the signs of life."""
     return list(responses)[-1]
 
 

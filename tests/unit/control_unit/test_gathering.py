@@ -1,4 +1,4 @@
-"""What a control unit reports of the unit states that it gathers."""
+"""What a control unit reports about the unit states that it gathers."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from .clusters import MakeCluster, Ranges
 SPREAD: Ranges = [("control-unit-0", 0, 1), ("device-0-0", 1, 4), ("edge-server", 4, 5)]
 
 
-def test_only_what_a_device_had_to_send_is_reported(
+def test_report_has_the_bytes_that_each_device_sent(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
     cluster = make_cluster(make_job(tmp_path))

@@ -1,4 +1,4 @@
-"""Plans in which one host runs every unit: on a device that is fed token ids, and on the control unit itself."""
+"""Plans in which one host runs every unit: a device that receives token ids, or the control unit itself."""
 
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def test_whole_model_moves_from_the_pipeline_to_one_host_and_back(
     check_equals_reference(cluster, job)
 
 
-def test_last_stage_too_drops_units_that_are_not_of_its_plan(
+def test_last_stage_drops_units_that_are_not_in_its_plan(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
     cluster = make_cluster(make_job(tmp_path, training={"rounds": 3}))

@@ -36,7 +36,7 @@ def request(config_json: str, *sizes: int, length: int = 8) -> ProfileBlockReque
     return ProfileBlockRequest(model=model, micro_batch_sizes=sizes, sequence_length=length)
 
 
-def test_device_says_what_a_block_costs(bert_config_json: str) -> None:
+def test_profile_has_the_costs_of_a_block(bert_config_json: str) -> None:
     answer = servicer().ProfileBlock(request(bert_config_json, 1, 4), NO_CONTEXT)
     assert answer.seconds_per_sample > 0
     assert answer.seconds_per_micro_batch >= 0
@@ -45,7 +45,9 @@ def test_device_says_what_a_block_costs(bert_config_json: str) -> None:
     assert answer.stash_bytes_per_sample > 8 * 16 * 4
 
 
-def test_emulated_device_says_the_same_for_any_sizes(bert_config_json: str, tmp_path: Path) -> None:
+def test_profile_of_an_emulated_device_does_not_depend_on_sizes(
+    bert_config_json: str, tmp_path: Path
+) -> None:
     path = tmp_path / "emulation.json"
     devices = {"device-0-0": EmulatedDevice(profile="raspberry-pi-4")}
     path.write_text(Emulation(devices=devices).model_dump_json())
@@ -56,6 +58,6 @@ def test_emulated_device_says_the_same_for_any_sizes(bert_config_json: str, tmp_
     assert by_default.seconds_per_micro_batch == pytest.approx(9e-3)
 
 
-def test_profile_of_nothing_is_refused(bert_config_json: str) -> None:
+def test_sequence_length_of_zero_is_refused(bert_config_json: str) -> None:
     with pytest.raises(InvalidInputError, match="at least 1"):
         servicer().ProfileBlock(request(bert_config_json, 2, length=0), NO_CONTEXT)

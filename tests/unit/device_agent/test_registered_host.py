@@ -19,7 +19,7 @@ def settings(**given: Any) -> DeviceAgentSettings:
     return DeviceAgentSettings(scheduler="127.0.0.1:1", **given)
 
 
-def test_device_registers_what_it_is_told() -> None:
+def test_device_registers_its_settings() -> None:
     host = describe_host(
         settings(
             cluster_index=2,
@@ -40,7 +40,7 @@ def test_device_registers_what_it_is_told() -> None:
     )
 
 
-def test_device_of_which_nothing_is_said_has_no_limits() -> None:
+def test_device_without_settings_has_no_limits() -> None:
     assert describe_host(settings(), None) == Host(role=HOST_ROLE_DEVICE_AGENT)
 
 
@@ -50,7 +50,7 @@ def test_emulated_device_registers_the_memory_and_watts_of_its_profile() -> None
     assert host.energy_budget_joules == 0
 
 
-def test_flags_come_before_the_profile() -> None:
+def test_settings_override_the_profile() -> None:
     host = describe_host(settings(memory_bytes=7, busy_watts=1.5), PI)
     assert (host.memory_bytes, host.busy_watts) == (7, 1.5)
-    assert describe_host(settings(memory_bytes=0), PI).memory_bytes == 0  # no limit, as asked for
+    assert describe_host(settings(memory_bytes=0), PI).memory_bytes == 0  # 0 means no limit.

@@ -1,1 +1,1 @@
-"""Tests of what survives a death."""
+"""Tests of documents that survive a crash."""

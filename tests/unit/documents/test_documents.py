@@ -20,7 +20,7 @@ while True:
 """
 
 
-def test_document_comes_back(tmp_path: Path) -> None:
+def test_written_document_is_read_back(tmp_path: Path) -> None:
     document = {"a": [1, 2.5, None], "ü": {"b": "text"}}
     path = tmp_path / "folder" / "document.json"
     write_document(path, document)
@@ -41,7 +41,7 @@ def test_damaged_document_is_corrupt_and_named(tmp_path: Path, content: bytes) -
         read_document(path)
 
 
-def test_document_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_document(tmp_path: Path) -> None:
     path = tmp_path / "document.json"
     write_document(path, {"number": 1})
     with pytest.raises(TypeError):
@@ -49,14 +49,14 @@ def test_document_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> N
     assert read_document(path) == {"number": 1}
 
 
-def test_document_is_whole_after_its_writer_was_killed_at_any_moment(tmp_path: Path) -> None:
+def test_document_is_complete_after_its_writer_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "document.json"
     number = 0
     for delay in (0.0, 0.003, 0.011, 0.023):
         with subprocess.Popen([sys.executable, "-c", _WRITER, str(path), str(number)]) as writer:
             before = number
             deadline = time.monotonic() + 30
-            while number == before:  # the document moves on: the writer is writing
+            while number == before:  # Until the writer has written again.
                 assert time.monotonic() < deadline, "the writer writes nothing"
                 time.sleep(0.001)
                 document = read_document(path)

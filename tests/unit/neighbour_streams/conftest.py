@@ -9,7 +9,7 @@ from collapipe.emulation.emulation_file import EmulationFile
 
 
 class World:
-    """The file, and how a host reads it."""
+    """An emulation file, and the object through which a host reads it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -69,7 +69,7 @@ def test_receiver_counts_wire_bytes_and_the_time_from_header_to_last_byte(
     assert arrivals.link.received_bytes == num_bytes
 
 
-def test_frame_that_is_too_small_to_tell_a_rate_is_not_counted(world: World) -> None:
+def test_small_frame_is_not_measured(world: World) -> None:
     arrivals = Arrivals(world, "small")
     arrivals.take(frame(num_values=100))
     arrivals.take(Frame(FrameKind.BACKWARD, 0, 0))
@@ -83,13 +83,13 @@ def test_frame_without_a_delay_is_delivered_before_the_next_part_is_read(world: 
     assert arrivals.frames.get_nowait()[1].micro_batch == 3
 
 
-def test_delayed_frames_come_late_in_order_and_do_not_hold_each_other_up(world: World) -> None:
+def test_delayed_frames_arrive_late_and_in_order_with_overlapping_delays(world: World) -> None:
     world.set(links={"a>b": {"delay_seconds": 0.5}})
     arrivals = Arrivals(world)
     started = time.monotonic()
     for number in range(4):
         arrivals.take(frame(number))
-    assert time.monotonic() - started < 0.5  # whoever receives does not wait
+    assert time.monotonic() - started < 0.5  # The receiver does not wait.
     came = [arrivals.next() for _ in range(4)]
     arrivals.link.close()
     assert [f.micro_batch for _, f in came] == [0, 1, 2, 3]
@@ -97,7 +97,7 @@ def test_delayed_frames_come_late_in_order_and_do_not_hold_each_other_up(world: 
     assert came[-1][0] - started < 4 * 0.5
 
 
-def test_frame_does_not_overtake_when_the_delay_ends(world: World) -> None:
+def test_frame_does_not_overtake_delayed_frames(world: World) -> None:
     world.set(links={"a>b": {"delay_seconds": 0.3}})
     arrivals = Arrivals(world)
     arrivals.take(frame(0))
@@ -107,6 +107,6 @@ def test_frame_does_not_overtake_when_the_delay_ends(world: World) -> None:
     assert [arrivals.next()[1].micro_batch for _ in range(2)] == [0, 1]
 
 
-def test_what_is_no_frame_is_refused(world: World) -> None:
+def test_chunk_without_a_frame_is_refused(world: World) -> None:
     with pytest.raises(CorruptDataError, match="outside any frame"):
         Arrivals(world).link.add_chunk(b"abc")

@@ -1,4 +1,4 @@
-"""A link is measured by what its receiver saw."""
+"""Probes of links: the receiver measures."""
 
 import json
 import socket
@@ -29,7 +29,7 @@ NOWHERE = EmulationFile(None)
 
 
 class Pair:
-    """Two hosts in one world."""
+    """Two hosts with one emulation file."""
 
     def __init__(self, world: Path) -> None:
         self.world = world
@@ -74,18 +74,18 @@ def metric(name: str) -> float | None:
     return REGISTRY.get_sample_value(name, {"link": "probing>probed"})
 
 
-def test_probe_sees_the_rate_of_an_emulated_wire_and_tells_it(pair: Pair) -> None:
+def test_probe_measures_and_reports_the_rate_of_an_emulated_wire(pair: Pair) -> None:
     pair.set(links={"probing>probed": {"rate_bps": 4e6}})
     answer = pair.measure()
-    assert 1e6 < answer.goodput_bps < 8e6  # a busy machine is slower
+    assert 1e6 < answer.goodput_bps < 8e6  # A busy machine is slower.
     assert metric("collapipe_link_probed_bps") == answer.goodput_bps
     assert metric("collapipe_link_round_trip_seconds") == answer.round_trip_seconds
     pair.set()
     assert pair.measure().goodput_bps > 2 * answer.goodput_bps
 
 
-def test_probe_sees_the_rate_of_an_emulated_radio_and_tells_its_state(pair: Pair) -> None:
-    # a signal as strong as the noise in 20 MHz at nominal power: 1 bit/s a Hz
+def test_probe_measures_the_rate_of_an_emulated_radio_and_reports_its_state(pair: Pair) -> None:
+    # At nominal power, the signal is as strong as the noise in 20 MHz. That gives 1 bit/s for each Hz.
     noise = 4e-21
     radio = {"gain": 20e6 * noise / 0.1, "noise_watts_per_hertz": noise}
     pair.set(radios={"probing>probed": radio})
@@ -106,7 +106,7 @@ def test_round_trip_has_the_delay_of_both_directions(pair: Pair) -> None:
     assert pair.measure().round_trip_seconds < 0.15
 
 
-def test_host_that_is_not_there_is_named_at_once(pair: Pair) -> None:
+def test_unreachable_host_is_named(pair: Pair) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(PeerLostError, match="device-9 cannot be reached") as raised:
@@ -114,9 +114,7 @@ def test_host_that_is_not_there_is_named_at_once(pair: Pair) -> None:
     assert raised.value.host_id == "device-9"
 
 
-def test_host_that_takes_the_call_and_says_nothing_is_given_up(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_host_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_probe, "_SILENCE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -124,7 +122,7 @@ def test_host_that_takes_the_call_and_says_nothing_is_given_up(
             pair.measure("device-9", address)
 
 
-def test_host_that_serves_something_else_is_told(pair: Pair) -> None:
+def test_host_without_the_service_is_refused(pair: Pair) -> None:
     other = serve("127.0.0.1:0", PLAIN, lambda server, address: None)
     with pytest.raises(Exception, match="UNIMPLEMENTED"):
         pair.measure("device-9", other.address)
@@ -132,12 +130,14 @@ def test_host_that_serves_something_else_is_told(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(("host_id", "address"), [("", "a:1"), ("b", "")])
-def test_measurement_to_nobody_is_refused(pair: Pair, host_id: str, address: str) -> None:
+def test_probe_without_a_host_or_an_address_is_refused(
+    pair: Pair, host_id: str, address: str
+) -> None:
     with pytest.raises(InvalidInputError, match="a link is measured to a host and its address"):
         pair.measure(host_id, address)
 
 
-# --- the receiver alone
+# --- the receiver
 
 
 def chunk(num_bytes: int) -> ReceiveProbeRequest:
@@ -147,7 +147,7 @@ def chunk(num_bytes: int) -> ReceiveProbeRequest:
 LAST = ReceiveProbeRequest(host_id="a", last=True)
 
 
-def test_rate_is_that_of_the_chunks_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_counts_the_chunks_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([5.0, 6.0, 7.0, 7.5])
     monkeypatch.setattr(link_probe.time, "perf_counter", lambda: next(now))
     requests = [chunk(999), chunk(1000), chunk(1000), LAST]
@@ -155,7 +155,7 @@ def test_rate_is_that_of_the_chunks_after_the_first(monkeypatch: pytest.MonkeyPa
     assert answer.goodput_bps == 8 * 2000 / 2.0
 
 
-def test_burst_that_takes_too_long_is_answered_before_its_end(
+def test_long_burst_is_answered_before_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = iter([0.0, 1.5, 3.0])
@@ -169,7 +169,7 @@ def test_burst_that_takes_too_long_is_answered_before_its_end(
     assert answer.goodput_bps == 8 * 2000 / 3.0
 
 
-def test_burst_that_has_too_many_bytes_is_answered_before_its_end() -> None:
+def test_large_burst_is_answered_before_its_end() -> None:
     taken = 0
 
     def endless() -> Iterator[ReceiveProbeRequest]:
@@ -183,13 +183,13 @@ def test_burst_that_has_too_many_bytes_is_answered_before_its_end() -> None:
     assert taken <= 10
 
 
-def test_burst_that_tells_no_rate_is_refused() -> None:
+def test_burst_of_fewer_than_two_chunks_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="less than 2 chunks"):
         list(answer_probe([chunk(1000), LAST], "b", NOWHERE))
     with pytest.raises(InvalidInputError, match="less than 2 chunks"):
         list(answer_probe([LAST], "b", NOWHERE))
 
 
-def test_round_trips_without_end_are_refused() -> None:
+def test_too_many_round_trips_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="more than 100 round trips"):
         list(answer_probe([ReceiveProbeRequest(host_id="a")] * 101, "b", NOWHERE))

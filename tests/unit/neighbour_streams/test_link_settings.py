@@ -12,7 +12,7 @@ def plan_of(**link: object) -> Plan:
     return Plan(links=[LinkPlan(), LinkPlan(**link)])  # type: ignore[arg-type]
 
 
-def test_each_direction_has_the_power_of_its_sender_and_all_else_in_common() -> None:
+def test_directions_differ_only_in_the_power_of_their_sender() -> None:
     plan = plan_of(
         codec=CODEC_INT8,
         rate_limit_bps=5,
@@ -24,7 +24,7 @@ def test_each_direction_has_the_power_of_its_sender_and_all_else_in_common() -> 
     assert link_settings(plan, 2, 1) == LinkSettings(CODEC_INT8, 5, 3.0, 0.2)
 
 
-def test_link_that_the_plan_does_not_name_is_lossless_and_unlimited() -> None:
+def test_link_without_settings_in_the_plan_is_lossless_and_unlimited() -> None:
     assert link_settings(Plan(), 0, 1) == link_settings(plan_of(), 1, 0) == LinkSettings()
 
 
@@ -37,7 +37,7 @@ def test_link_that_the_plan_does_not_name_is_lossless_and_unlimited() -> None:
         ({"return_transmit_power_watts": float("inf")}, "a transmit power of inf"),
     ],
 )
-def test_plan_that_no_link_can_follow_is_refused(link: dict[str, object], said: str) -> None:
+def test_impossible_settings_are_refused(link: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
         for ends in ((1, 2), (2, 1)):
             link_settings(plan_of(**link), *ends)

@@ -1,1 +1,1 @@
-"""Tests of the gRPC factories, over real loopback servers."""
+"""Tests of gRPC servers and channels, with real servers on loopback."""

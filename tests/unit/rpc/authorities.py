@@ -1,4 +1,4 @@
-"""Authorities of the project, and certificates that they would not make."""
+"""Authorities for tests, with valid certificates and with faulty ones that a real authority never issues."""
 
 import datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ DAY = datetime.timedelta(days=1)
 
 
 class Authority:
-    """Makes certificates in a folder; roles and names as "role:name"."""
+    """Makes certificates in a folder. A holder is written as "role:name"."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -22,24 +22,24 @@ class Authority:
         self.path = self._authority.ca_file
 
     def security(self, holder: str, *hosts: str) -> Security:
-        """Of a process with a certificate as `collapipe certs issue` makes it."""
+        """Returns the security of a process with a valid certificate."""
         identity = Identity.parse(holder)
         folder = self._folder / identity.name
         self._authority.issue(identity, hosts, folder)
         return Security(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
 
     def expired(self, holder: str) -> Security:
-        """Of a process whose certificate expired an hour ago."""
+        """Returns the security of a process whose certificate expired an hour ago."""
         now = pki.utc_now()
         return self._dated(holder, now - DAY, now - DAY / 24)
 
     def future(self, holder: str) -> Security:
-        """Of a process whose certificate is valid from tomorrow on."""
+        """Returns the security of a process whose certificate is not valid yet."""
         now = pki.utc_now()
         return self._dated(holder, now + 2 * DAY, now + 3 * DAY)
 
     def without_role(self, common_name: str, *names: x509.GeneralName) -> Security:
-        """Of a process with a certificate as one makes it by hand."""
+        """Returns the security of a process whose certificate has no role, as one made by hand."""
         key, now = pki.new_key(), pki.utc_now()
         builder = (
             x509.CertificateBuilder()

@@ -1,4 +1,4 @@
-"""A loopback server of four methods, one of each arity, whose behaviour a test decides."""
+"""A loopback server with one method of each arity. A test chooses the behaviour of the methods."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ SERVICE = "test.TestService"
 ARITIES = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
 
 ALL_ROLES: Permissions = {SERVICE: dict.fromkeys(ARITIES, frozenset(Role) - {Role.AUTHORITY})}
-"""Whoever has a role may call."""
+"""Every caller with a role may call every method."""
 
 Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 
@@ -28,7 +28,7 @@ class Served:
     channel: grpc.Channel
 
     def call(self, arity: str, request: bytes = b"ask", **options: Any) -> list[bytes]:
-        """Calls the method of an arity; its answers."""
+        """Calls the method of an arity, and returns its answers."""
         method = getattr(self.channel, arity)(f"/{SERVICE}/{arity}")
         asked = iter([request, request]) if arity.startswith("stream") else request
         answer = method(asked, **({"timeout": 20} | options))
@@ -37,7 +37,7 @@ class Served:
 
 @dataclass
 class Methods(grpc.GenericRpcHandler):
-    """The methods; bytes in, bytes out."""
+    """The methods of the server. Requests and answers are bytes."""
 
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ def serving(
 
 
 def raising(error: BaseException, after: int = 0) -> dict[str, Behaviour]:
-    """Methods of every arity that raise, those that stream after some answers."""
+    """Returns methods that raise. Those that stream raise after some answers."""
 
     def unary(request: Any, context: grpc.ServicerContext) -> bytes:
         raise error

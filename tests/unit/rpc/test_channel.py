@@ -1,4 +1,4 @@
-"""What a channel asks again, and where it connects to."""
+"""Retries and proxies of channels."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,14 +46,14 @@ def scheduler(method: str, handler: Any) -> Iterator[grpc.Channel]:
     server.drain(0)
 
 
-def test_idempotent_method_is_asked_again_when_unavailable() -> None:
+def test_idempotent_method_is_repeated_if_unavailable() -> None:
     flaky = Flaky()
     with scheduler("Heartbeat", grpc.unary_unary_rpc_method_handler(flaky.unary)) as channel:
         assert channel.unary_unary(f"/{SCHEDULER}/Heartbeat")(b"", timeout=SECONDS) == b"done"
     assert flaky.num_calls == 3
 
 
-def test_method_that_is_not_idempotent_is_asked_once() -> None:
+def test_other_method_is_called_once() -> None:
     flaky = Flaky()
     with (
         scheduler("SubmitJob", grpc.unary_unary_rpc_method_handler(flaky.unary)) as channel,
@@ -63,7 +63,7 @@ def test_method_that_is_not_idempotent_is_asked_once() -> None:
     assert flaky.num_calls == 1
 
 
-def test_stream_is_asked_once() -> None:
+def test_stream_is_called_once() -> None:
     flaky = Flaky()
     with (
         scheduler("WatchJob", grpc.unary_stream_rpc_method_handler(flaky.stream)) as channel,
@@ -73,7 +73,7 @@ def test_stream_is_asked_once() -> None:
     assert flaky.num_calls == 1
 
 
-def test_methods_that_are_asked_again_exist_and_are_unary() -> None:
+def test_repeated_methods_exist_and_are_unary() -> None:
     services = {
         service.full_name: service
         for module in (device_agent_pb2, scheduler_pb2)
@@ -85,7 +85,7 @@ def test_methods_that_are_asked_again_exist_and_are_unary() -> None:
             assert not method.client_streaming and not method.server_streaming
 
 
-def test_peer_is_reached_directly_where_a_proxy_is_configured(
+def test_channel_ignores_the_proxy_of_the_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for variable in ("no_grpc_proxy", "no_proxy", "grpc_proxy", "https_proxy"):

@@ -30,7 +30,7 @@ def ask(of_server: Security, of_client: Security) -> bytes:
         return call(method, b"hello", "the server", seconds=5)
 
 
-def test_peers_of_one_authority_know_each_other(ours: Authority) -> None:
+def test_peers_of_one_authority_accept_each_other(ours: Authority) -> None:
     assert ask(ours.security("scheduler:server"), ours.security("client:me")) == b"hello"
 
 
@@ -69,7 +69,7 @@ def test_caller_without_a_certificate_is_refused(ours: Authority) -> None:
                 call(method, b"", "the server", seconds=5)
 
 
-def test_plain_text_and_tls_do_not_meet(ours: Authority) -> None:
+def test_plain_text_and_tls_do_not_connect(ours: Authority) -> None:
     for of_server, of_client in (
         (ours.security("scheduler:server"), PLAIN),
         (PLAIN, ours.security("client:me")),
@@ -78,10 +78,10 @@ def test_plain_text_and_tls_do_not_meet(ours: Authority) -> None:
             ask(of_server, of_client)
 
 
-# --- what an operator asks for
+# --- options of the operator
 
 
-def test_nothing_given_is_refused_and_names_both_ways(tmp_path: Path) -> None:
+def test_missing_options_are_refused_with_both_remedies(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidInputError, match=r"--tls-ca, --tls-cert, --tls-key not given.*--ins"
     ):
@@ -99,20 +99,20 @@ def test_plain_text_with_certificates_is_refused(ours: Authority) -> None:
         Security.of(True, ours.path, None, None)
 
 
-def test_file_that_is_not_there_is_named(ours: Authority, tmp_path: Path) -> None:
+def test_missing_file_is_named(ours: Authority, tmp_path: Path) -> None:
     security = ours.security("device-agent:some")
     with pytest.raises(InvalidInputError, match=r"--tls-cert .*absent.pem: there is no such file"):
         Security.of(False, security.ca, tmp_path / "absent.pem", security.key)
 
 
-def test_file_that_cannot_be_looked_for_is_named(ours: Authority) -> None:
+def test_file_in_an_unreadable_folder_is_named(ours: Authority) -> None:
     security = ours.security("device-agent:some")
-    unusable = Path("x" * 300)  # as one behind a folder of somebody else
+    unusable = Path("x" * 300)  # Looking for it fails, as in an unreadable folder.
     with pytest.raises(InvalidInputError, match=r"--tls-key x+: there is no such file, or"):
         Security.of(False, security.ca, security.certificate, unusable)
 
 
-def test_what_was_asked_for_is_what_comes(ours: Authority) -> None:
+def test_security_has_the_files_of_the_options(ours: Authority) -> None:
     security = ours.security("device-agent:some")
     assert Security.of(False, security.ca, security.certificate, security.key) == security
     assert not security.is_insecure
@@ -122,10 +122,10 @@ def test_what_was_asked_for_is_what_comes(ours: Authority) -> None:
     assert PLAIN.channel_credentials() is None
 
 
-# --- what a process shows, as its peers see it
+# --- the own certificate
 
 
-def test_identity_and_end_are_read_from_the_certificate(ours: Authority) -> None:
+def test_identity_and_expiry_are_read_from_the_certificate(ours: Authority) -> None:
     presented = ours.security("control-unit:cu-0").presented()
     assert presented is not None
     assert presented.identity == Identity(Role.CONTROL_UNIT, "cu-0")
@@ -163,17 +163,17 @@ def test_certificate_without_a_role_is_refused_with_the_remedy(ours: Authority) 
         Security.of(False, nobody.ca, nobody.certificate, nobody.key)
 
 
-# --- whom a caller talks to
+# --- the certificate of the server
 
 
-def test_server_whose_certificate_has_expired_is_refused_and_the_remedy_is_told(
+def test_server_whose_certificate_has_expired_is_refused_with_the_remedy(
     ours: Authority,
 ) -> None:
     with pytest.raises(PeerLostError, match="its certificate has expired: renew it"):
         ask(ours.expired("scheduler:server"), ours.security("client:me"))
 
 
-def test_caller_whose_certificate_has_expired_is_refused_and_the_cause_is_hinted_at(
+def test_caller_whose_certificate_has_expired_is_refused_with_likely_causes(
     ours: Authority,
 ) -> None:
     with pytest.raises(PeerLostError, match="this side's certificate may have expired"):
@@ -194,7 +194,7 @@ def test_server_is_reached_at_an_address_that_was_issued_to_it(ours: Authority) 
         assert served.call("unary_unary") == [b"ask"]
 
 
-def test_device_cannot_pose_as_the_scheduler_even_at_its_address(ours: Authority) -> None:
+def test_device_at_the_address_of_the_scheduler_is_refused(ours: Authority) -> None:
     device = ours.security("device-agent:device-0-0")
     with serving(ECHO, device, ours.security("client:me"), expected=Role.SCHEDULER) as served:
         method = served.channel.unary_unary(f"/{SERVICE}/unary_unary")
@@ -202,7 +202,7 @@ def test_device_cannot_pose_as_the_scheduler_even_at_its_address(ours: Authority
             call(method, b"", "the scheduler", seconds=5)
 
 
-def test_scheduler_is_known_by_its_role_at_any_address(ours: Authority) -> None:
+def test_scheduler_is_accepted_at_any_address_for_its_role(ours: Authority) -> None:
     scheduler = ours.security("scheduler:server")
     with serving(
         ECHO, scheduler, ours.security("client:me"), "127.0.0.4:0", expected=Role.SCHEDULER

@@ -1,4 +1,4 @@
-"""Roles: the table is complete, and the server keeps to it."""
+"""The table of permissions is complete, and servers enforce it."""
 
 import importlib
 import pkgutil
@@ -34,7 +34,7 @@ def refusal(error: BaseException) -> str:
     return str(error.details())
 
 
-def test_every_method_of_the_protocol_is_in_the_table_and_no_other() -> None:
+def test_table_has_exactly_the_methods_of_the_protocol() -> None:
     protocol: dict[str, set[str]] = {}
     for module in pkgutil.iter_modules(v1.__path__):
         if module.name.endswith("_pb2"):
@@ -45,7 +45,7 @@ def test_every_method_of_the_protocol_is_in_the_table_and_no_other() -> None:
     assert len(protocol) >= 8
 
 
-def test_nobody_who_is_not_a_client_may_change_jobs() -> None:
+def test_only_clients_may_change_jobs() -> None:
     scheduler = PERMISSIONS["collapipe.v1.SchedulerService"]
     for method in ("SubmitJob", "CancelJob"):
         assert scheduler[method] == {Role.CLIENT}
@@ -54,7 +54,7 @@ def test_nobody_who_is_not_a_client_may_change_jobs() -> None:
 
 
 @pytest.mark.parametrize("arity", ARITIES)
-def test_role_in_the_table_is_admitted(authority: Authority, arity: str) -> None:
+def test_role_in_the_table_may_call(authority: Authority, arity: str) -> None:
     server, client = authority.security("scheduler:server"), authority.security("client:me")
     with serving(ECHO, server, client, permissions=ONLY_CLIENTS) as served:
         assert served.call(arity)
@@ -81,7 +81,7 @@ def test_other_role_is_refused_before_the_method_begins(authority: Authority, ar
     assert not begun
 
 
-def test_method_that_is_not_in_the_table_is_refused(authority: Authority) -> None:
+def test_method_outside_the_table_is_refused(authority: Authority) -> None:
     server, client = authority.security("scheduler:server"), authority.security("client:me")
     with (
         serving(ECHO, server, client, permissions={}) as served,
@@ -131,7 +131,7 @@ def test_health_is_open_to_every_peer_with_a_certificate(authority: Authority) -
 
 @pytest.fixture
 def speaking(authority: Authority) -> Iterator[Any]:
-    """Calls as a device, and says to be whom one is told."""
+    """Makes a call in which the caller claims a role and a name."""
 
     def speak(role: Role | None, name: str, security: Security | None = None) -> list[bytes]:
         def check(request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -160,11 +160,11 @@ def test_caller_may_speak_for_itself_only(authority: Authority, speaking: Any) -
         assert refusal(raised.value).startswith("device-agent:device-0-0 may not speak for ")
 
 
-def test_anybody_is_who_they_say_in_plain_text(speaking: Any) -> None:
+def test_plain_text_accepts_every_name(speaking: Any) -> None:
     assert speaking(Role.EDGE_SERVER, "whoever") == [b"taken"]
 
 
-def test_identity_reads_what_it_writes() -> None:
+def test_identity_survives_writing_and_reading() -> None:
     identity = Identity(Role.CONTROL_UNIT, "pi-3.lan")
     assert Identity.from_uris([identity.uri]) == identity
     assert Identity.parse(str(identity)) == identity
@@ -177,12 +177,12 @@ def stranger(authority: Authority) -> Iterator[grpc.ChannelCredentials]:
 
 @pytest.fixture
 def public(authority: Authority) -> Security:
-    """Of a server that asks callers for no certificate."""
+    """Returns the security of a server that asks callers for no certificate."""
     own = authority.security("scheduler:server")
     return Security(own.ca, own.certificate, own.key, asks_callers=False)
 
 
-def test_public_method_serves_callers_without_a_certificate_little(
+def test_public_method_limits_callers_without_a_certificate(
     public: Security, stranger: grpc.ChannelCredentials
 ) -> None:
     everybody = {SERVICE: dict.fromkeys(ARITIES, frozenset(Role))}

@@ -17,7 +17,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_free_port_is_told() -> None:
+def test_address_has_the_port_that_was_free() -> None:
     with serving(ECHO) as one, serving(ECHO) as two:
         assert one.server.address.startswith("127.0.0.1:")
         assert not one.server.address.endswith(":0")
@@ -25,7 +25,7 @@ def test_free_port_is_told() -> None:
         assert two.call("unary_unary", b"hello") == [b"hello"]
 
 
-def test_services_are_given_the_address_before_they_serve() -> None:
+def test_services_get_the_address_before_they_serve() -> None:
     told: list[str] = []
     server = serve(
         "127.0.0.1:0", Security.insecure(), lambda grpc_server, address: told.append(address)
@@ -34,7 +34,7 @@ def test_services_are_given_the_address_before_they_serve() -> None:
     assert told == [server.address]
 
 
-def test_port_in_use_is_refused_by_name() -> None:
+def test_port_in_use_is_refused() -> None:
     with serving(ECHO) as served, pytest.raises(InvalidInputError) as raised:
         serve(served.server.address, Security.insecure(), lambda grpc_server, address: None)
     assert f"cannot listen on {served.server.address}: the port is in use" in str(raised.value)
@@ -50,7 +50,7 @@ def test_port_of_another_program_is_refused() -> None:
 
 
 @pytest.mark.parametrize("listen", ["nonsense", "127.0.0.1:99999", "127.0.0.1", "256.1.1.1:0", ""])
-def test_address_that_is_none_is_refused(listen: str) -> None:
+def test_invalid_address_is_refused(listen: str) -> None:
     with pytest.raises(InvalidInputError, match="cannot listen on"):
         serve(listen, Security.insecure(), lambda grpc_server, address: None)
 
@@ -64,7 +64,7 @@ def test_message_of_eight_mebibytes_passes_and_a_larger_one_does_not() -> None:
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_channel_pool_opens_one_channel_a_peer() -> None:
+def test_channel_pool_opens_one_channel_for_each_peer() -> None:
     pool = ChannelPool(Security.insecure())
     with serving(ECHO) as served:
         channel = pool.channel(served.server.address)
@@ -137,7 +137,7 @@ def test_drain_ends_calls_that_take_longer() -> None:
         finish.set()
 
 
-def test_server_that_is_busy_with_all_it_can_do_is_still_healthy(
+def test_server_whose_calls_are_all_busy_is_healthy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("collapipe.rpc.server.MAX_CONCURRENT_CALLS", 1)

@@ -30,7 +30,7 @@ def failure_of(served: Served, arity: str) -> grpc.RpcError:
     return raised.value
 
 
-def test_catalogue_knows_every_error() -> None:
+def test_every_error_has_a_status() -> None:
     assert {type(error) for error in CODES} == set(errors.CollapipeError.__subclasses__())
     assert {error: to_code(error) for error in CODES} == CODES
 
@@ -43,7 +43,7 @@ def test_calls_pass_when_nothing_is_raised(arity: str) -> None:
 
 
 @pytest.mark.parametrize("arity", ARITIES)
-def test_error_of_the_core_arrives_as_what_it_was(arity: str) -> None:
+def test_error_arrives_with_its_type_and_text(arity: str) -> None:
     for kind, code in {type(error): code for error, code in CODES.items()}.items():
         text = "unit 3 has 5 bytes, not 7: run\nthe round again, ünless"
         error = kind("device-1", text) if kind is errors.PeerLostError else kind(text)
@@ -55,7 +55,7 @@ def test_error_of_the_core_arrives_as_what_it_was(arity: str) -> None:
         assert str(arrived) == text
 
 
-def test_server_that_hangs_is_told_from_one_that_is_not_there() -> None:
+def test_hanging_server_is_distinguished_from_an_unreachable_one() -> None:
     asked = threading.Event()
 
     def hang(request: object, context: object) -> bytes:
@@ -71,7 +71,7 @@ def test_server_that_hangs_is_told_from_one_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("arity", ["unary_stream", "stream_stream"])
-def test_error_after_answers_ends_the_stream_behind_them(arity: str) -> None:
+def test_error_arrives_after_the_answers_of_a_stream(arity: str) -> None:
     with serving(raising(errors.CorruptDataError("garbled"), after=2)) as served:
         stream = getattr(served.channel, arity)(f"/{SERVICE}/{arity}")
         answers = stream(b"x" if arity == "unary_stream" else iter([b"x"]), timeout=20)
@@ -82,7 +82,7 @@ def test_error_after_answers_ends_the_stream_behind_them(arity: str) -> None:
 
 
 @pytest.mark.parametrize("host_id", ["device-1", "gerät 1", "10.0.0.1:5000", ""])
-def test_lost_peer_is_named_to_the_caller_and_not_taken_for_the_server(host_id: str) -> None:
+def test_lost_peer_of_the_server_is_named_to_the_caller(host_id: str) -> None:
     with serving(raising(errors.PeerLostError(host_id, "gone"))) as served:
         arrived = to_error(failure_of(served, "unary_unary"), "the server")
     assert isinstance(arrived, errors.PeerLostError)
@@ -130,7 +130,7 @@ def test_unknown_method_is_a_failed_attempt_and_names_the_status() -> None:
     assert "device-1 failed with UNIMPLEMENTED" in str(arrived)
 
 
-def test_call_to_nobody_is_a_lost_peer() -> None:
+def test_unreachable_server_is_a_lost_peer() -> None:
     with serving(ECHO) as served:
         served.server.drain(0)
         method = served.channel.unary_unary(f"/{SERVICE}/unary_unary")

@@ -15,7 +15,7 @@ Emit = Callable[[bytes], None]
 # --- an outbox
 
 
-def test_outbox_gives_what_was_put_before_it_closed_and_ends() -> None:
+def test_outbox_yields_the_items_before_its_end() -> None:
     outbox: Outbox[int] = Outbox()
     for item in (0, 1):
         outbox.put(item)
@@ -45,7 +45,7 @@ def test_outbox_waits_for_the_next_item() -> None:
     assert taken == [7]
 
 
-# --- whoever waits
+# --- the caller
 
 
 def stream_of(served: Served, **options: Any) -> Any:
@@ -64,7 +64,7 @@ def test_answers_come_in_order_and_the_stream_ends() -> None:
         assert list(read(stream_of(served))) == [b"1", b"2", b"3"]
 
 
-def test_silent_peer_is_lost_and_the_error_says_what_it_was_to_do() -> None:
+def test_silent_peer_is_lost_and_the_error_names_its_task() -> None:
     over, left = threading.Event(), threading.Event()
 
     def silent(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -85,7 +85,7 @@ def test_silent_peer_is_lost_and_the_error_says_what_it_was_to_do() -> None:
     )
 
 
-def test_slow_peer_that_speaks_is_not_lost() -> None:
+def test_slow_peer_that_sends_messages_is_not_lost() -> None:
     pause = threading.Event()
 
     def slow(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -95,10 +95,10 @@ def test_slow_peer_that_speaks_is_not_lost() -> None:
 
     with serving({"unary_stream": slow}) as served:
         answers = list(read(stream_of(served), silence_seconds=1.2))
-    assert len(answers) == 10  # 1.5 seconds in all
+    assert len(answers) == 10  # They take 1.5 seconds.
 
 
-def test_what_the_peer_answered_with_is_raised_behind_its_answers() -> None:
+def test_error_of_the_peer_is_raised_after_its_answers() -> None:
     with serving(raising(CorruptDataError("garbled"), after=2)) as served:
         answers = read(stream_of(served))
         assert [next(answers), next(answers)] == [b"answer"] * 2
@@ -124,7 +124,7 @@ def test_peer_that_ends_is_lost() -> None:
         ending.join(20)
 
 
-def test_call_is_cancelled_when_nobody_reads_on() -> None:
+def test_call_is_cancelled_when_the_caller_stops_reading() -> None:
     left = threading.Event()
 
     def endless(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -139,11 +139,11 @@ def test_call_is_cancelled_when_nobody_reads_on() -> None:
         assert left.wait(20)
 
 
-# --- whoever works
+# --- the server
 
 
 class Worker:
-    """Serves a stream from work; remembers how it was cancelled, and whether it ended before its call."""
+    """Serves a stream from work. Records cancellations, and whether the work ended before the call."""
 
     def __init__(self, work: Callable[[Emit], None]) -> None:
         self._work = work
@@ -176,7 +176,7 @@ def _frequent_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "SIGN_OF_LIFE_SECONDS", 0.02)
 
 
-def test_what_work_sends_arrives_in_order_and_nobody_is_cancelled() -> None:
+def test_messages_of_work_arrive_in_order_without_a_cancellation() -> None:
     def send_three(emit: Emit) -> None:
         for message in (b"1", b"2", b"3"):
             emit(message)
@@ -205,7 +205,7 @@ def test_silent_work_gives_signs_of_life() -> None:
     assert rest[-1] == b"done"
 
 
-def test_what_work_raises_ends_the_stream_behind_its_messages() -> None:
+def test_error_of_work_arrives_after_its_messages() -> None:
     def fail(emit: Emit) -> None:
         emit(b"first")
         raise CorruptDataError("garbled")
@@ -238,7 +238,7 @@ def test_caller_that_goes_away_cancels_the_work_once_and_the_call_waits_for_its_
     assert "went away" in str(worker.cancelled[0])
 
 
-def test_caller_that_goes_away_while_work_floods_it_cancels_the_work() -> None:
+def test_caller_that_goes_away_cancels_work_that_sends_without_a_pause() -> None:
     def flood(emit: Emit) -> None:
         while not worker.stop.wait(0.001):
             emit(b"more")

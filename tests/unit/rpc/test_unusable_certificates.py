@@ -1,4 +1,4 @@
-"""Files that are there but cannot work are refused at the start, not at every handshake."""
+"""Unusable certificate files are refused at the start instead of at every handshake."""
 
 from pathlib import Path
 

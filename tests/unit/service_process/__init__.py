@@ -1,1 +1,1 @@
-"""Tests of what every process does before and after it serves."""
+"""Tests of the process of a service."""

@@ -1,4 +1,4 @@
-"""What a process imports: the scheduler's machine has no torch, a device's has no client."""
+"""A process imports only packages that its machine has. The scheduler has no torch, a device no client."""
 
 import subprocess
 import sys

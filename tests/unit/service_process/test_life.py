@@ -1,4 +1,4 @@
-"""The life of a process, from its start to its end, in a real one."""
+"""A real process of a service, from its start to its end."""
 
 import json
 import os
@@ -35,7 +35,7 @@ run_service("tester", ServiceSettings, start)
 
 @contextmanager
 def service(tmp_path: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
-    """A service in a process of its own."""
+    """Starts a service in its own process."""
     command = [sys.executable, "-c", SERVICE, "--ready-file", str(tmp_path / "ready.json")]
     command += ["--insecure"]
     process = subprocess.Popen(
@@ -57,7 +57,7 @@ def wait_until_ready(tmp_path: Path) -> dict[str, Any]:
     return document
 
 
-def test_ready_file_tells_where_it_serves_and_sigterm_drains(tmp_path: Path) -> None:
+def test_ready_file_has_the_address_and_sigterm_drains(tmp_path: Path) -> None:
     with service(tmp_path) as process:
         ready = wait_until_ready(tmp_path)
         assert ready["address"] == "somewhere:1"
@@ -76,7 +76,7 @@ def test_second_signal_ends_a_drain_that_takes_too_long(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
         assert process.stdout.readline() == "drained\n"
-        for _ in range(60):  # Python misses a signal in the moment before a wait
+        for _ in range(60):  # Python may miss a signal just before a wait.
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.5)
@@ -132,7 +132,7 @@ def test_process_stays_while_its_parent_lives(tmp_path: Path) -> None:
     with service(tmp_path, "--exit-with-parent", str(os.getpid())) as process:
         wait_until_ready(tmp_path)
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1.2)  # two looks at the parent
+            process.wait(1.2)  # The service looks at its parent twice in this time.
 
 
 def _kill(pid: int) -> None:

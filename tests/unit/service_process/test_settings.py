@@ -11,7 +11,7 @@ from collapipe.service_process import ServiceSettings, parse_settings
 
 
 class SomeSettings(ServiceSettings):
-    """Settings of a service that is made up."""
+    """Settings of an invented service."""
 
     state_dir: Path = Field(default=Path("state"), description="A directory.")
 
@@ -37,13 +37,13 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_defaults_need_nothing_but_serve_on_loopback_only(parse: Parse) -> None:
+def test_defaults_serve_on_loopback_only(parse: Parse) -> None:
     settings = parse()
     assert (settings.listen, settings.metrics_listen) == ("127.0.0.1:0", "127.0.0.1:0")
     assert (settings.threads, settings.log_format, settings.host_id) == (1, "text", "")
 
 
-def test_flag_comes_before_environment_before_file(
+def test_flag_overrides_environment_overrides_file(
     parse: Parse, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLLAPIPE_THREADS", "3")
@@ -53,7 +53,7 @@ def test_flag_comes_before_environment_before_file(
 
 
 @pytest.mark.parametrize("way", ["--config FILE", "--config=FILE", "environment"])
-def test_file_is_named_in_any_way(
+def test_config_file_is_named_by_flag_or_environment(
     parse: Parse, config: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "environment":
@@ -70,7 +70,7 @@ def test_flags_are_written_with_hyphens(parse: Parse) -> None:
     assert settings.security == Security.insecure()
 
 
-def test_plain_text_has_to_be_asked_for(parse: Parse) -> None:
+def test_plain_text_needs_the_option_insecure(parse: Parse) -> None:
     with pytest.raises(InvalidInputError, match="--insecure"):
         _ = parse().security
 
@@ -87,7 +87,9 @@ def test_plain_text_has_to_be_asked_for(parse: Parse) -> None:
     ],
     ids=str,
 )
-def test_bad_flag_is_one_line_that_names_it(parse: Parse, arguments: list[str], said: str) -> None:
+def test_error_about_a_bad_flag_is_one_line_with_its_name(
+    parse: Parse, arguments: list[str], said: str
+) -> None:
     with pytest.raises(InvalidInputError) as raised:
         parse(*arguments)
     assert said in str(raised.value)
@@ -109,17 +111,17 @@ def test_unknown_key_of_the_file_is_named(parse: Parse, config: Path) -> None:
         parse("--config", str(config))
 
 
-def test_file_that_is_not_toml_is_named_with_the_place(parse: Parse, config: Path) -> None:
+def test_error_about_toml_names_file_line_and_column(parse: Parse, config: Path) -> None:
     config.write_text("threads = = 2\n")
     with pytest.raises(InvalidInputError, match=r"tester.toml: .*line 1, column 11"):
         parse("--config", str(config))
 
 
-def test_file_that_is_not_there_is_named(parse: Parse, tmp_path: Path) -> None:
+def test_missing_config_file_is_named(parse: Parse, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"--config .*absent.toml: there is no such file"):
         parse("--config", str(tmp_path / "absent.toml"))
 
 
-def test_file_that_cannot_be_looked_for_is_named(parse: Parse) -> None:
+def test_config_file_in_an_unreadable_folder_is_named(parse: Parse) -> None:
     with pytest.raises(InvalidInputError, match=r"--config x+: there is no such file, or"):
-        parse("--config", "x" * 300)  # as one behind a folder of somebody else
+        parse("--config", "x" * 300)  # Looking for it fails, as in an unreadable folder.

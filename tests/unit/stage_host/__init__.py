@@ -1,1 +1,1 @@
-"""Tests of a stage host on the network: fences, links and blobs."""
+"""Tests of a stage host on the network: sessions, streams and blobs."""

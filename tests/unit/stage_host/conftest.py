@@ -1,4 +1,4 @@
-"""A stage host."""
+"""The fixture of a stage host."""
 
 from collections.abc import Iterator
 

@@ -27,7 +27,7 @@ PLAIN = Security.insecure()
 
 
 class Scheduler(SchedulerServiceServicer):
-    """Notes who registers and who sends heartbeats; refuses what a test says."""
+    """Records registrations and heartbeats. Refuses them as a test says."""
 
     def __init__(self) -> None:
         self.heard: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
@@ -99,7 +99,7 @@ def test_host_registers_and_then_sends_heartbeats_until_it_is_closed() -> None:
         assert scheduler.heard.empty(), "a closed registration goes on"
 
 
-def test_every_process_is_an_incarnation_of_its_own() -> None:
+def test_every_process_has_its_own_incarnation() -> None:
     with serving(Scheduler()) as address, registered(address) as one, registered(address) as two:
         assert one.incarnation
         assert one.incarnation != two.incarnation
@@ -113,7 +113,7 @@ def test_forgotten_host_registers_again() -> None:
     assert heard == ["register", "heartbeat", "register", "heartbeat"]
 
 
-def test_host_whose_name_is_taken_says_so_and_tries_again(
+def test_host_with_a_used_name_logs_that_and_retries(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     scheduler = Scheduler()
@@ -124,7 +124,7 @@ def test_host_whose_name_is_taken_says_so_and_tries_again(
     assert "give each host its own --host-id" in caplog.text
 
 
-def test_refused_host_says_why_and_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_host_logs_the_reason_and_retries(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Scheduler()
     scheduler.refuse_registration = [InvalidInputError("a host needs a role")]
     with caplog.at_level(logging.ERROR), serving(scheduler) as address, registered(address):
@@ -133,12 +133,12 @@ def test_refused_host_says_why_and_tries_again(caplog: pytest.LogCaptureFixture)
     assert "the scheduler refuses this host: a host needs a role" in caplog.text
 
 
-def test_host_that_is_switched_on_first_waits_for_the_scheduler(
+def test_host_waits_for_a_scheduler_that_starts_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     scheduler = Scheduler()
     with serving(scheduler) as address:
-        pass  # now its port is free
+        pass  # The server ends at once, which frees its port.
     with caplog.at_level(logging.INFO), registered(address):
         while "cannot reach the scheduler (try 2)" not in caplog.text:
             assert not threading.Event().wait(0.02)

@@ -1,4 +1,4 @@
-"""Which shaper and which radio a host uses."""
+"""The shaper and the radio that a host uses."""
 
 import logging
 
@@ -16,14 +16,14 @@ def settings_of(**values: object) -> StageHostSettings:
 
 
 @pytest.mark.parametrize("option", [{"shaper": "tc"}, {"radio": "iw"}])
-def test_interface_has_to_be_named(option: dict[str, str]) -> None:
+def test_missing_interface_is_refused(option: dict[str, str]) -> None:
     settings = settings_of(**option)
     with pytest.raises(InvalidInputError, match=r"(tc|iw) needs --interface NAME"):
         choose_shaper(settings)
         choose_radio(settings, EmulationFile(None))
 
 
-def test_links_are_paced_with_a_warning_where_the_kernel_refuses(
+def test_refusal_of_the_kernel_falls_back_to_pacing_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -32,7 +32,7 @@ def test_links_are_paced_with_a_warning_where_the_kernel_refuses(
     assert "paced inside this process instead" in caplog.text
 
 
-def test_radio_is_the_emulated_one_unless_none_is_asked_for() -> None:
+def test_radio_is_emulated_by_default() -> None:
     nothing = EmulationFile(None)
     assert isinstance(choose_radio(settings_of(), nothing), EmulatedRadioDriver)
     assert isinstance(choose_radio(settings_of(radio="none"), nothing), NoRadioDriver)
