@@ -76,7 +76,7 @@ class ModelConfig(_Section):
     config: dict[str, Any] = Field(default_factory=dict)
     """Settings of the model configuration in `transformers`, for example `hidden_size = 256`."""
     vocabulary_size: int = Field(default=8000, ge=16)
-    """Size of the BPE vocabulary for a model without pretrained weights, built from the first cluster's data."""
+    """Size of the BPE vocabulary of a model that is not pretrained, built from the first cluster's data."""
 
 
 class TrainingConfig(_Section):
