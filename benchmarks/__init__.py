@@ -1,1 +1,1 @@
-"""Measurements of the running system; what is slow or noisy, and so is no test."""
+"""Measurements of the running system. They are no tests, because they are slow or their results vary."""

@@ -1,4 +1,7 @@
-"""`make bench`: every measurement that needs no data sets; after the command, names choose some of them."""
+"""Runs every measurement that needs no data sets, as `make bench` does.
+
+python -m benchmarks [NAME...]     # by default, all of them
+"""
 
 import sys
 

@@ -1,8 +1,9 @@
-"""What do codecs cost? Milliseconds per MB of fp32 on one thread, medians, and below which rate each pays.
+"""Measures the cost of each codec, and the link rate below which it saves time.
 
     python -m benchmarks.codecs
 
-A codec pays where the bytes that it saves take longer than it does.
+Times are medians on one thread, in milliseconds per MB of fp32. A codec saves time on a link if sending the
+saved bytes would take longer than encoding and decoding.
 """
 
 import statistics
@@ -16,7 +17,7 @@ from collapipe.codec_names import CODEC_NAMES
 from collapipe.tensors.codecs import LOSSY_CODECS
 
 SHAPE = (8, 128, 768)
-"""Micro-batch of 8 samples of 128 tokens, hidden size of BERT-base: 3.1 MB."""
+"""A micro-batch of 8 samples of 128 tokens with the hidden size of BERT-base: 3.1 MB."""
 REPETITIONS = 30
 
 
@@ -43,7 +44,7 @@ def main() -> None:
         print(
             f"{CODEC_NAMES[number]}: encode {encode / megabytes:.3f} ms/MB, decode {decode / megabytes:.3f} ms/MB, "
             f"size {data.nbytes / tensor.nbytes:.3f}, relative error {error:.1e}, "
-            f"pays below {saved / (encode + decode) / 1e6:.1f} Gbit/s"
+            f"saves time below {saved / (encode + decode) / 1e6:.1f} Gbit/s"
         )
 
 

@@ -1,9 +1,10 @@
-"""How large are the images, how soon does the compose testbed train, and what does it need while it waits?
+"""Measures image sizes, the memory of the idle compose testbed, and the time until its first round.
 
     python -m benchmarks.deployment
 
-Needs Docker, or root and Debian's docker.io (see tests/containers). Builds the images, starts the testbed with all its layers as
-a user does (only the folders, the ports and the tags are its own), and trains the first round of a small job at once.
+Needs Docker, or root and Debian's docker.io (see tests/containers). It builds the images, starts the testbed
+with all its layers as a user does, and trains the first round of a small job. Folders, ports and tags differ
+from those of a user.
 """
 
 import json
@@ -23,7 +24,7 @@ IDLE_SECONDS = 30.0
 
 
 def image_sizes(engine: Engine) -> dict[str, tuple[str, str, str]]:
-    """Of each image: all of it, what others have too, and what only it has."""
+    """Returns the total size of each image, the size of its shared layers, and that of its own layers."""
     table = engine.run("system", "df", "--verbose", "--format", "{{json .Images}}")
     rows = {f"{row['Repository']}:{row['Tag']}": row for row in json.loads(table)}
     return {
@@ -33,17 +34,17 @@ def image_sizes(engine: Engine) -> dict[str, tuple[str, str, str]]:
 
 
 def memory(testbed: ComposeTestbed) -> dict[str, str]:
-    """What each container of the testbed has resident, without its limit."""
+    """Returns the memory in use by each container."""
     lines = testbed.engine.run(
         "stats", "--no-stream", "--format", "{{.Name}} {{.MemUsage}}", *testbed.containers()
     ).splitlines()
     named = (line.split() for line in lines)
-    # who made the certificates has ended
+    # The container that issues certificates has ended, so it uses no memory.
     return {name.split("_")[1]: used for name, used, *_ in named if used != "0B"}
 
 
 def first_round_seconds(testbed: ComposeTestbed) -> tuple[float, float]:
-    """Seconds from `collapipe train` to the first commit, and of the scheduler's own count to it."""
+    """Returns the seconds from `collapipe train`, and from the start of the job, to the first commit."""
     job = Job("first", rounds=1, evaluate_every=0)
     job.write(testbed.data, "/data")
     started = time.monotonic()
@@ -56,11 +57,11 @@ def first_round_seconds(testbed: ComposeTestbed) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measures, and prints tables."""
+    """Runs all measurements and prints tables."""
     with docker_engine() as engine, tempfile.TemporaryDirectory(prefix="collapipe-") as name:
         started = time.monotonic()
         build_images(engine)
-        print(f"images built in {time.monotonic() - started:.0f} s (with what was cached)")
+        print(f"images built in {time.monotonic() - started:.0f} s (with layers from the cache)")
         print("| image | size | shared | unique |\n|---|---|---|---|")
         for target, sizes in image_sizes(engine).items():
             print(f"| {target} | {' | '.join(sizes)} |")

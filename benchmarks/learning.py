@@ -1,10 +1,10 @@
-"""Does it learn? The same job through the services and in one process, on real data.
+"""Trains a job on real data, with the services or in one process, to compare what they learn.
 
-    python -m benchmarks.learning banking77 --data DIR              through the services
-    python -m benchmarks.learning banking77 --data DIR --reference  the plain loop of tests/reference
+    python -m benchmarks.learning banking77 --data DIR              with the services
+    python -m benchmarks.learning banking77 --data DIR --reference  with the plain loop of tests/reference
 
-Prints one JSON object: losses of the first and last steps, the metric, a digest of all weights (equal digests
-are equal models, bit for bit), and the time.
+Prints one JSON object with the losses of the first and last steps, the metric, the time, and a digest of all
+weights. Equal digests mean that the models are equal bit for bit.
 """
 
 import argparse
@@ -30,9 +30,8 @@ from collapipe_client import LocalTestbed
 from collapipe_client.job_files import load_job
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(
-    0, str(ROOT / "tests")
-)  # the reference is the tests': a second opinion, no part of the product
+# The reference is part of the tests, because it must share no code with the services.
+sys.path.insert(0, str(ROOT / "tests"))
 
 from reference.federated_job import make_clients  # noqa: E402
 
@@ -49,10 +48,12 @@ def main() -> None:
     """Runs one experiment."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment", choices=sorted(p.stem for p in EXPERIMENTS.glob("*.toml")))
-    parser.add_argument("--data", type=Path, required=True, help="folder that holds the data sets")
-    parser.add_argument("--reference", action="store_true", help="the plain loop instead")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the data sets")
     parser.add_argument(
-        "--set", action="append", default=[], help="overrides, as of `collapipe train`"
+        "--reference", action="store_true", help="use the plain loop in one process"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], help="override a setting, as in `collapipe train`"
     )
     arguments = parser.parse_args()
     job = load_job(EXPERIMENTS / f"{arguments.experiment}.toml", arguments.set)
@@ -71,10 +72,12 @@ def main() -> None:
 
 
 def run_reference(job: JobConfig) -> dict[str, Any]:
-    """One process, one thread, plain torch; clusters in turn."""
+    """Trains the job with plain torch in one process and one thread."""
     torch.set_num_threads(1)
     if job.clusters != 1:
-        raise SystemExit("the reference of this benchmark is of one cluster: use --set clusters=1")
+        raise SystemExit(
+            f"the job has {job.clusters} clusters, but --reference trains only one: add --set clusters=1"
+        )
     (client,) = make_clients(job)
     started = time.perf_counter()
     for round_index in range(job.training.rounds):
@@ -105,7 +108,7 @@ def run_reference(job: JobConfig) -> dict[str, Any]:
 
 
 def run_services(job: JobConfig) -> dict[str, Any]:
-    """Every service a process of its own."""
+    """Trains the job with services in separate processes."""
     devices = job.devices_per_cluster
     counts = devices if isinstance(devices, list) else [devices or 3] * job.clusters
     with tempfile.TemporaryDirectory() as directory:
@@ -135,7 +138,7 @@ def run_services(job: JobConfig) -> dict[str, Any]:
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:
-    """One number for all tensors of a model, whatever their order."""
+    """Returns a digest of the names and values of all tensors, independent of their order."""
     checksum = hashlib.sha256()
     for name in sorted(weights):
         checksum.update(name.encode())

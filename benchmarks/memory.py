@@ -1,9 +1,10 @@
-"""How much memory does a device need? Three devices against one process that holds the whole model.
+"""Measures the memory of devices that share a model, and of one process that holds the whole model.
 
     python -m benchmarks.memory
 
-Trains the BERT of the demo (6 blocks, hidden 384) on the same micro-batches both ways: 8 of 4 rows of 64 tokens. What is compared is the peak
-of resident memory less what the process needs before its first job of this kind, with all code imported and run once.
+Trains the BERT of the demo (6 blocks, hidden size 384) with three devices and in one process, on the same
+micro-batches: 8 of 4 rows of 64 tokens. The result is the peak of resident memory above its value before the
+job. A small job runs first, so that all code is loaded.
 """
 
 import json
@@ -20,7 +21,7 @@ SENTENCE = "measure the memory of every device while it trains its segment of th
 
 
 def make_job(directory: Path, *, small: bool) -> JobConfig:
-    """A job with rows that are all longer than 64 tokens; a small model of the same family imports the same code."""
+    """Makes a job whose rows are longer than 64 tokens. A small model loads the same code."""
     lines = [json.dumps({"text": f"{SENTENCE} {i}", "label": f"label {i % 4}"}) for i in range(72)]
     (directory / "rows.jsonl").write_text("\n".join(lines[:64]) + "\n", encoding="utf-8")
     (directory / "held_out.jsonl").write_text("\n".join(lines[64:]) + "\n", encoding="utf-8")
@@ -47,7 +48,7 @@ def make_job(directory: Path, *, small: bool) -> JobConfig:
 
 
 def resident_bytes(pid: int | str, field: str) -> int:
-    """`VmRSS` (now) or `VmHWM` (peak) of a process."""
+    """Returns `VmRSS` (current value) or `VmHWM` (peak) of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
@@ -55,12 +56,12 @@ def resident_bytes(pid: int | str, field: str) -> int:
 
 
 def reset_peak(pid: int | str) -> None:
-    """Lets the peak of a process begin anew."""
+    """Resets the memory peak of a process to its current value."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def measure_services(directory: Path) -> dict[str, int]:
-    """Peak less base of every process, in bytes."""
+    """Returns for each process the peak above its memory before the job, in bytes."""
     with LocalTestbed([3], directory / "testbed") as testbed, testbed.client() as client:
         pids = {process.name: process.pid for process in testbed.processes}
         for small in (True, False):
@@ -75,7 +76,7 @@ def measure_services(directory: Path) -> dict[str, int]:
 
 
 def measure_whole(directory: Path) -> int:
-    """Peak less base of the plain loop of tests/reference, in a process of its own."""
+    """Runs `train_whole` in a separate process and returns its result in bytes."""
     code = "from benchmarks import memory; memory.train_whole(__import__('pathlib').Path(r'%s'))"
     output = subprocess.run(
         [sys.executable, "-c", code % directory], check=True, capture_output=True, text=True
@@ -84,7 +85,7 @@ def measure_whole(directory: Path) -> int:
 
 
 def train_whole(directory: Path) -> None:
-    """Trains both jobs in this process, and prints what the second needed."""
+    """Trains both jobs with the plain loop of tests/reference, and prints the memory of the second."""
     import torch
 
     from benchmarks.learning import make_clients
@@ -101,15 +102,17 @@ def train_whole(directory: Path) -> None:
 
 
 def main() -> None:
-    """Measures both ways and prints the ratios."""
+    """Measures the services and the plain loop, and prints the ratios."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         services = measure_services(directory)
         whole = measure_whole(directory)
-    # the embedding of the demo's BERT: word, position and token-type vectors and a layer norm, 16 bytes a parameter
+    # The embedding of the demo's BERT has word, position and token-type vectors and a layer norm. A parameter
+    # needs 16 bytes: weight, gradient and two moments.
     embedding = (30522 + 512 + 2 + 2) * 384 * 16
     print(
-        f"one process with the whole model: {whole / 1e6:.0f} MB ({(whole - embedding) / 1e6:.0f} without its embedding)"
+        f"one process with the whole model: {whole / 1e6:.0f} MB "
+        f"({(whole - embedding) / 1e6:.0f} without its embedding)"
     )
     for process, peak in services.items():
         print(

@@ -1,9 +1,9 @@
-"""What does the pipeline gain, and what does it cost? The same steps through the services and in one process.
+"""Compares the training time of the same steps with the services and in one process.
 
     python -m benchmarks.throughput
 
-Runs both in turn and prints the ratio of the medians of their training time. On a machine with fewer cores than stages the ratio says
-what distribution costs, not what it gains.
+Runs both alternately and prints the ratio of the medians. On a machine with fewer cores than stages, not all
+stages can run in parallel. Then the ratio shows the cost of distribution, and not its gain.
 """
 
 import os
@@ -23,7 +23,7 @@ REPETITIONS = 3
 
 
 def main() -> None:
-    """Measures both."""
+    """Measures both, and prints the times and their ratio."""
     tune_allocator()
     torch.set_num_threads(1)
     seconds: dict[str, list[float]] = {"services": [], "one process": []}

@@ -1,8 +1,9 @@
-"""How fast do tensors travel over a link? Ratio to raw TCP on loopback, alternating, medians.
+"""Measures the rate of tensors over a link, and its ratio to raw TCP on loopback.
 
     python -m benchmarks.transport
 
-The sender is another process; frames go through the project's own encoding, channel, server and assembler.
+Measures both alternately and prints medians. The receiver is a separate process. Frames pass through the
+project's own encoding, channel, server and assembler.
 """
 
 import multiprocessing
@@ -31,7 +32,7 @@ from collapipe.traffic_shaping.pacing import PacedShaper
 from collapipe.traffic_shaping.radio import NoRadioDriver
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
 
-WORLD = EmulationFile(None)
+NO_EMULATION = EmulationFile(None)
 SIZES = (1 << 20, 8 << 20, 64 << 20)
 REPETITIONS = 7
 
@@ -58,13 +59,13 @@ def links_between(
     here: str, there: str, outbox: Outbox[Frame], deliver: Callable[[Frame], None]
 ) -> NeighbourLinks:
     labels = ("0", here)
-    outgoing = OutgoingLinks(here, WORLD, PacedShaper(), NoRadioDriver())
-    incoming = IncomingLink(there, here, labels, 1, WORLD, deliver)
+    outgoing = OutgoingLinks(here, NO_EMULATION, PacedShaper(), NoRadioDriver())
+    incoming = IncomingLink(there, here, labels, 1, NO_EMULATION, deliver)
     return NeighbourLinks(labels, outbox, outgoing.link_to(there, "", LinkSettings()), incoming)
 
 
 def receive(pipe: Connection) -> None:
-    """The receiving process: a gRPC server and a TCP socket."""
+    """Runs a gRPC server and a TCP server that acknowledge what they receive."""
     server = serve(
         "127.0.0.1:0",
         Security.insecure(),
@@ -83,7 +84,7 @@ def receive(pipe: Connection) -> None:
 
 
 def main() -> None:
-    """Measures every size."""
+    """Measures tensors of every size."""
     here, there = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=receive, args=(there,))
     process.start()

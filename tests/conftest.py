@@ -1,4 +1,4 @@
-"""Options of the whole suite."""
+"""Defines options and checks for all tests."""
 
 import os
 from collections.abc import Generator
@@ -9,29 +9,33 @@ import pytest
 ALLOWED_REASONS = (
     "needs a CUDA device",
     "this machine has no ps",
-    # neither is in Debian as it is needed
+    # Debian has no suitable package of these two.
     "no kustomize 5 on this machine",
     "no npm on this machine",
 )
-"""What may be missing even in CI; the reason of a skip begins with it."""
+"""Beginnings of the reasons for which a test may be skipped in CI, too."""
 HEAVY_SUITES = ("faults", "e2e", "containers")
 """The suites that `.ci/run` runs with `-m heavy`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--no-skips", action="store_true", help="a skipped test fails, as in CI")
-    parser.addoption("--data", metavar="DIR", help="where the data sets are (or COLLAPIPE_DATA)")
+    parser.addoption(
+        "--no-skips", action="store_true", help="treat a skipped test as failed, as in CI"
+    )
+    parser.addoption(
+        "--data", metavar="DIR", help="folder with the data sets (default: COLLAPIPE_DATA)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Modules of tests read the variable when they are imported."""
+    """Sets COLLAPIPE_DATA from --data, because test modules read the variable when they are imported."""
     if data := config.getoption("--data"):
         os.environ["COLLAPIPE_DATA"] = str(Path(data).resolve())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A heavy test that nobody runs is an error."""
+    """Rejects heavy tests in a suite that .ci/run does not run with `-m heavy`."""
     for item in items:
         suite = item.path.relative_to(Path(__file__).parent).parts[0]
         if item.get_closest_marker("heavy") and suite not in HEAVY_SUITES:
@@ -59,7 +63,7 @@ def pytest_runtest_makereport(
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """With --no-skips, a module that skips itself as a whole fails too."""
+    """With --no-skips, turns the skip of a whole module into a failure."""
     report = yield
     if report.skipped and collector.config.getoption("--no-skips"):
         report.outcome = "failed"

@@ -48,7 +48,7 @@ def eventually(condition: Callable[[], bool]) -> None:
     """Waits until a condition holds."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"not within {LIMIT_SECONDS:g} s"
+        assert time.monotonic() < deadline, f"the condition did not hold within {LIMIT_SECONDS:g} s"
         time.sleep(0.05)
 
 
@@ -100,7 +100,7 @@ def _served_address(log: Path, process: "subprocess.Popen[bytes]") -> str:
     """Returns the address from the log: with port 0, nothing else shows the port."""
     found: list[str] = []
 
-    def told() -> bool:
+    def has_address() -> bool:
         text = log.read_text(encoding="utf-8")
         assert process.poll() is None, text
         found[:] = [
@@ -110,7 +110,7 @@ def _served_address(log: Path, process: "subprocess.Popen[bytes]") -> str:
         ]
         return bool(found)
 
-    eventually(told)
+    eventually(has_address)
     with httpx.Client(base_url=f"http://{found[0]}", trust_env=False) as client:
         eventually(lambda: client.get("/-/ready").status_code == httpx.codes.OK)
     return found[0]

@@ -1,9 +1,9 @@
-"""Base images: pulled where there is a registry, else made from Debian packages.
+"""Provides base images: pulls them from a registry, or builds substitutes from Debian packages.
 
-    python -m containers.base_image    # in tests/, with an engine that answers: makes them all
+    python -m containers.base_image    # in tests/, with a running engine: provides the Python image
 
-The stand-in for python:3.11-slim has the same Python, the same commands and the same places, and trusts the
-certificates that this machine trusts; that for prom/prometheus has the official image's command and user.
+The substitute for python:3.11-slim has the same Python, the same commands and the same paths. It trusts the
+certificates that this machine trusts. The substitute for prom/prometheus has the same command and user.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from containers.engine import CommandError, Engine, cache_directory, docker_engi
 
 PYTHON_IMAGE = "python:3.11-slim"
 _SUITE = "bookworm"
-"""The Debian whose python3 is 3.11."""
+"""The Debian release whose python3 is 3.11."""
 _PACKAGES = "python3,python3-pip,python3-venv,ca-certificates,netbase,tzdata"
 _CERTIFICATES = Path("/usr/local/share/ca-certificates")
 _IMPORT = (
@@ -32,7 +32,7 @@ _IMPORT = (
 )
 _BUILD_SECONDS = 600.0
 
-# busybox is in the official image too, for its wget
+# The official image contains busybox, too: the health check needs its wget.
 _PROMETHEUS = f"""
 FROM {PYTHON_IMAGE}
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus busybox \\
@@ -55,17 +55,17 @@ def ensure_python_image(engine: Engine) -> str:
 
 
 def ensure_image(engine: Engine, tag: str) -> bool:
-    """Makes the image of a service available, if it can be pulled or there is a stand-in.
+    """Makes the image of a service available: pulls it, or builds a substitute.
 
     Returns:
-        False where there is neither.
+        False if the image cannot be pulled and has no substitute.
     """
     if _has_or_pulls(engine, tag):
         return True
     if "/prometheus:" not in tag:
         return False
     ensure_python_image(engine)
-    # by digest: a name with one stays out of `docker build --tag`
+    # `docker build --tag` rejects a name with a digest, so build the substitute without it.
     engine.run(
         "build", "--tag", tag.partition("@")[0], "-", stdin=_PROMETHEUS, timeout=_BUILD_SECONDS
     )
@@ -83,18 +83,18 @@ def _has_or_pulls(engine: Engine, tag: str) -> bool:
 
 
 def _root_archive() -> Path:
-    """The file system of the stand-in, made once for each recipe."""
+    """Returns an archive of the substitute's file system. The cache keeps one archive for each recipe."""
     mirror, certificates = debian_mirror(), sorted(_CERTIFICATES.glob("*.crt"))
     recipe = [_SUITE, _PACKAGES, mirror, _pip_configuration()]
     recipe += [path.read_text(encoding="utf-8") for path in certificates]
-    recipe.append(inspect.getsource(_make_alike))
+    recipe.append(inspect.getsource(_imitate_official_image))
     key = hashlib.sha256("\0".join(recipe).encode()).hexdigest()[:16]
     archive = cache_directory() / f"python-{key}.tar.gz"
     if archive.is_file():
         return archive
     if shutil.which("debootstrap") is None or os.geteuid() != 0:
         pytest.skip(
-            f"{PYTHON_IMAGE} cannot be pulled, and only root with debootstrap can make a stand-in: "
+            f"{PYTHON_IMAGE} cannot be pulled, and only root with debootstrap can build a substitute: "
             "apt-get install debootstrap"
         )
     with tempfile.TemporaryDirectory(prefix="collapipe-base-") as name:
@@ -103,7 +103,7 @@ def _root_archive() -> Path:
             ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, name, mirror],
             timeout=_BUILD_SECONDS,
         )
-        _make_alike(root, certificates)
+        _imitate_official_image(root, certificates)
         partial = archive.with_suffix(f".{os.getpid()}")
         run(
             ["tar", "-C", name, "--use-compress-program=gzip -1", "-cf", str(partial), "."],
@@ -113,8 +113,8 @@ def _root_archive() -> Path:
     return archive
 
 
-def _make_alike(root: Path, certificates: list[Path]) -> None:
-    """Gives Debian's Python the places of the official image, and this machine's certificates."""
+def _imitate_official_image(root: Path, certificates: list[Path]) -> None:
+    """Gives Debian's Python the paths of the official image, and installs this machine's certificates."""
     for marker in root.glob("usr/lib/python3.*/EXTERNALLY-MANAGED"):
         marker.unlink()
     for name, target in (("python", "python3"), ("python3", "python3"), ("pip", "pip3")):
@@ -131,7 +131,7 @@ def _make_alike(root: Path, certificates: list[Path]) -> None:
 
 
 def _pip_configuration() -> str:
-    """What this machine's pip is told of an index, for builds; the certificates are those of the system."""
+    """Returns a pip.conf with the index and proxy of this machine's pip, and the system's certificates."""
     lines = ["[global]", "cert = /etc/ssl/certs/ca-certificates.crt"]
     for name in ("index-url", "proxy"):
         value = pip_setting(name)
@@ -141,7 +141,7 @@ def _pip_configuration() -> str:
 
 
 def pip_setting(name: str) -> str:
-    """A setting of this machine's pip: of its environment, else of its files; empty without one."""
+    """Returns a setting of this machine's pip, from its environment or its files; empty if it is not set."""
     value = os.environ.get(f"PIP_{name.upper().replace('-', '_')}")
     if value is not None:
         return value
@@ -154,7 +154,7 @@ def pip_setting(name: str) -> str:
 
 
 def debian_mirror() -> str:
-    """The mirror that this machine's apt uses, if it is a Debian; else the one that COLLAPIPE_DEBIAN_MIRROR names."""
+    """Returns the Debian mirror from COLLAPIPE_DEBIAN_MIRROR, or from the apt sources of a Debian machine."""
     if named := os.environ.get("COLLAPIPE_DEBIAN_MIRROR"):
         return named
     release = Path("/etc/os-release").read_text(encoding="utf-8")
@@ -168,7 +168,7 @@ def debian_mirror() -> str:
                 if "security" not in found[1] and found[1].rstrip("/").endswith("debian"):
                     return found[1]
     raise RuntimeError(
-        "apt's sources on this machine name no mirror of Debian: name one by COLLAPIPE_DEBIAN_MIRROR"
+        "the apt sources of this machine name no Debian mirror: set COLLAPIPE_DEBIAN_MIRROR to one"
     )
 
 

@@ -1,4 +1,4 @@
-"""The compose testbed of deploy/compose, under a project of its own, and what one does with it."""
+"""Runs the testbed of deploy/compose as a separate Compose project."""
 
 import json
 import os
@@ -29,10 +29,10 @@ class ComposeTestbed:
     """A testbed of containers.
 
     Args:
-        engine: That runs it.
-        directory: Of this machine: `data` is /data in the containers, `out` takes what the client writes.
-        layers: The compose files, in the folder of this checkout.
-        settings: Of the environment, as in .env.
+        directory: A folder of this machine. Its subfolder `data` is /data in the containers, and `out` gets
+            the files that the client writes.
+        layers: Names of compose files in deploy/compose.
+        settings: Environment variables that override those of .env.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ComposeTestbed:
         self.data, self.out = directory / "data", directory / "out"
         for folder in (self.data, self.out):
             folder.mkdir()
-            folder.chmod(0o777)  # the containers' user is another one
+            folder.chmod(0o777)  # the user of the containers has another id
         self.shaping = directory / "shaping"
         shutil.copytree(ROOT / "deploy/netem/state", self.shaping)
         self.environment = {
@@ -57,32 +57,34 @@ class ComposeTestbed:
             "COLLAPIPE_DATA": str(self.data),
             "COLLAPIPE_TLS": str(directory / "tls"),
             "COLLAPIPE_SHAPING": str(self.shaping),
-            # any free ones
+            # With port 0, Docker chooses a free port.
             **dict.fromkeys(("COLLAPIPE_SCHEDULER_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT"), "0"),
             **(settings or {}),
         }
 
     def compose(self, *arguments: str, check: bool = True, timeout: float = 120.0) -> str:
-        """Runs `docker-compose` and returns what it prints."""
+        """Runs `docker-compose` and returns its output."""
         command = [*self.engine.compose, *arguments]
         return run(command, self.environment, check=check, timeout=timeout, cwd=FOLDER)
 
     def services(self) -> dict[str, dict[str, Any]]:
-        """The services that `up` starts here: no one-off command, and without a registry no Grafana."""
+        """Returns the services that `up` starts. Grafana is left out if its image cannot be pulled."""
         document = yaml.safe_load(self.compose("config"))
         found = {}
         for name, service in document["services"].items():
-            if "profiles" in service:
+            if "profiles" in service:  # a command that a user runs once, no service
                 continue
             if ensure_image(self.engine, service["image"]):
                 found[name] = service
             else:
-                assert name == "grafana", f"the image of {name} cannot be had"
-                print("grafana is left out: its image cannot be had here")
+                assert name == "grafana", (
+                    f"the image of {name} cannot be pulled, and has no substitute"
+                )
+                print("grafana is left out: its image cannot be pulled here")
         return found
 
     def up(self) -> float:
-        """Starts everything, and returns after how many seconds all of it is healthy."""
+        """Starts all services, and returns the seconds until all of them are healthy."""
         started = time.monotonic()
         names = sorted(self.services())
         try:
@@ -94,12 +96,12 @@ class ComposeTestbed:
         return time.monotonic() - started
 
     def wait_until_healthy(self, services: Sequence[str]) -> None:
-        """Waits until each of them is; fails with the log of what is not."""
+        """Waits until all of these services are healthy. Otherwise fails with the logs of the others."""
         deadline = time.monotonic() + HEALTHY_SECONDS
         while True:
             states = self.health()
             waiting = {name: states.get(name, "missing") for name in services}
-            done = ("healthy", "exited:0")  # who makes certificates ends
+            done = ("healthy", "exited:0")  # the service that issues certificates ends
             waiting = {name: state for name, state in waiting.items() if state not in done}
             if not waiting:
                 return
@@ -110,8 +112,11 @@ class ComposeTestbed:
             time.sleep(0.5)
 
     def health(self) -> dict[str, str]:
-        """Of every service that has a container: its health, or its state where it does not run or has no check."""
-        told = (
+        """Returns the health of every service that has a container.
+
+        The value is the state of the container if it does not run or has no health check.
+        """
+        template = (
             '{{if eq .State.Status "exited"}}exited:{{.State.ExitCode}}{{else if .State.Health}}'
             "{{.State.Health.Status}}{{else}}{{.State.Status}}{{end}}"
         )
@@ -119,20 +124,20 @@ class ComposeTestbed:
         ids = self.containers()
         if not ids:
             return {}
-        lines = self.engine.run("inspect", "--format", f"{label} {told}", *ids).splitlines()
+        lines = self.engine.run("inspect", "--format", f"{label} {template}", *ids).splitlines()
         return dict(line.split() for line in lines)
 
     def containers(self) -> list[str]:
-        """Ids of the project's containers, running or not."""
+        """Returns the ids of the project's containers, including stopped ones."""
         label = f"label=com.docker.compose.project={PROJECT}"
         return self.engine.run("ps", "--all", "--quiet", "--filter", label).split()
 
     def container(self, service: str) -> str:
-        """Id of the container of a service."""
+        """Returns the id of the container of a service."""
         return self.compose("ps", "--quiet", service)
 
     def client(self, *arguments: str, timeout: float = 120.0, check: bool = True) -> str:
-        """Runs the `collapipe` command once, in a container; /out is the folder `out`."""
+        """Runs the `collapipe` command in a container and returns its output. /out is the folder `out`."""
         return run(
             self._client_command(*arguments),
             self.environment,
@@ -143,7 +148,7 @@ class ComposeTestbed:
 
     @contextmanager
     def running_client(self, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-        """Runs it beside the test, which reads its output; it is stopped in the end."""
+        """Runs the `collapipe` command in the background. The caller reads its output from the process."""
         process = subprocess.Popen(
             self._client_command(*arguments),
             env=self.environment,
@@ -163,30 +168,30 @@ class ComposeTestbed:
         return [*self.engine.compose, "run", "--rm", "-T", volume, CLIENT, *arguments]
 
     def shape(self, link: str, profile: str) -> None:
-        """Runs `collapipe testbed shape` on this machine; returns when the shapers have done it."""
+        """Runs `collapipe testbed shape` on this machine, which waits until the shapers have applied it."""
         state = f"--state={self.shaping / 'links.json'}"
         command = [sys.executable, "-m", "collapipe_client", "testbed", "shape", link, profile]
         run([*command, state], timeout=60.0)
 
     def decisions(self, job: str, rounds: int) -> list[dict[str, Any]]:
-        """What the scheduler decided in each round of a job, and on what."""
+        """Returns the scheduler's decision of each round of a job, with the estimates that it rests on."""
         loop = (
             'for n in $(seq "$2"); do collapipe plan explain "$n" --job "$1" --json || exit; done'
         )
         command = [*self.engine.compose, "run", "--rm", "-T", "--entrypoint=sh", CLIENT]
         command += ["-c", loop, "sh", job, str(rounds)]
-        told = run(command, self.environment, timeout=30.0 + 10.0 * rounds, cwd=FOLDER)
-        return [document["decision"] for document in json_lines(told)]
+        output = run(command, self.environment, timeout=30.0 + 10.0 * rounds, cwd=FOLDER)
+        return [document["decision"] for document in json_lines(output)]
 
     def address(self, service: str, port: int) -> str:
-        """Where this machine reaches a published port, host:port."""
+        """Returns the address host:port at which this machine reaches a published port."""
         return self.compose("port", service, str(port))
 
     def down(self) -> None:
-        """Ends everything and removes what it kept."""
+        """Stops all containers, and removes them with their volumes."""
         self.compose("down", "--volumes", "--remove-orphans", timeout=_DOWN_SECONDS)
 
 
 def json_lines(text: str) -> list[dict[str, Any]]:
-    """The documents that a command with --json printed, one a line; other lines are passed over."""
+    """Returns the JSON documents that a command printed, one for each line. Ignores all other lines."""
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]

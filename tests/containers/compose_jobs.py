@@ -1,4 +1,4 @@
-"""Jobs on real text for the compose testbed, and what the same jobs lead to in one process."""
+"""Defines jobs on real text for the compose testbed, and runs the same jobs in one process for comparison."""
 
 import functools
 import json
@@ -47,7 +47,7 @@ silence_seconds = 60
 
 @dataclass(frozen=True)
 class Job:
-    """A job file: a small BERT that learns which package a docstring of the standard library is of."""
+    """A job file. A small BERT learns to which package a docstring of the standard library belongs."""
 
     name: str
     strategy: str = "pipeline"
@@ -60,7 +60,7 @@ class Job:
     more_schedule: str = ""
 
     def write(self, folder: Path, data: str) -> Path:
-        """Writes the file; `data` is the folder of the rows as the control units see it."""
+        """Writes the job file. `data` is the folder of the rows, as a path on the control units."""
         devices = self.devices if isinstance(self.devices, int) else list(self.devices)
         values = vars(self) | {"devices": devices, "data": data}
         path = folder / f"{self.name}.toml"
@@ -69,7 +69,7 @@ class Job:
 
 
 def write_rows(folder: Path) -> None:
-    """Writes docstrings of this Python's library: the one in the containers may be another."""
+    """Writes docstrings of this Python's standard library. Python in the containers may have others."""
     rows = [
         json.dumps({"text": row.key, "label": row.group})
         for row in load_docstrings()[: NUM_TRAIN + NUM_HELD_OUT]
@@ -80,7 +80,7 @@ def write_rows(folder: Path) -> None:
 
 @functools.cache
 def expected(job: Job, data: Path, scratch: Path) -> Trained:
-    """What the plain loop of tests/reference makes of it, with one thread as in every service."""
+    """Returns the result of the plain loop of tests/reference, with one thread as in every service."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

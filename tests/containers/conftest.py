@@ -1,4 +1,4 @@
-"""One engine for all tests of containers, and the images of this checkout."""
+"""Provides one Docker Engine for all tests of containers, and builds the images of this checkout."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from containers.engine_images import build_images
 
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[Engine]:
-    """The engine that runs here, or a private one; nothing of that is left when the session ends."""
+    """Provides the running engine, or a private one that leaves nothing behind after the session."""
     try:
         context = running_engine()
         engine = context.__enter__()
@@ -25,6 +25,6 @@ def docker_engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def images(docker_engine: Engine) -> Engine:
-    """The engine, with every image of this checkout built."""
+    """Provides the engine after building every image of this checkout."""
     build_images(docker_engine)
     return docker_engine

@@ -1,4 +1,4 @@
-"""A Docker Engine for tests: the one that runs, or a private one that leaves nothing behind."""
+"""Provides a Docker Engine for tests: the running one, or a private one that leaves nothing behind."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ from containers.engine_network import kept_network
 
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
-# apart from Docker's own 172.17.0.0/16 and from the addresses that homes and offices use
+# These addresses differ from Docker's own 172.17.0.0/16 and from those that homes and offices use.
 _BRIDGE = "collapipe0"
 _BRIDGE_ADDRESS = "10.212.0.1/24"
 _ADDRESS_POOL = "base=10.213.0.0/16,size=24"
@@ -24,7 +24,7 @@ _NEEDS = "apt-get install docker.io docker-compose iptables iproute2 debootstrap
 
 
 class NoEngineError(Exception):
-    """There is no engine here, and none can be started; says why."""
+    """No engine runs, and none can be started. The message says why."""
 
 
 class CommandError(AssertionError):
@@ -33,12 +33,12 @@ class CommandError(AssertionError):
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that answers, and clients that work with it.
+    """A running engine, and the commands that control it.
 
     Args:
-        docker: The client; one that can build with BuildKit.
-        compose: The command of docker-compose.
-        environment: In which both run.
+        docker: Path of a `docker` command that can build with BuildKit.
+        compose: The command line of docker-compose.
+        environment: Environment variables of both commands.
     """
 
     docker: str
@@ -52,27 +52,27 @@ class Engine:
         timeout: float = 120.0,
         stdin: str | None = None,
     ) -> str:
-        """Runs `docker` and returns what it prints, without the last line end.
+        """Runs `docker` and returns its output without the last line end.
 
         Raises:
-            CommandError: It failed.
+            CommandError: The command failed.
         """
         command = [self.docker, *arguments]
         return run(command, self.environment, check=check, timeout=timeout, stdin=stdin)
 
     @property
     def gateway(self) -> str:
-        """The address under which containers and builds on the default bridge reach this machine."""
+        """The address at which containers and builds on the default bridge reach this machine."""
         return self.run(
             "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}"
         )
 
     def has_image(self, tag: str) -> bool:
-        """Whether the image is here already."""
+        """Returns whether the engine has the image."""
         return bool(self.run("image", "ls", "--quiet", tag))
 
     def leftovers(self) -> dict[str, list[str]]:
-        """Returns every container, network and volume that an empty engine does not have, by kind."""
+        """Returns the names of all containers, volumes, and networks that an empty engine does not have."""
         networks = self.run("network", "ls", "--format", "{{.Name}}").splitlines()
         return {
             "containers": self.run("ps", "--all", "--format", "{{.Names}}").splitlines(),
@@ -90,10 +90,10 @@ def run(
     stdin: str | None = None,
     cwd: Path | None = None,
 ) -> str:
-    """Runs a command and returns what it prints on stdout; a failure shows the end of both outputs.
+    """Runs a command and returns its standard output.
 
     Raises:
-        CommandError: It failed, or was not done in time.
+        CommandError: The command failed or did not end in time. The message has the end of its output.
     """
     try:
         done = subprocess.run(
@@ -116,7 +116,10 @@ def run(
 
 
 def cache_directory() -> Path:
-    """Where base images and the private engine's layers are kept between runs: COLLAPIPE_CI_CACHE, or in ~/.cache."""
+    """Returns the folder that keeps base images and the private engine's layers between runs.
+
+    The variable COLLAPIPE_CI_CACHE names it. The default is in ~/.cache.
+    """
     named = os.environ.get("COLLAPIPE_CI_CACHE")
     directory = Path(named) if named else Path.home() / ".cache" / "collapipe-ci"
     directory.mkdir(parents=True, exist_ok=True)
@@ -125,10 +128,10 @@ def cache_directory() -> Path:
 
 @contextmanager
 def docker_engine() -> Iterator[Engine]:
-    """Gives the engine that answers, else a private one for as long as the context lasts.
+    """Yields the running engine, or a private engine that ends with the context.
 
     Raises:
-        NoEngineError: There is neither, and why.
+        NoEngineError: No engine runs, and none can be started. The message says why.
     """
     with suppress(NoEngineError, CommandError):
         engine = _clients(dict(os.environ))
@@ -143,19 +146,19 @@ def docker_engine() -> Iterator[Engine]:
 
 @contextmanager
 def private_engine(directory: Path) -> Iterator[Engine]:
-    """Starts an engine of our own, and in the end stops it and puts back the network of the host.
+    """Starts a private engine. In the end, stops it and restores the network settings of this machine.
 
     Args:
-        directory: Keeps its images, on a file system that overlay2 can use; containers, networks and volumes
-            do not outlive it.
+        directory: Folder for images, on a file system that overlay2 can use. Containers, networks and volumes
+            are removed in the end.
 
     Raises:
-        NoEngineError: Something that it needs is missing, or another process uses the directory.
+        NoEngineError: A needed command is missing, or another process uses the directory.
     """
     missing = [name for name in ("dockerd", "iptables", "ip") if shutil.which(name) is None]
     if missing:
         raise NoEngineError(f"this machine has no {', '.join(missing)}: {_NEEDS}")
-    # sockets have short paths, so not under the cache; the engine is told of it in its environment only
+    # The path of a socket must be short, so the socket is not in the cache folder.
     work = Path(tempfile.mkdtemp(prefix="collapipe-docker-"))
     engine = _clients({**os.environ, "DOCKER_HOST": f"unix://{work}/docker.sock"})
     try:
@@ -174,21 +177,24 @@ def private_engine(directory: Path) -> Iterator[Engine]:
 
 
 def _clients(environment: dict[str, str]) -> Engine:
-    """Finds a docker that builds with BuildKit and a docker-compose; the first on PATH may be without buildx."""
+    """Finds docker-compose, and a docker command that builds with BuildKit.
+
+    The first docker on PATH may lack buildx, so later ones are tried, too.
+    """
     environment = {**environment, "DOCKER_BUILDKIT": "1", "COMPOSE_DOCKER_CLI_BUILD": "1"}
     folders = environment.get("PATH", os.defpath).split(os.pathsep)
     candidates = [path for folder in folders if (path := shutil.which("docker", path=folder))]
     for docker in candidates:
-        told = subprocess.run(
+        answer = subprocess.run(
             [docker, "build", "--help"], env=environment, capture_output=True, text=True
         )
-        if told.returncode == 0 and "missing or broken" not in told.stdout + told.stderr:
+        if answer.returncode == 0 and "missing or broken" not in answer.stdout + answer.stderr:
             break
     else:
         raise NoEngineError(
             f"no docker here builds with BuildKit ({', '.join(candidates) or 'none at all'}): {_NEEDS}"
         )
-    # docker-compose runs the first docker on PATH
+    # docker-compose runs the first docker on PATH, so put the chosen one there.
     environment["PATH"] = os.pathsep.join([str(Path(docker).parent), *folders])
     standalone = shutil.which("docker-compose")
     compose = [standalone] if standalone else [docker, "compose"]
@@ -214,7 +220,7 @@ def _sole_user(directory: Path) -> Iterator[None]:
 @contextmanager
 def _daemon(data: Path, work: Path, engine: Engine) -> Iterator[None]:
     for pid, line in _command_lines().items():
-        # of a run that was killed; ours is the only lock on the directory
+        # This process holds the lock on the directory, so a daemon that uses it remains from a killed run.
         if line.startswith("dockerd") and str(data) in line:
             _stop(pid)
     log = work / "dockerd.log"
@@ -229,7 +235,7 @@ def _daemon(data: Path, work: Path, engine: Engine) -> Iterator[None]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the tests, which stop it in order
+            start_new_session=True,  # Ctrl-C must end the tests, which then stop the daemon
         )
     try:
         deadline = time.monotonic() + START_SECONDS
@@ -252,7 +258,7 @@ def _daemon(data: Path, work: Path, engine: Engine) -> Iterator[None]:
 
 
 def _empty(engine: Engine) -> None:
-    """Removes what a killed run left."""
+    """Removes all containers, networks and volumes, which may remain from a killed run."""
     containers = engine.run("ps", "--all", "--quiet").split()
     if containers:
         engine.run("rm", "--force", "--volumes", *containers)
@@ -273,7 +279,7 @@ def _stop(pid: int) -> None:
 
 
 def _command_lines() -> dict[int, str]:
-    """The command lines of this machine's processes, by pid."""
+    """Returns the command lines of this machine's processes by pid."""
     lines = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Builds the images of this checkout, as a user does, with torch from where this machine's pip has it."""
+"""Builds the images of this checkout as a user does. torch comes from where this machine's pip finds it."""
 
 import functools
 import threading
@@ -14,14 +14,14 @@ from containers.engine import Engine
 ROOT = Path(__file__).parents[2]
 TARGETS = ("scheduler", "edge-server", "control-unit", "device-agent", "client", "shaper")
 VERSION = "test"
-"""Of the tags: a user's own images stay what they are."""
+"""Version in the tags of test images, so that the images of a user are not replaced."""
 _BUILD_SECONDS = 900.0
 _WHEELS_PORT = 18999
-"""Always the same: build arguments are part of what a layer is known by."""
+"""A fixed port. The URL is a build argument, and Docker reuses a layer only if its arguments are the same."""
 
 
 def tag(target: str, version: str = VERSION) -> str:
-    """The image of a target, as the compose files name it with COLLAPIPE_VERSION."""
+    """Returns the image tag of a target, as in the compose files."""
     return f"collapipe/{target}:{version}"
 
 
@@ -45,12 +45,11 @@ def build(
     """Builds one target.
 
     Args:
-        engine: That builds.
-        target: Of the Dockerfile.
-        base: The image that it begins with.
-        arguments: More build arguments.
-        context: A checkout.
-        version: Of the tag.
+        target: A target of the Dockerfile.
+        base: The Python image to start from.
+        arguments: Additional build arguments.
+        context: Folder of a checkout.
+        version: Version in the tag.
     """
     values = {"PYTHON_IMAGE": base, **arguments}
     engine.run(
@@ -66,10 +65,10 @@ def build(
 
 @contextmanager
 def torch_arguments(engine: Engine) -> Iterator[dict[str, str]]:
-    """Gives the build arguments under which pip finds torch in a build.
+    """Yields the build arguments with which pip finds torch during a build.
 
-    A folder of wheels, which pip's find-links may name, is served on the bridge for as long as the context lasts:
-    a build sees no folder of this machine. Any other place is passed on.
+    pip's find-links may name a folder of wheels. A build cannot read folders of this machine, so this
+    function serves the folder over HTTP on the bridge. It passes on URLs of an index unchanged.
     """
     arguments = {
         f"PIP_{name.upper().replace('-', '_')}": value
@@ -94,4 +93,4 @@ def torch_arguments(engine: Engine) -> Iterator[dict[str, str]]:
 
 class _QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
-        """Says nothing: the tests' output is theirs."""
+        """Suppresses the log, which would mix with the output of the tests."""

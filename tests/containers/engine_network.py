@@ -1,4 +1,4 @@
-"""What a Docker Engine changes of a host's network, and how it is put back."""
+"""Restores the network settings of this machine after a Docker Engine has changed them."""
 
 import shlex
 import subprocess
@@ -14,14 +14,14 @@ Rules = dict[str, list[str]]
 
 @contextmanager
 def kept_network(bridge: str, subnet: str) -> Iterator[None]:
-    """Makes a bridge for the time of an engine, and afterwards undoes what the engine did to the network.
+    """Makes a bridge for an engine, and afterwards restores the network settings of this machine.
 
-    An engine leaves its chains, a FORWARD policy of DROP and forwarding behind. What another engine of this host needs as
-    well stays as long as that one runs; rules that name our bridge go in any case.
+    An engine leaves its chains, a FORWARD policy of DROP and IP forwarding behind. If another engine runs on
+    this machine, it needs these settings, too. Then only rules that name the bridge are removed.
 
     Args:
-        bridge: Name of the bridge; one of the same name, of a run that was killed, is replaced.
-        subnet: Its own address with the length of its prefix.
+        bridge: Name of the bridge. A bridge of the same name, left by a killed run, is replaced.
+        subnet: Address of the bridge with the length of its prefix.
     """
     before, forwarding = firewall(), _FORWARDING.read_text()
     saved = _run("iptables-save")
@@ -39,14 +39,16 @@ def kept_network(bridge: str, subnet: str) -> Iterator[None]:
             _delete_rules(before, only_with="")
             _delete_chains(before)
             _FORWARDING.write_text(forwarding)
-            if firewall() != before:  # an engine that starts clears what another one has left
+            if (
+                firewall() != before
+            ):  # our engine removed rules of an earlier engine when it started
                 _run("iptables-restore", given=saved)
             left = firewall()
-            assert left == before, f"the firewall is {left}, and was {before}"
+            assert left == before, f"the firewall was not restored: it is {left}, and was {before}"
 
 
 def firewall() -> Rules:
-    """Returns the rules in force; a table that nobody has used, or that says what the kernel does anyway, has none."""
+    """Returns the rules and chains in force. Leaves out chains with policy ACCEPT, which is the default."""
     tables: Rules = {}
     table = ""
     for line in _run("iptables-save").splitlines():
@@ -59,10 +61,10 @@ def firewall() -> Rules:
 
 
 def other_engines() -> list[int]:
-    """Returns the pids of the engines of this host that run now."""
+    """Returns the pids of the engines that run on this machine."""
     found = []
     for path in Path("/proc").glob("[0-9]*/comm"):
-        with suppress(OSError):  # it has ended by now
+        with suppress(OSError):  # the process has ended meanwhile
             if path.read_text().strip() == "dockerd":
                 found.append(int(path.parent.name))
     return found
@@ -77,7 +79,7 @@ def _delete_rules(before: Rules, only_with: str) -> None:
 
 
 def _delete_chains(before: Rules) -> None:
-    """Removes chains that were not there, and sets policies as they were."""
+    """Removes the chains that are not in `before`, and restores the policies."""
     for table, lines in firewall().items():
         for line in lines:
             chain, _, policy = line[1:].partition(" ")
@@ -86,7 +88,7 @@ def _delete_chains(before: Rules) -> None:
             if policy == "-":
                 _run("iptables", "-t", table, "-F", chain)
                 _run("iptables", "-t", table, "-X", chain)
-            else:  # one that was not ACCEPT is in `before`
+            else:  # `before` contains all policies except ACCEPT
                 _run("iptables", "-t", table, "-P", chain, "ACCEPT")
 
 

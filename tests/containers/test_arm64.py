@@ -1,4 +1,4 @@
-"""The device agent on arm64: what it installs there, and that it trains with services of another architecture."""
+"""Tests the device agent on arm64: its packages, and training together with services on x86-64."""
 
 import os
 import subprocess
@@ -24,13 +24,13 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 MEGABYTE = 1e6
 MOST_MEGABYTES = 70.0
-"""Of the wheels besides torch's."""
+"""Largest allowed size of all wheels except torch's."""
 UNWANTED = ("cvxpy", "scipy", "pandas", "pyarrow", "datasets", "nvidia", "triton", "cuda")
-"""How names of what a device must not need begin: solvers, data frames, CUDA."""
+"""Prefixes of packages that a device must not need: solvers, data frames, CUDA."""
 RELATIVE = 5e-6
-"""How far losses and gradient norms of two architectures may be apart; 1e-8 was measured."""
+"""Allowed relative difference of losses and gradient norms between architectures. 1e-8 was measured."""
 ABSOLUTE = 5e-6
-"""How far weights may be apart, of which one update changes each by about 1e-2; 5e-7 was measured."""
+"""Allowed difference of weights. 5e-7 was measured. One update changes a weight by about 1e-2."""
 START_SECONDS = 180.0
 END_SECONDS = 60.0
 
@@ -80,14 +80,14 @@ def test_arm64_agents_train_as_x86_64_does(arm64: Arm64, tmp_path: Path) -> None
     assert metrics[0] == metrics[1]
     assert metrics[0].num_rounds == expected.job.training.rounds
     assert largest_distance(weights, expected.weights()) < ABSOLUTE
-    # another training is told apart, even one whose learning rate is only 1 % larger
+    # The tolerances are strict: they reject a training whose learning rate is 1 % larger.
     other = train_job(tiny_job(tmp_path, [3], learning_rate=1.01e-2))
     assert losses != pytest.approx(other.losses[0], rel=RELATIVE)
     assert largest_distance(weights, other.weights) > 10 * ABSOLUTE
 
 
 def tiny_job(directory: Path, segments: Sequence[int], **training: object) -> JobConfig:
-    """Two rounds of two steps, each round measured."""
+    """Makes a job of two rounds of two steps, with an evaluation in every round."""
     return make_job(
         directory / "data",
         devices_per_cluster=len(segments),
@@ -97,7 +97,7 @@ def tiny_job(directory: Path, segments: Sequence[int], **training: object) -> Jo
 
 
 def computing_hosts(finished: FinishedJob) -> set[str]:
-    """Who computed blocks, the same hosts in each round."""
+    """Returns the hosts that computed blocks, and checks that they were the same in each round."""
     hosts = [
         {s.host_id for s in summary.stages[1:-1] if s.times.ByteSize()}
         for (summary,) in finished.summaries
@@ -107,19 +107,19 @@ def computing_hosts(finished: FinishedJob) -> set[str]:
 
 
 def gradient_norms(finished: FinishedJob) -> list[float]:
-    """Of each step: every stage has its part in them."""
+    """Returns the gradient norm of each step, to which every stage contributes."""
     return [norm for (summary,) in finished.summaries for norm in summary.gradient_norms]
 
 
 def largest_distance(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """Between two models, of any weight."""
+    """Returns the largest difference of any weight between two models."""
     assert actual.keys() == expected.keys()
     return max(float((actual[name] - expected[name]).abs().max()) for name in expected)
 
 
 @contextmanager
 def emulated_agents(arm64: Arm64, testbed: LocalTestbed, directory: Path) -> Iterator[None]:
-    """Runs an agent on each processor, named by its device; in the end they have to drain in good order."""
+    """Runs an agent on each emulated processor. In the end, each must drain and exit with status 0."""
     directory.mkdir()
     with ExitStack() as running:
         agents = {
@@ -130,8 +130,8 @@ def emulated_agents(arm64: Arm64, testbed: LocalTestbed, directory: Path) -> Ite
         with testbed.client() as client:
             while not {s.host.host_id for s in client.hosts() if s.alive}.issuperset(agents):
                 for device, agent in agents.items():
-                    told = f"{device} did not register:\n{last_lines(directory / device)}"
-                    assert agent.poll() is None and time.monotonic() < deadline, told
+                    failure = f"{device} did not register:\n{last_lines(directory / device)}"
+                    assert agent.poll() is None and time.monotonic() < deadline, failure
                 time.sleep(0.1)
         yield
         for agent in agents.values():

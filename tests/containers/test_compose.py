@@ -1,4 +1,4 @@
-"""The compose testbed with all its layers: it gets healthy, trains what one process trains, and goes without a trace."""
+"""Tests the compose testbed with all layers: health, exact training, recovery, telemetry and removal."""
 
 import itertools
 import json
@@ -26,12 +26,12 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 JOB_SECONDS = 300.0
 CORES = "4"
-"""Twice those of the smallest machine that this runs on: containers that rest need none."""
+"""Sum of all CPU quotas. It may exceed the cores of this machine, because idle containers need none."""
 ROUNDS_BEFORE = 5
 NARROW_PROFILE, NARROW_BPS = "lte-lossy", 2.4e6
-"""What a device sends, at the edge of a cell."""
+"""Upstream rate of the narrow profile, in bit/s."""
 WINDOW_SECONDS = 4 * 2.0
-"""Four scrapes, as compose.observability.yaml sets them."""
+"""Four scrape intervals of compose.observability.yaml."""
 MAY_BE_EMPTY = {
     "collapipe-devices/Hottest": "a sensor of temperature",
     "collapipe-devices/Temperature": "a sensor of temperature",
@@ -41,19 +41,19 @@ MAY_BE_EMPTY = {
     "collapipe-scheduler/Largest backlog": "a device with an energy budget",
     "collapipe-scheduler/Backlog of the energy queues": "a device with an energy budget",
 }
-"""Panels that may be empty here, and what they need to have data."""
+"""Panels that may be empty here, and what they would need for data."""
 NO_RADIO = ("collapipe_radio_",)
-"""What the scheduler asks for and only hosts with radios have."""
+"""Prefixes of metrics that the scheduler queries, but that only hosts with radios export."""
 
 Event = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def testbed(images: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeTestbed]:
-    """The testbed as a user starts it, with more processor for each container."""
+    """Provides a running testbed as a user starts it, but with a larger CPU quota for each container."""
     before = images.leftovers()
-    told = subprocess.check_output([str(FOLDER / "processors"), CORES], text=True)
-    processors = dict(line.removeprefix("export ").split("=") for line in told.splitlines())
+    exports = subprocess.check_output([str(FOLDER / "processors"), CORES], text=True)
+    processors = dict(line.removeprefix("export ").split("=") for line in exports.splitlines())
     testbed = ComposeTestbed(images, tmp_path_factory.mktemp("compose"), settings=processors)
     try:
         write_rows(testbed.data)
@@ -66,33 +66,33 @@ def testbed(images: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def one_process(testbed: ComposeTestbed, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """What the plain loop makes of the job that the testbed trains."""
+    """The result of the testbed's job in one process, from the plain loop of tests/reference."""
     return expected(Job("expected"), testbed.data, tmp_path_factory.mktemp("expected"))
 
 
 @pytest.fixture(scope="module")
 def trained(testbed: ComposeTestbed) -> list[Event]:
-    """The events of a job that ran to its end."""
-    # links that share a channel are given limits
+    """The events of a job that was trained without a fault."""
+    # With a shared channel, the plan limits the rate of each link.
     return train(testbed, Job("undisturbed", more_schedule="channel_rate_bps = 100e6"))
 
 
 @dataclass(frozen=True)
 class Reaction:
-    """A job in whose middle a link became narrow."""
+    """The decisions of a job during which the links of a device became slow."""
 
     decisions: list[dict[str, Any]]
-    """Of every round."""
+    """The decision of every round."""
     device: str
-    """Whose links these were: the one that ran most blocks."""
+    """The device with the slow links. It had the most blocks before."""
     changed_at: float
-    """Unix seconds when the kernel had the new rate."""
+    """Unix time in seconds at which the kernel had the new rates."""
 
 
 @pytest.fixture(scope="module")
 def reaction(testbed: ComposeTestbed) -> Reaction:
-    """Trains with dssra; when some rounds are done, all that one device sends and receives is narrowed."""
-    # more activations than weights: what the links between stages carry decides, not what is gathered
+    """Trains with dssra. After some rounds, shapes all links of one device to the narrow profile."""
+    # In this job, activations cause more traffic than unit states, so the links between stages limit a round.
     job = Job("deciding", "dssra", 1, 3, rounds=12, mini_batch=64, local_steps=6, evaluate_every=0)
     job.write(testbed.data, "/data")
     device, changed_at, num_rounds = "", 0.0, 0
@@ -111,7 +111,7 @@ def reaction(testbed: ComposeTestbed) -> Reaction:
 
 
 def train(testbed: ComposeTestbed, job: Job, *options: str, check: bool = True) -> list[Event]:
-    """Runs `collapipe train` in a container; the model is in out/NAME."""
+    """Runs `collapipe train` in a container. The model is exported to out/NAME."""
     job.write(testbed.data, "/data")
     return json_lines(testbed.client(*arguments(job), *options, timeout=JOB_SECONDS, check=check))
 
@@ -138,7 +138,7 @@ def test_job_equals_one_process_bit_for_bit(
     assert model_difference(testbed, "undisturbed", one_process) is None
 
 
-def test_containers_run_without_rights(testbed: ComposeTestbed) -> None:
+def test_containers_run_with_least_privileges(testbed: ComposeTestbed) -> None:
     for identity in testbed.containers():
         found = json.loads(testbed.engine.run("inspect", identity))[0]
         name, host = found["Name"], found["HostConfig"]
@@ -155,38 +155,40 @@ def test_killed_device_comes_back_and_job_resumes(
 ) -> None:
     job = Job("interrupted")
     job.write(testbed.data, "/data")
-    heard: list[str] = []
+    lines: list[str] = []
     container = testbed.container("device-0-1")
     kill = kill_command(testbed, container)
     with testbed.running_client(*arguments(job)) as client:
         assert client.stdout is not None
         for line in client.stdout:
-            heard.append(line)
+            lines.append(line)
             if '"event": "round_started"' in line and '"round_index": 1' in line:
                 testbed.engine.run("exec", container, *kill)
-    events = json_lines("".join(heard))
+    events = json_lines("".join(lines))
     end = [event for event in events if event["event"] == "status"][-1]
     assert end["state"] == "failed", events[-1]
     assert "device-0-1" in end["message"]
 
-    # by their restart policies: nobody started them
+    # The restart policies of the containers start them again.
     testbed.wait_until_healthy(["device-0-1", "shape-device-0-1"])
     eventually(lambda: "device-0-1" in alive_hosts(testbed))
     resumed = train(testbed, job, "--resume")
-    begun = [event["round_index"] for event in resumed if event["event"] == "round_started"]
-    assert 0 not in begun and ROUNDS - 1 in begun
+    started_rounds = [
+        event["round_index"] for event in resumed if event["event"] == "round_started"
+    ]
+    assert 0 not in started_rounds and ROUNDS - 1 in started_rounds
     assert model_difference(testbed, "interrupted", one_process) is None
 
 
 def kill_command(testbed: ComposeTestbed, container: str) -> tuple[str, ...]:
-    """The command that kills the device agent with -9, inside its container, which ends with it."""
+    """Returns a command that kills the device agent in its container, which ends the container."""
     code = (
         "import pathlib\n"
         "for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"
         "    if path.read_bytes().split(b'\\0')[1:3] == [b'-m', b'collapipe.device_agent']:\n"
         "        print(path.parent.name)\n"
     )
-    # 1 is the container's init
+    # Process 1 is the container's init.
     pids = testbed.engine.run("exec", container, "python", "-c", code).split()
     return ("sh", "-c", f"kill -9 {' '.join(pid for pid in pids if pid != '1')}")
 
@@ -196,7 +198,7 @@ def alive_hosts(testbed: ComposeTestbed) -> set[str]:
     return {host["host"]["host_id"] for host in status["hosts"] if host["alive"]}
 
 
-def test_prometheus_answers_what_the_scheduler_asks(
+def test_prometheus_has_the_metrics_that_the_scheduler_queries(
     testbed: ComposeTestbed, trained: list[Event], reaction: Reaction
 ) -> None:
     source = PrometheusSource(f"http://{testbed.address('prometheus', 9090)}")
@@ -210,10 +212,13 @@ def test_prometheus_answers_what_the_scheduler_asks(
 
 
 def test_scheduler_reacts_to_a_shaped_link_within_two_rounds(reaction: Reaction) -> None:
-    """A window reaches over the last round and at least four scrapes; it is full when all of it is after the change."""
+    """The scheduler must react by the second round after its telemetry shows only the slow link.
+
+    A telemetry window covers the last round and at least four scrapes.
+    """
     ends = [decision["estimates"]["end"] for decision in reaction.decisions[1:]]
     starts = [min(before, end - WINDOW_SECONDS) for before, end in itertools.pairwise(ends)]
-    # starts[0] is of the third round: the first has no telemetry, the second no earlier one
+    # starts[0] belongs to the third round: the first round has no telemetry, the second no previous window.
     full = 2 + next(i for i, start in enumerate(starts) if start >= reaction.changed_at)
     before, *after = (placement(one) for one in reaction.decisions[ROUNDS_BEFORE : full + 2])
     print(
@@ -230,7 +235,7 @@ def test_scheduler_reacts_to_a_shaped_link_within_two_rounds(reaction: Reaction)
 
 
 def placement(decided: dict[str, Any]) -> dict[str, int]:
-    """How many units each device runs, by the plans of an event or a decision."""
+    """Returns the number of units on each device, from the plans of an event or a decision."""
     return {
         stage["host_id"]: stage["stop_unit"] - stage["start_unit"]
         for plan in decided["plans"]
@@ -253,7 +258,7 @@ def test_every_panel_has_data(
 
 
 def has_numbers(url: str, expression: str) -> bool:
-    """Whether a query had an answer at some time since the testbed was started."""
+    """Returns whether a query has had a value at some time since the testbed was started."""
     now = time.time()
     form = {"query": expression, "start": str(now - 900), "end": str(now), "step": "5"}
     answer = httpx.post(url, data=form, trust_env=False, timeout=30).json()

@@ -1,4 +1,4 @@
-"""What is in the images, and how little of it."""
+"""Tests the contents and the size of the images."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ LARGEST_MB = {
     "client": 250,
     "shaper": 300,
 }
-"""Of all layers, with torch for processors only; each is about a tenth above what was measured."""
+"""Largest size of all layers, with torch for CPUs only. Each is about a tenth above the measured size."""
 LEFT_OUT = {
     "scheduler": ("torch", "transformers"),
     "edge-server": ("cvxpy", "scipy"),
@@ -38,7 +38,7 @@ MODULES = {
     "shaper": "collapipe.traffic_shaping",
 }
 LOCKED = ("--rm", "--network=none", "--read-only", "--cap-drop=ALL", "--tmpfs=/tmp")
-"""No package index, no disk and no rights."""
+"""Options for a container without network, disk and privileges."""
 
 
 def inspect(engine: Engine, target: str) -> dict[str, object]:
@@ -74,20 +74,20 @@ def test_image_has_no_compiler(images: Engine, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", sorted(set(TARGETS) - {"shaper"}))
-def test_image_runs_as_a_user_without_rights(images: Engine, target: str) -> None:
+def test_image_runs_as_an_unprivileged_user(images: Engine, target: str) -> None:
     assert python(images, target, "import os; print(os.getuid(), os.getgid())") == "10001 10001"
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_service_imports_without_network_disk_and_rights(images: Engine, target: str) -> None:
+def test_service_imports_without_network_disk_and_privileges(images: Engine, target: str) -> None:
     code = f"import {MODULES[target]}; print('imported')"
     assert python(images, target, code) == "imported"
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_entrypoint_tells_its_options(images: Engine, target: str) -> None:
-    told = images.run("run", *LOCKED, tag(target), "--help")
-    assert "usage" in told.lower()
+def test_entrypoint_prints_its_options(images: Engine, target: str) -> None:
+    printed = images.run("run", *LOCKED, tag(target), "--help")
+    assert "usage" in printed.lower()
 
 
 def test_images_with_torch_share_it(images: Engine) -> None:
@@ -96,7 +96,7 @@ def test_images_with_torch_share_it(images: Engine) -> None:
     )
     assert device[:-1] == edge[: len(device) - 1] == control[: len(device) - 1]
     sizes = images.run("history", "--human=false", "--format={{.Size}}", tag("device-agent"))
-    assert int(sizes.split()[0]) < 20e6  # what is not shared: our code
+    assert int(sizes.split()[0]) < 20e6  # the layer that is not shared contains our code
     assert max(map(int, sizes.split())) > 300e6  # torch
 
 

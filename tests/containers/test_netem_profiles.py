@@ -1,6 +1,6 @@
-"""Every profile as the kernel makes it, told by the project's own shaper and command, in a kernel with netem.
+"""Measures links that the project's own shaper emulates with each network profile, in a kernel with netem.
 
-pytest -m heavy -s tests/containers/test_netem_profiles.py      # prints what was measured
+pytest -m heavy -s tests/containers/test_netem_profiles.py      # prints the measurements
 """
 
 import json
@@ -24,10 +24,13 @@ ROUND_TRIP_TOLERANCE, ROUND_TRIP_SECONDS = 0.10, 0.005
 LOSS_PACKETS = 6000
 FRAME_BYTES, SMALL_FRAME_BYTES = 1514, 128
 MOST_SMALL_BPS = 1.5e6
-"""Small packets come slowly enough that a pause of this machine does not fill the queue: losses are the link's own."""
+"""Largest rate of small packets. At this rate, a pause of the machine does not overflow the queue."""
 TCP_SHARE = 1448 / FRAME_BYTES
 MOST_TCP_DELAY_SECONDS = 0.005
-"""Beyond, and with losses, a connection need not fill the link in a few seconds: packets without one tell the rate."""
+"""Largest delay with which TCP surely fills a link within a few seconds.
+
+With a larger delay or with losses, UDP packets measure the rate instead.
+"""
 _TRACE = """at_seconds,rate_bps,delay_seconds
 0,8e6,0.01
 4,2e6,0.05
@@ -58,7 +61,9 @@ def command(hosts: TwoHosts, verb: str, *arguments: str, code: int = 0) -> dict[
 
 
 @pytest.mark.parametrize("name", NETWORK_PROFILES)
-def test_profile_is_what_packets_meet_in_both_directions(hosts: TwoHosts, name: str) -> None:
+def test_link_has_rate_loss_and_delay_of_its_profile_in_both_directions(
+    hosts: TwoHosts, name: str
+) -> None:
     applied = command(hosts, "shape", "near", name)["applied"]
     assert applied["near"]["far"]["addresses"] == ["10.90.0.2"]
     profile = NETWORK_PROFILES[name]
@@ -98,7 +103,7 @@ def test_link_to_one_host_changes_while_packets_flow(hosts: TwoHosts) -> None:
     assert hosts.round_trip_seconds() == pytest.approx(0.040, abs=0.005)
 
 
-def test_trace_changes_the_link_when_its_steps_begin(hosts: TwoHosts, tmp_path: Path) -> None:
+def test_trace_changes_the_link_at_the_start_of_each_step(hosts: TwoHosts, tmp_path: Path) -> None:
     trace = tmp_path / "steps.csv"
     trace.write_text(_TRACE)
     command(hosts, "shape", "far>near", "none")
@@ -115,7 +120,7 @@ def test_trace_changes_the_link_when_its_steps_begin(hosts: TwoHosts, tmp_path: 
     assert rate == pytest.approx(2e6, rel=0.1)
 
 
-def test_same_again_takes_no_command_and_the_end_leaves_nothing(hosts: TwoHosts) -> None:
+def test_shaper_runs_tc_only_for_changes_and_removes_everything_at_its_end(hosts: TwoHosts) -> None:
     command(hosts, "unshape", "--all")
     assert hosts.qdisc("near") == hosts.clean["near"]
     command(hosts, "shape", "near", "4g")
@@ -126,8 +131,8 @@ def test_same_again_takes_no_command_and_the_end_leaves_nothing(hosts: TwoHosts)
     again = hosts.run("near", f"{hosts.shaper_command('near')} --once")
     assert ": tc " not in again
     assert hosts.qdisc("near") == shaped
-    unheard = command(hosts, "shape", "near", "wifi", "--wait", "0.1", code=1)
-    assert unheard["not_confirmed"] == ["far", "near"]
+    unconfirmed = command(hosts, "shape", "near", "wifi", "--wait", "0.1", code=1)
+    assert unconfirmed["not_confirmed"] == ["far", "near"]
     changed = hosts.run("near", f"{hosts.shaper_command('near')} --once")
     assert changed.count(": tc qdisc change") == changed.count(": tc ") == 1
     hosts.start_shaper("near")

@@ -1,6 +1,6 @@
-"""The compose testbed over links that netem makes, in a kernel that has it, and what the scheduler sees of them.
+"""Tests the compose testbed over links that netem emulates, and what its metrics show of these links.
 
-pytest -m heavy -s tests/containers/test_netem_testbed.py      # prints what was seen and what is true
+pytest -m heavy -s tests/containers/test_netem_testbed.py      # prints the metrics and the true values
 """
 
 import shutil
@@ -28,14 +28,14 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 TOLERANCE, SECONDS = 0.15, 0.005
 ROUNDS, ROUNDS_BEFORE = 4, 2
 TRAINED = {"device-0-0": "wifi", "device-0-1": "lan", "device-0-2": "wifi"}
-"""Without losses: what a connection makes of a few of them differs by half from one time to the next."""
+"""Network profiles without losses: with losses, the goodput of TCP varies by half between runs."""
 NARROWED, NARROW_PROFILE = "device-0-1", "4g"
 PROBED = [
     {"device-0-0": "wifi", "device-0-1": "4g", "device-0-2": "wifi-congested"},
     {"device-0-0": "lte-lossy", "device-0-1": "lan", "device-0-2": "satellite"},
 ]
 ATTEMPTS = 3
-"""A probe that met the burst of another one is late by what waited in the queue."""
+"""Each link may be measured wrongly twice: a probe is late if it queues behind the burst of another probe."""
 TCP_SHARE = 1448 / 1514
 FRAMES = 10
 MINI_BATCH, MICRO_BATCHES, TOKENS, HIDDEN = 64, 2, 64, 128
@@ -91,22 +91,22 @@ def testbed(images: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     ensure_image(images, prometheus)
     began_at = time.monotonic()
     disk = make_disk(images, [*map(tag, TARGETS), prometheus], folder)
-    print(f"\na disk with the images after {time.monotonic() - began_at:.0f} s")
+    print(f"\nthe disk with the images took {time.monotonic() - began_at:.0f} s")
     shared = folder / "shared"
     (shared / "data").mkdir(parents=True)
     write_rows(shared / "data")
     began_at = time.monotonic()
     try:
         with guest_testbed(shared, disk) as testbed:
-            print(f"the testbed is up after {time.monotonic() - began_at:.0f} s")
+            print(f"the testbed was up after {time.monotonic() - began_at:.0f} s")
             yield testbed
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What Prometheus told while a job ran, by link, in bit/s."""
+class MeasuredGoodput:
+    """The goodput of each link in bit/s that Prometheus showed during a job, before and after a change."""
 
     events: list[dict[str, Any]]
     before: dict[str, float]
@@ -114,11 +114,11 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def seen(testbed: GuestTestbed) -> Seen:
-    """Trains over the first network; in the middle, one device's links become narrow."""
+def measured(testbed: GuestTestbed) -> MeasuredGoodput:
+    """Trains over the links of TRAINED. Half-way, shapes the links of one device to a slower profile."""
     for device, profile in TRAINED.items():
-        told = testbed.shape(device, profile)
-        assert not told["problems"] and set(told["applied"]) == set(testbed.hosts)
+        result = testbed.shape(device, profile)
+        assert not result["problems"] and set(result["applied"]) == set(testbed.hosts)
     write_job(testbed.shared / "data", "shaped", "pipeline", ROUNDS)
     testbed.start_job("shaped.toml", "shaped")
     testbed.wait_for_rounds("shaped", 1, JOB_SECONDS)
@@ -129,7 +129,7 @@ def seen(testbed: GuestTestbed) -> Seen:
     testbed.wait_for_rounds("shaped", ROUNDS_BEFORE + 1, JOB_SECONDS)
     changed_at = time.time()
     testbed.wait_for_end("shaped", JOB_SECONDS)
-    return Seen(testbed.events("shaped"), before, goodput(testbed, changed_at))
+    return MeasuredGoodput(testbed.events("shaped"), before, goodput(testbed, changed_at))
 
 
 def goodput(testbed: GuestTestbed, since: float) -> dict[str, float]:
@@ -138,9 +138,9 @@ def goodput(testbed: GuestTestbed, since: float) -> dict[str, float]:
 
 
 def test_job_trains_over_shaped_links_to_the_losses_of_one_process(
-    testbed: GuestTestbed, seen: Seen, tmp_path: Path
+    testbed: GuestTestbed, measured: MeasuredGoodput, tmp_path: Path
 ) -> None:
-    committed = [event for event in seen.events if event["event"] == "round_committed"]
+    committed = [event for event in measured.events if event["event"] == "round_committed"]
     losses = [loss for event in committed for loss in event["summaries"][0]["losses"]]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -152,39 +152,46 @@ def test_job_trains_over_shaped_links_to_the_losses_of_one_process(
         torch.set_num_threads(threads)
 
 
-def test_prometheus_has_the_goodput_of_every_link_that_was_used(
-    testbed: GuestTestbed, seen: Seen
+def test_prometheus_has_the_goodput_of_every_used_link(
+    testbed: GuestTestbed, measured: MeasuredGoodput
 ) -> None:
-    """The truth is what a plain connection brings of frames as large, between the same containers, over the same link."""
-    assert len(seen.after) == 8, "four links of the pipeline, both ways"
+    """The true value is the rate of a plain TCP connection with frames of the same size on the same link."""
+    assert len(measured.after) == 8, "the pipeline has four links, each with two directions"
     print()
-    for link, saw in sorted(seen.after.items()):
+    for link, goodput_bps in sorted(measured.after.items()):
         sender, receiver = link.split(">")
-        way = testbed.applied(sender)[receiver]
+        link_settings = testbed.applied(sender)[receiver]
         true = testbed.frames_bps(sender, receiver, FRAME_BYTES, FRAMES)
         print(
-            f"{link:30} {saw / 1e6:6.2f}, plain {true / 1e6:6.2f} Mbit/s of {way['rate_bps'] / 1e6:5.1f}"
+            f"{link:30} {goodput_bps / 1e6:6.2f}, plain {true / 1e6:6.2f} Mbit/s of "
+            f"{link_settings['rate_bps'] / 1e6:5.1f}"
         )
-        assert saw == pytest.approx(true, rel=TOLERANCE), link
+        assert goodput_bps == pytest.approx(true, rel=TOLERANCE), link
 
 
-def test_link_that_is_shaped_while_a_job_runs_is_seen_as_it_became(
-    testbed: GuestTestbed, seen: Seen
+def test_prometheus_shows_the_new_rate_of_a_link_that_changes_during_a_job(
+    testbed: GuestTestbed, measured: MeasuredGoodput
 ) -> None:
-    narrowed = [link for link in seen.after if NARROWED in link.split(">") and link in seen.before]
+    narrowed = [
+        link for link in measured.after if NARROWED in link.split(">") and link in measured.before
+    ]
     assert len(narrowed) == 4
     print()
     for link in narrowed:
         sender, receiver = link.split(">")
-        way = testbed.applied(sender)[receiver]
-        print(f"{link}: {seen.before[link] / 1e6:.2f}, then {seen.after[link] / 1e6:.2f} Mbit/s")
-        assert seen.after[link] == pytest.approx(TCP_SHARE * way["rate_bps"], rel=TOLERANCE)
-        assert seen.before[link] > 2 * seen.after[link]
+        link_settings = testbed.applied(sender)[receiver]
+        print(
+            f"{link}: {measured.before[link] / 1e6:.2f}, then {measured.after[link] / 1e6:.2f} Mbit/s"
+        )
+        assert measured.after[link] == pytest.approx(
+            TCP_SHARE * link_settings["rate_bps"], rel=TOLERANCE
+        )
+        assert measured.before[link] > 2 * measured.after[link]
 
 
 @pytest.mark.parametrize("network", PROBED, ids=["first", "second"])
 def test_prometheus_has_the_round_trip_of_every_link(
-    testbed: GuestTestbed, seen: Seen, network: dict[str, str]
+    testbed: GuestTestbed, measured: MeasuredGoodput, network: dict[str, str]
 ) -> None:
     for device, profile in network.items():
         testbed.shape(device, profile)
@@ -195,7 +202,7 @@ def test_prometheus_has_the_round_trip_of_every_link(
         testbed.start_job(f"{name}.toml", name)
         testbed.wait_for_end(name, JOB_SECONDS)
         rows = testbed.query("collapipe_link_round_trip_seconds")
-        assert len(rows) == 18, "every pair of the cluster that may be neighbours, both ways"
+        assert len(rows) == 18, "nine pairs of hosts may be neighbours, in two directions"
         now = {row["link"] for row in rows if not round_trip_is_true(testbed, row)}
         missed = now if missed is None else missed & now
         if not missed:
@@ -204,11 +211,14 @@ def test_prometheus_has_the_round_trip_of_every_link(
 
 
 def round_trip_is_true(testbed: GuestTestbed, row: dict[str, Any]) -> bool:
-    """The least of six is told: of delays that vary, one of the shorter."""
+    """Returns whether the measured round trip of a link fits its delays.
+
+    The scheduler reports the smallest of six probes. With jitter, that is less than the mean delay.
+    """
     sender, receiver = row["link"].split(">")
-    ways = testbed.applied(sender)[receiver], testbed.applied(receiver)[sender]
-    true = sum(way["delay_seconds"] for way in ways)
-    jitter = sum(way["jitter_seconds"] for way in ways)
+    directions = testbed.applied(sender)[receiver], testbed.applied(receiver)[sender]
+    true = sum(direction["delay_seconds"] for direction in directions)
+    jitter = sum(direction["jitter_seconds"] for direction in directions)
     print(
         f"\n{row['link']:30} {1e3 * row['value']:6.1f} of {1e3 * true:6.1f} ms, jitter {1e3 * jitter:.0f}",
         end="",

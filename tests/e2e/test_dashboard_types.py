@@ -1,4 +1,4 @@
-"""The dashboards against the types that Grafana's own frontend is compiled with: npm's @grafana/schema."""
+"""Checks the dashboards against the types of Grafana's own frontend, from the npm package @grafana/schema."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from dashboard_panels import documents
 pytestmark = pytest.mark.heavy
 
 PACKAGES = ("@grafana/schema@11.6.0", "typescript@5.5.4")
-"""The schema of the Grafana in compose.observability.yaml."""
+"""The schema has the version of Grafana in compose.observability.yaml."""
 CHECKED = """
 import type { Dashboard } from '@grafana/schema/dist/esm/raw/dashboard/x/dashboard_types.gen.d.ts';
 import type { Options as Stat } from '@grafana/schema/dist/esm/raw/composable/stat/panelcfg/x/StatPanelCfg_types.gen.d.ts';
@@ -21,7 +21,7 @@ import type { FieldConfig as Lines, Options as TimeSeries }
 import type { FieldConfig as States, Options as Timeline }
   from '@grafana/schema/dist/esm/raw/composable/statetimeline/panelcfg/x/StateTimelinePanelCfg_types.gen.d.ts';
 
-// in JSON, an enum is its text; what is a literal here may not have a field that the type does not know
+// JSON has the text of an enum value. The compiler rejects unknown fields, because the values are literals.
 type Json<T> = T extends string ? `${T}` : T extends (infer U)[] ? Json<U>[]
   : T extends object ? { [K in keyof T]: Json<T[K]> } : T;
 """
@@ -42,7 +42,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the types and a compiler."""
+    """Provides a folder with the types and a TypeScript compiler."""
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("no npm on this machine: apt-get install npm")
@@ -55,7 +55,7 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compiled(folder: Path, source: str) -> str:
-    """What the compiler complains about."""
+    """Returns the errors of the compiler."""
     (folder / "dashboards.ts").write_text(source, encoding="utf-8")
     command = [str(folder / "node_modules/.bin/tsc"), "--project", "tsconfig.json"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
@@ -63,10 +63,13 @@ def compiled(folder: Path, source: str) -> str:
 
 
 def source_of(dashboards: dict[str, dict[str, Any]]) -> str:
-    """Every dashboard, and of every panel what the dashboard's type leaves open."""
+    """Returns TypeScript that declares the type of every dashboard.
+
+    The type of a dashboard leaves the options of its panels open, so these have declarations of their own.
+    """
     lines = [CHECKED]
     for document in dashboards.values():
-        # the question of an annotation is its data source's, not the dashboard's
+        # The query of an annotation belongs to its data source, so the dashboard's type lacks it.
         annotations = [
             {key: value for key, value in one.items() if key != "expr"}
             for one in document["annotations"]["list"]
@@ -95,7 +98,7 @@ def test_dashboards_have_grafanas_types(compiler: Path) -> None:
     ("field", "value"),
     [("colorMode", "loud"), ("colour", "background"), ("wideLayout", "yes")],
 )
-def test_what_grafana_does_not_know_is_found(compiler: Path, field: str, value: str) -> None:
+def test_value_that_grafana_rejects_is_found(compiler: Path, field: str, value: str) -> None:
     dashboards = documents()
     stat = next(p for p in dashboards["links.json"]["panels"] if p["type"] == "stat")
     stat["options"][field] = value

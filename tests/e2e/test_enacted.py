@@ -1,4 +1,4 @@
-"""What the scheduler decides from a real Prometheus is what the running system does."""
+"""Tests that the scheduler decides from a real Prometheus, and that hosts run what it decides."""
 
 import itertools
 import json
@@ -26,30 +26,30 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 ROUNDS = 9
 TIME_SCALE = 8.0
 SMALL = 7_000_000
-"""Memory that holds most of the model, but not all of it."""
+"""Memory in bytes that holds most of the model, but not all of it."""
 CLOSE = 0.1
-"""How far the goodput may be from what was assigned."""
+"""Largest relative difference between a goodput and the assigned rate."""
 
 
 @dataclass(frozen=True)
 class Decided:
-    """One round: who ran what, and why."""
+    """The plan of one round and the decision behind it."""
 
     plan: Plan
     decision: RoundDecision
 
 
-def changed(world: Emulation) -> Emulation:
-    """The faster device becomes the slower one, and the way to the edge server narrow."""
-    device = world.devices["device-0-0"].model_copy(update={"slowdown": 6.0})
-    links = dict(world.links)
+def changed(emulation: Emulation) -> Emulation:
+    """Returns an emulation in which the faster device and the links to the edge server are slower."""
+    device = emulation.devices["device-0-0"].model_copy(update={"slowdown": 6.0})
+    links = dict(emulation.links)
     if links:
         links["*>edge-server"] = LinkDescription(rate_bps=4e6, delay_seconds=0.002)
-    devices = {**world.devices, "device-0-0": device}
-    return world.model_copy(update={"devices": devices, "links": links})
+    devices = {**emulation.devices, "device-0-0": device}
+    return emulation.model_copy(update={"devices": devices, "links": links})
 
 
-def make_world(*, radio: bool) -> Emulation:
+def make_emulation(*, radio: bool) -> Emulation:
     devices = {
         "control-unit-0": EmulatedDevice(profile="laptop"),
         "device-0-0": EmulatedDevice(profile="raspberry-pi-5"),
@@ -59,7 +59,7 @@ def make_world(*, radio: bool) -> Emulation:
     if not radio:
         wires = {"*": LinkDescription(rate_bps=50e6, delay_seconds=0.002)}
         return Emulation(devices=devices, links=wires, time_scale=TIME_SCALE)
-    # 20 dB in 1 MHz at 0.1 W; the Raspberry Pi 4 is farther away
+    # The signal-to-noise ratio in 1 MHz at 0.1 W is 20 dB. The Raspberry Pi 4 is farther away.
     air = {
         "*": EmulatedRadio(gain=1e-8, noise_watts_per_hertz=1e-17, delay_seconds=0.002),
         "device-0-1>*": EmulatedRadio(gain=4e-9, noise_watts_per_hertz=1e-17, delay_seconds=0.002),
@@ -100,14 +100,14 @@ def make_job(**schedule: object) -> JobConfig:
 
 
 def run_from_prometheus(
-    directory: Path, world: Emulation, devices: Sequence[Device], job: JobConfig
+    directory: Path, emulation: Emulation, devices: Sequence[Device], job: JobConfig
 ) -> list[Decided]:
-    """Runs a job whose scheduler has Prometheus and nothing else; the world changes in its middle."""
+    """Runs a job whose scheduler gets telemetry only from Prometheus. Half-way, the emulation changes."""
     with running_prometheus(directory) as prometheus:
         options = ("--telemetry", "prometheus", "--prometheus-url", prometheus.url)
         with (
             LocalTestbed(
-                [devices], directory / "testbed", emulation=world, scheduler_options=options
+                [devices], directory / "testbed", emulation=emulation, scheduler_options=options
             ) as testbed,
             testbed.client() as client,
         ):
@@ -119,7 +119,7 @@ def run_from_prometheus(
                 if event.HasField("round_committed"):
                     num_rounds += 1
                     if num_rounds == ROUNDS // 2:
-                        testbed.emulate(changed(world))
+                        testbed.emulate(changed(emulation))
                     time.sleep(INTERVAL_SECONDS)
             assert event.status.num_rounds_committed == ROUNDS, event.status.message
             return [
@@ -133,8 +133,8 @@ def run_from_prometheus(
             ]
 
 
-def rests_on_telemetry(rounds: Sequence[Decided]) -> None:
-    """Every round but the first, which nothing was measured before."""
+def check_telemetry_was_used(rounds: Sequence[Decided]) -> None:
+    """Checks that every decision except the first used complete telemetry."""
     for one in rounds[1:]:
         assert one.decision.estimates is not None
         assert one.decision.estimates.missing == ()
@@ -146,7 +146,10 @@ def has_changed(values: Sequence[object]) -> bool:
 
 
 def goodput_ratios(rounds: Sequence[Decided]) -> list[float]:
-    """What receivers saw during a round, as the next decision was told it, over what its links were assigned."""
+    """Returns the goodput of each link divided by its assigned rate, for each round.
+
+    The goodput of a round is in the estimates of the next decision.
+    """
     ratios = []
     for one, after in itertools.pairwise(rounds[1:]):
         cluster, estimates = one.decision.question.problem.clusters[0], after.decision.estimates
@@ -159,7 +162,7 @@ def goodput_ratios(rounds: Sequence[Decided]) -> list[float]:
                 assigned = RadioLink(there.gain, there.noise_watts_per_hertz).rate_bps(
                     link.bandwidth_hz, link.transmit_power_watts
                 )
-            else:  # a share of what a link cannot carry is left over
+            else:  # the assigned share can exceed the capacity of the link
                 assigned = min(link.rate_limit_bps, capacity(after, sender, receiver))
             assert seen is not None
             ratios.append(seen / assigned)
@@ -167,7 +170,7 @@ def goodput_ratios(rounds: Sequence[Decided]) -> list[float]:
 
 
 def capacity(one: Decided, sender: str, receiver: str) -> float:
-    """What the scheduler had found a wire to carry by that round."""
+    """Returns the scheduler's estimate of a wire's capacity in that round."""
     link = one.decision.question.problem.clusters[0].links[sender, receiver]
     assert isinstance(link, WiredLink)
     return link.capacity_bps
@@ -180,8 +183,8 @@ def segments(rounds: Sequence[Decided]) -> list[object]:
 def test_segments_micro_batches_and_shares_follow_prometheus(tmp_path: Path) -> None:
     job = make_job(channel_rate_bps=24e6)
     devices = [Device(memory_bytes=SMALL), Device(memory_bytes=SMALL)]
-    rounds = run_from_prometheus(tmp_path, make_world(radio=False), devices, job)
-    rests_on_telemetry(rounds)
+    rounds = run_from_prometheus(tmp_path, make_emulation(radio=False), devices, job)
+    check_telemetry_was_used(rounds)
     assert has_changed(segments(rounds))
     assert has_changed([one.plan.num_micro_batches for one in rounds] + [2])
     shares = [[link.rate_limit_bps for link in one.plan.links] for one in rounds]
@@ -193,12 +196,12 @@ def test_segments_micro_batches_and_shares_follow_prometheus(tmp_path: Path) -> 
 
 def test_bandwidth_and_power_follow_prometheus(tmp_path: Path) -> None:
     job = make_job(channel_bandwidth_hz=4e6, penalty_weight=3.0)
-    # devices that draw next to nothing while they compute: what they send is what they have to save
+    # These devices use almost no energy for computing, so they must save energy by sending with less power.
     sparing = Device(
         memory_bytes=SMALL, max_transmit_watts=0.2, busy_watts=0.001, energy_budget_joules=0.05
     )
-    rounds = run_from_prometheus(tmp_path, make_world(radio=True), [sparing, sparing], job)
-    rests_on_telemetry(rounds)
+    rounds = run_from_prometheus(tmp_path, make_emulation(radio=True), [sparing, sparing], job)
+    check_telemetry_was_used(rounds)
     assert has_changed([[link.bandwidth_hz for link in one.plan.links] for one in rounds])
     powers = [
         [(link.transmit_power_watts, link.return_transmit_power_watts) for link in one.plan.links]

@@ -1,4 +1,4 @@
-"""Nothing grows with the number of rounds (I4)."""
+"""Tests that memory and disk use do not grow with the number of rounds: invariant I4."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ pytestmark = pytest.mark.heavy
 
 ROUNDS = 200
 WARM_UP_ROUNDS = 60
-"""After these, every buffer has had its largest size."""
+"""After this number of rounds, every buffer has reached its largest size."""
 ALLOWED_BYTES = 8 << 20
-"""Jitter of the allocator; 140 rounds that kept but one model of 100 kB each would add 14 MB."""
+"""Tolerance for the allocator. A leak of one model (100 kB) in each round would add 14 MB in 140 rounds."""
 
 
 def resident_bytes(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""The Prometheus configuration, rules and dashboards of deploy/, for services that train a job."""
+"""Tests the Prometheus configuration, rules and dashboards of deploy/ with services that train a job."""
 
 import json
 import math
@@ -29,8 +29,7 @@ pytestmark = pytest.mark.heavy
 
 RULES = ROOT / "deploy/prometheus/rules"
 WINDOW_SECONDS = 5
-"""So short that the window begins long after the counters: near 0, increase() extrapolates them differently.
-"""
+"""A short window, which starts long after the counters. Near 0, increase() would extrapolate differently."""
 CLOSE = 0.05
 """Largest relative difference between a rule and the scheduler's estimate of the same window."""
 
@@ -45,7 +44,7 @@ NEEDS = {
 
 SMALL = 3_000_000
 """Memory limit in bytes, too small for the whole model, so that both devices get blocks."""
-WORLD = Emulation(
+EMULATION = Emulation(
     devices={
         "device-0-0": EmulatedDevice(profile="raspberry-pi-5"),
         "device-0-1": EmulatedDevice(profile="raspberry-pi-4"),
@@ -122,7 +121,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     """Runs a job on two devices, whose addresses Prometheus gets from `collapipe targets`."""
     directory = tmp_path_factory.mktemp("observed")
     devices = [Device(memory_bytes=SMALL), Device(memory_bytes=SMALL)]
-    with LocalTestbed([devices], directory / "testbed", emulation=WORLD) as testbed:
+    with LocalTestbed([devices], directory / "testbed", emulation=EMULATION) as testbed:
         testbed.wait_until_registered()
         metrics = {
             (read_document(testbed.workspace.ready_file(one.name)) or {})[
@@ -166,10 +165,12 @@ def test_every_panel_has_data_or_says_what_it_needs(observed: Observed) -> None:
         if not observed.ask(to_promql(target.expression))
     }
     assert empty <= NEEDS.keys(), empty - NEEDS.keys()
-    assert NEEDS.keys() <= {panel.name for panel in panels()}, "a panel that is none"
+    assert NEEDS.keys() <= {panel.name for panel in panels()}, (
+        "NEEDS names a panel that does not exist"
+    )
 
 
-def test_what_was_trained_is_what_the_panels_add_up_to(observed: Observed) -> None:
+def test_panels_add_up_to_the_amount_of_training(observed: Observed) -> None:
     training = JOB.training
     expected = training.rounds * training.local_steps * training.mini_batch
     (row,) = observed.ask("collapipe_trained_samples_total")
@@ -180,7 +181,7 @@ def test_what_was_trained_is_what_the_panels_add_up_to(observed: Observed) -> No
     assert float(row["value"][1]) == training.rounds
 
 
-def test_time_of_a_stage_is_not_more_than_passed(observed: Observed) -> None:
+def test_stage_is_never_busy_for_longer_than_the_time_that_passed(observed: Observed) -> None:
     """Computing, updating and waiting exclude each other. Each direction of sending has its own thread."""
     for kinds in (("busy", "update", "waiting"), ("sending",)):
         sums = " + ".join(f"stage:{kind}_seconds:rate1m" for kind in kinds)
@@ -190,7 +191,7 @@ def test_time_of_a_stage_is_not_more_than_passed(observed: Observed) -> None:
 
 
 def estimated(observed: Observed, seconds: float, end: float) -> Estimates:
-    """Returns the scheduler's estimates of a window, without profiles, whose fixed costs it would subtract."""
+    """Returns the scheduler's estimates of a window. Without profiles, it subtracts no fixed costs."""
     series = PrometheusSource(observed.server.url).window(end - seconds, end)
     hosts = {at: name for at, name in observed.instances.items() if name != "scheduler"}
     priors = {host: HostPrior() for host in hosts.values()}
@@ -241,11 +242,11 @@ def test_rules_agree_with_what_the_scheduler_estimates(observed: Observed) -> No
     assert len(expected["cluster:activation_bytes_per_sample:ratio_increase1m"]) == 1
     for rule, values in expected.items():
         over_window = expressions()[rule.partition("{")[0]].replace("[1m]", f"[{WINDOW_SECONDS}s]")
-        told = values_of(observed.ask(over_window, observed.trained_at), rule)
-        assert {key: told[key] for key in values} == pytest.approx(values, rel=CLOSE), rule
+        recorded = values_of(observed.ask(over_window, observed.trained_at), rule)
+        assert {key: recorded[key] for key in values} == pytest.approx(values, rel=CLOSE), rule
 
 
-def test_what_is_recorded_is_what_the_rule_says(observed: Observed) -> None:
+def test_recorded_value_equals_the_expression_of_its_rule(observed: Observed) -> None:
     (stamp,) = observed.ask("timestamp(cluster:trained_samples:rate1m)")
     evaluated_at = float(stamp["value"][1])
     for rule in (
@@ -254,9 +255,9 @@ def test_what_is_recorded_is_what_the_rule_says(observed: Observed) -> None:
     ):
         expected = values_of(observed.ask(expressions()[rule], evaluated_at), rule)
         assert len(expected) >= 4
-        told = values_of(observed.ask(rule, evaluated_at), rule)
+        recorded = values_of(observed.ask(rule, evaluated_at), rule)
         # A scrape that was not complete when the rule was evaluated counts only for later queries.
-        assert told == pytest.approx(expected, rel=CLOSE), rule
+        assert recorded == pytest.approx(expected, rel=CLOSE), rule
 
 
 def test_every_rule_and_alert_is_evaluated_without_error(observed: Observed) -> None:
@@ -279,9 +280,9 @@ def test_host_that_is_listed_twice_is_scraped_once(tmp_path: Path) -> None:
         running_prometheus(tmp_path, config) as server,
         httpx.Client(base_url=server.url, trust_env=False) as client,
     ):
-        told = {**entry, "labels": {"host_role": "scheduler", "service": "127.0.0.1"}}
+        same = {**entry, "labels": {"host_role": "scheduler", "service": "127.0.0.1"}}
         other = {"targets": ["127.0.0.1:2"], "labels": {"host_role": "device_agent"}}
-        text = json.dumps([told, other])
+        text = json.dumps([same, other])
         (tmp_path / "targets.json").write_text(text, encoding="utf-8")
 
         def targets() -> list[str]:

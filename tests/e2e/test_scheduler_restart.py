@@ -1,4 +1,4 @@
-"""What the scheduler has learnt of a job survives its restart."""
+"""Tests that the scheduler's knowledge about a job survives a restart."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from collapipe_client.testbed_processes import Device
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
-WORLD = Emulation(
+EMULATION = Emulation(
     devices={
         "device-0-0": EmulatedDevice(profile="raspberry-pi-4"),
         "device-0-1": EmulatedDevice(profile="raspberry-pi-5"),
@@ -51,7 +51,10 @@ def make_job(rounds: int) -> JobConfig:
 
 
 def run(directory: Path, rounds: int, *, resume: bool) -> list[RoundDecision]:
-    with LocalTestbed([DEVICES], directory, emulation=WORLD) as testbed, testbed.client() as client:
+    with (
+        LocalTestbed([DEVICES], directory, emulation=EMULATION) as testbed,
+        testbed.client() as client,
+    ):
         job_id = client.submit(make_job(rounds), resume=resume)
         *_, event = client.watch(job_id)
         assert event.status.num_rounds_committed == rounds, event.status.message
@@ -64,17 +67,17 @@ def run(directory: Path, rounds: int, *, resume: bool) -> list[RoundDecision]:
         return decisions
 
 
-def kept(directory: Path) -> dict[str, Any]:
+def stored_knowledge(directory: Path) -> dict[str, Any]:
     (path,) = directory.rglob("planner.json")
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return document
 
 
-def test_queues_plan_and_profile_go_on_where_they_were(tmp_path: Path) -> None:
+def test_energy_queues_plan_and_profiles_are_restored(tmp_path: Path) -> None:
     run(tmp_path, 2, resume=False)
-    before = kept(tmp_path)
+    before = stored_knowledge(tmp_path)
     backlogs = before["knowledge"]["backlogs"]
-    assert max(backlogs.values()) > 0  # a hundredth of a joule a round is not enough
+    assert max(backlogs.values()) > 0  # the energy budgets are too small for a round
     third = run(tmp_path, 3, resume=True)[2].question.problem
     devices = third.clusters[0].devices
     assert {device.host_id: device.backlog for device in devices} == backlogs

@@ -1,1 +1,1 @@
-"""Processes are killed, frozen and flooded while they train."""
+"""Tests of faults: processes are killed, frozen or flooded with messages during training."""

@@ -1,4 +1,4 @@
-"""A testbed whose processes are killed and started again, and what its job leads to undisturbed."""
+"""Provides a testbed whose processes tests kill and restart, and the result of its job without faults."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from faults.interrupted import (
 
 @pytest.fixture(scope="session")
 def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
-    """Cluster 0 has 3 devices, cluster 1 has one. Nothing is left of it in the end."""
+    """Provides a testbed with 3 devices in cluster 0 and one in cluster 1. Checks that no process remains."""
     with LocalTestbed([3, 1], tmp_path_factory.mktemp("testbed")) as testbed:
         testbed.wait_until_registered()
         yield testbed
@@ -27,7 +27,7 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
 
 @pytest.fixture(scope="session")
 def undisturbed(testbed: LocalTestbed, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The digests of the last commit of a job that nothing happened to."""
+    """The digests in the last commit of a job without faults."""
     job = make_interruptible_job(tmp_path_factory.mktemp("data"), PATIENT_SECONDS)
     run = run_interrupted(testbed, job)
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message

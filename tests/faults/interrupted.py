@@ -1,4 +1,4 @@
-"""Runs a job that something happens to, and checks what it left: invariants I2 and I3."""
+"""Runs a job, injects a fault, and checks what the services kept: invariants I2 and I3."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ from collapipe_client import LocalTestbed
 
 SILENCE_SECONDS = 3.0
 PATIENT_SECONDS = 30.0
-"""Silence while processes that were just started import what they need, many at a time on few cores."""
+"""Silence deadline while many processes start at once and import modules on few cores."""
 _LIMIT_SECONDS = 90.0
 _POLL_SECONDS = 0.002
 _ENDED = (JOB_STATE_SUCCEEDED, JOB_STATE_FAILED, JOB_STATE_CANCELLED)
@@ -33,7 +33,7 @@ _ENDED = (JOB_STATE_SUCCEEDED, JOB_STATE_FAILED, JOB_STATE_CANCELLED)
 
 @dataclass
 class Run:
-    """A job that runs, as its events and the services' stores tell it so far."""
+    """The state of a running job, from its events and the stores of the services."""
 
     job: JobConfig
     state: Path
@@ -41,32 +41,32 @@ class Run:
     job_id: str = ""
     round_index: int = -1
     steps_done: int = 0
-    """Of cluster 0, in this round."""
+    """Steps of cluster 0 in this round."""
     plans: Sequence[Plan] = ()
     blobs_before: dict[str, set[str]] = field(default_factory=dict)
-    """What each service kept when the round began."""
+    """Names of the blobs that each service had when the round began."""
     final_state: JobState = 0  # type: ignore[assignment]
     message: str = ""
     ended: bool = False
 
     def new_blobs(self, service: str) -> int:
-        """Blobs that a service has stored in this round."""
+        """Returns the number of blobs that a service has stored in this round."""
         return len(self.blobs(service) - self.blobs_before.get(service, set()))
 
     def blobs(self, service: str) -> set[str]:
-        """Names of the complete blobs of a service."""
+        """Returns the names of the complete blobs of a service."""
         folder = self.directory(service) / "blobs"
         if not folder.exists():
             return set()
         return {path.name for path in folder.iterdir() if path.suffix != ".partial"}
 
     def num_rounds_committed(self) -> int:
-        """What the edge server's own document says."""
+        """Returns the number of committed rounds in the edge server's commit.json."""
         path = self.directory("edge-server") / "commit.json"
         return json.loads(path.read_text()).get("num_rounds", 0) if path.exists() else 0
 
     def directory(self, service: str) -> Path:
-        """Of the job, at one service."""
+        """Returns the folder of the job in the state directory of a service."""
         return self.state / service / "jobs" / self.job_id
 
 
@@ -75,19 +75,19 @@ Moment = Callable[[Run], bool]
 MOMENTS: dict[str, Moment] = {
     "configure": lambda run: run.round_index == 1,
     "step": lambda run: run.round_index == 1 and run.steps_done >= 1,
-    # the control unit has stored its own unit, weights and moments, and something of a device
+    # The control unit has stored the weights and moments of its own unit, and one blob of a device.
     "gather": lambda run: run.round_index == 1 and run.new_blobs("control-unit-0") >= 3,
-    # the edge server has stored each cluster's head, weights and moments, and something it fetched
+    # The edge server has stored the weights and moments of two heads, and one blob that it fetched.
     "commit": lambda run: run.round_index == 1 and run.new_blobs("edge-server") >= 5,
     "committed": lambda run: run.num_rounds_committed() == 2,
 }
-"""When something happens in the second of three rounds."""
+"""Conditions for moments in the second of three rounds, at which a fault is injected."""
 
 
 def make_interruptible_job(
     folder: Path, silence_seconds: float = SILENCE_SECONDS, **overrides: Any
 ) -> JobConfig:
-    """Three rounds of two clusters, large enough to be met in the middle of everything."""
+    """Makes a job of three rounds and two clusters. Its phases are long enough for a fault during each."""
     training = {"rounds": 3, "local_steps": 3, **overrides.pop("training", {})}
     return make_job(
         folder,
@@ -104,27 +104,27 @@ def run_interrupted(
     testbed: LocalTestbed,
     job: JobConfig,
     moment: Moment = lambda run: False,
-    happens: Callable[[Run], object] = lambda run: None,
+    inject: Callable[[Run], object] = lambda run: None,
     *,
     resume: bool = False,
 ) -> Run:
-    """Runs a job to whatever end it takes, and lets something happen to it once.
+    """Runs a job to its end, and calls `inject` once when `moment` holds.
 
-    The job must end within the silence deadline and some seconds for a loaded machine.
+    A job that fails must end within the silence deadline, plus some seconds for a loaded machine.
     """
     run = Run(job, testbed.workspace.state)
-    happened: list[float] = []
+    injected_at: list[float] = []
 
-    def sabotage() -> None:
+    def inject_once() -> None:
         while not run.ended:
             if run.job_id and moment(run):
-                happens(run)
-                happened.append(time.monotonic())
+                inject(run)
+                injected_at.append(time.monotonic())
                 return
             time.sleep(_POLL_SECONDS)
 
-    saboteur = threading.Thread(target=sabotage)
-    saboteur.start()
+    injector = threading.Thread(target=inject_once)
+    injector.start()
     started = time.monotonic()
     try:
         with testbed.client() as client:
@@ -132,18 +132,18 @@ def run_interrupted(
             for event in client.watch(run.job_id, signs_of_life=True):
                 _take(run, event)
                 assert time.monotonic() - started < _LIMIT_SECONDS, run
-    except PeerLostError as error:  # the scheduler went
+    except PeerLostError as error:  # the fault has ended the scheduler
         run.message = str(error)
     finally:
         run.ended = True
-        saboteur.join()
-    if happened and run.final_state != JOB_STATE_SUCCEEDED:
-        assert time.monotonic() - happened[0] < SILENCE_SECONDS + 5
+        injector.join()
+    if injected_at and run.final_state != JOB_STATE_SUCCEEDED:
+        assert time.monotonic() - injected_at[0] < SILENCE_SECONDS + 5
     return run
 
 
 def resume(testbed: LocalTestbed, broken: Run) -> Run:
-    """Goes on with a job that failed, when all hosts are back."""
+    """Resumes a failed job after all hosts have registered again."""
     testbed.wait_until_registered()
     schedule = broken.job.schedule.model_copy(update={"silence_seconds": PATIENT_SECONDS})
     job = broken.job.model_copy(update={"schedule": schedule})
@@ -154,7 +154,7 @@ def resume(testbed: LocalTestbed, broken: Run) -> Run:
 
 
 def final_digests(commit: Commit) -> list[str]:
-    """Names every parameter and every moment of a commit by content."""
+    """Returns the digests of all weights and moments of a commit."""
     return [
         digest
         for units in (commit.global_units, *(cluster.units for cluster in commit.clusters))
@@ -164,7 +164,7 @@ def final_digests(commit: Commit) -> list[str]:
 
 
 def intact_commit(run: Run) -> Commit:
-    """The last commit; fails unless all that it names is there, and is what its name says."""
+    """Returns the last commit. Fails unless every blob that it names exists and has the right content."""
     document = json.loads((run.directory("edge-server") / "commit.json").read_text())
     commit = json_format.ParseDict(document, Commit())
     for unit in commit.global_units:
@@ -181,7 +181,9 @@ def intact_commit(run: Run) -> Commit:
 
 def _check_blob(run: Run, service: str, digest: str) -> None:
     path = run.directory(service) / "blobs" / digest
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == digest, f"{service} garbled {digest}"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == digest, (
+        f"blob {digest} of {service} has another digest"
+    )
 
 
 def _take(run: Run, event: Any) -> None:

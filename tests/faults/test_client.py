@@ -1,4 +1,4 @@
-"""The command that started everything is interrupted or killed: everything ends, nothing is lost."""
+"""Tests that interrupt or kill the client: no process remains, and no committed round is lost."""
 
 import json
 import os
@@ -32,15 +32,18 @@ pytestmark = pytest.mark.heavy
 
 _LIMIT_SECONDS = 60.0
 
-_AS_IF_TYPED = """
+_RUN_WITH_CTRL_C = """
 import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_module("collapipe_client", run_name="__main__", alter_sys=True)
 """
-"""Runs the command with Ctrl-C in force, which a background job of a shell, as CI may be, hands down as ignored."""
+"""Runs the command with the usual handling of Ctrl-C.
+
+Tests may run as a background job of a shell, whose processes ignore SIGINT unless they set a handler.
+"""
 
 
-def test_train_leaves_nothing_when_interrupted_or_killed_and_goes_on(
+def test_train_leaves_no_process_when_interrupted_or_killed_and_resumes(
     testbed: LocalTestbed, tmp_path: Path
 ) -> None:
     job = make_job(
@@ -111,24 +114,24 @@ def test_services_outlive_a_client_that_is_interrupted_or_killed(
 
 
 class Command:
-    """`collapipe` in a process of its own."""
+    """A running `collapipe` command."""
 
     def __init__(self, log: Path, *arguments: str) -> None:
         self._log = log
         with open(log, "wb") as file:
             self.popen = subprocess.Popen(
-                [sys.executable, "-c", _AS_IF_TYPED, *arguments],
+                [sys.executable, "-c", _RUN_WITH_CTRL_C, *arguments],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
 
     def output(self) -> str:
-        """What it said so far."""
+        """Returns the output of the command so far."""
         return self._log.read_text()
 
     def wait_for(self, words: str) -> None:
-        """Waits until it says something."""
+        """Waits until the output contains `words`."""
         deadline = time.monotonic() + _LIMIT_SECONDS
         while words not in self.output():
             assert self.popen.poll() is None, self.output()
@@ -137,7 +140,7 @@ class Command:
 
 
 def wait_until_ended(record: Any) -> None:
-    """Waits for processes that notice by themselves that they are not wanted."""
+    """Waits for processes that end by themselves when their parent has ended."""
     deadline = time.monotonic() + _LIMIT_SECONDS
     while record.alive:
         assert time.monotonic() < deadline, record.alive

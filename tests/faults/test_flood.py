@@ -1,4 +1,4 @@
-"""Messages of other attempts and rubbish reach the devices while they train, and change nothing: I3."""
+"""Tests that messages of other attempts and random bytes do not disturb training devices: invariant I3."""
 
 import os
 import random
@@ -35,7 +35,7 @@ from faults.interrupted import (
 pytestmark = pytest.mark.heavy
 
 _ROUNDS_OF_FLOOD = 50
-"""Of four calls each, to each device."""
+"""How often each device gets four wrong calls."""
 
 
 def test_messages_of_other_attempts_change_nothing(
@@ -91,40 +91,40 @@ def test_messages_of_other_attempts_change_nothing(
     assert set(statuses) == refusals
 
 
-def test_rubbish_at_the_ports_changes_nothing(
+def test_random_bytes_at_the_ports_change_nothing(
     testbed: LocalTestbed, undisturbed: list[str], tmp_path: Path
 ) -> None:
     draw = random.Random(1)
     stop = threading.Event()
 
-    def throw(address: str) -> None:
+    def send_random_bytes(address: str) -> None:
         host, _, port = address.rpartition(":")
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
         while not stop.is_set():
             try:
                 with socket.create_connection((host, int(port)), timeout=5) as connection:
                     connection.sendall(preface[: draw.choice([0, 7, 24])] + os.urandom(4096))
-            except OSError:  # the server hung up on us, as it should
+            except OSError:  # the server closes the connection, as it should
                 pass
             stop.wait(0.02)
 
     addresses = [p.address for p in testbed.processes if p.name.startswith(("device", "edge"))]
-    throwers = [threading.Thread(target=throw, args=(address,)) for address in addresses]
-    for thrower in throwers:
-        thrower.start()
+    senders = [threading.Thread(target=send_random_bytes, args=(address,)) for address in addresses]
+    for sender in senders:
+        sender.start()
     try:
         run = run_interrupted(testbed, make_interruptible_job(tmp_path, PATIENT_SECONDS))
     finally:
         stop.set()
-        for thrower in throwers:
-            thrower.join()
+        for sender in senders:
+            sender.join()
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
     assert final_digests(intact_commit(run)) == undisturbed
     assert testbed.lost() == []
 
 
 def garbled_link(opening: OpenLink | None) -> Iterator[ExchangeActivationsRequest]:
-    """A frame that is not what its header says, in a link that was opened wrongly or not at all."""
+    """Yields a frame with a wrong checksum, on a link that was opened wrongly or not at all."""
     if opening is not None:
         yield ExchangeActivationsRequest(open=opening)
     tensor = TensorHeader(
@@ -141,7 +141,7 @@ def garbled_link(opening: OpenLink | None) -> Iterator[ExchangeActivationsReques
 
 
 def status_of(call: Iterator[object]) -> grpc.StatusCode:
-    """How a streaming call ended."""
+    """Returns the status code with which a streaming call ended."""
     try:
         for _ in call:
             pass

@@ -1,4 +1,4 @@
-"""The disk of the edge server, then that of the scheduler, is full: the last commit is intact."""
+"""Tests a full disk of the scheduler or the edge server: the last commit stays intact."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ _DISK_BYTES = 32 << 20
 
 @pytest.fixture
 def small_disks(tmp_path: Path) -> Iterator[dict[str, Path]]:
-    """A small file system under the state of the scheduler and of the edge server."""
+    """Mounts small file systems for the state of the scheduler and of the edge server."""
     disks = {name: tmp_path / "testbed" / "state" / name for name in ("scheduler", "edge-server")}
     mounted: list[Path] = []
     try:
@@ -45,7 +45,7 @@ def small_disks(tmp_path: Path) -> Iterator[dict[str, Path]]:
             subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_full_disk_is_named_and_the_job_goes_on_when_there_is_room(
+def test_error_names_full_disk_and_the_job_resumes_when_there_is_space(
     small_disks: dict[str, Path], tmp_path: Path
 ) -> None:
     with LocalTestbed([3, 1], tmp_path / "testbed") as testbed:
@@ -70,7 +70,7 @@ def test_full_disk_is_named_and_the_job_goes_on_when_there_is_room(
 
 
 def fill(disk: Path) -> None:
-    """Takes all the room that there is."""
+    """Fills all free space of a disk."""
     with open(disk / "filler", "wb", buffering=0) as file:
         for size in (1 << 16, 1 << 8, 1):
             try:

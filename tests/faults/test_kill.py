@@ -1,4 +1,4 @@
-"""Any process is killed at any moment: the last commit is intact and the job goes on from it."""
+"""Tests that kill one process at a given moment: the last commit stays intact, and the job resumes."""
 
 import itertools
 from collections.abc import Callable
@@ -37,7 +37,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("victim", "moment"), CASES)
-def test_job_goes_on_bit_for_bit_after_a_kill(
+def test_job_resumes_bit_for_bit_after_a_kill(
     testbed: LocalTestbed, undisturbed: list[str], tmp_path: Path, victim: str, moment: str
 ) -> None:
     job = make_interruptible_job(tmp_path)
@@ -48,7 +48,7 @@ def test_job_goes_on_bit_for_bit_after_a_kill(
         testbed.kill(killed[0])
 
     broken = run_interrupted(testbed, job, MOMENTS[moment], kill)
-    assert killed, f"the job was over before its moment: {broken}"
+    assert killed, f"the job ended before the moment of the kill: {broken}"
     assert testbed.lost() == killed
     assert intact_commit(broken).num_rounds in (1, 2)
     testbed.restart(killed[0])

@@ -1,4 +1,4 @@
-"""A process that is frozen is as good as dead, and harmless when it wakes up."""
+"""Tests that freeze a process: the job fails as if it were dead, and it does no harm when it wakes up."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ VICTIMS: dict[str, Callable[[Run], str]] = {
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_frozen_process_is_named_and_disturbs_nothing_when_it_wakes_up(
+def test_error_names_frozen_process_which_disturbs_nothing_when_it_wakes_up(
     testbed: LocalTestbed, undisturbed: list[str], tmp_path: Path, victim: str
 ) -> None:
     frozen: list[str] = []
@@ -48,7 +48,7 @@ def test_frozen_process_is_named_and_disturbs_nothing_when_it_wakes_up(
     finally:
         for name in frozen:
             os.kill(pid_of(testbed, name), signal.SIGCONT)
-    # its session, its links and its answers of the attempt that failed meet the next one
+    # The process still has the session and links of the failed attempt, which must not disturb the next one.
     assert final_digests(intact_commit(resume(testbed, broken))) == undisturbed
     assert testbed.lost() == []
 

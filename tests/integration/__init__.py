@@ -1,1 +1,1 @@
-"""Real services in separate processes, over real gRPC."""
+"""Tests of real services in separate processes, which communicate over gRPC."""

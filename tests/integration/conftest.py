@@ -1,4 +1,4 @@
-"""One testbed for all tests of the session: its 13 processes each take seconds to start."""
+"""Provides one testbed for all tests of a session, because its 13 processes take seconds to start."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def uneven_testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTe
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As in every service."""
+    """Makes torch compute in one thread, as it does in every service by default."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Runs a job on a testbed, and reads what it left in the stores of the services."""
+"""Runs a job on a testbed, and reads its results from the stores of the services."""
 
 import json
 import time
@@ -22,16 +22,16 @@ _LIMIT_SECONDS = 120.0
 
 @dataclass
 class FinishedJob:
-    """A job that succeeded, as its events and the services' stores tell it."""
+    """The events of a job that succeeded, and its results in the stores of the services."""
 
     job: JobConfig
     job_id: str
     state: Path
     """Holds the state directory of each service."""
     started: list[RoundStarted] = field(default_factory=list)
-    """Each attempt at a round."""
+    """The start of each attempt at a round."""
     summaries: list[list[RoundSummary]] = field(default_factory=list)
-    """Of each round, of each cluster."""
+    """The summary of each cluster, for each round."""
 
     @cached_property
     def commit(self) -> Commit:
@@ -40,25 +40,25 @@ class FinishedJob:
         return json_format.ParseDict(json.loads(text), Commit())
 
     def plans(self, cluster_index: int) -> list[Plan]:
-        """The plan of each trained round."""
+        """Returns the plan of each trained round."""
         plans = [started.plans[cluster_index] for started in self.started]
         return plans[: self.job.training.rounds]
 
     def losses(self, cluster_index: int) -> list[float]:
-        """Of each optimizer step."""
+        """Returns the loss of each optimizer step."""
         return [loss for clusters in self.summaries for loss in clusters[cluster_index].losses]
 
     def weights(self) -> dict[str, Tensor]:
-        """The global model."""
+        """Returns the weights of the global model."""
         return self._load([unit.weights_digest for unit in self.commit.global_units])
 
     def optimizer_state(self, cluster_index: int) -> dict[str, Tensor]:
-        """The moments of a cluster."""
+        """Returns the optimizer state of a cluster."""
         units = self._cluster(cluster_index).units
         return self._load([unit.optimizer_digest for unit in units if unit.optimizer_digest])
 
     def unit_bytes(self, unit_index: int, cluster_index: int = 0) -> int:
-        """Size of the state of a unit, weights and optimizer."""
+        """Returns the size of the weights and the optimizer state of a unit."""
         unit = self._cluster(cluster_index).units[unit_index]
         digests = (unit.weights_digest, unit.optimizer_digest)
         return sum(self._blob(digest).stat().st_size for digest in digests)
@@ -78,7 +78,7 @@ class FinishedJob:
         keepers = ["edge-server", *(f"control-unit-{i}" for i in range(self.job.clusters))]
         paths = [self._directory(keeper) / "blobs" / digest for keeper in keepers]
         found = [path for path in paths if path.is_file()]
-        assert found, f"no service keeps blob {digest}, which the last commit names"
+        assert found, f"no service has blob {digest}, which the last commit names"
         return found[0]
 
     def _directory(self, service: str) -> Path:
@@ -86,7 +86,7 @@ class FinishedJob:
 
 
 def run_job(testbed: LocalTestbed, job: JobConfig) -> FinishedJob:
-    """Runs a job to its end; fails when the job does."""
+    """Runs a job to its end. Fails if the job fails."""
     deadline = time.monotonic() + _LIMIT_SECONDS
     with testbed.client() as client:
         finished = FinishedJob(job, client.submit(job), testbed.workspace.state)
@@ -100,6 +100,8 @@ def run_job(testbed: LocalTestbed, job: JobConfig) -> FinishedJob:
                 finished.summaries.append(list(event.round_committed.summaries))
             if time.monotonic() > deadline:
                 client.cancel(finished.job_id)
-                raise AssertionError(f"not done in {_LIMIT_SECONDS:g} s, last heard: {last}")
+                raise AssertionError(
+                    f"the job did not end in {_LIMIT_SECONDS:g} s; last status: {last}"
+                )
     assert last.state == JOB_STATE_SUCCEEDED, last.message
     return finished

@@ -1,4 +1,4 @@
-"""A deployment of real processes that speak mutual TLS, with certificates and a token of `collapipe certs`."""
+"""Runs services with mutual TLS, whose certificates and token come from `collapipe certs`."""
 
 import json
 import os
@@ -19,10 +19,13 @@ _LIMIT_SECONDS = 90.0
 
 
 class SecuredDeployment:
-    """A scheduler, an edge server, a control unit and a device with issued certificates; a device that joined.
+    """A deployment of five hosts and an authority.
+
+    The scheduler, the edge server, the control unit and device-0-0 have issued certificates. device-0-1 gets
+    its certificate by `collapipe join`.
 
     Args:
-        folder: Of everything.
+        folder: Folder for certificates, state and logs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -43,7 +46,7 @@ class SecuredDeployment:
         self._owned.close()
 
     def security(self, name: str) -> Security:
-        """With the certificate of somebody."""
+        """Returns the certificate and key of a host or of the client "me"."""
         tls = self.authority / "issued" / name
         if name == "device-0-1":
             tls = self.folder / "box" / "tls"
@@ -54,11 +57,11 @@ class SecuredDeployment:
         return CollaPipeClient(self.addresses["scheduler"], self.security("me"))
 
     def log(self, name: str) -> str:
-        """What a process has written."""
+        """Returns the output of a process so far."""
         return (self.folder / f"{name}.log").read_text(encoding="utf-8")
 
     def start(self, name: str, module: str, *options: str) -> None:
-        """Starts a process."""
+        """Starts a service."""
         ready = self.folder / f"{name}.ready"
         own = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
         self._spawn(name, [module, *own, "--ready-file", str(ready), *options])
@@ -76,18 +79,18 @@ class SecuredDeployment:
             )
 
     def wait(self, *names: str) -> None:
-        """Waits until processes serve."""
+        """Waits until services accept calls."""
         deadline = time.monotonic() + _LIMIT_SECONDS
         for name in names:
             ready = self.folder / f"{name}.ready"
             while not ready.exists():
                 assert self._processes[name].poll() is None, self.log(name)
-                assert time.monotonic() < deadline, f"{name} does not serve: {self.log(name)}"
+                assert time.monotonic() < deadline, f"{name} accepts no calls: {self.log(name)}"
                 time.sleep(0.05)
             self.addresses[name] = json.loads(ready.read_text())["address"]
 
     def files(self, name: str) -> Sequence[str]:
-        """The flags that name a certificate."""
+        """Returns the options that name the certificate files of a host."""
         tls = self.security(name)
         return [f"--tls-ca={tls.ca}", f"--tls-cert={tls.certificate}", f"--tls-key={tls.key}"]
 
@@ -110,12 +113,12 @@ class SecuredDeployment:
         self.wait("edge-server", "control-unit-0", "device-0-0", "device-0-1")
 
     def _join(self, scheduler: Sequence[str]) -> None:
-        """As on another machine: nothing but the token gets there."""
+        """Joins device-0-1 as on another machine, which gets only the token."""
         token = collapipe(
             *("certs", "token", str(self.authority), "device-agent:device-0-1", *scheduler),
             *("--authority", self.addresses["authority"]),
         )
-        # becomes the device agent, and is told by its environment what only a test wants
+        # The command becomes the device agent. Settings that only this test needs are in the environment.
         ready = str(self.folder / "device-0-1.ready")
         environment = {
             "READY_FILE": ready,
@@ -141,7 +144,7 @@ class SecuredDeployment:
 
 
 def collapipe(*arguments: str) -> str:
-    """Runs a command of the client; what it printed."""
+    """Runs a command of the client and returns its output."""
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == 0, result.output
     return result.stdout.strip()

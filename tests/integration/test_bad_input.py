@@ -1,4 +1,4 @@
-"""For each mistake in the input, the error names the value, its place and the remedy, and all services stay alive."""
+"""Tests wrong input: the error names the value, its place and the remedy, and no service ends."""
 
 import json
 import os
@@ -57,7 +57,7 @@ class Folder:
 
     path: Path
     settings: list[str] = field(default_factory=list)
-    """Values of --set."""
+    """Values for the option --set."""
 
     def append(self, name: str, text: str) -> None:
         """Appends text to a file."""
@@ -86,7 +86,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_lost(uneven_testbed: LocalTestbed) -> Iterator[None]:
+def no_service_ends(uneven_testbed: LocalTestbed) -> Iterator[None]:
     """Checks after each test that no service has ended."""
     yield
     assert uneven_testbed.lost() == []
@@ -261,7 +261,7 @@ def test_train_refuses_no_devices_on_the_command_line(folder: Folder) -> None:
     assert not (folder.path / "workspace").exists()
 
 
-def test_train_says_whom_it_cannot_reach(folder: Folder) -> None:
+def test_train_names_the_scheduler_that_it_cannot_reach(folder: Folder) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     result = folder.train("--scheduler", address, "--insecure")
@@ -309,7 +309,9 @@ def test_too_long_text_is_cut_with_a_warning(uneven_testbed: LocalTestbed, folde
     assert (folder.path / "model" / "model.safetensors").exists()
 
 
-def test_divergence_keeps_the_rounds_before(uneven_testbed: LocalTestbed, folder: Folder) -> None:
+def test_divergence_keeps_the_rounds_before_it(
+    uneven_testbed: LocalTestbed, folder: Folder
+) -> None:
     folder.settings += ["name=diverges", "training.learning_rate=1e30"]
     folder.settings += ["training.rounds=3", "training.local_steps=1"]
     result = folder.train(*use(uneven_testbed))

@@ -1,4 +1,4 @@
-"""Activations go from device to device; rows and speeds find their way without a restart."""
+"""Tests that activations go directly between devices, and that jobs use new rows and measured speeds."""
 
 import itertools
 import json
@@ -15,10 +15,10 @@ from integration.running import FinishedJob, run_job
 from integration.test_exact import check_placement, identities
 
 Traffic = Counter[tuple[str, str, str]]
-"""Bytes by (host, direction, way)."""
+"""Number of bytes by (host, direction, way), as in the labels of collapipe_link_bytes_total."""
 
 
-def test_activations_between_devices_pass_by_everybody_else(
+def test_activations_between_devices_bypass_other_hosts(
     testbed: LocalTestbed, tmp_path: Path
 ) -> None:
     job = make_job(tmp_path, num_blocks=6, devices_per_cluster=6, name="long")
@@ -39,7 +39,7 @@ def test_activations_between_devices_pass_by_everybody_else(
             assert sent > 0
             assert sent == moved[receiver, direction, "received"]
 
-    # what the control unit and the edge server saw is what crossed the two ends of the pipeline
+    # The control unit and the edge server carry only the traffic of the link at their end of the pipeline.
     for host, directions in (
         ("control-unit-0", {"forward": "sent", "backward": "received"}),
         ("edge-server", {"forward": "received", "backward": "sent"}),
@@ -51,15 +51,15 @@ def test_activations_between_devices_pass_by_everybody_else(
     between_devices = sum(moved[device, "forward", "sent"] for device in pipeline[1:-2]) + sum(
         moved[device, "backward", "sent"] for device in pipeline[2:-1]
     )
-    seen_by_others = sum(
+    carried_by_others = sum(
         count for (host, _, _), count in moved.items() if not host.startswith("device")
     )
-    assert between_devices > seen_by_others  # 5 links against the 2 at the ends
+    assert between_devices > carried_by_others  # 5 links between devices, and 2 links at the ends
     assert not any(moved[host, d, w] for host, d, w in moved if host not in pipeline)
     assert not any(host == "scheduler" for host, _, _ in moved)
 
 
-def test_control_unit_carries_no_more_when_devices_are_more(
+def test_traffic_of_control_unit_does_not_grow_with_the_number_of_devices(
     testbed: LocalTestbed, tmp_path: Path
 ) -> None:
     carried = []
@@ -113,7 +113,7 @@ def test_proportional_placement_follows_the_speeds(
 
 
 def traffic(testbed: LocalTestbed) -> Traffic:
-    """What every process of the testbed has exchanged with its neighbours in a pipeline so far."""
+    """Returns the bytes that each process has exchanged with its neighbours in pipelines so far."""
     counted: Traffic = Counter()
     for process in testbed.processes:
         ready = json.loads(testbed.workspace.ready_file(process.name).read_text())

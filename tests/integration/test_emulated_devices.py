@@ -1,4 +1,4 @@
-"""A testbed of emulated devices: slower, and otherwise the same."""
+"""Tests emulated devices: they are slower, but compute the same results."""
 
 from collections.abc import Iterator
 from pathlib import Path

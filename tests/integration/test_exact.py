@@ -1,4 +1,4 @@
-"""Training through real services equals a plain loop in one process, bit for bit: invariant I1."""
+"""Tests that training through real services equals a plain loop in one process bit for bit: invariant I1."""
 
 import itertools
 from pathlib import Path
@@ -108,13 +108,13 @@ def test_blocks_move_between_rounds_with_their_optimizer_state(
     for index, (earlier, now) in enumerate(itertools.pairwise(owners), start=1):
         moved = [unit for unit in now if now[unit] != earlier[unit]]
         assert moved
-        # in a job of one cluster the average changes nothing: whoever keeps a unit has it at hand
+        # With one cluster, averaging changes nothing. So a host that keeps a unit need not fetch it.
         fetched = finished.summaries[index][0].fetched_bytes
         assert fetched == sum(finished.unit_bytes(unit) for unit in moved)
 
 
 def check_placement(job: JobConfig, finished: FinishedJob) -> None:
-    """Each round ran on a control unit, the edge server, and as many devices as the job says."""
+    """Checks that each round ran on the control unit, the edge server and the job's number of devices."""
     for cluster_index in range(job.clusters):
         devices = job.num_devices(cluster_index)
         assert devices is not None
@@ -126,7 +126,7 @@ def check_placement(job: JobConfig, finished: FinishedJob) -> None:
 
 
 def check_equals_reference(job: JobConfig, finished: FinishedJob) -> None:
-    """Weights, optimizer state and losses."""
+    """Checks that weights, optimizer states and losses equal the reference."""
     expected = train_job(job)
     difference = first_difference(expected.weights, finished.weights())
     assert difference is None, f"weights: {difference}"
@@ -139,14 +139,14 @@ def check_equals_reference(job: JobConfig, finished: FinishedJob) -> None:
 
 
 def identities(testbed: LocalTestbed) -> dict[str, str]:
-    """What changes when a process is restarted."""
+    """Returns the incarnation of each host, which changes when its process is restarted."""
     assert testbed.lost() == []
     with testbed.client() as client:
         return {status.host.host_id: status.host.incarnation for status in client.hosts()}
 
 
 def owner_of_units(plan: Any) -> dict[int, str]:
-    """Which host holds each unit."""
+    """Returns the host that runs each unit."""
     return {
         unit: stage.host_id
         for stage in plan.stages

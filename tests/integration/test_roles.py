@@ -1,4 +1,4 @@
-"""A deployment over mutual TLS trains, and everybody may do what their role may, and nothing else."""
+"""Tests a deployment with mutual TLS: it trains, and each host may do only what its role permits."""
 
 import time
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredDepl
 
 
 def ask(deployment: SecuredDeployment, security: Security, method: str, request: Any) -> Any:
-    """Calls the scheduler."""
+    """Calls a method of the scheduler."""
     with open_channel(deployment.addresses["scheduler"], security, Role.SCHEDULER) as channel:
         return call(getattr(SchedulerServiceStub(channel), method), request, "the scheduler", 10)
 
@@ -126,10 +126,10 @@ def test_device_cannot_command_other_hosts(deployment: SecuredDeployment) -> Non
     assert "control-unit may" in str(raised.value.details())
 
 
-def test_certificate_of_another_authority_is_refused_and_says_so_in_the_log(
+def test_certificate_of_another_authority_is_refused_and_the_log_says_so(
     deployment: SecuredDeployment, tmp_path: Path
 ) -> None:
-    """A device of another deployment that trusts this one's authority."""
+    """A foreign certificate is refused, whether or not its owner trusts this deployment's authority."""
     other = tmp_path / "other"
     collapipe("certs", "issue", str(other), "--init", "device-agent:device-0-0", "client:me")
     stranger, ours = other / "issued" / "me", deployment.security("me")

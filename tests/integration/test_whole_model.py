@@ -1,4 +1,4 @@
-"""Strategies that give one host the whole model: VanillaFL and centralized training equal the reference, bit for bit."""
+"""Tests that VanillaFL and centralized training, where one host has the whole model, equal the reference."""
 
 from pathlib import Path
 from typing import Any

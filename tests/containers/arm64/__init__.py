@@ -1,1 +1,1 @@
-"""The device agent's environment for linux/aarch64, made and run on a machine that is none."""
+"""Installs and runs the device agent for linux/aarch64 on a machine of another architecture, by emulation."""

@@ -1,7 +1,8 @@
-"""What pip installs for a device agent on a 64-bit Raspberry Pi OS, and how it runs here.
+"""Installs the packages of a device agent as on a 64-bit Raspberry Pi OS, and runs them by emulation.
 
-The emulated pip resolves and installs: only there are the markers and tags of packages those of an aarch64. (pip's
---platform chooses wheels by tag, but weighs markers such as `platform_machine` on the machine that it runs on.)
+pip itself runs emulated, so that it evaluates the markers and tags of packages for aarch64. pip's option
+--platform is not enough: it chooses wheels by tag, but evaluates markers such as `platform_machine` for this
+machine.
 """
 
 import hashlib
@@ -20,10 +21,12 @@ from containers.base_image import pip_setting
 from containers.engine import cache_directory, run
 
 TORCH = "2.8.0"
-"""Runs on every processor below. Of PyPI's wheels for aarch64, 2.10.0 dies of an illegal instruction on the first, and
-those from 2.11.0 on ask for CUDA libraries."""
+"""The last version whose PyPI wheel runs on all of PROCESSORS.
+
+2.10.0 fails with an illegal instruction on cortex-a72, and versions from 2.11.0 on require CUDA libraries.
+"""
 PROCESSORS = {"raspberry-pi-4": "cortex-a72", "raspberry-pi-5": "cortex-a76"}
-"""The emulator's names for the processors of device profiles."""
+"""The emulator's name of the processor of each device profile."""
 
 _CHECKOUT = Path(__file__).parents[3]
 _PYTHON = "usr/bin/python3.11"
@@ -34,12 +37,12 @@ _WARM_UP = "import collapipe.device_agent.app, transformers.models.bert.modeling
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel that was installed.
+    """An installed wheel.
 
     Args:
-        file: Its name.
-        size_bytes: Its size as downloaded.
-        sha256: Its digest, in hexadecimal.
+        file: The file name.
+        size_bytes: The size of the downloaded file.
+        sha256: The digest of the file, in hexadecimal.
     """
 
     file: str
@@ -48,17 +51,17 @@ class Wheel:
 
     @property
     def name(self) -> str:
-        """The distribution."""
+        """The name of the distribution."""
         return parse_wheel_filename(self.file)[0]
 
     @property
     def version(self) -> str:
-        """Its version."""
+        """The version of the distribution."""
         return str(parse_wheel_filename(self.file)[1])
 
     @property
     def tags(self) -> frozenset[Tag]:
-        """What it runs on."""
+        """The platforms and Python versions for which the wheel is built."""
         return parse_wheel_filename(self.file)[3]
 
 
@@ -67,10 +70,10 @@ class Arm64:
     """An emulated aarch64 machine.
 
     Args:
-        emulator: The program that runs others.
-        root: Its Debian.
-        site: What pip installed, if anything.
-        wheels: The wheels in `site`.
+        emulator: Path of the emulator.
+        root: Folder with a Debian for arm64.
+        site: Folder with installed packages, or None.
+        wheels: The wheels that are installed in `site`.
     """
 
     emulator: str
@@ -79,12 +82,15 @@ class Arm64:
     wheels: Sequence[Wheel] = ()
 
     def python(self, *arguments: str, device: str = "raspberry-pi-4") -> list[str]:
-        """The command line of its Python on a device."""
+        """Returns the command line that runs Python on an emulated device."""
         emulated = [self.emulator, "-cpu", PROCESSORS[device], "-L", str(self.root)]
         return [*emulated, str(self.root / _PYTHON), "-s", *arguments]
 
     def environment(self) -> dict[str, str]:
-        """The variables of its Python: this checkout's services, no packages or settings of this machine."""
+        """Returns the environment variables of the emulated Python.
+
+        It finds the services of this checkout, but no packages and no settings of this machine.
+        """
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -93,18 +99,18 @@ class Arm64:
         kept["PIP_CONFIG_FILE"] = os.devnull
         if self.site is not None:
             kept["PYTHONPATH"] = os.pathsep.join([str(self.site), str(_CHECKOUT / "services")])
-            # emulated, compiling takes longer than importing
+            # Keep the compiled modules: under emulation, compiling takes longer than importing.
             kept["PYTHONPYCACHEPREFIX"] = str(self.site.with_name("compiled"))
         return kept
 
     def run(self, *arguments: str, device: str = "raspberry-pi-4") -> str:
-        """Runs its Python and returns what it prints."""
+        """Runs the emulated Python and returns its output."""
         command = self.python(*arguments, device=device)
         return run(command, self.environment(), timeout=_LIMIT_SECONDS)
 
 
 def ensure_arm64() -> Arm64:
-    """Installs what a device agent needs, or finds it in the cache."""
+    """Installs the packages of a device agent, or finds them in the cache."""
     bare = Arm64(emulator(), ensure_root())
     requirements = _requirements(bare)
     key = hashlib.sha256("\0".join([bare.root.name, *requirements]).encode()).hexdigest()[:16]
@@ -123,7 +129,7 @@ def ensure_arm64() -> Arm64:
 
 
 def _requirements(arm64: Arm64) -> list[str]:
-    """What the image of the device agent installs."""
+    """Returns the requirements that the image of the device agent installs."""
     with tempfile.TemporaryDirectory(prefix="collapipe-arm64-") as name:
         script = str(_CHECKOUT / "deploy/docker/requirements.py")
         arm64.run(script, str(_CHECKOUT / "pyproject.toml"), name)
@@ -132,7 +138,7 @@ def _requirements(arm64: Arm64) -> list[str]:
 
 
 def _install(arm64: Arm64, requirements: Sequence[str], site: Path, wheels: Path) -> list[Wheel]:
-    """Downloads wheels and unpacks them; fails where something has none for aarch64."""
+    """Downloads and installs wheels. Fails if a requirement has no wheel for aarch64."""
     (pip,) = (arm64.root / _PIP).glob("pip-*.whl")
     options = [str(pip / "pip"), "--disable-pip-version-check", "--quiet"]
     for name in ("cert", "proxy"):

@@ -1,6 +1,7 @@
-"""A Debian for arm64 in a folder, as its packages unpack, for programs under user-mode emulation.
+"""Unpacks Debian packages for arm64 into a folder, for programs under user-mode emulation.
 
-No root, chroot or binfmt_misc: the emulator looks for every file there first, and then on this machine.
+This needs no root rights, no chroot and no binfmt_misc: the emulator searches every file first in the folder,
+and then on this machine.
 """
 
 import hashlib
@@ -14,14 +15,14 @@ from containers.base_image import debian_mirror
 from containers.engine import cache_directory, run
 
 _SUITE = "bookworm"
-"""The Debian of Raspberry Pi OS with Python 3.11."""
+"""The Debian release with Python 3.11, on which Raspberry Pi OS is based."""
 _PACKAGES = ("libstdc++6", "python3-pip-whl", "python3.11")
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _LIMIT_SECONDS = 300.0
 
 
 def emulator() -> str:
-    """Finds the emulator; skips the test where there is none."""
+    """Finds the emulator. Skips the test if it is not installed."""
     for name in ("qemu-aarch64", "qemu-aarch64-static"):
         if found := shutil.which(name):
             return found
@@ -29,7 +30,7 @@ def emulator() -> str:
 
 
 def ensure_root() -> Path:
-    """Makes the root, or finds it in the cache; skips the test on a machine that is no Debian."""
+    """Makes the folder, or finds it in the cache. Skips the test on a machine without Debian's apt."""
     if shutil.which("apt-get") is None or not _KEYRING.is_file():
         pytest.skip(f"packages for arm64 need a Debian, with apt-get and {_KEYRING}")
     source = f"deb [arch=arm64 signed-by={_KEYRING}] {debian_mirror()} {_SUITE} main\n"
@@ -46,7 +47,7 @@ def ensure_root() -> Path:
 
 
 def put_in_place(made: Path, place: Path) -> None:
-    """Moves a finished folder where it stays, unless another process was first."""
+    """Moves a finished folder to its final place, unless another process has already put one there."""
     try:
         made.rename(place)
     except OSError:
@@ -55,7 +56,7 @@ def put_in_place(made: Path, place: Path) -> None:
 
 
 def _download(folder: Path, source: str) -> list[Path]:
-    """Fetches the packages and what they depend on, by an apt that knows nothing of this machine's packages."""
+    """Downloads the packages and their dependencies. apt ignores the packages of this machine."""
     lists, archives = folder / "state/lists/partial", folder / "cache/archives/partial"
     for directory in (lists, archives):
         directory.mkdir(parents=True)
@@ -66,7 +67,7 @@ def _download(folder: Path, source: str) -> list[Path]:
         "APT::Architecture": "arm64",
         "APT::Architectures": "arm64",
         "APT::Install-Recommends": "false",
-        "APT::Sandbox::User": "",  # which may not write in this folder
+        "APT::Sandbox::User": "",  # the default user may not write to this folder
         "Acquire::Languages": "none",
         "Dir::Cache": f"{folder}/cache",
         "Dir::Etc::sourcelist": f"{folder}/sources.list",

@@ -1,4 +1,7 @@
-"""A disk for a guest's dockerd, with images in it: the data-root of a dockerd of the host, made into a file system."""
+"""Makes a disk image with Docker images for a guest.
+
+A temporary dockerd of this machine loads the images, and its data folder becomes a file system.
+"""
 
 import os
 import subprocess
@@ -17,13 +20,12 @@ def make_disk(engine: Engine, images: Sequence[str], scratch: Path, size: str = 
     """Copies images of an engine into a disk image.
 
     Args:
-        engine: That has them.
-        images: Their tags.
-        scratch: A folder on a file system that overlay2 can use; what is made there is removed again, but the disk.
-        size: Of the disk, most of which takes no room.
+        images: Tags of images that the engine has.
+        scratch: A folder on a file system that overlay2 can use. In the end, it contains only the disk.
+        size: Size of the disk. Unused parts take no space on this machine.
 
     Returns:
-        The disk; for one guest, which changes it.
+        The path of the disk. A guest changes the disk, so use it only once.
     """
     data = scratch / "data"
     with _loader(data, scratch) as host:
@@ -32,7 +34,7 @@ def make_disk(engine: Engine, images: Sequence[str], scratch: Path, size: str = 
         with subprocess.Popen(save, env=dict(engine.environment), stdout=subprocess.PIPE) as saved:
             loaded = subprocess.run(load, stdin=saved.stdout, capture_output=True, text=True)
         if loaded.returncode or saved.returncode:
-            raise CommandError(f"images were not copied: {loaded.stderr}")
+            raise CommandError(f"the images were not copied to the disk: {loaded.stderr}")
     disk = scratch / "docker.img"
     run(["truncate", "--size", size, str(disk)])
     options = ["-q", "-F", "-E", "lazy_itable_init=1,lazy_journal_init=1", "-d", str(data)]
@@ -43,7 +45,7 @@ def make_disk(engine: Engine, images: Sequence[str], scratch: Path, size: str = 
 
 @contextmanager
 def _loader(data: Path, scratch: Path) -> Iterator[str]:
-    """A dockerd that runs no containers and touches no network."""
+    """Runs a dockerd that only loads images, without network. Yields its address."""
     socket = f"unix://{scratch}/socket"
     line = ["dockerd", "--data-root", str(data), "--exec-root", str(scratch / "exec")]
     line += ["--pidfile", str(scratch / "pid"), "--host", socket]

@@ -1,6 +1,7 @@
-"""A User-Mode Linux guest: a kernel with netem as an ordinary process, for machines whose own kernel has none.
+"""Runs a User-Mode Linux guest: a kernel with netem as an ordinary process.
 
-Sees the host's files (read-only under an overlay), so that it runs this checkout as it is.
+It serves machines whose own kernel lacks netem. The guest sees the files of this machine under an overlay, so
+that it can run this checkout without changing it.
 """
 
 import os
@@ -18,13 +19,13 @@ from typing_extensions import Self
 INIT = Path(__file__).with_name("init.sh")
 KERNEL = "linux.uml"
 SHARED = Path("/shared")
-"""Where the guest sees the folder that it shares with the host."""
+"""Path in the guest of the folder that it shares with this machine."""
 _READY = b"UML-READY\n"
 _BOOT_SECONDS = 90.0
 
 
 def need_uml() -> None:
-    """Skips the test where there is no User-Mode Linux."""
+    """Skips the test if User-Mode Linux is not installed."""
     if not shutil.which(KERNEL) or not shutil.which("modprobe"):
         pytest.skip(
             "no User-Mode Linux on this machine: apt-get install user-mode-linux kmod iproute2"
@@ -36,14 +37,14 @@ class CommandError(Exception):
 
 
 class Guest:
-    """A guest that is up inside `with`.
+    """A guest that runs inside `with`.
 
     Args:
-        shared: Folder of the host that the guest may write to, at `SHARED`.
-        memory: Of the guest, in the kernel's notation.
-        disk: Image for /var/lib/docker, which the guest changes; `None` for a guest without docker.
-        core: The host's processor that it is pinned to: it has one of its own, and is twice as fast
-            when its processes do not wander.
+        shared: Folder of this machine that the guest may write to, as `SHARED`.
+        memory: Memory of the guest, in the kernel's notation.
+        disk: Disk image for /var/lib/docker, which the guest changes. `None` for a guest without docker.
+        core: The processor of this machine to which the guest is pinned. The guest has one processor, and is
+            twice as fast when it stays on the same one.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Guest:
             self._line.append(f"ubd0={disk}")
         if core is not None and core in os.sched_getaffinity(0):
             self._line = ["taskset", "-c", str(core), *self._line]
-        self._said = b""
+        self._unread = b""
 
     def __enter__(self) -> Self:
         log = open(self.shared / "guest.log", "ab")
@@ -92,11 +93,11 @@ class Guest:
         self._kill()
 
     def run(self, command: str, timeout: float = 60.0, check: bool = True) -> str:
-        """Runs a shell command in the guest; returns all that it printed.
+        """Runs a shell command in the guest and returns its output.
 
         Raises:
-            CommandError: It failed, and `check` is set.
-            TimeoutError: It did not end in time.
+            CommandError: The command failed, and `check` is set.
+            TimeoutError: The command did not end in time.
         """
         mark = uuid.uuid4().hex
         assert self._process.stdin is not None
@@ -110,19 +111,19 @@ class Guest:
         return printed
 
     def start(self, name: str, command: str) -> None:
-        """Starts a command that goes on; its output is NAME.log of the shared folder."""
+        """Starts a command in the background. Its output goes to NAME.log in the shared folder."""
         (self.shared / f"{name}.log").write_bytes(b"")
         self.run(
             f"setsid {command} >>{SHARED}/{name}.log 2>&1 </dev/null & echo $! >/run/{name}.pid"
         )
 
     def stop(self, name: str, signal_name: str = "TERM", timeout: float = 20.0) -> None:
-        """Ends what `start` started, and waits for it."""
+        """Sends a signal to a command of `start`, and waits for its end."""
         wait = f"while kill -0 $(cat /run/{name}.pid) 2>/dev/null; do sleep 0.1; done"
         self.run(f"kill -{signal_name} $(cat /run/{name}.pid); {wait}", timeout)
 
     def wait_for(self, name: str, text: str, timeout: float = 20.0) -> str:
-        """Waits until a command of `start` has printed a text; returns all that it has printed."""
+        """Waits until a command of `start` has printed a text, and returns its output so far."""
         deadline = time.monotonic() + timeout
         while text not in (log := self.log(name)):
             if time.monotonic() > deadline:
@@ -131,31 +132,31 @@ class Guest:
         return log
 
     def log(self, name: str) -> str:
-        """What a command of `start` has printed."""
+        """Returns the output of a command of `start` so far."""
         return (self.shared / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def _read_until(self, mark: bytes, timeout: float) -> bytes:
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout
         while True:
-            self._said = self._said.replace(b"\r\n", b"\n")
-            before, found, after = self._said.partition(mark)
+            self._unread = self._unread.replace(b"\r\n", b"\n")
+            before, found, after = self._unread.partition(mark)
             if found:
-                self._said = after
+                self._unread = after
                 return before
             left = deadline - time.monotonic()
             if left <= 0:
-                last = self._said[-3000:].decode(errors="replace")
+                last = self._unread[-3000:].decode(errors="replace")
                 raise TimeoutError(f"the guest did not answer within {timeout:g} s: {last}")
             if select.select([self._process.stdout], [], [], left)[0]:
                 data = self._process.stdout.read()
                 if data == b"":
-                    last = self._said[-3000:].decode(errors="replace")
+                    last = self._unread[-3000:].decode(errors="replace")
                     raise EOFError(f"the guest ended: {last}")
                 if data:
                     self._log.write(data)
                     self._log.flush()
-                    self._said += data
+                    self._unread += data
 
     def _kill(self) -> None:
         if self._process.poll() is None:

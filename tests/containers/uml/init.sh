@@ -1,7 +1,7 @@
 #!/bin/sh
-# Process 1 of a User-Mode Linux guest. Its root is the host's files, read-only, under an overlay in memory: the guest
-# may write anywhere, and the host stays as it was. The folder UML_SHARED of the host is writable, at /shared; a disk
-# image, if there is one, is /var/lib/docker.
+# Process 1 of a User-Mode Linux guest. Its root file system shows the files of the host, read-only, under an
+# overlay in memory. So the guest may write anywhere without changing the host. Only the folder UML_SHARED is
+# shared: it is writable at /shared. A disk image, if there is one, is mounted at /var/lib/docker.
 export PATH=/usr/sbin:/sbin:/usr/bin:/bin HOME=/root
 unset DOCKER_HOST
 modules=/usr/lib/uml/modules/$(uname -r)
@@ -36,7 +36,7 @@ for module in ipv6 veth sch_netem sch_tbf sch_htb cls_u32; do
     modprobe $module || echo "UML-WARNING no module $module"
 done
 
-if [ -b /dev/ubda ]; then # with docker
+if [ -b /dev/ubda ]; then # the guest has a disk for docker
     mount -t ext4 -o noatime /dev/ubda /var/lib/docker
     mount -t tmpfs cgroup /sys/fs/cgroup
     for controller in $(awk '!/^#/ && $4 == 1 {print $1}' /proc/cgroups); do
@@ -47,7 +47,7 @@ if [ -b /dev/ubda ]; then # with docker
     for module in bridge br_netfilter iptable_nat iptable_filter xt_MASQUERADE xt_addrtype xt_conntrack; do
         modprobe $module || echo "UML-WARNING no module $module"
     done
-    # this kernel has no nat chains of nft
+    # This kernel lacks the nat chains of nftables, so use the older iptables.
     for table in iptables ip6tables; do
         [ -x /usr/sbin/$table-legacy ] && ln -sfn /usr/sbin/$table-legacy /etc/alternatives/$table
     done
@@ -57,7 +57,7 @@ fi
 hostname uml
 ip link set lo up
 echo UML-READY
-# sh would wait for each command's input on the console itself: cat passes on what the host writes
+# sh and its commands must not read the console directly, so cat forwards the commands that the host writes.
 cat | sh
-echo o >/proc/sysrq-trigger # the host went away
+echo o >/proc/sysrq-trigger # power off: the host has closed the console
 sleep 10

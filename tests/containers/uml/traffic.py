@@ -1,6 +1,7 @@
-"""Sends packets, or frames over a connection, and tells what arrived: run by itself, on both ends of a link in a guest.
+"""Measures a link in a guest: sends packets, or frames over a TCP connection, and reports what arrived.
 
-With the standard library only: it starts in a tenth of a second where a process is dear.
+One process runs at each end of the link. The script imports only the standard library, because imports are
+slow in a guest.
 """
 
 import json
@@ -10,18 +11,18 @@ import sys
 import time
 
 HEADERS_BYTES = 42
-"""Ethernet, IP and UDP of each packet."""
+"""Size of the Ethernet, IP and UDP headers of a packet."""
 _SILENCE_SECONDS = 2.5
-"""After the last packet, or the first that never comes, longer than any link delays one."""
+"""The receiver stops after this time without a packet. It is longer than the delay of any link."""
 _CATCH_UP_SECONDS = 0.02
 _SO_RCVBUFFORCE = 33
-"""Of Linux: a larger buffer than an ordinary process may have."""
+"""A socket option of Linux that sets a receive buffer above the usual limit."""
 _BETWEEN_FRAMES_SECONDS = 0.3
 _NUMBER = struct.Struct("!I")
 
 
 def receive(port: int) -> None:
-    """Counts packets until none comes for some time, then prints what came."""
+    """Counts packets until none arrives for some time, then prints the counts and the rate."""
     server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     server.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 8 << 20)
     server.bind(("", port))
@@ -41,7 +42,7 @@ def receive(port: int) -> None:
                 server.settimeout(_SILENCE_SECONDS)
     except TimeoutError:
         pass
-    # of the queue's first filling and of its last packets, the rate would be another's
+    # The first packet only starts the clock, so its bytes do not count.
     seconds = arrivals[-1][0] - arrivals[0][0] if len(arrivals) > 1 else 0.0
     num_bytes = sum(size for _, size in arrivals[1:])
     rate = 8 * num_bytes / seconds if seconds else 0.0
@@ -49,7 +50,7 @@ def receive(port: int) -> None:
 
 
 def send(host: str, port: int, rate_bps: float, packets: int, frame_bytes: int) -> None:
-    """Sends packets at an even rate."""
+    """Sends packets at a constant rate."""
     client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     client.connect((host, port))
     payload = bytearray(frame_bytes - HEADERS_BYTES)
@@ -57,7 +58,8 @@ def send(host: str, port: int, rate_bps: float, packets: int, frame_bytes: int) 
     due_at = time.monotonic()
     for number in range(packets):
         _NUMBER.pack_into(payload, 0, number)
-        # a sleep is coarse, so a few packets at a time; after a pause of the machine, not all that were due meanwhile
+        # Short sleeps are not exact, so several packets may be sent at once. But the packets that were due
+        # during a long pause of the machine must not be sent in one burst.
         due_at = max(due_at, time.monotonic() - _CATCH_UP_SECONDS)
         ahead = due_at - time.monotonic()
         if ahead > 0.002:
@@ -67,7 +69,7 @@ def send(host: str, port: int, rate_bps: float, packets: int, frame_bytes: int) 
 
 
 def receive_frames(port: int, frame_bytes: int) -> None:
-    """Prints the rate at which the frames of one connection arrived, each from its first bytes to its last."""
+    """Prints the rate of the frames of one connection, each timed from its first byte to its last."""
     server = socket.create_server(("", port))
     print("ready", flush=True)
     connection, _ = server.accept()
@@ -83,7 +85,7 @@ def receive_frames(port: int, frame_bytes: int) -> None:
 
 
 def send_frames(host: str, port: int, frame_bytes: int, count: int) -> None:
-    """Sends frames over one connection, each when the one before has arrived and a moment has passed."""
+    """Sends frames over one connection. After each, waits for its acknowledgement, and pauses."""
     with socket.create_connection((host, port)) as connection:
         for _ in range(count):
             connection.sendall(bytes(frame_bytes))

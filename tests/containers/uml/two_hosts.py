@@ -1,4 +1,4 @@
-"""Two hosts in a guest, each a network namespace with the project's own shaper, and a wire between them."""
+"""Connects two hosts in a guest. Each is a network namespace with the project's own shaper."""
 
 import json
 import re
@@ -17,13 +17,13 @@ _PORT = 5000
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a receiver counted."""
+    """The packets that a receiver counted."""
 
     sent: int
     packets: int
     out_of_order: int
     rate_bps: float
-    """Of whole frames, between the first and the last."""
+    """Rate in bit/s of frames with headers, between the first and the last arrival."""
 
     @property
     def loss_ratio(self) -> float:
@@ -31,11 +31,7 @@ class Traffic:
 
 
 class TwoHosts:
-    """What can be done with the two.
-
-    Args:
-        guest: In which they are.
-    """
+    """Two connected hosts in a running guest."""
 
     def __init__(self, guest: Guest) -> None:
         self.guest = guest
@@ -43,7 +39,7 @@ class TwoHosts:
 
     @property
     def state(self) -> Path:
-        """links.json of both."""
+        """The file links.json, which both shapers read."""
         return self.guest.shared / "links.json"
 
     def run(self, host: str, command: str, timeout: float = 60.0, check: bool = True) -> str:
@@ -51,20 +47,20 @@ class TwoHosts:
         return self.guest.run(f"ip netns exec {host} {command}", timeout, check)
 
     def shaper_command(self, host: str) -> str:
-        """How the shaper of a host is run."""
+        """Returns the command that runs the shaper of a host."""
         return f"{sys.executable} -m collapipe.traffic_shaping --host {host} --state {SHARED}/links.json"
 
     def start_shaper(self, host: str) -> None:
-        """Starts the shaper of a host; its log is that of `shaper-HOST`."""
+        """Starts the shaper of a host. The guest names its log shaper-HOST."""
         self.guest.start(f"shaper-{host}", f"ip netns exec {host} {self.shaper_command(host)}")
 
     def qdisc(self, host: str) -> str:
-        """What tc shows of a host's interface, without what the kernel counts up."""
+        """Returns the output of tc for a host's interface, without the counters and handles of the kernel."""
         shown = self.run(host, "tc qdisc show dev eth0")
         return re.sub(r" 8[0-9a-f]{3}:|direct_packets_stat \d+ ", "", shown)
 
     def send(self, sender: str, rate_bps: float, packets: int, frame_bytes: int) -> Traffic:
-        """Sends packets to the other host at an even rate, and says what came."""
+        """Sends packets to the other host at a constant rate, and returns the counts of the receiver."""
         receiver = "far" if sender == "near" else "near"
         self.guest.start(
             "receive", f"ip netns exec {receiver} {sys.executable} {_TRAFFIC} receive {_PORT}"
@@ -75,14 +71,14 @@ class TwoHosts:
         return Traffic(packets, **json.loads(self.guest.wait_for("receive", "}").split("\n")[1]))
 
     def round_trip_seconds(self, count: int = 60) -> float:
-        """Mean round trip of pings that do not wait for one another."""
+        """Returns the mean round trip of pings that overlap in time."""
         printed = self.run("near", f"ping -q -n -c {count} -i 0.05 far", check=False)
         match = re.search(r"= [0-9.]+/([0-9.]+)/", printed)
         assert match, printed
         return float(match[1]) / 1000
 
     def tcp_bps(self, sender: str, seconds: float = 4.0, ramp_seconds: float = 1.0) -> float:
-        """Goodput of one connection after it has found its pace."""
+        """Returns the goodput in bit/s of one TCP connection, without its ramp-up time."""
         receiver = "far" if sender == "near" else "near"
         self.guest.start("iperf3", f"ip netns exec {receiver} iperf3 -s -1 --forceflush")
         self.guest.wait_for("iperf3", "listening")
@@ -93,10 +89,10 @@ class TwoHosts:
 
 @contextmanager
 def two_hosts(shared: Path) -> Iterator[TwoHosts]:
-    """Boots a guest with the two hosts; no shaper runs yet.
+    """Boots a guest with two hosts. The caller starts their shapers.
 
     Args:
-        shared: Folder of the host for links.json and logs.
+        shared: Folder of this machine for links.json and logs.
     """
     with Guest(shared) as guest:
         names = "\\n".join(f"{address} {host}" for host, address in HOSTS.items())
