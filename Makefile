@@ -1,15 +1,18 @@
-# Two commands do everything on a bare machine with python3 (3.10 or newer, with its venv module) and make:
-#   make demo   sets up and trains a model on real text
-#   make test   sets up and passes the tests
-# PYTHON chooses the interpreter, VENV the virtual environment. Packages come from pip's index; pip's own variables
-# choose another: PIP_INDEX_URL, PIP_EXTRA_INDEX_URL (say, PyTorch's CPU index: its build is far smaller), PIP_FIND_LINKS.
+# These commands set up everything that they need. They require make and python3 (3.10 or newer, with its venv
+# module):
+#   make demo   trains a model on real text
+#   make test   runs the tests
+# PYTHON chooses the interpreter, and VENV the virtual environment. Packages come from pip's index. The
+# variables PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS of pip choose others. With PyTorch's CPU
+# index, torch is far smaller.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
-# One version for all: results are compared bit for bit. Every installation names it, so that none brings another.
+# All machines use one version of torch, because tests compare results bit for bit. Every installation names
+# it, so that pip does not replace it.
 TORCH := torch==2.13.0
 
 STAMP := $(VENV)/.collapipe
@@ -17,8 +20,9 @@ PROTOS := $(wildcard protos/collapipe/v1/*.proto)
 SERVICES = $(shell grep -l '^service ' $(PROTOS))
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc
 
-# What every process imports, compiled once: ten that start together would each do it, on every start where
-# PYTHONDONTWRITEBYTECODE is set. (pip would compile five times as much.)
+# `make setup` imports the modules of every process once, so that their compiled code is stored. Otherwise,
+# each of ten processes that start together would compile them; with PYTHONDONTWRITEBYTECODE, they would do so
+# at every start. pip could compile, too, but would compile five times as much.
 WARM_UP := import transformers.models.bert.modeling_bert, collapipe_client.cli, collapipe.scheduler.app, \
 	collapipe.edge_server.app, collapipe.control_unit.app, collapipe.device_agent.app
 
@@ -37,9 +41,9 @@ check: stubs
 	$(BIN)/lint-imports
 	cd protos && $(abspath $(BIN))/buf lint
 	diff -r -x __init__.py -x __pycache__ build/stubs/collapipe/v1 services/collapipe/v1 \
-		|| { echo "The stubs are not those of protos/: run make protos"; exit 1; }
+		|| { echo "services/collapipe/v1 does not match protos/: run make protos"; exit 1; }
 
-# Messages, their types, and for files with services the stubs of gRPC.
+# Generates messages with their types. Only files with services get stubs of gRPC.
 stubs: setup-dev
 	rm -rf build/stubs && mkdir -p build/stubs
 	$(PROTOC) --python_out=build/stubs --pyi_out=build/stubs $(PROTOS)
@@ -49,12 +53,12 @@ protos: stubs
 	rm -f services/collapipe/v1/*_pb2*
 	cp build/stubs/collapipe/v1/* services/collapipe/v1
 
-# The site, in build/docs. A dead link fails it.
+# Builds the site in build/docs. A dead link is an error.
 docs: setup-docs
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# The recording of the demo that the README shows.
+# Records the demo for the README.
 recording: setup-docs
 	$(BIN)/termtosvg docs/pictures/demo.svg --screen-geometry 112x34 --max-frame-duration 400 \
 		--command "$(BIN)/collapipe train --preset demo"
@@ -70,7 +74,7 @@ setup: $(STAMP)-run
 setup-dev: $(STAMP)-dev
 setup-docs: $(STAMP)-docs
 
-# pip comes last: an environment without it is half made.
+# venv installs pip last, so an environment with pip is complete.
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 

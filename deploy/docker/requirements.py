@@ -1,6 +1,8 @@
-"""Writes what pyproject.toml asks for, one file for each extra and every.txt for none, so that images install it before our code.
+"""Writes the requirements of pyproject.toml to files. Images install them before the project's code.
 
-python requirements.py pyproject.toml FOLDER
+    python requirements.py pyproject.toml FOLDER
+
+Each extra gets a file of its own. The file every.txt has the requirements without extras.
 """
 
 import re
@@ -11,7 +13,7 @@ import tomllib
 
 
 def requirements(project: dict, extra: str) -> list[str]:
-    """Lists what an extra needs, with what every installation needs and the extras that it names."""
+    """Returns the requirements of an extra, with the general ones and those of extras that it names."""
     needed = list(project["dependencies"])
     for line in project["optional-dependencies"].get(extra, []):
         own = re.fullmatch(r"collapipe\[([\w,]+)\]", line)

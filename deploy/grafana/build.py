@@ -1,4 +1,4 @@
-"""Writes dashboards/*.json from definitions/. With `--check`, it only says whether the files are current.
+"""Writes dashboards/*.json from definitions/. With `--check`, only tests whether the files are current.
 
     python deploy/grafana/build.py [--check]
 
@@ -42,7 +42,9 @@ def main() -> None:
             if not check:
                 path.write_text(text, encoding="utf-8")
     if check and outdated:
-        sys.exit(f"{', '.join(outdated)}: not what definitions/ describe; run python {sys.argv[0]}")
+        sys.exit(
+            f"{', '.join(outdated)}: not current after a change in definitions/; run python {sys.argv[0]}"
+        )
 
 
 if __name__ == "__main__":
