@@ -72,7 +72,7 @@ class ComposeTestbed:
         document = yaml.safe_load(self.compose("config"))
         found = {}
         for name, service in document["services"].items():
-            if "profiles" in service:  # a command that a user runs once, no service
+            if "profiles" in service:  # `up` does not start it: users run it for single commands
                 continue
             if ensure_image(self.engine, service["image"]):
                 found[name] = service
@@ -96,7 +96,7 @@ class ComposeTestbed:
         return time.monotonic() - started
 
     def wait_until_healthy(self, services: Sequence[str]) -> None:
-        """Waits until all of these services are healthy. Otherwise fails with the logs of the others."""
+        """Waits until all of these services are healthy. On failure, shows the logs of the unhealthy ones."""
         deadline = time.monotonic() + HEALTHY_SECONDS
         while True:
             states = self.health()

@@ -68,7 +68,7 @@ def torch_arguments(engine: Engine) -> Iterator[dict[str, str]]:
     """Yields the build arguments with which pip finds torch during a build.
 
     pip's find-links may name a folder of wheels. A build cannot read folders of this machine, so this
-    function serves the folder over HTTP on the bridge. It passes on URLs of an index unchanged.
+    function serves the folder over HTTP on the bridge. URLs of an index stay as they are.
     """
     arguments = {
         f"PIP_{name.upper().replace('-', '_')}": value

@@ -79,7 +79,7 @@ def trained(testbed: ComposeTestbed) -> list[Event]:
 
 @dataclass(frozen=True)
 class Reaction:
-    """The decisions of a job during which the links of a device became slow."""
+    """The decisions of a job during which a test slowed down the links of a device."""
 
     decisions: list[dict[str, Any]]
     """The decision of every round."""

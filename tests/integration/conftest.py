@@ -10,7 +10,7 @@ from collapipe_client import Device, LocalTestbed
 
 @pytest.fixture(scope="session")
 def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
-    """Cluster 0 has 6 devices, clusters 1 and 2 have one each."""
+    """A testbed in which cluster 0 has 6 devices, and clusters 1 and 2 have one each."""
     with LocalTestbed([6, 1, 1], tmp_path_factory.mktemp("testbed")) as testbed:
         testbed.wait_until_registered()
         yield testbed
@@ -18,7 +18,7 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
 
 @pytest.fixture(scope="session")
 def uneven_testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
-    """Cluster 0 has devices of speeds 1, 2 and 4; the device of cluster 1 has hardly any memory."""
+    """A testbed with devices of speeds 1, 2 and 4 in cluster 0, and a device with little memory in cluster 1."""
     clusters = [[Device(speed=1), Device(speed=2), Device(speed=4)], [Device(memory_bytes=1000)]]
     with LocalTestbed(clusters, tmp_path_factory.mktemp("uneven-testbed")) as testbed:
         testbed.wait_until_registered()

@@ -1,4 +1,4 @@
-"""A process that exports the metrics of a pretended host for test_prometheus.py.
+"""Exports the metrics of a simulated host for test_prometheus.py.
 
     python metrics_host.py HOST STAGE PREVIOUS_HOST
 

@@ -96,7 +96,7 @@ def test_rows_that_arrive_between_rounds_are_trained_without_restart(
     assert appended_after == 1
     (cluster,) = finished.commit.clusters
     assert cluster.num_samples == cluster.cursor.num_rows == 21 + 12
-    assert cluster.cursor.epoch >= 1  # a new epoch over all rows began
+    assert cluster.cursor.epoch >= 1  # an epoch over all rows has begun
     assert identities(testbed) == before
 
 

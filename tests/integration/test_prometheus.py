@@ -1,4 +1,4 @@
-"""A Prometheus server and the scheduler's own scraper give the same estimates of the same processes."""
+"""Tests that a Prometheus server and the scheduler's own scraper give the same estimates."""
 
 import subprocess
 import sys
@@ -109,7 +109,7 @@ def scrapes(series: Sequence[Series], address: str) -> int:
 
 @pytest.fixture
 def observed(tmp_path: Path) -> Iterator[Observed]:
-    """Three hosts in a row that both sources scrape; their counters do not grow."""
+    """Provides three hosts that both sources scrape. Their counters grow only while they work."""
     with ExitStack() as stack:
         hosts = []
         for stage, host in enumerate(HOSTS):
@@ -136,7 +136,7 @@ def without_memory(estimates: Estimates) -> Estimates:
 def test_both_sources_give_the_same_estimates_of_the_same_window(observed: Observed) -> None:
     start = time.time()
     observed.wait_for_scrapes(start)
-    observed.work(11)  # now the series of the bytes of links appear
+    observed.work(11)  # the first work makes the series of link bytes
     observed.wait_for_scrapes(time.time())
     observed.work(7)
     observed.wait_for_scrapes(time.time())

@@ -26,7 +26,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_vanilla_fl_equals_fedavg_with_one_device_a_client(
+def test_vanilla_fl_equals_fedavg_with_one_device_per_client(
     testbed: LocalTestbed, tmp_path: Path, name: str
 ) -> None:
     job = make_job(tmp_path, schedule={"strategy": "vanilla_fl"}, **JOBS[name])

@@ -17,7 +17,7 @@ class Contribution:
 
 
 def average(arrived: Iterable[Contribution]) -> dict[str, Tensor]:
-    """Averages weighted by samples. Sums in cluster order, whatever the order of arrival."""
+    """Returns the average weighted by samples. It sums in cluster order, whatever the order of arrival."""
     contributions = sorted(arrived, key=lambda contribution: contribution.cluster_index)
     total = sum(contribution.num_samples for contribution in contributions)
     averaged: dict[str, Tensor] = {}

@@ -1,6 +1,6 @@
 """Runs a User-Mode Linux guest: a kernel with netem as an ordinary process.
 
-It serves machines whose own kernel lacks netem. The guest sees the files of this machine under an overlay, so
+Tests use it on machines whose own kernel lacks netem. The guest sees the files of this machine under an overlay, so
 that it can run this checkout without changing it.
 """
 
