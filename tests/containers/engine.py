@@ -139,7 +139,7 @@ def docker_engine() -> Iterator[Engine]:
         yield engine
         return
     if os.geteuid() != 0:
-        raise NoEngineError("no Docker Engine answers, and only root can start one")
+        raise NoEngineError("no Docker Engine runs here, and only root can start one")
     with private_engine(cache_directory() / "docker") as engine:
         yield engine
 

@@ -170,7 +170,7 @@ def goodput_ratios(rounds: Sequence[Decided]) -> list[float]:
 
 
 def capacity(one: Decided, sender: str, receiver: str) -> float:
-    """Returns the scheduler's estimate of a wire's capacity in that round."""
+    """Returns the scheduler's estimate of a wired link's capacity in that round."""
     link = one.decision.question.problem.clusters[0].links[sender, receiver]
     assert isinstance(link, WiredLink)
     return link.capacity_bps

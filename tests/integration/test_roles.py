@@ -143,9 +143,9 @@ def test_certificate_of_another_authority_is_refused_and_the_log_says_so(
         *("stranger", "collapipe.device_agent", *files),
         *("--scheduler", deployment.addresses["scheduler"]),
     )
-    said = "its certificate is of another authority: both sides need certificates of one"
+    refusal = "its certificate is of another authority: both sides need certificates of one"
     deadline = time.monotonic() + 60
-    while said not in deployment.log("stranger"):
+    while refusal not in deployment.log("stranger"):
         assert time.monotonic() < deadline, deployment.log("stranger")
         time.sleep(0.1)
 
