@@ -27,13 +27,9 @@ TIME_LIMIT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Question:
-    """The input of a strategy.
+    """The input of a strategy: the round to decide, and settings of the job file.
 
-    Args:
-        strategy: Name of the strategy, as in the job file.
-        segments: Setting of the strategy `manual`.
-        hysteresis: Setting of the strategy `dssra`.
-        problem: The round to decide.
+    Only the strategy `manual` uses `segments`, and only `dssra` uses `hysteresis`.
     """
 
     strategy: str
@@ -47,10 +43,7 @@ class RoundDecision:
     """The plans of a round, and everything that they rest on.
 
     Args:
-        question: The input of the strategy.
         estimates: The newest telemetry that went into the problem; `None` if there was none.
-        plans: One plan for each cluster.
-        prediction: The predicted effect of the plans.
         kept_because: Why the current plans were kept; empty if they were not kept.
         notes: Remarks of the strategy, for the explanation.
         solve_seconds: Time that the strategy took.
@@ -95,10 +88,9 @@ def decide(
     estimates: Estimates | None = None,
     time_limit_seconds: float | None = TIME_LIMIT_SECONDS,
 ) -> RoundDecision:
-    """Lets the strategy decide.
+    """Lets the strategy decide. The estimates are only stored with the decision.
 
     Args:
-        estimates: The telemetry that went into the problem. It is stored with the decision.
         time_limit_seconds: Limit for the strategy `dssra`; `None` is no limit.
 
     Raises:

@@ -29,10 +29,7 @@ _HOPELESS_BACKLOG = 10.0
 
 
 def explain(decision: RoundDecision) -> list[str]:
-    """Explains a decision in one statement a line.
-
-    The statements name the choices, the bottlenecks, the binding limits and the most useful improvement.
-    """
+    """Returns statements about the choices, bottlenecks, binding limits and the most useful improvement."""
     problem, prediction = decision.question.problem, decision.prediction
     lines = [
         f"{decision.question.strategy} predicts {prediction.round_seconds:.3g} s for the round, decided in "
@@ -78,10 +75,11 @@ def _explain_cluster(decision: RoundDecision, index: int) -> Iterator[str]:
         if device.host_id not in plan.segments:
             reason = ""
             if decision.question.strategy == "dssra":
+                saves_energy = bool(device.backlog)
                 reason = (
-                    "to save its energy" if device.backlog else "the round is no faster with it"
+                    ": to save its energy" if saves_energy else ": the round is no faster with it"
                 )
-            yield f"{device.host_id} is not used" + (f": {reason}" if reason else "")
+            yield f"{device.host_id} is not used{reason}"
     if moved := num_moved_blocks(cluster.previous, plan):
         verb = "block moves" if moved == 1 else "blocks move"
         yield f"{moved} {verb} to another host, which takes {predicted.migrate_seconds:.3g} s once"
@@ -195,16 +193,11 @@ def _better_link(cluster: ClusterProblem, one: str, other: str) -> ClusterProble
     links = dict(cluster.links)
     for pair in ((one, other), (other, one)):
         link = links.get(pair)
+        if link is None:
+            continue
+        link = replace(link, round_trip_seconds=_BETTER * link.round_trip_seconds)
         if isinstance(link, WiredLink):
-            links[pair] = replace(
-                link,
-                capacity_bps=link.capacity_bps / _BETTER,
-                round_trip_seconds=_BETTER * link.round_trip_seconds,
-            )
-        elif isinstance(link, RadioLink):
-            links[pair] = replace(
-                link,
-                efficiency=link.efficiency / _BETTER,
-                round_trip_seconds=_BETTER * link.round_trip_seconds,
-            )
+            links[pair] = replace(link, capacity_bps=link.capacity_bps / _BETTER)
+        else:
+            links[pair] = replace(link, efficiency=link.efficiency / _BETTER)
     return replace(cluster, links=links)

@@ -36,7 +36,7 @@ class HostCalls:
         self._cancel_calls()
 
     def sleep(self) -> None:
-        """Waits for 0.2 s; raises `CancelledError` if the job is cancelled."""
+        """Waits a moment; raises `CancelledError` if the job is cancelled."""
         if self._cancelled.wait(_POLL_SECONDS):
             raise CancelledError(self._cancel_reason)
 

@@ -39,11 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class JobRunner:
-    """Runs one job.
-
-    Args:
-        document: The job. The runner updates it and stores it after every change.
-    """
+    """Runs one job. It stores the document of the job after every change."""
 
     def __init__(
         self,
@@ -101,7 +97,7 @@ class JobRunner:
         self._calls.cancel(reason)
 
     def _explain(self, error: CollapipeError) -> str:
-        """Returns the text of an error. If a host is lost, its address is translated to its host id."""
+        """Returns the text of an error. An error about an address also names the host there."""
         if isinstance(error, PeerLostError):
             for status in self._registry.statuses():
                 if error.host_id == status.host.address:
@@ -150,9 +146,7 @@ class JobRunner:
             document.vocabulary_digest = first.vocabulary.digest
         self._set_state(scheduler_pb2.JOB_STATE_PREPARING, "making the model")
         request = edge_server_pb2.PrepareJobRequest(
-            job=self._spec,
-            labels=document.labels,
-            vocabulary=self._vocabulary,
+            job=self._spec, labels=document.labels, vocabulary=self._vocabulary
         )
         call = self._edge_server_stub().PrepareJob(request, wait_for_ready=True)
         answer = self._calls.last_answer(call, edge_server.host_id, "make the model")
@@ -247,7 +241,6 @@ class JobRunner:
     def _run_cluster(
         self, plan: plan_pb2.Plan, attempt: int, local_steps: int
     ) -> control_unit_pb2.RoundPrepared:
-        """Runs a round in one cluster."""
         index = plan.cluster_index
         host_id = self._hosts.clusters[index].control_unit.host_id
         previous = self._previous_plans[index]
@@ -324,7 +317,7 @@ class JobRunner:
         self._jobs.save(self._document)
 
     def _end(self, state: scheduler_pb2.JobState, message: str) -> None:
-        """Sets the final state. Clients see it even if a full disk prevents that it is stored."""
+        """Sets the final state. Clients see it even if a full disk prevents storing it."""
         outcome = scheduler_pb2.JobState.Name(state).removeprefix("JOB_STATE_").lower()
         metrics.JOBS_ENDED.labels(outcome).inc()
         try:

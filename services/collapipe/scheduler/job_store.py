@@ -109,8 +109,7 @@ class RoundDocument(_Document):
     """The last attempt at a round, stored before the attempt begins."""
 
     version: Literal[2] = 2
-    """Format version. Increase it when an older document can no longer be read: also its plans and
-    decision."""
+    """Format version. Increase it when an older document, its plans or its decision cannot be read."""
     attempt: int
     plans: list[_Plan]
     """One for each cluster."""
@@ -119,11 +118,7 @@ class RoundDocument(_Document):
 
 
 class JobStore:
-    """The jobs of a scheduler.
-
-    Args:
-        directory: The state directory of the scheduler.
-    """
+    """The jobs of a scheduler, which it keeps in its state directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "jobs"
@@ -139,7 +134,6 @@ class JobStore:
             self._jobs[document.job_id] = document
 
     def create(self, config: JobConfig) -> JobDocument:
-        """Creates and stores a new job."""
         with self._lock:
             job_id = f"{config.name}-{uuid.uuid4().hex[:8]}"
             document = JobDocument(
@@ -192,7 +186,6 @@ class JobStore:
             return self._jobs[job_id]
 
     def save(self, document: JobDocument) -> None:
-        """Stores the current content of a job document."""
         path = self._directory / document.job_id / "job.json"
         write_document(path, document.model_dump(mode="json"))
 
@@ -223,7 +216,6 @@ class JobStore:
             return None
 
     def save_planner_state(self, job_id: str, state: PlannerState) -> None:
-        """Stores the state of a job's planner."""
         write_document(self._planner_path(job_id), state.model_dump(mode="json"))
 
     def _planner_path(self, job_id: str) -> Path:

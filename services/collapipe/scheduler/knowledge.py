@@ -1,7 +1,7 @@
 """What the scheduler knows about the hosts, links and model of a job.
 
-The first values come from profiles of the devices and from probes of the links. Telemetry of each round then
-updates them. They are stored with the job, so that a restarted scheduler continues with them.
+The first values come from profiles and probes. Telemetry of each round then updates them. They are stored with
+the job, so that a restarted scheduler continues with them.
 
 At the end of a round, a control unit gathers the unit states of its devices: weights and optimizer moments.
 The rate of this gathering is measured for each device, because it decides which devices should hold blocks.
@@ -78,8 +78,14 @@ class LinkKnowledge(_Known):
     probed_bps_at_gathering: float = 0.0
     """What a probe measures when unit states are gathered at `gather_bps`; 0 if no probe ran yet."""
 
+    def update_channel(self, measured: LinkEstimate) -> None:
+        if measured.round_trip_seconds is not None:
+            self.round_trip_seconds = measured.round_trip_seconds
+        if measured.channel_gain and measured.noise_watts_per_hertz:
+            self.gain = measured.channel_gain
+            self.noise_watts_per_hertz = measured.noise_watts_per_hertz
+
     def update_gather_rate(self, rate_bps: float) -> None:
-        """Updates the rates after a gathering."""
         before = self.gather_bps
         self.gather_bps = _average(before, rate_bps)
         has_changed = self.gather_bps == rate_bps
@@ -90,7 +96,7 @@ class LinkKnowledge(_Known):
         self.probed_bps_at_gathering = self.probed_bps
 
     def update_probed_rate(self, goodput_bps: float) -> None:
-        """Updates the rates after a probe. The sender must have had no blocks during the probe."""
+        """Updates the rates after a probe during which the sender had no blocks."""
         self.probed_bps = goodput_bps
         # The link had probably become slow before the last gathering already, unnoticed by any probe.
         is_slower = goodput_bps * _PROBE_NOISE < self.probed_bps_at_gathering
@@ -102,10 +108,7 @@ class LinkKnowledge(_Known):
 
         If probes show that the link has become faster since the last gathering, the rate grows by the same
         factor, but not above `default_bps`. The device can then get blocks again, so that its rate is
-        measured.
-
-        Args:
-            default_bps: Rate of the other devices. It is returned if nothing was gathered over this link yet.
+        measured. Before the first gathering, the rate is `default_bps`, which is that of the other devices.
         """
         if self.gather_bps is None:
             return default_bps
@@ -139,7 +142,7 @@ class Knowledge(_Known):
     """Backlog of the virtual queue of each device: docs/scheduling.md (12)."""
 
     def host_priors(self) -> dict[str, HostPrior]:
-        """Returns the expected times of each host. Telemetry far from them is rejected as implausible."""
+        """Returns the expected times of each host. Telemetry that is far from them is rejected."""
         return {
             host_id: HostPrior(
                 known.seconds_per_sample if known.source != "guess" else 0.0,
@@ -151,10 +154,9 @@ class Knowledge(_Known):
     def update(
         self, estimates: Estimates, plans: Iterable[ClusterPlan], shares: Mapping[str, float]
     ) -> None:
-        """Updates everything from the estimates of one telemetry window.
+        """Updates everything from the estimates of a telemetry window and the plans that ran during it.
 
         Args:
-            plans: The plans that ran during the window.
             shares: What these plans gave each link, by "sender>receiver": bit/s, or Hz on a radio link.
         """
         for host_id, host in estimates.hosts.items():
@@ -185,8 +187,6 @@ class Knowledge(_Known):
         """Updates devices and links that were idle in the last round, from new profiles and probes.
 
         Args:
-            seconds_per_sample: Profiled time of a block, by device.
-            links: Probe results, by "sender>receiver".
             used_hosts: Hosts with a stage in the last round. Probes of their links do not change gather
                 rates: the last gathering is newer, and the streams of the round slowed the probes down.
         """
@@ -206,10 +206,9 @@ class Knowledge(_Known):
     def update_radio_links(self, estimates: Estimates) -> None:
         """Updates the round trips, channel gains and noise of links, but no rates."""
         for name, measured in estimates.links.items():
-            self._update_channel(self.links.setdefault(name, LinkKnowledge()), measured)
+            self.links.setdefault(name, LinkKnowledge()).update_channel(measured)
 
     def update_fixed_seconds(self, seconds: float) -> None:
-        """Updates the time that a round takes outside training, gathering and evaluation."""
         self.fixed_seconds = _average(self.fixed_seconds or None, max(seconds, 0.0))
 
     def update_gather_rates(self, clusters: Iterable[Mapping[str, tuple[float, float]]]) -> None:
@@ -273,7 +272,7 @@ class Knowledge(_Known):
 
     def _update_link(self, name: str, measured: LinkEstimate, share: float) -> None:
         link = self.links.setdefault(name, LinkKnowledge())
-        self._update_channel(link, measured)
+        link.update_channel(measured)
         goodput = measured.goodput_bps
         if goodput is None or measured.transfer_bytes < _MIN_BYTES:
             return
@@ -289,14 +288,6 @@ class Knowledge(_Known):
         else:
             # The share limited the rate. Assume a higher capacity, so that the next plan can test it.
             link.capacity_bps = max(link.capacity_bps, (1 + _CHANGE) * goodput)
-
-    @staticmethod
-    def _update_channel(link: LinkKnowledge, measured: LinkEstimate) -> None:
-        if measured.round_trip_seconds is not None:
-            link.round_trip_seconds = measured.round_trip_seconds
-        if measured.channel_gain and measured.noise_watts_per_hertz:
-            link.gain = measured.channel_gain
-            link.noise_watts_per_hertz = measured.noise_watts_per_hertz
 
 
 def _split_shared_time(ends: Mapping[str, float]) -> dict[str, float]:

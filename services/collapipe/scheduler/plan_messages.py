@@ -1,6 +1,7 @@
 """Converts plans to the messages that hosts receive, and repeats a recorded decision."""
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +18,7 @@ def to_messages(
 
     Args:
         addresses: gRPC address of each host, by host id.
-        problem: The decided problem; it says which links are radio links.
+        problem: It says which links are radio links.
     """
     return [_plan_message(addresses, problem, index, plan) for index, plan in enumerate(plans)]
 
@@ -46,9 +47,11 @@ def _plan_message(
         ],
     )
     links = problem.clusters[cluster_index].links
-    for position, link in enumerate(decided.links):
-        pair = (decided.stages[position].host_id, decided.stages[position + 1].host_id)
-        plan.links.append(_link_message(link, is_radio=isinstance(links.get(pair), RadioLink)))
+    for (before, after), link in zip(
+        itertools.pairwise(decided.stages), decided.links, strict=True
+    ):
+        between = links.get((before.host_id, after.host_id))
+        plan.links.append(_link_message(link, is_radio=isinstance(between, RadioLink)))
     content = plan.SerializeToString(deterministic=True)
     plan.plan_id = hashlib.sha256(content).hexdigest()[:16]
     return plan

@@ -158,7 +158,7 @@ class Planner:
         return to_messages(self._addresses, problem, decision.plans), decision
 
     def round_started(self, decision: RoundDecision) -> None:
-        """Starts the telemetry window of a round, and the measurements of idle devices and links."""
+        """Starts the telemetry window of the round, and the measurements of idle devices and links."""
         self._round_start = self._telemetry.now()
         if self._explorer is not None:
             self._explorer.start(decision.plans)
@@ -169,12 +169,7 @@ class Planner:
         summaries: Sequence[job_pb2.RoundSummary],
         seconds: float,
     ) -> None:
-        """Adds the measured times and energy of a round.
-
-        Args:
-            summaries: One for each cluster.
-            seconds: Time from the decision to the commit.
-        """
+        """Adds the measured times and energy of a round, which took `seconds` from decision to commit."""
         self._current_plans = decision.plans
         trained = [s.configure_seconds + s.training_seconds + s.gather_seconds for s in summaries]
         evaluated = [t + s.evaluation_seconds for t, s in zip(trained, summaries, strict=True)]
@@ -208,7 +203,6 @@ class Planner:
         self._knowledge.update_backlogs(_energy_joules(decision, summaries), budgets)
 
     def close(self) -> None:
-        """Stops the measurements of idle devices and links."""
         if self._explorer is not None:
             self._explorer.close()
 
@@ -233,7 +227,7 @@ class Planner:
         return estimates is None or not hosts_of(self._current_plans).isdisjoint(estimates.missing)
 
     def _update_from_telemetry(self) -> Estimates | None:
-        """Adds the measurements since the start of the last round; returns `None` if there are none."""
+        """Adds the measurements since the start of the last round, and returns them if there are any."""
         if self._round_start is None:
             return None
         estimates = self._telemetry.estimates(

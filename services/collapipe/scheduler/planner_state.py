@@ -19,7 +19,7 @@ class PlannerState(BaseModel):
     """Format version. Increase it when an older document can no longer be read."""
     strategy: str
     host_ids: list[list[str]]
-    """The result of `host_ids` for the hosts of the job."""
+    """The result of `host_ids` for the job."""
     knowledge: Knowledge
     current_plans: RoundPlan
     """The plans of the last committed round; empty before the first one."""

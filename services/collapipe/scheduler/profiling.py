@@ -103,15 +103,12 @@ def probe_links(hosts: JobHosts, channels: ChannelPool) -> dict[str, LinkKnowled
 
 @dataclass
 class IdleMeasurements:
-    """Measurements of idle devices and links: those that a round did not use.
-
-    Args:
-        seconds_per_sample: Profiled time of a block, by device.
-        links: Probe results, by "sender>receiver".
-    """
+    """Measurements of idle devices and links: those that a round did not use."""
 
     seconds_per_sample: dict[str, float] = field(default_factory=dict)
+    """Profiled time of a block, by device."""
     links: dict[str, LinkKnowledge] = field(default_factory=dict)
+    """Probe results, by "sender>receiver"."""
 
 
 class Explorer:

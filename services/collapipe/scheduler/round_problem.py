@@ -30,16 +30,13 @@ _EMBEDDING_GUESS = 0.05
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Sizes of a model.
-
-    Args:
-        unit_bytes: Bytes of the weights of each unit, in unit order.
-        hidden_size: Values in the activation of one token.
-    """
+    """Sizes of a model."""
 
     num_blocks: int
     unit_bytes: tuple[int, ...]
+    """Bytes of the weights of each unit, in unit order."""
     hidden_size: int
+    """Values in the activation of one token."""
 
     @property
     def head_blocks(self) -> float:
@@ -171,10 +168,7 @@ def _links(
         known = knowledge.links.get(f"{sender}>{receiver}") or LinkKnowledge()
         if known.gain is not None and known.noise_watts_per_hertz is not None:
             links[sender, receiver] = RadioLink(
-                known.gain,
-                known.noise_watts_per_hertz,
-                known.round_trip_seconds,
-                known.efficiency,
+                known.gain, known.noise_watts_per_hertz, known.round_trip_seconds, known.efficiency
             )
         else:
             links[sender, receiver] = WiredLink(known.capacity_bps, known.round_trip_seconds)

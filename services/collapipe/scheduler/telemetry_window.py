@@ -23,7 +23,6 @@ class Telemetry:
     """The scheduler's access to the measurements of its hosts.
 
     Args:
-        source: Returns raw samples.
         interval_seconds: Time between two scrapes.
         now: Clock of the samples, in Unix seconds.
     """
@@ -38,7 +37,6 @@ class Telemetry:
         """Returns the estimates of a window that ends now, or `None` if the source does not answer.
 
         Args:
-            knowledge: Expected values, against which the estimates are checked.
             since: Desired start of the window. It starts earlier if it would be shorter than `MIN_SCRAPES`
                 scrapes.
             earliest: The window never starts before this time.
