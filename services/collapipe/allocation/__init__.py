@@ -7,7 +7,6 @@ Reading order:
 3. `search`: the strategy `dssra`, which searches for the plan with the best prediction.
 """
 
-from collapipe.allocation.round_model.decision import Decision
 from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.prediction import RoundPrediction, predict
 from collapipe.allocation.round_model.problem import (
@@ -31,7 +30,6 @@ __all__ = [
     "ClusterPlan",
     "ClusterProblem",
     "Convergence",
-    "Decision",
     "Host",
     "LinkPlan",
     "ModelCost",

@@ -12,7 +12,7 @@ Reading order:
 4. `runner`: all runs of a scenario. `records` and `results`: the data of the runs, and files and summaries.
 """
 
-from collapipe.simulation.records import RoundRecord, StrategyRun
+from collapipe.simulation.records import StrategyRun
 from collapipe.simulation.results import (
     Interval,
     StrategySummary,
@@ -26,7 +26,6 @@ from collapipe.simulation.scenario import Scenario, read_scenario
 
 __all__ = [
     "Interval",
-    "RoundRecord",
     "Scenario",
     "StrategyRun",
     "StrategySummary",

@@ -21,7 +21,7 @@ def micro_batch_options(
 ) -> tuple[int, ...]:
     """Returns the values of M that a strategy may use.
 
-    For `dssra` these are all values of the scenario. For a baseline it is the value with the shortest trials.
+    `dssra` may use all values of the scenario. A baseline uses the value with the shortest trials.
 
     Raises:
         InfeasibleError: A baseline has no feasible plan with any M.

@@ -1,8 +1,8 @@
 """Simulates a round: the time, energy and memory that the services would measure.
 
-Compute times, transfer times and energy add up without interaction, so they come from
-`round_model.prediction`. The time of a mini-batch depends on how stages wait for each other, so
-`collapipe.simulation.pipeline` simulates it.
+`round_model.prediction` gives compute times, transfer times and energy, because these add up without
+interaction. `collapipe.simulation.pipeline` simulates the time of a mini-batch, which depends on how stages
+wait for each other.
 """
 
 from dataclasses import dataclass
@@ -72,11 +72,10 @@ class RoundOutcome:
 def run_round(
     problem: RoundProblem, plans: RoundPlan, *, forward_share: float = 1 / 3, num_steps: int = 1
 ) -> RoundOutcome:
-    """Simulates a round.
+    """Simulates a round with feasible plans.
 
     Args:
         problem: The true conditions of the round, not the conditions that telemetry reports.
-        plans: Feasible plans.
         forward_share: Share of the compute time that the forward pass takes.
         num_steps: Number of mini-batches to simulate. The others are assumed to take the same time.
     """

@@ -14,9 +14,7 @@ from heapq import heapify, heappop, heappush
 class SimulatedStage:
     """One stage. Seconds are for one micro-batch.
 
-    Args:
-        in_flight: In-flight window.
-        processor: Name of the processor. Last stages of several pipelines may share one, and then take turns.
+    Last stages of several pipelines may have the same `processor`. They then take turns.
     """
 
     forward_seconds: float
@@ -61,19 +59,14 @@ class SimulatedPipeline:
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """The result for one pipeline.
-
-    Args:
-        seconds: Time until its last step has ended.
-        peak_in_flight: Largest number of forward micro-batches that each stage held.
-    """
+    """The time until the last step of a pipeline has ended, and the most forward micro-batches of each stage."""
 
     seconds: float
     peak_in_flight: tuple[int, ...]
 
 
 _GRADIENT_ARRIVED, _ACTIVATION_ARRIVED, _PASS_ENDED = range(3)
-"""Kinds of events. At the same time arrivals come first, so that a stage chooses with all of them in mind."""
+"""Kinds of events. Of events at the same time, arrivals come first, so that a stage knows them all when it chooses."""
 
 
 def simulate(pipelines: Sequence[SimulatedPipeline]) -> list[PipelineRun]:

@@ -1,7 +1,7 @@
 """Radio propagation: positions of hosts, gains between them, noise and interference.
 
 A gain is log-distance path loss times block fading. Fading is drawn anew every round and is the same in both
-directions. All random numbers come from the generator that the caller passes in.
+directions. Positions are in m.
 """
 
 import math
@@ -19,14 +19,7 @@ _REFERENCE_DISTANCE_M = 1.0
 def positions_in_disc(
     rng: np.random.Generator, count: int, radius_m: float, centre: Floats
 ) -> Floats:
-    """Draws points that are uniform over a disc.
-
-    Args:
-        centre: (2,) in m.
-
-    Returns:
-        (count, 2) in m.
-    """
+    """Draws points (count, 2) that are uniform over a disc around `centre` (2,)."""
     radii = radius_m * np.sqrt(rng.random(count))
     angles = 2 * math.pi * rng.random(count)
     return centre + np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1)
@@ -36,7 +29,7 @@ def path_gain(positions: Floats, reference_loss_db: float, exponent: float) -> F
     """Returns the power gain between any two points, by log-distance path loss.
 
     Args:
-        positions: (n, 2) in m.
+        positions: (n, 2)
         reference_loss_db: Loss at 1 m, antennas included.
         exponent: 2 in free space, 3 to 4 through walls.
 
@@ -51,14 +44,11 @@ def path_gain(positions: Floats, reference_loss_db: float, exponent: float) -> F
 
 
 def rayleigh_fading(rng: np.random.Generator, count: int, branches: int) -> Floats:
-    """Draws the fading of one block between any two of `count` points.
+    """Draws the fading between any two points: (count, count), symmetric, with mean 1.
 
     Args:
         branches: Number of independent fading powers that are averaged. 1 is Rayleigh fading, whose power is
             exponential. A wide band or several antennas have more.
-
-    Returns:
-        (count, count), symmetric, with mean 1.
     """
     drawn = rng.gamma(branches, 1 / branches, size=(count, count))
     upper = np.triu(drawn, 1)

@@ -51,7 +51,6 @@ class DeviceRecord:
         energy_joules, blocks: Sums over the rounds.
         backlog: After the last round.
         memory_bytes_max: In the round that needed most.
-        num_rounds: Number of feasible rounds.
     """
 
     host_id: str
@@ -64,7 +63,6 @@ class DeviceRecord:
 
     @property
     def mean_energy_joules(self) -> float:
-        """Energy of the average round."""
         return self.energy_joules / self.num_rounds if self.num_rounds else 0.0
 
 
@@ -74,7 +72,7 @@ class StrategyRun:
 
     Args:
         value: Value of the swept parameter. `None` if the scenario has no sweep.
-        rounds: In order. A single one if no round can have a plan.
+        rounds: In order. A single infeasible one if no round can have a plan.
     """
 
     strategy: str

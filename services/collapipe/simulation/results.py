@@ -70,8 +70,8 @@ class StrategySummary:
 def interval(values: Sequence[float]) -> Interval:
     """Returns the median and its percentile bootstrap interval (Efron 1979), which assumes no distribution.
 
-    The interval of a single value is that value. Resampling has a fixed seed, so equal values give equal
-    intervals.
+    Resampling has a fixed seed, so equal values give equal intervals. The interval of a single value is that
+    value.
     """
     sample = np.asarray(values, dtype=np.float64)
     drawn = np.random.default_rng(0).integers(len(sample), size=(_NUM_RESAMPLES, len(sample)))
@@ -118,8 +118,8 @@ def write_devices(path: Path, parameter: str | None, runs: Iterable[StrategyRun]
 
 
 def _run_cells(parameter: str | None, run: StrategyRun) -> dict[str, Any]:
-    values = (parameter or "", "" if run.value is None else run.value, run.seed, run.strategy)
-    return dict(zip(_RUN_COLUMNS, values, strict=True))
+    values = (parameter, run.value, run.seed, run.strategy)
+    return dict(zip(_RUN_COLUMNS, values, strict=True))  # An empty cell stands for `None`.
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:

@@ -29,7 +29,6 @@ def run_strategy(
     Args:
         scenario: A scenario without a sweep; see `Scenario.points`.
         value: Value of the swept parameter in this scenario, for the record.
-        on_round: Called after every round.
     """
     system = SimulatedSystem(scenario, seed)
     try:
@@ -69,10 +68,10 @@ class _Rounds:
         self.devices = _device_records(system)
 
     def run(self, round_index: int) -> RoundRecord:
-        """Runs a round.
+        """Runs a round. The state does not change if no plan is feasible.
 
         Raises:
-            InfeasibleError: No plan is feasible. The state has not changed.
+            InfeasibleError: No plan is feasible.
         """
         system, drawn = self._system, self._system.draw(round_index)
         # A strategy knows the interference of the previous plans only: nobody transmits by the new ones yet.
@@ -148,10 +147,7 @@ class _Rounds:
 
 
 def _reference_seconds(scenario: Scenario, system: SimulatedSystem) -> float:
-    """Returns tau_ref on nominal conditions.
-
-    If no baseline has a plan there, `dssra` stands in for them. If `dssra` has none, either, tau_ref is 1 s.
-    """
+    """Returns tau_ref on nominal conditions, from `dssra` if no baseline has a plan, and else 1 s."""
     nominal = system.nominal()
     seconds = reference_seconds(
         lambda strategy: system.problem(

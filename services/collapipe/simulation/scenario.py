@@ -284,13 +284,10 @@ class Scenario(_Section):
 
 
 def read_scenario(document: dict[str, Any], origin: str) -> Scenario:
-    """Validates a parsed scenario file.
-
-    Args:
-        origin: Name of the document in error messages.
+    """Validates a parsed scenario file. `origin` names the document in error messages.
 
     Raises:
-        InvalidInputError: A key is unknown or missing, or a value is wrong. The message has one line for each
+        InvalidInputError: A key is unknown or missing, or a value is wrong. The message has a line for each
             mistake.
     """
     try:

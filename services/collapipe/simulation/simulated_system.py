@@ -59,9 +59,7 @@ class RoundConditions:
 class SimulatedSystem:
     """The hosts and links of one scenario and seed. The same scenario and seed always give the same system.
 
-    Args:
-        scenario: A scenario without a sweep; see `Scenario.points`.
-        seed: Seed of all random numbers.
+    The scenario must have no sweep; see `Scenario.points`.
     """
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
@@ -166,8 +164,7 @@ class SimulatedSystem:
         """Returns the problem of a round under some conditions.
 
         Args:
-            previous: Plans of the previous round.
-            backlogs: Backlog of each host that has an energy budget. `None` means none has a backlog.
+            backlogs: Backlog of each host that has an energy budget. `None` means that no host has a backlog.
             micro_batch_options: Values that M may take. `None` means those of the scenario.
         """
         scenario, channel = self._scenario, self._scenario.channel
@@ -220,8 +217,7 @@ class SimulatedSystem:
     def _host(self, host_id: str, hardware: HardwareSection, speed: float = 1.0) -> Host:
         """Returns a host as its section describes it. A value that is not given comes from its profile.
 
-        Args:
-            speed: Factor on its operations per second.
+        `speed` is a factor on its operations per second.
         """
         scenario = self._scenario
         profile = device_profile(hardware.profile) if hardware.profile else None

@@ -83,11 +83,7 @@ class Transformer:
         return self.embedding_parameters + blocks + self.head_parameters
 
     def block_flops(self, sequence_length: int, *, recompute: bool = False) -> float:
-        """Returns the operations of one block for one sample, forward and backward.
-
-        Args:
-            recompute: Counts the forward pass twice.
-        """
+        """Returns the operations of one block for one sample. `recompute` counts the forward pass twice."""
         passes = 8 if recompute else 6
         attention = 2 * passes * sequence_length**2 * self.hidden_size
         return passes * self.block_parameters * sequence_length + attention
@@ -100,9 +96,8 @@ class Transformer:
         if self.head == "language_model":
             return output
         block = 6 * self._decoder_block_parameters * sequence_length
-        attention = (
-            2 * 12 * sequence_length**2 * self.hidden_size
-        )  # self-attention and cross-attention
+        # A decoder block has self-attention and cross-attention.
+        attention = 2 * 12 * sequence_length**2 * self.hidden_size
         return output + self.num_blocks * (block + attention)
 
     def block_stash_bytes(self, sequence_length: int) -> float:
@@ -110,15 +105,14 @@ class Transformer:
         s, h, f = sequence_length, self.hidden_size, self.feed_forward_size
         norms = 2 * _FLOAT * s * h
         if self.style == "llama":
-            # Inputs of query, key and value, of the scores and of the output; the attention weights.
+            # These are the inputs of query, key and value, of the scores and of the output, and the weights.
             attention = s * (3 * h + 2 * self._key_value_size) + self.num_heads * s * s
-            # The input, the gate before and after its activation, the other half, and their product.
+            # These are the input, the gate before and after its activation, the other half, and their product.
             feed_forward = s * (h + 4 * f)
             return _FLOAT * attention + norms + _FLOAT * feed_forward
         return self._attention_stash_bytes(s) + norms + _FLOAT * s * (h + 2 * f) + _MASK * s * h
 
     def cost(self, sequence_length: int, *, recompute: bool = False) -> ModelCost:
-        """Returns the work, memory and traffic of the units for samples of a length."""
         s, h = sequence_length, self.hidden_size
         block_flops = self.block_flops(s, recompute=recompute)
         return ModelCost(

@@ -1,9 +1,9 @@
 """Fits the constants of the convergence term, docs/scheduling.md (11), to recorded runs.
 
-The term bounds the mean squared gradient norm of a run. What a run can measure is the norm of the gradient
-over the samples of one update. Its expected square is larger, by the variance of a sample's gradient divided
-by the number of samples. The measured mean is therefore regressed on the factors of c0 to c4, and on 1 /
-samples, whose coefficient is that variance.
+The term bounds the mean squared gradient norm of a run. A run can only measure the norm of the gradient over
+the samples of one update. The expected square of that norm is larger, by the variance of a sample's gradient
+divided by the number of samples. So the fit has one more unknown, this variance, with the feature 1 /
+samples.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _REMEDIES = (
     "give runs with aborted rounds",
     "vary training.mini_batch",
 )
-"""What tells an unknown from the others, in the order of `_NAMES`."""
+"""For each entry of `_NAMES`: how further runs can tell it from the others."""
 
 _EQUAL = 1e-9
 _INDEPENDENT = 1e-3
@@ -42,7 +42,7 @@ _SIGNIFICANT = 2.0
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """The data of one run.
+    """One run.
 
     Args:
         name: Name for messages.
@@ -103,11 +103,9 @@ def convergence_features(problem: RoundProblem, plans: RoundPlan) -> Features:
 def fit_constants(runs: Sequence[TrainedRun]) -> ConvergenceFit:
     """Fits c0 to c4 by least squares, with no constant below 0.
 
-    Some features cannot determine their constant: zeros, equal values in all runs, or a combination of the
-    sampling and of earlier features. Such a constant is set to 0, and gets a note.
-
-    Args:
-        runs: Runs with the same model, data set and learning rate.
+    A constant is set to 0, and gets a note, if the runs cannot determine it. Its feature is then zero or
+    equal in all runs, or a combination of the sampling and of earlier features. All runs must have the same
+    model, data set and learning rate.
 
     Raises:
         InvalidInputError: All runs are alike, or there are fewer runs than unknowns.

@@ -1,9 +1,8 @@
 """The rule for in-flight windows: how many forward micro-batches a stage may hold.
 
-A stage starts with the classical window of 1F1B. Where that window would starve the stage, because its
-latency loop (docs/scheduling.md (4)) is long, the window is widened as far as memory and the job allow. All
-strategies but `dssra` use `classical_window` and `widen_windows`. `dssra` chooses windows together with the
-segments, and adds the same slack.
+A stage starts with the classical window of 1F1B. A long latency loop, docs/scheduling.md (4), would starve a
+stage with this window, so its window grows as far as memory and the job allow. All strategies but `dssra` use
+this rule. `dssra` chooses windows together with the segments, and adds the same slack.
 """
 
 import math
@@ -20,8 +19,8 @@ from collapipe.allocation.round_model.problem import ClusterPlan, ClusterProblem
 WINDOW_SLACK = 2
 """Micro-batches that a window gets beyond the need of docs/scheduling.md (4).
 
-Without slack, a stage that is late only once starves the next one. Event simulation then shows up to 17 %
-longer mini-batches.
+Without slack, one delay of a stage starves the next stage. Event simulation shows up to 17 % longer
+mini-batches.
 """
 
 _ROUNDING = 1e-9
@@ -31,8 +30,7 @@ _ROUNDING = 1e-9
 def classical_window(problem: RoundProblem, num_micro_batches: int, num_segments: int) -> int:
     """Returns the window of 1F1B, or the window that the job sets in its place.
 
-    Args:
-        num_segments: Number of segments from this stage on. The head follows them.
+    `num_segments` counts the segments from this stage on. The head follows them.
     """
     return min(num_micro_batches, problem.in_flight_limit or num_segments + 1)
 

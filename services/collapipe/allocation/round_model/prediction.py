@@ -1,8 +1,7 @@
 """Predicts a round from its plans: delay, energy, memory, convergence and the objective.
 
-All numbers in brackets are equations of docs/scheduling.md. This module defines what a plan is worth: the
-search may compute with shortcuts, but the value of the plan that it returns is the value that `predict`
-gives.
+Numbers in brackets are equations of docs/scheduling.md. The search may compute with shortcuts, but the plan
+that it returns is worth what `predict` says.
 """
 
 import math
@@ -46,11 +45,7 @@ class StagePrediction:
 
 @dataclass(frozen=True)
 class LinkPrediction:
-    """One link, in seconds for one micro-batch: (3).
-
-    Args:
-        load_seconds: Time for which the link is busy. The bottleneck is at least this long.
-    """
+    """One link, in seconds for one micro-batch: (3). `load_seconds` is the time for which the link is busy."""
 
     forward_seconds: float
     backward_seconds: float
@@ -68,8 +63,7 @@ class ClusterPrediction:
     """One cluster.
 
     Args:
-        stages: In pipeline order.
-        links: Link i leads from stage i to stage i + 1.
+        stages, links: In pipeline order. Link i leads from stage i to stage i + 1.
         bottleneck_seconds: Time between two micro-batches in the steady state: the maximum of (5).
         bottleneck: Name of the part that limits: "stage 2", "link 1", "window 0" or "edge server".
         mini_batch_seconds: T_n of (5).
@@ -122,11 +116,7 @@ class RoundPrediction:
 
 
 def predict(problem: RoundProblem, plans: RoundPlan) -> RoundPrediction:
-    """Predicts a round.
-
-    A link that is missing or has no rate takes infinite time. `collapipe.allocation.round_model.limits`
-    checks limits.
-    """
+    """Predicts a round, without checking limits. A link that is missing or has no rate takes infinite time."""
     clusters = tuple(
         _predict_cluster(problem, index, plans) for index in range(len(problem.clusters))
     )
@@ -154,8 +144,7 @@ def penalty(problem: RoundProblem, round_seconds: float, term: float) -> float:
 def convergence_term(problem: RoundProblem, plans: RoundPlan) -> float:
     """Returns Phi of (11), where clusters count by their share of the samples.
 
-    The codec error is summed over the links of a cluster. A pipeline of S segments has S + 1 links, those of
-    the control unit and of the edge server included, and each link may use another codec.
+    The codec error is summed over all links of a cluster, because each link may use another codec.
     """
     c0, c1, c2, c3, c4 = problem.convergence.constants
     steps, rounds = problem.local_steps, problem.convergence.num_rounds
@@ -198,8 +187,7 @@ def link_seconds(
     """Returns the times of the link between two neighbouring stages: (3).
 
     Args:
-        sender: Host that sends activations.
-        receiver: Host that sends activation gradients back.
+        sender: Host that sends activations. The receiver sends activation gradients back.
         carries_activations: False if the sender runs no unit. It then sends token ids, whose few bytes are
             not counted.
     """
@@ -221,9 +209,7 @@ def link_seconds(
 def latency_loops(computes: Sequence[float], links: Sequence[LinkPrediction]) -> list[float]:
     """Returns R_k of (4) for each stage: the time from its forward pass to the end of its backward pass.
 
-    Args:
-        computes: Time of one micro-batch on each stage.
-        links: Link i leads from stage i to stage i + 1.
+    `computes` has the time of one micro-batch on each stage. Link i leads from stage i to stage i + 1.
     """
     loops, loop = [0.0] * len(computes), 0.0
     for k in reversed(range(len(computes))):
@@ -264,8 +250,8 @@ def stage_memory_bytes(
 def head_load_seconds(problem: RoundProblem, plans: Sequence[ClusterPlan], index: int) -> float:
     """Returns the time between two micro-batches of a cluster that the shared edge server allows.
 
-    The edge server computes the head for every cluster on one processor. All clusters finish their round
-    together, so in one step it runs all micro-batches of all clusters.
+    The edge server computes all heads on one processor. All clusters finish their round together, so in one
+    step it runs all micro-batches of all clusters.
     """
     total = 0.0
     for cluster, plan in zip(problem.clusters, plans, strict=True):
@@ -282,8 +268,7 @@ def bubble_ratio(
 ) -> float:
     """Returns the share of a mini-batch in which the average stage is idle: (7).
 
-    Args:
-        computes: Time of one micro-batch on each stage.
+    `computes` has the time of one micro-batch on each stage.
     """
     if not mini_batch_seconds or not math.isfinite(mini_batch_seconds):
         return 1.0

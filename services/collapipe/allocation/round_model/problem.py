@@ -1,8 +1,7 @@
 """The problem of a round (hosts, links, model, limits) and the plan that answers it, as immutable data.
 
-`RoundProblem` is the input of every strategy; a `RoundPlan` is its answer. Quantities are in seconds, bytes,
-bit/s, Hz, W and J. Symbols such as a_k are those of docs/scheduling.md. A pair of host ids names a link, the
-sender first.
+Quantities are in seconds, bytes, bit/s, Hz, W and J. Symbols such as a_k and numbers in brackets such as (13)
+are those of docs/scheduling.md. A pair of host ids names a link, the sender first.
 """
 
 import math
@@ -22,10 +21,10 @@ class Host:
         seconds_per_micro_batch: Time that every micro-batch takes, whatever its size: o_k.
         memory_bytes: Memory that training may use. `None` means no limit.
         base_bytes: Memory in use before the host holds any unit.
-        busy_watts: Power while computing, beyond the power of an idle host: docs/scheduling.md (8).
+        busy_watts: Power while computing, beyond the power of an idle host: (8).
         energy_budget_joules: Budget of an average round. `None` means mains power, without a budget.
-        backlog: Backlog of its virtual queue: docs/scheduling.md (12).
-        weights_bps: Rate for unit states, in bit/s. Infinity means that transfers take no time.
+        backlog: Backlog of its virtual queue: (12).
+        weights_bps: Rate for unit states. Infinity means that transfers take no time.
     """
 
     host_id: str
@@ -40,10 +39,9 @@ class Host:
     weights_bps: float = math.inf
 
     def compute_seconds(self, micro_batch_size: float, work: float) -> float:
-        """Returns the time of one micro-batch, forward and backward: docs/scheduling.md (2).
+        """Returns the time of one micro-batch, forward and backward: (2).
 
-        Args:
-            work: Work of the units, counted in blocks. Without work even the fixed time is 0.
+        `work` is counted in blocks. Without work even the fixed time is 0.
         """
         if not work:
             return 0.0
@@ -51,7 +49,7 @@ class Host:
 
     @property
     def joule_weight(self) -> float:
-        """The price of a joule of this host in docs/scheduling.md (13): Q_k / Ebar_k."""
+        """The price of a joule of this host in (13): Q_k / Ebar_k."""
         return self.backlog / self.energy_budget_joules if self.energy_budget_joules else 0.0
 
 
@@ -74,7 +72,7 @@ class RadioLink:
     Args:
         gain: Power gain h from the sender to the receiver.
         noise_watts_per_hertz: Density of noise and interference at the receiver, N0 + I0.
-        efficiency: Measured rate divided by the rate of docs/scheduling.md (1).
+        efficiency: Measured rate divided by the rate of (1).
     """
 
     gain: float
@@ -83,7 +81,7 @@ class RadioLink:
     efficiency: float = 1.0
 
     def rate_bps(self, share: float, watts: float) -> float:
-        """Returns the rate for a share in Hz and a transmit power: docs/scheduling.md (1)."""
+        """Returns the rate for a share in Hz and a transmit power: (1)."""
         return radio_rate_bps(share, watts, self.gain, self.noise_watts_per_hertz, self.efficiency)
 
 
@@ -99,7 +97,6 @@ class Segment:
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks."""
         return self.stop_block - self.start_block
 
 
@@ -107,11 +104,8 @@ class Segment:
 class StagePlan:
     """One stage: a host and its half-open range of units.
 
-    Unit 0 is the embedding, units 1 to L are the blocks, and unit L + 1 is the head.
-
-    Args:
-        stop_unit: Equals `start_unit` for a stage that runs no unit and only forwards token ids.
-        in_flight: In-flight window w_k: forward micro-batches that the stage may hold.
+    Unit 0 is the embedding, units 1 to L are the blocks, and unit L + 1 is the head. A stage that runs no
+    unit and only forwards token ids has an empty range. `in_flight` is the window w_k.
     """
 
     host_id: str
@@ -167,11 +161,11 @@ RoundPlan = tuple[ClusterPlan, ...]
 class ModelCost:
     """Work, memory and traffic of the units of a model.
 
+    Work is counted in blocks. A state is weights, gradients and optimizer state. A stash is the memory that a
+    unit keeps of one sample for its backward pass.
+
     Args:
-        block_state_bytes: Weights, gradients and optimizer state of a block.
-        block_stash_bytes: Memory that a block keeps of one sample for its backward pass.
         activation_bytes: Bytes of one sample on a link, in fp32.
-        embedding_work, head_work: Work of the embedding and of the head, counted in blocks.
         recompute: Whether a stage keeps only its input and repeats the forward pass before the backward pass.
     """
 
@@ -188,11 +182,9 @@ class ModelCost:
     recompute: bool = False
 
     def work(self, start_unit: int, stop_unit: int) -> float:
-        """Returns the work of a range of units, counted in blocks."""
         return self._sum(start_unit, stop_unit, self.embedding_work, 1.0, self.head_work)
 
     def state_bytes(self, start_unit: int, stop_unit: int) -> float:
-        """Returns the bytes of weights, gradients and optimizer state of a range of units."""
         return self._sum(
             start_unit,
             stop_unit,
@@ -204,7 +196,7 @@ class ModelCost:
     def memory_bytes(
         self, start_unit: int, stop_unit: int, in_flight: int, micro_batch_size: float
     ) -> float:
-        """Returns the memory of a stage with a full window: docs/scheduling.md (10) without the base.
+        """Returns the memory of a stage with a full window: (10) without the base.
 
         For each micro-batch of the window, the queues hold one waiting activation and one outgoing gradient.
         """
@@ -242,12 +234,10 @@ class ClusterProblem:
         micro_batch_options: Values that M may take, ascending. Each divides the mini-batch.
         channel: Name of the channel that its links share. `None` if they share none.
         previous: The plan of the previous round. `None` in the first round.
-        step_seconds: Time of gradient clipping and the optimizer in one step: T_step of docs/scheduling.md
-            (5).
-        upload_seconds: Upload from the control unit to the edge server: 8 D_par / r of docs/scheduling.md
-            (6).
-        weight: Share of the training samples: w_n of docs/scheduling.md (11).
-        loss_probability: Probability that its update does not arrive: q_n of docs/scheduling.md (11).
+        step_seconds: Time of gradient clipping and the optimizer in one step: T_step of (5).
+        upload_seconds: Upload from the control unit to the edge server: 8 D_par / r of (6).
+        weight: Share of the training samples: w_n of (11).
+        loss_probability: Probability that its update does not arrive: q_n of (11).
     """
 
     control_unit: Host
@@ -270,11 +260,11 @@ class ClusterProblem:
 
 @dataclass(frozen=True)
 class Convergence:
-    """The parameters of the convergence term Phi: docs/scheduling.md (11).
+    """The parameters of the convergence term Phi: (11).
 
     Args:
         constants: c0 to c4.
-        weight: lambda of docs/scheduling.md (13).
+        weight: lambda of (13).
         limit: Phi_max. Infinity means no limit.
         num_rounds: R, the rounds of the whole job.
     """
@@ -287,7 +277,7 @@ class Convergence:
 
 @dataclass(frozen=True)
 class RoundProblem:
-    """Everything that the decision of a round depends on: docs/scheduling.md (13).
+    """Everything that the decision of a round depends on: (13).
 
     Args:
         mini_batch: Number of samples.
@@ -297,13 +287,11 @@ class RoundProblem:
         in_flight_limit: Largest in-flight window. `None` means that only memory limits it.
         update_per_micro_batch: Whether each micro-batch passes the whole pipeline alone and ends with an
             optimizer step.
-        penalty_weight: V of docs/scheduling.md (13).
-        reference_seconds: tau_ref of docs/scheduling.md (13); see
-            `collapipe.allocation.strategies.reference`.
+        penalty_weight: V of (13).
+        reference_seconds: tau_ref of (13); see `collapipe.allocation.reference_seconds`.
         migration_horizon_rounds: Number of rounds over which the cost of moving units is spread.
-        fixed_seconds: Time of every round outside the clusters: T_aggregate + T_broadcast of
-            docs/scheduling.md (6).
-        round_index: Index of the round. Only the strategy `manual` depends on it.
+        fixed_seconds: Time of every round outside the clusters: T_aggregate + T_broadcast of (6).
+        round_index: Only the strategy `manual` depends on it.
     """
 
     clusters: tuple[ClusterProblem, ...]

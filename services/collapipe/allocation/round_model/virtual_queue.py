@@ -10,12 +10,8 @@ def backlogs_after(
 ) -> dict[str, float]:
     """Returns the backlog of every host with a budget after a round: docs/scheduling.md (12).
 
-    A backlog is counted in budgets of a round. All mappings are by host id.
-
-    Args:
-        backlogs: Backlogs before the round. A host that is missing here has none.
-        energy_joules: Energy of the round. A host that is missing here used none.
-        budgets_joules: Budget of a round.
+    A backlog is counted in budgets of one round. A host that is missing in `backlogs` has no backlog, and a
+    host that is missing in `energy_joules` used no energy.
     """
     return {
         host_id: max(

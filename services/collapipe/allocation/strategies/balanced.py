@@ -1,13 +1,12 @@
 """The strategies that fit segments to speed and memory: `proportional` and `titanic` (TITANIC).
 
 Both minimise the time of the slowest segment. `titanic` first minimises the number of devices. The window of
-a device, and so the blocks that its memory can hold, depend on how many devices follow it. Therefore two
+a device depends on how many devices follow it, and so do the blocks that its memory can hold. Therefore two
 steps are needed:
 
 1. Choose the devices that take part. Dynamic programming finds the choice that can hold the most blocks.
 2. Give out the blocks one by one, each to the device that is then the least slow. This is optimal, because
-   the time of a device only grows with its blocks. Of equally slow devices, the one that registered first
-   gets the block.
+   the time of a device only grows with its blocks. The device that registered first wins a tie.
 """
 
 from bisect import bisect_left
@@ -47,11 +46,7 @@ def place_on_the_fewest(problem: RoundProblem, cluster: ClusterProblem) -> Stage
 
 
 class _Balance:
-    """Finds the devices that can run the model if no segment may take longer than a given time.
-
-    Raises:
-        InfeasibleError: There are no devices, or their memory cannot hold the model.
-    """
+    """Finds the devices that can run the model if no segment may take longer than a given time."""
 
     def __init__(self, problem: RoundProblem, cluster: ClusterProblem) -> None:
         self._problem = problem
@@ -161,8 +156,7 @@ class _Balance:
 def _most_blocks(capacities: Sequence[Sequence[int]]) -> dict[int, tuple[int, tuple[int, ...]]]:
     """Returns the most blocks that each number of devices can hold, and the devices that hold them.
 
-    Args:
-        capacities: `capacities[k][n - 1]` blocks fit on device k if n devices, from device k on, take part.
+    `capacities[k][n - 1]` blocks fit on device k if n devices, from device k on, take part.
     """
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for index in reversed(range(len(capacities))):

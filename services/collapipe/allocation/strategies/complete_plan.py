@@ -58,8 +58,7 @@ def place_blocks(problem: RoundProblem, cluster: ClusterProblem, blocks: Sequenc
 def complete(problem: RoundProblem, placed: Sequence[Stages]) -> RoundPlan:
     """Adds windows, and gives every link an equal share of its channel, full power and the first codec.
 
-    Args:
-        placed: The stages of each cluster.
+    `placed` has the stages of each cluster.
     """
     num_links: dict[str | None, int] = {}
     for cluster, stages in zip(problem.clusters, placed, strict=True):

@@ -64,10 +64,8 @@ def decide_round(
 def reference_seconds(problem_for: Callable[[str], RoundProblem]) -> float | None:
     """Returns tau_ref of docs/scheduling.md (13), the scale of V: the predicted round time of `pipeline`.
 
-    If `pipeline` has no plan, `proportional` stands in for it. `None` if that has no plan, either.
-
-    Args:
-        problem_for: Returns the problem of a nominal round for a strategy. It may raise `InfeasibleError`.
+    If `pipeline` has no plan, `proportional` stands in for it. If that has none, either, returns `None`.
+    `problem_for` returns the problem of a nominal round for a strategy, and may raise `InfeasibleError`.
     """
     for strategy in ("pipeline", "proportional"):
         try:
