@@ -20,7 +20,6 @@ def federated_average(
     """Averages one tensor after the other, so that at most one tensor of each cluster is in memory.
 
     Args:
-        names: Names of the tensors.
         read: For each cluster, in cluster order, a function that reads a tensor by its name.
         num_samples: Training rows of each cluster, in cluster order.
 

@@ -14,7 +14,6 @@ def radio_rate_bps(
 
     Args:
         bandwidth_hz: Share of the channel; infinity gives the limit of the rate for a wide channel.
-        power_watts: Transmit power.
         gain: Power gain from the sender to the receiver.
         noise_watts_per_hertz: Density of noise and interference at the receiver.
         efficiency: The measured rate of the link, divided by its capacity.

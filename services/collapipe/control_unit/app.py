@@ -1,4 +1,4 @@
-"""Wires a control unit and serves it."""
+"""Starts a control unit."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ class ControlUnitSettings(StageHostSettings):
 
 
 def start(settings: ControlUnitSettings, metrics_address: str) -> Running:
-    """Starts to serve."""
+    """Starts serving."""
     stores = JobStores(settings.state_dir)
     metrics.watch_free_space(settings.state_dir)
     host = scheduler_pb2.Host(

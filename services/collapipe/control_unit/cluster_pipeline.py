@@ -1,7 +1,4 @@
-"""The stages of one cluster for one attempt: the control unit's own stage and those on other hosts.
-
-`run_mini_batch` drives a step. Gathering, stall detection and stage configurations have their own modules.
-"""
+"""The stages of one cluster for one attempt: the control unit's own stage and those on other hosts."""
 
 import itertools
 import math
@@ -38,9 +35,7 @@ class ClusterPipeline:
     """Configures, drives and gathers the stages of a plan.
 
     Args:
-        request: The attempt, and everything that it starts from.
         job: The job of the request, parsed.
-        resources: Of the control unit.
         store: The blobs of the job on the control unit's disk.
         own_address: Address of the control unit, from which stages fetch units.
     """
@@ -81,16 +76,15 @@ class ClusterPipeline:
 
     def configure(self) -> int:
         """Brings the units of every stage into their state. Returns the bytes that stages had to fetch."""
-        for index, stage in enumerate(self._stages):
-            if index > 0:
-                remote = RemoteStage(
-                    stage,
-                    stage_configuration(self._request, self._job, index, self._own_address),
-                    self._resources.channels,
-                    self._job.schedule.silence_seconds,
-                    self.abort,
-                )
-                self._remotes.append(remote)
+        for index, stage in enumerate(self._stages[1:], start=1):
+            remote = RemoteStage(
+                stage,
+                stage_configuration(self._request, self._job, index, self._own_address),
+                self._resources.channels,
+                self._job.schedule.silence_seconds,
+                self.abort,
+            )
+            self._remotes.append(remote)
         fetched = self._local.configure().fetched_bytes
         for remote in self._remotes:
             fetched += remote.expect("configured").configured.fetched_bytes
@@ -181,8 +175,8 @@ class ClusterPipeline:
     def failure_cause(self, first: CollapipeError) -> CollapipeError:
         """Returns the best explanation of a failed attempt, given the failure that was noticed first.
 
-        Neighbours notice a dead host before its own session breaks. So this waits a moment, and prefers a host
-        whose own session broke to a host that only others blame.
+        Neighbours notice a dead host before its own session breaks. So this method waits a moment, and
+        prefers a host whose own session broke to a host that only others blame.
         """
         if isinstance(first, (CancelledError, DivergedError)):
             return first
@@ -198,7 +192,6 @@ class ClusterPipeline:
         return lost[0][1] if lost else self._aborted or first
 
     def close(self) -> None:
-        """Ends every session."""
         for remote in self._remotes:
             remote.close()
         self._local.close()
@@ -245,7 +238,7 @@ class ClusterPipeline:
 
 
 def _add_times(report: job_pb2.StageReport, times: stage_pb2.StageTimes) -> None:
-    """Adds the times of one step to a report, and computes the busy ratio of that step."""
+    """Adds the times of one step to a report, and sets its busy ratio to that of the step."""
     busy = times.forward_seconds + times.backward_seconds
     report.busy_ratio = busy / times.total_seconds if times.total_seconds else 0.0
     report.times.forward_seconds += times.forward_seconds

@@ -1,7 +1,4 @@
-"""One attempt of one cluster at one round: configure, evaluate, train, gather.
-
-`ClusterPipeline.run_mini_batch` shows how the cluster processes one mini-batch.
-"""
+"""One attempt of one cluster at one round: configure, evaluate, train, gather."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +19,7 @@ class ClusterRound:
     """Runs one attempt.
 
     Args:
-        request: The attempt, and everything that it starts from.
         job: The job of the request, parsed.
-        task: The data of the cluster.
         state_directory: Directory of the job on this control unit's disk.
     """
 

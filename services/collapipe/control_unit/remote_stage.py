@@ -46,11 +46,7 @@ class RemoteStage:
         threading.Thread(target=self._receive, name=f"stage {self.host_id}", daemon=True).start()
 
     def send(self, request: Request, task: str) -> None:
-        """Sends a command.
-
-        Args:
-            task: What the stage is to do, in words, for the error about a silent stage.
-        """
+        """Sends a command. An error about a silent stage names the `task`, for example "run step 3"."""
         self._task = task
         self._requests.put(request)
 
@@ -68,7 +64,7 @@ class RemoteStage:
             return self._events.pop(event)
 
     def abort(self, reason: CollapipeError) -> None:
-        """Makes a present or later `expect` raise."""
+        """Makes every present and later `expect` raise."""
         with self._changed:
             self._aborted = reason
             self._changed.notify_all()
@@ -92,9 +88,8 @@ class RemoteStage:
                 if event == "failed":
                     raise _failure(self.host_id, response.failed)
                 with self._changed:
-                    self.progress.waiting_for = (
-                        ""  # The stage got what it last reported to wait for.
-                    )
+                    # The event is newer than the last report of what the stage waits for.
+                    self.progress.waiting_for = ""
                     self._events[event] = response
                     self._changed.notify_all()
             raise PeerLostError(

@@ -18,12 +18,7 @@ from collapipe.weights.transfer import store_blob
 
 
 class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
-    """Serves one cluster.
-
-    Args:
-        stores: The directory and the blobs of each job.
-        address: Where other hosts can reach this control unit.
-    """
+    """Serves one cluster. Other hosts reach this control unit at `address`."""
 
     def __init__(self, resources: HostResources, stores: JobStores, address: str) -> None:
         self._resources = resources

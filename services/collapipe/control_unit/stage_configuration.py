@@ -1,4 +1,4 @@
-"""Says to each stage of a plan which units it holds, in which state, and where it can fetch them."""
+"""Tells each stage of a plan which units it holds, in which state, and where it can fetch them."""
 
 from collections.abc import Sequence
 

@@ -4,11 +4,7 @@ import time
 
 
 class StallDetector:
-    """Compares what the stages report from one look to the next.
-
-    Args:
-        silence_seconds: Longest time without progress.
-    """
+    """Compares each report of the stages with the previous one."""
 
     def __init__(self, silence_seconds: float) -> None:
         self._silence_seconds = silence_seconds

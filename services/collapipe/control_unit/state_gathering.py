@@ -27,8 +27,8 @@ def gather_weights_and_moments(
         devices: The stages to copy from.
 
     Returns:
-        The bytes and seconds of each device that had to send something. A blob that is already in the store is
-        not sent again: it did not change, or an earlier attempt stored it.
+        The bytes and seconds of each device that sent a blob. A blob that is already in the store is not sent
+        again.
     """
     started = time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""Wires a device agent and serves it."""
+"""Starts a device agent."""
 
 import grpc
 from pydantic import Field
@@ -61,7 +61,7 @@ def describe_host(
 
 
 def start(settings: DeviceAgentSettings, metrics_address: str) -> Running:
-    """Starts to serve."""
+    """Starts serving."""
     device = EmulationFile(settings.emulation).current().devices.get(settings.host_id)
     host = describe_host(settings, device_profile(device.profile) if device else None)
 

@@ -9,7 +9,7 @@ from collapipe.v1 import device_agent_pb2, device_agent_pb2_grpc
 
 
 class DeviceAgentServicer(device_agent_pb2_grpc.DeviceAgentServiceServicer):
-    """Serves profiles of blocks."""
+    """Times blocks on this host."""
 
     def __init__(self, resources: HostResources) -> None:
         self._resources = resources

@@ -26,12 +26,7 @@ from collapipe.weights.tensor_blob import TensorBlob
 
 
 class GlobalModel:
-    """The global model of one job.
-
-    Args:
-        directory: The directory of the job.
-        store: The blobs of the job.
-    """
+    """The global model of one job, in the directory and the blob store of the job."""
 
     def __init__(self, directory: Path, store: BlobStore) -> None:
         self._directory = directory
@@ -99,7 +94,6 @@ class GlobalModel:
         A repeated request changes nothing.
 
         Args:
-            attempt: The attempt that prepared the states.
             clusters: The state of each cluster, in cluster order.
             fetch: Fetches the weights of all clusters into the store.
 

@@ -22,12 +22,7 @@ from collapipe.weights.transfer import store_blob
 
 
 class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
-    """Serves the global models of all jobs, one change at a time.
-
-    Args:
-        stores: The directory and the blobs of each job.
-        channels: Channels to the control units.
-    """
+    """Serves the global models of all jobs, one change at a time."""
 
     def __init__(self, stores: JobStores, channels: ChannelPool) -> None:
         self._stores = stores

@@ -34,5 +34,5 @@ DEVICE_PROFILES: Mapping[str, DeviceProfile] = {
 
 
 def device_profile(name: str) -> DeviceProfile:
-    """Returns the device profile with a name, or raises `InvalidInputError`."""
+    """Returns the device profile with a name; raises `InvalidInputError`."""
     return find_table("device profile", name, DEVICE_PROFILES)

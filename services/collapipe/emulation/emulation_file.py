@@ -53,10 +53,10 @@ class EmulatedRadio(StrictModel):
 
 
 class Emulation(StrictModel):
-    """The content of emulation.json. Of a network profile, pacing emulates the rate and the delay.
+    """The content of emulation.json. Pacing emulates only the rate and the delay of a network profile.
 
     The keys of devices are host ids. The keys of links and radios are "sender>receiver", where * is any
-    host, or "*".
+    host, or "*" for every link.
     """
 
     devices: dict[str, EmulatedDevice] = Field(default_factory=dict)
@@ -67,11 +67,7 @@ class Emulation(StrictModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Reads an emulation file.
-
-        Raises:
-            InvalidInputError: The file cannot be read, or is not an emulation.
-        """
+        """Reads an emulation file; raises `InvalidInputError`."""
         try:
             return cls.model_validate_json(path.read_text("utf-8"))
         except ValidationError as error:
@@ -99,7 +95,7 @@ class Emulation(StrictModel):
         return self.link(sender, receiver).delay_seconds + (radio.delay_seconds if radio else 0.0)
 
     def warnings(self) -> list[str]:
-        """Describes what the links ask for and pacing cannot emulate."""
+        """Describes the conditions of links that pacing cannot emulate."""
         return [
             f"{key}: jitter and loss are not emulated: pacing emulates the rate and the delay of a link"
             for key, link in self.links.items()
@@ -108,11 +104,7 @@ class Emulation(StrictModel):
 
 
 class EmulationFile:
-    """Follows an emulation file while it changes.
-
-    Args:
-        path: `None` if nothing is emulated.
-    """
+    """Follows an emulation file while it changes. Without a path, nothing is emulated."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

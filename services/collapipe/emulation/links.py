@@ -49,11 +49,7 @@ class LinkValues(StrictModel):
         return self
 
     def in_direction(self, direction: Direction) -> LinkConditions:
-        """Returns the conditions in one direction of the profile.
-
-        Raises:
-            InvalidInputError: No profile has this name.
-        """
+        """Returns the conditions in one direction of the profile; raises `InvalidInputError`."""
         values: dict[str, Any] = {}
         if self.profile is not None:
             profile = network_profile(self.profile)
@@ -70,7 +66,6 @@ class LinkDescription(LinkValues):
 
     @cached_property  # hosts ask for it with every frame
     def conditions(self) -> LinkConditions:
-        """What the link does to packets."""
         return self.in_direction(self.direction)
 
 
@@ -83,11 +78,7 @@ class LinkKey:
 
     @classmethod
     def parse(cls, text: str) -> "LinkKey":
-        """Reads a key, for example "device-0-0>*".
-
-        Raises:
-            InvalidInputError: The text is not a key.
-        """
+        """Reads a key, for example "device-0-0>*"; raises `InvalidInputError`."""
         if text == ANY_HOST:
             return cls(ANY_HOST, ANY_HOST)
         sender, arrow, receiver = text.partition(">")

@@ -1,4 +1,4 @@
-"""Profiles and traces: tables with names, in TOML files."""
+"""Tables with names in TOML files, such as profiles and traces."""
 
 import sys
 from collections.abc import Mapping
@@ -30,16 +30,7 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def find_table(kind: str, name: str, tables: Mapping[str, _Table]) -> _Table:
-    """Returns the table with a name.
-
-    Args:
-        kind: What the tables are, for the error message.
-        name: Name of the table.
-        tables: By name.
-
-    Raises:
-        InvalidInputError: No table has this name.
-    """
+    """Returns the table with a name; raises `InvalidInputError`, which calls the tables `kind`."""
     if name not in tables:
         raise InvalidInputError(f"there is no {kind} {name!r}: use one of {', '.join(tables)}")
     return tables[name]

@@ -59,7 +59,7 @@ def _read_profiles() -> Mapping[str, NetworkProfile]:
     for name, table in read_toml(Path(__file__).with_name("network_profiles.toml")).items():
         texts = {key: table.pop(key) for key in ("description", "source")}
         own = {direction: table.pop(direction, {}) for direction in ("up", "down")}
-        # what is left in the table holds for both directions
+        # The values that remain in the table apply to both directions.
         directions = {direction: {**table, **values} for direction, values in own.items()}
         profiles[name] = NetworkProfile.model_validate({**texts, **directions})
     return profiles
@@ -69,5 +69,5 @@ NETWORK_PROFILES = _read_profiles()
 
 
 def network_profile(name: str) -> NetworkProfile:
-    """Returns the network profile with a name, or raises `InvalidInputError`."""
+    """Returns the network profile with a name; raises `InvalidInputError`."""
     return find_table("network profile", name, NETWORK_PROFILES)

@@ -1,9 +1,5 @@
 """Cuts models of `transformers` into units, with one adapter for each model family.
 
-`unit` defines a unit, and `adapter` cuts a model into units. `encoder_only` and `encoder_decoder` contain
-what families share; `bert`, `marian` and so on contain the rest. `configuration` and `pretrained` make the
-first model of a job. `state` splits a model into the states of its units and joins them again.
-
 A new family needs a module here and a line in `families`. Importing this package imports no modelling code;
 `adapter_class` and `adapter_for` import that of one family.
 """

@@ -1,4 +1,4 @@
-"""Cuts a model of `transformers` into units; every family's adapter is a subclass of `ModelAdapter`.
+"""Cuts a model of `transformers` into units.
 
 A unit is a module of the model at the path that it has in the model. To build a unit, the adapter constructs
 the whole model on the meta device, where tensors take no memory, keeps only the unit and allocates its
@@ -124,16 +124,12 @@ class ModelAdapter(ABC):
 
     @classmethod
     def max_length(cls, config: "PreTrainedConfig") -> int:
-        """Returns the longest sequence, in tokens, that the model has positions for."""
+        """Returns the number of tokens that the model has positions for."""
         return int(config.max_position_embeddings)
 
     @classmethod
     def special_token_ids(cls, tokenizer: "Tokenizer") -> dict[str, int]:
-        """Looks up the special tokens of the family in a vocabulary; returns their ids by role.
-
-        Raises:
-            InvalidInputError: The vocabulary lacks one of them.
-        """
+        """Returns the ids of the special tokens by role; raises `InvalidInputError` if one is missing."""
         ids: dict[str, int] = {}
         for role, token in cls.special_tokens.by_role.items():
             token_id = tokenizer.token_to_id(token)
@@ -163,11 +159,11 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def read_pretrained(self, directory: Path) -> dict[str, Tensor]:
-        """Reads the weights of a pretrained directory that the model can use, by their names in the model."""
+        """Reads the weights of a pretrained directory, by their names in the model."""
 
     @abstractmethod
     def run_embedding(self, module: nn.Module, side: Side) -> Tensor:
-        """Embeds a micro-batch with the module at `embedding_path`, which has no blocks any more."""
+        """Embeds a micro-batch with the module at `embedding_path`, from which the blocks were removed."""
 
     @abstractmethod
     def make_head(self, model: "PreTrainedModel") -> Head:
@@ -203,7 +199,7 @@ class ModelAdapter(ABC):
 
     @torch.no_grad()
     def _allocate(self, model: "PreTrainedModel", root: nn.Module) -> None:
-        """Gives memory to all tensors of `root`, which is a model or a unit that was cut from it."""
+        """Allocates all tensors of `root`, which is a model or a unit that was cut from it."""
         _allocate_zeros(root)
         for module in root.modules():
             self.fill_constants(model, module)
@@ -287,7 +283,7 @@ class _EmbeddingOfHead(nn.Module):
 
 
 def _allocate_zeros(root: nn.Module) -> None:
-    """Gives memory to every tensor. Unlike `to_empty`, keeps tied parameters tied."""
+    """Allocates every tensor. Unlike `to_empty`, it keeps tied parameters tied."""
     allocated: dict[int, nn.Parameter] = {}
     for module in root.modules():
         for name, parameter in module._parameters.items():

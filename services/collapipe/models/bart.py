@@ -19,9 +19,8 @@ class BartAdapter(EncoderDecoderAdapter):
     """Cuts BART.
 
     A configuration of BART ties either all embeddings or none. Here it ties none, because the encoder's
-    embedding is not tied, and so every version of `transformers` loads an export as it was trained. In
-    training, this adapter ties the decoder's embedding to the output layer; in an export, both have copies of
-    the weights.
+    embedding is on another host. In training, this adapter ties the decoder's embedding to the output layer.
+    An export has a copy of the weights for each, so that `transformers` loads it as it was trained.
     """
 
     family = "bart"

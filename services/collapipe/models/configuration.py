@@ -36,17 +36,14 @@ def create_config_json(
 ) -> str:
     """Makes the complete configuration of `transformers`, from which every host builds its units.
 
-    The configuration of the pretrained directory or the defaults of the family, with the job's overrides.
+    It starts from the configuration of the pretrained directory, or from the defaults of the family. For
+    `translation`, it has the additional key "max_new_tokens".
 
     Args:
         labels: Names of the labels in the order of their ids. Not used for `translation`.
-        tokenizer: The vocabulary of the job.
-
-    Returns:
-        JSON; for `translation` with the additional key "max_new_tokens".
 
     Raises:
-        InvalidInputError: A setting of the job is not possible; the message gives the value and the remedy.
+        InvalidInputError: A setting of the job is not possible.
     """
     adapter = adapter_class_for(model.family, task.kind)
     overrides = _checked_overrides(adapter, model.config)

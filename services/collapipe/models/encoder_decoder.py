@@ -1,4 +1,4 @@
-"""What families share that translate: the encoder is in the pipeline, and the whole decoder is in the head.
+"""The base of the families that translate. The encoder is in the pipeline, the whole decoder in the head.
 
 The encoder's embedding is not tied to the decoder's, because they are on different hosts. The decoder's
 embedding and the output layer are tied within the head.

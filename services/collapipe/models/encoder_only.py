@@ -1,4 +1,4 @@
-"""What families share that have an encoder and a small head, which labels texts or tokens."""
+"""The base of the families that have an encoder and a small head, which labels texts or tokens."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The model families. A new family is a module with its adapter, and a line here."""
+"""Finds the adapter of a model family."""
 
 import importlib
 
@@ -12,7 +12,7 @@ FAMILIES = {
     "marian": "MarianAdapter",
     "bart": "BartAdapter",
 }
-"""The name of the adapter's class, by family. The module of the class has the name of the family."""
+"""The class of the adapter, by family. Its module has the name of the family."""
 
 
 def adapter_for(family: str, task: str, config_json: str) -> ModelAdapter:

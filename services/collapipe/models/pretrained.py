@@ -21,13 +21,10 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def pretrained_directory(name: str) -> Path:
-    """Finds a local directory with a configuration, weights and a tokenizer. Nothing is downloaded.
-
-    Args:
-        name: `minilm`, or the path of the directory.
+    """Finds a local directory by its path, or by the name `minilm`. Downloads nothing.
 
     Raises:
-        InvalidInputError: The directory does not exist, or lacks a file.
+        InvalidInputError: The directory does not exist, or lacks its configuration, weights or tokenizer.
     """
     if name == "minilm":
         try:
@@ -63,10 +60,9 @@ def pretrained_directory(name: str) -> Path:
 
 
 def initial_model(adapter: "ModelAdapter", pretrained: str | None, seed: int) -> "PreTrainedModel":
-    """Makes the first model of a job, equal for equal seeds; does not change torch's random state.
+    """Makes the first model of a job, equal for equal seeds, without a change of torch's random state.
 
     Args:
-        adapter: Made from the configuration that `create_config_json` returned for the same `pretrained`.
         pretrained: A name for `pretrained_directory`, or `None` for random weights. Weights that the
             directory lacks, such as those of a labelling layer, are random.
 
@@ -102,7 +98,6 @@ def load_pretrained(
     """Loads a model and returns its tensors by name, tied tensors under each of their names.
 
     Args:
-        directory: A directory that `pretrained_directory` returned.
         may_lack: Prefix of the names of tensors that the directory may lack. Such tensors are left out.
 
     Raises:

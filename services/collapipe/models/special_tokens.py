@@ -1,4 +1,4 @@
-"""The special tokens of a model family. Families that share a convention share an object of this module."""
+"""The special tokens of the model families."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Which special tokens a vocabulary has, and where they go."""
+    """The special tokens of a vocabulary, and their places in a sequence."""
 
     by_role: Mapping[str, str]
     """Every token by its role in `transformers`, for example "pad_token". A vocabulary that is made for a job
@@ -14,7 +14,7 @@ class SpecialTokens:
     template: str
     """The special tokens around one sequence, which is `$A`, in the notation of `tokenizers`."""
     mask_token: str | None = None
-    """Only pretrained vocabularies may have it, so it is no part of `by_role`."""
+    """Only pretrained vocabularies have it, so `by_role` does not contain it."""
 
 
 BERT_TOKENS = SpecialTokens(

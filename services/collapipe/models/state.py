@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def split_state(adapter: ModelAdapter, model: "PreTrainedModel") -> list[dict[str, Tensor]]:
-    """Returns a copy of the state of each unit, which the unit's `load_state_dict` accepts."""
+    """Returns a copy of the state of each unit, for the unit's `load_state_dict`."""
     tensors = model.state_dict()
     return [
         {
@@ -27,9 +27,6 @@ def split_state(adapter: ModelAdapter, model: "PreTrainedModel") -> list[dict[st
 
 def join_model(adapter: ModelAdapter, states: Iterable[dict[str, Tensor]]) -> "PreTrainedModel":
     """Builds a whole model from the states of its units, in evaluation mode and ready for `save_pretrained`.
-
-    Args:
-        states: The state of each unit, in unit order.
 
     Raises:
         CorruptDataError: A state is not that of the model's unit, or the number of states is wrong.

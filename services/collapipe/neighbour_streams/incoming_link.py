@@ -19,11 +19,10 @@ class IncomingLink:
     """The link from another host to this one.
 
     Args:
-        sender: Host id of the neighbour.
-        receiver: Host id of this host.
+        sender: Id of the other host.
+        receiver: Id of this host.
         stage_labels: Cluster index and stage index of the receiving stage, for metrics.
         capacity: Most frames that an emulated delay holds back. A correct neighbour stays below it.
-        emulation: Says the delay of the link; read again for every frame.
         deliver: Takes each complete frame, in the order of arrival.
     """
 
@@ -48,23 +47,14 @@ class IncomingLink:
         self._header_arrived_at = 0.0
 
     def begin_frame(self, header: stage_pb2.FrameHeader) -> None:
-        """Takes the header of a frame.
-
-        Raises:
-            CorruptDataError: The previous frame is incomplete, or the header contradicts itself.
-            InvalidInputError: The frame is larger than this receiver allocates.
-        """
+        """Takes the header of a frame. Raises the errors of `FrameAssembler.begin`."""
         self._header, self._header_arrived_at = header, time.perf_counter()
         frame = self._assembler.begin(header)
         if frame is not None:
             self._complete(frame)
 
     def add_chunk(self, chunk: bytes) -> None:
-        """Takes the next bytes of a frame.
-
-        Raises:
-            CorruptDataError: No frame has begun, there are too many bytes, or a checksum is wrong.
-        """
+        """Takes the next bytes of a frame. Raises the errors of `FrameAssembler.add`."""
         self.received_bytes += len(chunk)
         arrived_at = time.perf_counter()
         frame = self._assembler.add(chunk)

@@ -34,7 +34,7 @@ _LEAST_CHUNKS = 4
 _FIRST_CHUNK_BYTES = 4096
 _LARGEST_CHUNK_BYTES = 256 << 10
 _RECEIVED_SECONDS = 2.0
-"""A burst takes longer if it filled buffers before a slow link. The bytes that arrived until then count."""
+"""The receiver counts for no longer. A burst that filled buffers before a slow link would take longer."""
 _RECEIVED_BYTES = 2 * _BURST_BYTES
 
 

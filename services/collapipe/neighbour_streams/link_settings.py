@@ -1,4 +1,4 @@
-"""What a plan decides for one direction of a link."""
+"""The settings that a plan gives to one direction of a link."""
 
 import math
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ class LinkSettings:
     """The settings of one direction of a link. By default it is lossless and has no limit.
 
     Args:
-        rate_limit_bps: In bit/s; 0 means no limit.
+        rate_limit_bps: 0 means no limit.
         bandwidth_hz: Share of the radio channel; 0 if the plan gives none.
-        transmit_power_watts: Of the sending host; 0 leaves the power as it is.
+        transmit_power_watts: Power of the sending host; 0 leaves the power as it is.
     """
 
     codec: tensor_pb2.Codec = tensor_pb2.CODEC_FP32

@@ -16,7 +16,7 @@ from collapipe.v1 import stage_pb2
 
 @dataclass(frozen=True)
 class OutgoingLinks:
-    """Everything that limits the links that leave one host."""
+    """The emulation, the shaper and the radio for the links that leave one host."""
 
     host_id: str
     emulation: EmulationFile
@@ -39,14 +39,14 @@ class OutgoingLink:
 
     @property
     def name(self) -> str:
-        """The name of this link in metrics."""
+        """The label of this link in metrics."""
         return f"{self.host.host_id}>{self.receiver}"
 
     def prepare_radio(self) -> float:
         """Sets the radio for the next frame, and returns the rate to pace at, in bit/s; 0 means no limit.
 
-        The rate is the least of those of the plan, the radio and the emulated wire. The emulation is read each
-        time, so that a change applies from the next frame on.
+        The rate is the lowest of the rates of the plan, the radio and the emulated wire. The emulation is
+        read each time, so that a change applies from the next frame on.
         """
         sender, settings = self.host.host_id, self.settings
         radio = self.host.radio.transmit(
@@ -67,7 +67,6 @@ class OutgoingLink:
         """Encodes frames, and yields each header and chunk when it may leave.
 
         Args:
-            frames: In sending order.
             stage_labels: Cluster index and stage index of the sending stage, for metrics.
         """
         with closing(self.host.shaper.open(self.address)) as shaped:

@@ -68,7 +68,6 @@ class StreamToNextStage:
     """The stream that this stage opens to the next stage.
 
     Args:
-        opening: Says for which attempt and stage the stream is.
         on_failure: Called from another thread if the stream fails before `close`.
     """
 

@@ -1,4 +1,4 @@
-"""Starts a stage host: what the processes of devices, control units and edge servers have in common."""
+"""Starts a stage host: the part that devices, control units and edge servers have in common."""
 
 import logging
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def start_stage_host(
     """Serves blobs, link probes and the services of a role, and registers with the scheduler.
 
     Args:
-        host: What to register. This function fills in its identity, addresses and transmit power.
+        host: The entry to register. This function fills in the host's id, addresses and transmit power.
         stores: The disk of the host; `None` if it keeps no state.
         add_services: Adds the services of the role to a server, given the host's resources and address.
 
@@ -121,7 +121,7 @@ def _check_machine(settings: StageHostSettings) -> None:
 
 
 def _reachable(metrics_address: str, address: str) -> str:
-    """Returns an address at which other hosts can read metrics that are served on every address."""
+    """Returns the address of the metrics with the name of this host instead of a wildcard such as 0.0.0.0."""
     host, _, port = metrics_address.rpartition(":")
     if host in ("0.0.0.0", "[::]", ""):
         return f"{address.rpartition(':')[0]}:{port}" if port else ""

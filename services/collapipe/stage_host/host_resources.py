@@ -1,4 +1,4 @@
-"""What the sessions on one host share."""
+"""The resources that all sessions on one host share."""
 
 import threading
 from contextlib import suppress
@@ -20,10 +20,8 @@ class HostResources:
     """The processor, the channels, the links, the units in memory and the disk of one host.
 
     Args:
-        device: The processor that computes.
-        channels: Channels to other hosts.
         stores: The disk that keeps units. A device has none, and keeps its units in memory only.
-        busy_watts: Power beyond idle while the host computes, if no sensor measures it. 0 counts none.
+        busy_watts: Power above idle while the host computes, if no sensor measures it. 0 means unknown.
     """
 
     def __init__(
@@ -62,11 +60,7 @@ class HostResources:
             return self._units_of_clusters[cluster_index]
 
     def find_blob(self, digest: str) -> Readable:
-        """Finds a blob among the units in memory, then on the disk.
-
-        Raises:
-            NotFoundError: This host does not have the blob.
-        """
+        """Finds a blob among the units in memory, then on the disk; raises `NotFoundError`."""
         for units in list(self._units_of_clusters.values()):
             with suppress(NotFoundError):
                 return units.blob(digest)

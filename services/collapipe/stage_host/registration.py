@@ -18,11 +18,8 @@ _RETRY_SECONDS = 1.0
 class Registration:
     """Registers a host and then sends heartbeats, until it is closed.
 
-    It retries without end, because a device may be switched on before its scheduler.
-
-    Args:
-        host: The host. Its incarnation is set here.
-        scheduler: Address of the scheduler.
+    It retries without end, because a device may be switched on before its scheduler. Each process registers
+    with a new incarnation, which the constructor sets in `host`.
     """
 
     def __init__(self, host: scheduler_pb2.Host, scheduler: str, channels: ChannelPool) -> None:
@@ -36,7 +33,6 @@ class Registration:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops the heartbeats."""
         self._closed.set()
         self._thread.join()
 

@@ -49,7 +49,7 @@ class _AdmittedSession:
             self.predecessor = None
 
     def stop(self, reason: CollapipeError) -> None:
-        """Makes the session end with `reason`, whether it computes, waits or has no command."""
+        """Makes the session end with `reason`, whatever it is doing."""
         self.stop_reason = self.stop_reason or reason
         self.session.abort(reason)
         self.commands.close()

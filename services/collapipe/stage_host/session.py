@@ -22,12 +22,9 @@ from collapipe.weights.transfer import fetch_blob
 
 
 class StageSession:
-    """One stage in one attempt.
-
-    One thread calls every method but `abort`, in the order of the commands.
+    """One stage in one attempt. One thread calls every method but `abort`, in the order of the commands.
 
     Args:
-        configure: The units to hold, and the attempt.
         send_backward: Takes the frames for the previous stage. By default the stream of that stage sends them.
     """
 
@@ -119,7 +116,6 @@ class StageSession:
         return stage_pb2.StageConfigured(fetched_bytes=fetched_bytes, reused_units=num_reused)
 
     def run_step(self, command: stage_pb2.RunStep) -> stage_pb2.StepDone:
-        """Runs one mini-batch forward and backward."""
         result = self._ready_stage().run_step(
             command.step_index,
             command.num_micro_batches,
@@ -134,7 +130,6 @@ class StageSession:
         )
 
     def run_evaluation(self, command: stage_pb2.RunEvaluation) -> stage_pb2.EvaluationDone:
-        """Runs micro-batches forward only."""
         self._ready_stage().run_evaluation(command.num_micro_batches)
         return stage_pb2.EvaluationDone()
 

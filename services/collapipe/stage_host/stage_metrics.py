@@ -6,11 +6,7 @@ from collapipe.tensors import FrameKind
 
 
 class StageMetrics(StageObserver):
-    """Updates the metrics of one stage.
-
-    Args:
-        busy_watts: Power beyond idle while the host computes, if no sensor measures it. 0 counts none.
-    """
+    """Updates the metrics of one stage. With a power `busy_watts` of 0, it counts no energy."""
 
     def __init__(self, cluster_index: int, stage_index: int, busy_watts: float) -> None:
         self._labels = (str(cluster_index), str(stage_index))

@@ -1,10 +1,4 @@
-"""Runs a range of units as one stage of a 1F1B pipeline. Knows torch, and no network.
-
-`stage` runs the micro-batches, in the order of `action_order`. `mailbox` holds the frames that have arrived,
-and `activation_stash` what is kept for backward passes. `resident_units` holds the units with their optimizer
-states, and `optimizer` updates them. `block_profile` measures a block, and `emulated_processor` imitates a
-slower processor.
-"""
+"""Runs a range of units as one stage of a 1F1B pipeline. It uses torch, but no network."""
 
 from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
 from collapipe.stage_runtime.mailbox import Mailbox

@@ -1,4 +1,4 @@
-"""Keeps what a stage needs for its backward passes, and counts the bytes."""
+"""Keeps the tensors that a stage needs for its backward passes, and counts their bytes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,11 +46,7 @@ class ActivationStash:
         side: dict[str, Tensor],
         run: Callable[[], Tensor | None],
     ) -> tuple[Tensor | None, StashedMicroBatch]:
-        """Calls `run`, which is the forward pass, and keeps what the backward pass needs.
-
-        Returns:
-            The outputs of `run`, and the entry in the stash.
-        """
+        """Calls `run`, the forward pass. Returns its outputs, and the entry that the stash keeps."""
         num_tokens = max(side["attention_mask"].numel(), 1)
         with torch.set_grad_enabled(not self._recomputes):
             if self._recomputes or self._bytes_per_token is not None:
@@ -58,7 +54,7 @@ class ActivationStash:
             else:  # Counting takes time, so it is done for the first micro-batch of a mini-batch only.
                 with count_kept_bytes(self._modules) as kept:
                     outputs = run()
-                self._bytes_per_token = kept.total / num_tokens
+                self._bytes_per_token = sum(kept.values()) / num_tokens
         if self._recomputes:
             kept_bytes = inputs.nbytes if inputs is not None else 0
         else:
@@ -71,37 +67,30 @@ class ActivationStash:
         return outputs, entry
 
     def pop(self, micro_batch: int) -> StashedMicroBatch:
-        """Removes a micro-batch and returns it."""
         return self._micro_batches.pop(micro_batch)
 
 
-@dataclass
-class KeptBytes:
-    """Bytes that autograd keeps, without weights and buffers. Complete when the forward pass is done."""
-
-    total: int = 0
-
-
 @contextmanager
-def count_kept_bytes(modules: Sequence[nn.Module]) -> Iterator[KeptBytes]:
+def count_kept_bytes(modules: Sequence[nn.Module]) -> Iterator[dict[int, int]]:
     """Counts the bytes that autograd keeps of the forward passes in this context. Changes no result.
 
     Args:
         modules: Their weights and buffers are not counted.
+
+    Yields:
+        The bytes of each storage, by its address. Complete when the forward passes are done.
     """
     own = {
         tensor.untyped_storage().data_ptr()
         for module in modules
         for tensor in (*module.parameters(), *module.buffers())
     }
-    seen: set[int] = set()
-    kept = KeptBytes()
+    kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own and storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            kept.total += storage.nbytes()
+        if storage.data_ptr() not in own:
+            kept.setdefault(storage.data_ptr(), storage.nbytes())
         # Without `detach`, an operation that keeps its own output would keep its graph in a reference cycle.
         return tensor.detach()
 

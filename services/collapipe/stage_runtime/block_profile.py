@@ -17,7 +17,7 @@ from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
 from collapipe.stage_runtime.operation_counts import StageWork
 
 MICRO_BATCH_SIZES = (2, 8)
-"""Default sizes of the micro-batches to time. Fitting a and o of docs/scheduling.md (2) needs two sizes."""
+"""Default sizes of the micro-batches to time. A fit of a and o in docs/scheduling.md (2) needs two sizes."""
 
 _TIME_BOX_SECONDS = 0.5
 _LEAST_REPETITIONS = 3
@@ -33,7 +33,7 @@ class BlockProfile:
     seconds_per_sample: float
     """Seconds for each sample of a micro-batch: a in (2)."""
     seconds_per_micro_batch: float
-    """Seconds for each micro-batch, independent of its size: o in (2)."""
+    """Seconds for each micro-batch, whatever its size: o in (2)."""
     state_bytes: int
     """Bytes of weights, gradients and moments."""
     stash_bytes_per_sample: int
@@ -48,9 +48,7 @@ def profile_block(
     sequence_length: int,
     processor: EmulatedProcessor | None = None,
 ) -> BlockProfile:
-    """Times the first block, forward and backward, with random activations.
-
-    The timing takes about half a second for each size.
+    """Times the first block, forward and backward, with random activations: half a second for each size.
 
     A stage may train in another thread at the same time. The compute lock makes the threads take turns, and
     the random numbers of the stage do not change, because it seeds before each pass.
@@ -58,7 +56,6 @@ def profile_block(
     Args:
         micro_batch_sizes: Samples of each micro-batch to time.
         sequence_length: Tokens of each sample.
-        processor: The processor to imitate.
 
     Raises:
         InvalidInputError: A size or the length is smaller than 1, or there is no size.
@@ -88,7 +85,7 @@ def profile_block(
         seconds_per_sample=per_sample,
         seconds_per_micro_batch=per_micro_batch,
         state_bytes=num_parameters * ADAM_STATE_BYTES,
-        stash_bytes_per_sample=math.ceil(kept.total / largest),
+        stash_bytes_per_sample=math.ceil(sum(kept.values()) / largest),
         num_parameters=num_parameters,
     )
 
@@ -100,7 +97,7 @@ def fit_costs(seconds: Mapping[int, float]) -> tuple[float, float]:
         seconds: Seconds of a micro-batch, by its number of samples b.
 
     Returns:
-        a and o of docs/scheduling.md (2). A single size gives o = 0.
+        a and o of docs/scheduling.md (2). For a single size, o = 0.
     """
     if len(seconds) > 1:
         slope, offset = statistics.linear_regression(list(seconds), list(seconds.values()))
@@ -120,9 +117,9 @@ def _emulated_seconds(
 ) -> dict[int, float]:
     """Returns the seconds of each size on the emulated processor. Empty if this host emulates no device."""
     seconds: dict[int, float] = {}
+    if processor is None:
+        return seconds
     for size, side in sides.items():
-        if processor is None:
-            return {}
         forward = processor.seconds(work.forward(side), 0.0)
         backward = processor.seconds(work.backward(side), 1.0)
         if forward is None or backward is None:

@@ -1,6 +1,6 @@
 """Imitates a slower processor: does the real work, then waits until the emulated device would be done.
 
-The results do not change. If the real work takes longer than the emulated device would need, the metric
+If the real work takes longer than the emulated device would need, the metric
 `collapipe_emulation_overrun_seconds_total` counts the excess. Measurements with a large excess are not valid.
 """
 
@@ -17,7 +17,7 @@ backward pass, which has two thirds of the operations."""
 
 
 class EmulatedProcessor:
-    """The processor of one host, as the emulation file describes it. It never waits if the file does not."""
+    """The processor that the emulation file gives to one host. Without such an entry, it never waits."""
 
     def __init__(self, emulation: EmulationFile, host_id: str) -> None:
         self._emulation = emulation
@@ -32,23 +32,18 @@ class EmulatedProcessor:
         Raises:
             InvalidInputError: The emulation file cannot be used.
         """
-        world = self._emulation.current()
-        device = world.devices.get(self._host_id)
+        emulation = self._emulation.current()
+        device = emulation.devices.get(self._host_id)
         if device is None:
             return None
         profile = device_profile(device.profile)
         seconds = overhead_share * profile.seconds_per_micro_batch
         seconds += work.flops / profile.flops_per_second
         seconds += work.moved_bytes / profile.memory_bytes_per_second
-        return world.time_scale * device.slowdown * seconds
+        return emulation.time_scale * device.slowdown * seconds
 
     def occupy(self, started: float, work: Work, overhead_share: float) -> None:
-        """Waits until the emulated device would have done some work that is done here.
-
-        Args:
-            started: When the work began, by `time.perf_counter`.
-            overhead_share: As in `seconds`.
-        """
+        """Waits until the emulated device would have done the work that began at `started`."""
         seconds = self.seconds(work, overhead_share)
         if seconds is None:
             return

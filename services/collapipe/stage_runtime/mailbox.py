@@ -11,8 +11,7 @@ class Mailbox:
 
     Args:
         capacity: Frames of one direction that may wait. The in-flight windows keep correct neighbours below
-            it. The stream of a neighbour that sends more is blocked. `None` means no limit, for frames made
-            on this host.
+            it. The stream of a neighbour that sends more is blocked. `None` means no limit.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -41,12 +40,11 @@ class Mailbox:
     def take(self, *, forward: bool, backward: bool) -> Frame:
         """Waits for a frame and removes it. Prefers a frame that goes backward.
 
-        There is no deadline. The thread that watches the neighbours must call `fail` when one of them is
-        lost.
+        There is no deadline. The thread that watches the neighbours must call `fail` when it loses one.
 
         Args:
-            forward: Whether to take a frame that goes towards the head.
-            backward: Whether to take a frame that goes towards the embedding.
+            forward: Whether a frame towards the head is wanted.
+            backward: Whether a frame towards the embedding is wanted.
 
         Raises:
             CollapipeError: The failure that `fail` was given.

@@ -28,11 +28,9 @@ class Work:
 
 
 class StageWork:
-    """The work of the units of one stage.
+    """The work of the units of one stage, in order.
 
     Args:
-        modules: The units, in order.
-        hidden_size: Values that a block passes on for each token.
         recomputes: Whether a backward pass runs the forward pass again.
     """
 
@@ -58,11 +56,7 @@ class StageWork:
         """Returns the work of the forward pass of a micro-batch.
 
         Each weight costs two operations for each token. The head works on as many tokens as there are labels.
-        Attention compares all pairs of tokens of a sequence, at four operations for each pair and hidden
-        value.
-
-        Args:
-            side: `attention_mask` [batch, length] and, in training, `labels`.
+        Attention costs four operations for each pair of tokens of a sequence and each hidden value.
         """
         batch, length = side["attention_mask"].shape
         labels = side.get("labels")
@@ -77,7 +71,6 @@ class StageWork:
         return Work(flops, float(_GRADIENT_BYTES * self._table_weights))
 
     def update(self) -> Work:
-        """Returns the work of an optimizer step."""
         return Work(moved_bytes=float(_UPDATE_BYTES * self._num_parameters))
 
 

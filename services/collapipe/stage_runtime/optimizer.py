@@ -39,12 +39,7 @@ def make_optimizer(
 
 
 def learning_rate(training: TrainingConfig, step_index: int, total_steps: int) -> float:
-    """Returns the learning rate of one optimizer step.
-
-    Args:
-        step_index: Optimizer steps since the job began.
-        total_steps: Optimizer steps of the whole job.
-    """
+    """Returns the learning rate of one optimizer step. Steps are counted over the whole job, from 0."""
     peak, warm_up, step = training.learning_rate, training.warm_up_steps, step_index + 1
     if step <= warm_up:
         return peak * step / warm_up
@@ -65,22 +60,16 @@ def squared_norms(parameters: Iterable[nn.Parameter]) -> list[float]:
 
 
 def clip_scale(norm: float, clip_norm: float) -> float:
-    """Returns the factor that clips gradients to a global norm, like torch's `clip_grad_norm_`.
+    """Returns the factor that clips gradients of a global norm, like torch's `clip_grad_norm_`.
 
     Args:
-        norm: Global norm of all gradients of the model.
         clip_norm: Largest norm allowed; 0 means no limit.
     """
     return min(1.0, clip_norm / (norm + 1e-6)) if clip_norm else 1.0
 
 
 def update_parameters(optimizer: torch.optim.Optimizer, rate: float, gradient_scale: float) -> None:
-    """Clips the gradients, takes one optimizer step and clears the gradients.
-
-    Args:
-        rate: The learning rate.
-        gradient_scale: Factor for the gradients, from `clip_scale`. Gradients are never made larger.
-    """
+    """Scales the gradients by a factor of at most 1, takes one optimizer step, and clears the gradients."""
     for group in optimizer.param_groups:
         group["lr"] = rate
         for parameter in group["params"]:

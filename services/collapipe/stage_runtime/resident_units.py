@@ -31,12 +31,7 @@ class StateDigests:
 
 
 class ResidentUnit:
-    """One unit in memory: its module, its optimizer, and the blobs of both if it is sealed.
-
-    Args:
-        unit_index: Position of the unit in the model.
-        module: The unit, on the device that computes.
-    """
+    """One unit in memory: its module, its optimizer, and the blobs of both if it is sealed."""
 
     def __init__(self, unit_index: int, module: nn.Module, training: TrainingConfig) -> None:
         self.unit_index = unit_index
@@ -53,7 +48,6 @@ class ResidentUnit:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters."""
         return list(self._named_parameters.values())
 
     @property
@@ -65,7 +59,6 @@ class ResidentUnit:
         return StateDigests(self._weights_blob.digest, blob.digest if blob else "")
 
     def update(self, learning_rate: float, gradient_scale: float) -> None:
-        """Takes one optimizer step: see `update_parameters`."""
         self._weights_blob = self._optimizer_blob = None
         update_parameters(self.optimizer, learning_rate, gradient_scale)
 
@@ -128,11 +121,7 @@ class ResidentUnit:
 
 
 class ResidentUnits:
-    """The units of one job that a host holds for one cluster.
-
-    Args:
-        device: The device that computes.
-    """
+    """The units of one job that a host holds for one cluster."""
 
     def __init__(
         self, adapter: ModelAdapter, training: TrainingConfig, device: torch.device
@@ -143,13 +132,10 @@ class ResidentUnits:
         self._units: dict[int, ResidentUnit] = {}
 
     def take(self, wanted: dict[int, StateDigests], fetch: Fetch) -> tuple[list[ResidentUnit], int]:
-        """Brings units into wanted states.
-
-        Args:
-            wanted: The state of each wanted unit, by unit index.
+        """Brings units into wanted states, given by unit index.
 
         Returns:
-            The wanted units in order, and how many of them were held in the wanted state already.
+            The units in order, and how many of them were held in the wanted state already.
         """
         units, num_reused = [], 0
         for unit_index, digests in sorted(wanted.items()):

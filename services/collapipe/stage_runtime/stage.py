@@ -1,7 +1,4 @@
-"""Runs one stage of a pipeline: forward passes, backward passes, updates and evaluations.
-
-`Stage.run_step` is the loop of a mini-batch. `_forward` and `_backward` process one micro-batch each.
-"""
+"""Runs one stage of a pipeline: forward passes, backward passes, updates and evaluations."""
 
 import hashlib
 import time
@@ -102,11 +99,9 @@ class Stage:
 
     Args:
         units: The units, in order. A stage without units passes every frame on.
-        mailbox: Receives the frames from both neighbours.
         send_forward: Sends a frame to the next stage. The stage with the head never calls it.
         send_backward: Sends a frame to the previous stage.
-        observer: Receives the actions of the stage.
-        processor: The processor to imitate. `None` for this machine's own.
+        processor: The processor to imitate; `None` for none.
     """
 
     def __init__(
@@ -150,7 +145,7 @@ class Stage:
         gradient norm of all stages.
 
         Args:
-            step_index: Index of the step within the round.
+            step_index: Counted within the round.
             num_targets: Valid targets of the whole mini-batch. Losses are divided by it.
             pending_scale: Factor for the gradients of the previous mini-batch, whose update is applied first.
 
@@ -232,7 +227,6 @@ class Stage:
         self.waiting_for = _IDLE
 
     def _take(self, step: _Step) -> Frame:
-        """Waits for the next frame that this stage may process."""
         progress = step.progress
         wanted = [
             f"get the {kind.name.lower()} of micro-batch {number}"
@@ -329,7 +323,7 @@ class Stage:
         return activation
 
     def _evaluate(self, frame: Frame) -> Frame:
-        """Runs every unit on one micro-batch. Returns the frame for the next stage, or the predictions."""
+        """Evaluates one micro-batch. Returns the frame for the next stage, or the predictions."""
         side = self._to_device(frame.tensors)
         activation = side.pop(ACTIVATION, None)
         with COMPUTE_LOCK, torch.no_grad():

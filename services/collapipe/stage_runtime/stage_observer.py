@@ -1,4 +1,4 @@
-"""The interface through which a stage reports its actions, so that it needs no metrics."""
+"""The interface through which a stage reports its actions, so that it does not depend on metrics."""
 
 from collapipe.tensors import FrameKind
 
@@ -13,11 +13,7 @@ class StageObserver:
         """The stage computed one micro-batch of an evaluation."""
 
     def worked(self, num_units: int, num_samples: int, activation_bytes: int) -> None:
-        """A micro-batch went forward and backward.
-
-        Args:
-            activation_bytes: Bytes that the stage sent to the next stage in the forward pass.
-        """
+        """A micro-batch went forward and backward; `activation_bytes` went to the next stage."""
 
     def updated(self, seconds: float) -> None:
         """The stage computed an optimizer step."""
@@ -26,9 +22,4 @@ class StageObserver:
         """The stage waited for one frame. Reported after each wait, because a mini-batch may take minutes."""
 
     def stepped(self, in_flight: int, stash_bytes: int) -> None:
-        """The stage ran a mini-batch.
-
-        Args:
-            in_flight: Most micro-batches that the stage held at once.
-            stash_bytes: Most bytes that the stage held at once for backward passes.
-        """
+        """The stage ran a mini-batch. The arguments are the most micro-batches and stashed bytes at once."""

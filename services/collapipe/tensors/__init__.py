@@ -1,7 +1,4 @@
-"""Encodes tensors as the frames that cross a stream between two stages, and decodes them.
-
-`frames` makes frames and puts them together again; `codecs` has the lossy codecs for activations.
-"""
+"""Encodes tensors as the frames that cross a stream between two stages, and decodes them."""
 
 from collapipe.tensors.frames import (
     ACTIVATION,

@@ -74,8 +74,7 @@ def encode_frame(
     """Encodes a frame as its header and the chunks that follow it.
 
     Args:
-        codec: The codec of the activation or its gradient. Other tensors and predictions are sent without a
-            loss.
+        codec: The codec of the activation or its gradient. Other tensors and predictions stay lossless.
 
     Raises:
         InvalidInputError: A tensor has an element type that cannot be sent.

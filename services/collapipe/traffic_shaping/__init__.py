@@ -1,1 +1,1 @@
-"""Shapers, which limit the traffic of a host, and drivers of radios. Nothing here needs torch or gRPC."""
+"""Shapers, which limit the traffic of a host, and drivers of radios, without torch and gRPC."""

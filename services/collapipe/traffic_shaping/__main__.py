@@ -39,7 +39,7 @@ def main() -> None:
                 shaper.read()
                 shaper.apply(time.time())
         else:
-            # before the first thread starts, so that no thread receives these signals but _run
+            # Threads inherit this mask, so it must be set before the first one starts.
             signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
             book = AddressBook()
             shaper = HostShaper(options.host, options.state, interface, status, book.find)

@@ -1,8 +1,8 @@
 """The interface of shapers, and pacing: shaping inside the process.
 
 A sender tells its link the rate of a frame, asks for the size of the chunks, and waits before each chunk.
-With pacing, the process waits. With traffic control (`collapipe.traffic_shaping.traffic_control`), the
-kernel does.
+With pacing, the sender sleeps. With traffic control (`collapipe.traffic_shaping.traffic_control`), it does
+not wait, because the kernel delays the packets.
 """
 
 import time
@@ -13,7 +13,7 @@ _CHUNK_SECONDS = 0.02
 """Time of one chunk on the link. Short chunks give the receiver a smooth stream, and let a link end soon."""
 _MIN_CHUNK_BYTES = 1024
 _MAX_CATCH_UP_SECONDS = 0.05
-"""A sender that was delayed for longer does not catch up the rest, because that would be a burst."""
+"""A sender that was delayed for longer catches up this much only. More would be a burst."""
 
 
 class ShapedLink(ABC):
@@ -25,11 +25,7 @@ class ShapedLink(ABC):
 
     @abstractmethod
     def begin(self, rate_bps: float) -> None:
-        """Begins a frame.
-
-        Args:
-            rate_bps: Rate of the frame in bit/s; 0 means no limit.
-        """
+        """Begins a frame with a rate in bit/s; 0 means no limit."""
 
     @abstractmethod
     def wait(self, num_bytes: int) -> None:
@@ -45,11 +41,7 @@ class Shaper(ABC):
 
     @abstractmethod
     def open(self, address: str) -> ShapedLink:
-        """Shapes the link to a receiver.
-
-        Args:
-            address: Of the receiver, "host:port".
-        """
+        """Shapes the link to the receiver at an address "host:port"."""
 
     def close(self) -> None:
         """Ends the shaping of all links."""
@@ -60,13 +52,8 @@ class PacedLink(ShapedLink):
     """Sends each chunk when the last bit of the chunk would have left.
 
     The deadline of a chunk follows from the deadline before it. So a sleep that takes too long delays one
-    chunk, but not all chunks after it. If the last chunk of a frame is late, the next frame catches up. The
-    pause between two frames is not caught up: from its header to its last byte, a frame arrives at the
-    rate.
-
-    Args:
-        clock: Returns the time in seconds.
-        sleep: Waits for a number of seconds.
+    chunk, but not all chunks after it. If the last chunk of a frame is late, the next frame catches up. It
+    does not catch up the pause between the frames, so that each frame arrives at its rate.
     """
 
     def __init__(

@@ -22,7 +22,6 @@ class RadioState:
     noise_watts_per_hertz: float
     """Density of noise and interference at the receiver."""
     power_watts: float
-    """Transmit power."""
     rate_bps: float
     """Rate to send at in bit/s; 0 means no limit."""
 
@@ -37,8 +36,6 @@ class RadioDriver(ABC):
         """Prepares the radio for the next frame of a link.
 
         Args:
-            sender: This host.
-            receiver: The host that gets the frame.
             bandwidth_hz: Share of the channel; 0 if the plan has none.
             power_watts: Transmit power; 0 leaves the power unchanged.
 
@@ -60,10 +57,8 @@ class EmulatedRadioDriver(RadioDriver):
     """An emulated radio: docs/scheduling.md (1) gives its rate.
 
     Each direction of a link gets the rate of the whole share, although only one direction can use the share
-    at a time. The driver emulates neither coding, nor protocol overhead, nor loss.
-
-    Args:
-        emulation: Read again for every frame, so that channels may fade.
+    at a time. The driver emulates neither coding, nor protocol overhead, nor loss. It reads the emulation for
+    every frame, so that channels may fade.
     """
 
     def __init__(self, emulation: EmulationFile) -> None:

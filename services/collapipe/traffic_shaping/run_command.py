@@ -12,9 +12,7 @@ def run_command(line: Sequence[str], remedy: str, standard_input: str | None = N
     """Runs a program and returns its output.
 
     Args:
-        line: The program and its arguments.
         remedy: What the program needs, for the error message.
-        standard_input: Text for the program to read.
 
     Raises:
         InvalidInputError: The program did not start, did not end in time, or failed.

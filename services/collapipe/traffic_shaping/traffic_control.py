@@ -23,10 +23,9 @@ _MIN_RATE_BPS = 1000
 
 
 class TrafficControlShaper(Shaper):
-    """Shapes the links of this service on one interface.
+    """Shapes the links of this service on the interface that leads to the receivers.
 
     Args:
-        interface: The interface that leads to the receivers.
         tc: The program tc and its first arguments.
 
     Raises:
@@ -40,16 +39,12 @@ class TrafficControlShaper(Shaper):
         self._limits: dict[str, ClassRate] = {}
         self._num_links: Counter[str] = Counter()
         self._root: Root | None = None
-        """What the interface has; `None` if that has to be read."""
-        self._interface.remove()  # the root of a process that was killed
+        """The present root of the interface; `None` if it has to be read."""
+        self._interface.remove()  # An earlier process that was killed may have left its root.
         self._change({})
 
     def open(self, address: str) -> ShapedLink:
-        """Shapes the link to a receiver.
-
-        Raises:
-            InvalidInputError: The name of the receiver cannot be resolved.
-        """
+        """Shapes a link; raises `InvalidInputError` if the name of the receiver cannot be resolved."""
         host = address.rpartition(":")[0].strip("[]")
         try:
             ip = str(socket.getaddrinfo(host, None)[0][4][0])
@@ -62,22 +57,13 @@ class TrafficControlShaper(Shaper):
         return _KernelLink(self, ip)
 
     def close(self) -> None:
-        """Removes all limits and the root discipline."""
         try:
             self._interface.remove()
         except InvalidInputError as error:
             logger.warning("%s stays shaped: %s", self._interface.name, error)
 
     def limit(self, ip: str, rate_bps: float) -> None:
-        """Limits the packets to an address.
-
-        Args:
-            ip: Address of the receiver.
-            rate_bps: 0 removes the limit.
-
-        Raises:
-            InvalidInputError: tc failed.
-        """
+        """Limits the packets to an address; 0 removes the limit. Raises `InvalidInputError` if tc fails."""
         with self._lock:
             limits = {other: limit for other, limit in self._limits.items() if other != ip}
             if rate_bps:

@@ -26,11 +26,11 @@ class WifiRadioDriver(RadioDriver):
     """Sets the transmit power of a Wi-Fi interface, and reads the state of its link.
 
     Wi-Fi divides its channel by time and not by bandwidth. So a share of the channel becomes the same share
-    of the bit rate that the interface has chosen. The gain is that of the opposite direction: the received
-    signal over the transmit power of this host. It is right if the access point sends with the same power.
+    of the bit rate that the interface has chosen. The gain is measured in the opposite direction, as the
+    received signal over the transmit power of this host. It is right if the access point
+    sends with the same power.
 
     Args:
-        interface: For example "wlan0".
         iw: The program iw and its first arguments.
 
     Raises:
@@ -45,7 +45,7 @@ class WifiRadioDriver(RadioDriver):
         self._can_set_power = True
         self._read_at = -inf
         self._state: RadioState | None = None
-        """The state with the whole channel."""
+        """The state if the link uses the whole channel."""
         self._channel_hz = 0.0
         self._run("info")
 
@@ -53,7 +53,7 @@ class WifiRadioDriver(RadioDriver):
         self, sender: str, receiver: str, bandwidth_hz: float, power_watts: float
     ) -> RadioState | None:
         """Sets the power of the interface for all receivers, and returns the state of its link."""
-        with self._lock:  # links of several clusters send in different threads
+        with self._lock:  # Links of several clusters send in different threads.
             if power_watts and power_watts != self._power_watts and self._can_set_power:
                 self._set_power(power_watts)
             if time.monotonic() - self._read_at > _READ_SECONDS:
@@ -69,7 +69,7 @@ class WifiRadioDriver(RadioDriver):
         try:
             self._run("set", "txpower", "fixed", str(milli_dbm))
         except InvalidInputError as error:
-            self._can_set_power = False  # it would fail before every frame
+            self._can_set_power = False  # A further try would fail before every frame.
             logger.warning("the transmit power stays unchanged: %s", error)
         else:
             self._power_watts = power_watts
@@ -95,7 +95,7 @@ class WifiRadioDriver(RadioDriver):
     def _read_noise_watts_per_hertz(self) -> float:
         try:
             survey = self._run("survey", "dump")
-        except InvalidInputError:  # some Wi-Fi drivers have no survey
+        except InvalidInputError:  # Some Wi-Fi drivers have no survey.
             survey = ""
         noise = _number(survey, r"\[in use\]\s+noise:\s*(\S+) dBm")
         return _THERMAL_WATTS_PER_HERTZ if noise is None else _watts(noise) / self._channel_hz

@@ -20,7 +20,7 @@ Buffer = bytes | memoryview
 
 
 class BlobStore:
-    """A directory of blobs. The constructor makes the directory if it does not exist."""
+    """A directory of blobs. The constructor makes it if it does not exist."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -86,7 +86,6 @@ class BlobStore:
                 yield piece
 
     def keep_only(self, digests: set[str]) -> None:
-        """Deletes every other blob."""
         for path in self._directory.iterdir():
             if path.suffix != ".partial" and path.name not in digests:
                 path.unlink(missing_ok=True)
@@ -101,20 +100,14 @@ class StoredBlob:
 
     @property
     def total_bytes(self) -> int:
-        """Size of the blob; raises `NotFoundError`."""
         return self.store.total_bytes(self.digest)
 
     def read(self, offset: int = 0) -> Iterator[bytes]:
-        """Yields the bytes from an offset on; raises `NotFoundError`."""
         return self.store.read(self.digest, offset)
 
 
 class JobStores:
-    """The directories of all jobs of a service, and the blobs in them.
-
-    Args:
-        directory: The state directory of the service.
-    """
+    """The directories of all jobs of a service, and the blobs in them. `directory` is its state directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "jobs"

@@ -28,19 +28,14 @@ class Readable(Protocol):
     """A blob, on disk or in memory."""
 
     @property
-    def total_bytes(self) -> int:
-        """Size of the blob."""
+    def total_bytes(self) -> int: ...
 
     def read(self, offset: int = 0) -> Iterator[bytes | memoryview]:
         """Yields the bytes from an offset on, in pieces of any size."""
 
 
 class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
-    """Serves blobs.
-
-    Args:
-        find: Finds a blob by its digest; raises `NotFoundError`.
-    """
+    """Serves the blobs that `find` returns for a digest."""
 
     def __init__(self, find: Callable[[str], Readable]) -> None:
         self._find = find

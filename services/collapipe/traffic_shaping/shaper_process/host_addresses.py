@@ -16,15 +16,11 @@ _REFRESH_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class HostAddresses:
-    """The addresses of a host.
-
-    Args:
-        addresses: IP addresses, sorted.
-        confirmed_at: When the name service last returned them, on the monotonic clock.
-    """
+    """The IP addresses of a host, sorted."""
 
     addresses: tuple[str, ...]
     confirmed_at: float
+    """When the name service last returned them, on the monotonic clock."""
 
 
 class AddressBook:
@@ -60,7 +56,7 @@ class AddressBook:
     def _look_up(self, host: str) -> None:
         found = look_up(host)
         self._asked_at[host] = time.monotonic()
-        if found is None:  # a host that restarts keeps its address until another host gets it
+        if found is None:  # A host that restarts keeps its address until another host gets it.
             return
         former = self._known.get(host)
         self._known[host] = found
@@ -75,5 +71,6 @@ def look_up(host: str) -> HostAddresses | None:
     except OSError:
         return None
     addresses = {str(answer[4][0]) for answer in answers}
-    usable = sorted(address for address in addresses if "%" not in address)  # no link-local ones
+    # Link-local addresses contain a "%", and are of no use here.
+    usable = sorted(address for address in addresses if "%" not in address)
     return HostAddresses(tuple(usable), time.monotonic()) if usable else None

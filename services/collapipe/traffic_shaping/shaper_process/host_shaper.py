@@ -32,15 +32,7 @@ _RETRY_SECONDS = 2.0
 
 
 class HostShaper:
-    """Shapes the links that leave one host.
-
-    Args:
-        host: Id of the host in links.json.
-        links_path: links.json.
-        interface: The interface that leads to the other hosts.
-        status_path: The file for the status.
-        find_addresses: Returns the addresses of a host, if they are known.
-    """
+    """Shapes the links that leave one host by the interface that leads to the other hosts."""
 
     def __init__(
         self,
@@ -58,7 +50,7 @@ class HostShaper:
         self._find_addresses = find_addresses
         self._links_file = LinksFile()
         self._versions: object = None
-        """Which versions of links.json and initial.json were read last."""
+        """The versions of links.json and initial.json that were read last."""
         self._read_error = ""
         self._tc_error = ""
         self._applied: Mapping[str, LinkConditions] | None = None
@@ -72,7 +64,7 @@ class HostShaper:
         except CorruptDataError as error:
             logger.info("%s", error)
             earlier = None
-        # a process that was killed did not switch them on again
+        # An earlier process that was killed did not switch them on again.
         self._offloads_off = set(earlier.segmentation) if earlier else set[str]()
 
     @property
@@ -127,11 +119,7 @@ class HostShaper:
         return min((change for change in changes if change is not None), default=None)
 
     def remove(self) -> None:
-        """Removes all shaping, also that of a killed process.
-
-        Raises:
-            InvalidInputError: tc failed.
-        """
+        """Removes all shaping, also that of a killed process; raises `InvalidInputError` if tc fails."""
         removed = self._interface.remove()
         switch_offloads_on(self._interface.name, self._offloads_off)
         self._offloads_off, self._applied, self._tc_error = set(), None, ""
@@ -141,7 +129,7 @@ class HostShaper:
         self._write_status({}, running=False)
 
     def _assign_addresses(self, receivers: Iterable[str]) -> dict[str, list[str]]:
-        """Returns the addresses of each receiver. If two claim one address, the last confirmed has it."""
+        """Returns the addresses of each receiver. If two claim one address, the last confirmed gets it."""
         found = {receiver: self._find_addresses(receiver) for receiver in receivers}
         known = {receiver: hosts for receiver, hosts in found.items() if hosts is not None}
         owners: dict[str, str] = {}
@@ -170,7 +158,6 @@ class HostShaper:
         self._check_at = time.monotonic() + (_RETRY_SECONDS if self._tc_error else _CHECK_SECONDS)
 
     def _write_status(self, links: dict[str, AppliedLink], running: bool) -> None:
-        """Writes the status if it changed."""
         problems = [error for error in (self._read_error, self._tc_error) if error]
         if self._emulator.has_netem is False and any(
             link.delay_seconds or link.loss_ratio for link in links.values()
@@ -196,7 +183,7 @@ class HostShaper:
         status.at = time.time()
         try:
             write_document(self._status_path, status.model_dump())
-        except OSError as error:  # the next call of apply tries again
+        except OSError as error:  # The next call of apply tries again.
             self._warn_once("status", f"cannot write the status: {error}")
         else:
             self._status = status

@@ -16,29 +16,22 @@ _UNKNOWN_KIND = "qdisc kind is unknown"
 
 
 class LinkEmulator:
-    """Emulates links on one interface.
-
-    Args:
-        interface: With the handle of the shaper process.
-    """
+    """Emulates links on one interface, which must have the handle of the shaper process."""
 
     def __init__(self, interface: Interface) -> None:
         self.interface = interface
         self.has_netem: bool | None = None
-        """Whether the kernel has netem. The first change finds it out; `None` before."""
+        """Whether the kernel has netem. `None` until the first change."""
 
     def emulate(self, by_address: Mapping[str, LinkConditions]) -> list[str]:
-        """Gives links their conditions, by address of the receiver.
-
-        Returns:
-            The commands that tc ran.
+        """Gives links their conditions, by address of the receiver. Returns the commands that tc ran.
 
         Raises:
             InvalidInputError: Another program shapes the interface, or tc failed.
         """
         root = self.interface.read()
         if any(isinstance(known.discipline, TokenBucket) for known in root.classes.values()):
-            self.has_netem = False  # an earlier process found no netem
+            self.has_netem = False  # An earlier process found no netem.
         desired: dict[str, Discipline] = {}
         for address, conditions in by_address.items():
             discipline = discipline_for(conditions, self.has_netem is not False)

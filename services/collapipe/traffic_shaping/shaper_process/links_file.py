@@ -6,11 +6,11 @@
                "device-0-1>device-0-2": {"rate_bps": 20e6, "delay_seconds": 0.01},
                "device-1-0>*": {"trace": "walk-away", "started_at": 1767225600.0}}}
 
-`collapipe.emulation.links` explains the keys. The entry of a link itself counts before all others. Without
-it, the link consists of two parts: the entry of its sender, then the entry of its receiver. For example, a
-phone behind a slow radio is slow for a fast server and for a slow one. The entry "*" counts for links
-without any other entry. (In emulation.json, only the first matching entry counts.) A link without an entry
-is not shaped. The host that sends shapes the link.
+`collapipe.emulation.links` explains the keys. If a link has an entry of its own, only this entry counts.
+Otherwise the link consists of two parts: the entry of its sender, then the entry of its receiver. So a phone
+behind a slow radio is slow for every server. The entry "*" counts for links without any other entry. (In
+emulation.json, only the first matching entry counts.) A link without an entry is not shaped. The sending host
+shapes the link.
 """
 
 import hashlib
@@ -134,7 +134,6 @@ class LinksFile(StrictModel):
 
     @property
     def text(self) -> str:
-        """The content as JSON."""
         return self.model_dump_json(indent=1, exclude_defaults=True) + "\n"
 
     @property
@@ -161,10 +160,11 @@ class LinksFile(StrictModel):
 def combine(parts: Iterable[LinkConditions]) -> LinkConditions:
     """Returns the conditions of a link that consists of several parts."""
     parts = list(parts)
-    slowest = min(parts, key=lambda part: part.rate_bps or math.inf)  # packets queue here
+    # Packets queue at the slowest part.
+    slowest = min(parts, key=lambda part: part.rate_bps or math.inf)
     return LinkConditions(
         rate_bps=slowest.rate_bps,
-        # each part is within the limits, but the sum may exceed them
+        # Each part is within the limits, but the sum may exceed them.
         delay_seconds=min(sum(part.delay_seconds for part in parts), _MAX_DELAY_SECONDS),
         jitter_seconds=min(sum(part.jitter_seconds for part in parts), _MAX_DELAY_SECONDS),
         loss_ratio=min(1 - math.prod(1 - part.loss_ratio for part in parts), MAX_LOSS_RATIO),

@@ -16,7 +16,7 @@ class AppliedLink(LinkConditions):
     keys: list[str]
     """The keys of links.json that the conditions come from."""
     addresses: list[str] = Field(default_factory=list)
-    """Of the receiver; empty while its name has no address."""
+    """The addresses of the receiver; empty while its name has none."""
 
 
 class ShaperStatus(BaseModel):
@@ -36,7 +36,7 @@ class ShaperStatus(BaseModel):
     netem: bool | None = None
     """Whether the kernel has netem; `None` before the first link was shaped."""
     links: dict[str, AppliedLink] = Field(default_factory=dict)
-    """By receiver."""
+    """The shaped links by receiver."""
     problems: list[str] = Field(default_factory=list)
     """Differences from links.json, with their reasons."""
     segmentation: list[str] = Field(default_factory=list)

@@ -55,7 +55,7 @@ TRACES = {
 
 
 def named_trace(name: str) -> Trace:
-    """Returns the trace of this package with a name, or raises `InvalidInputError`."""
+    """Returns the trace of this package with a name; raises `InvalidInputError`."""
     return find_table("trace", name, TRACES)
 
 
@@ -69,7 +69,7 @@ def read_trace(path: Path) -> Trace:
         return Trace.model_validate(_read_csv(path) if path.suffix == ".csv" else read_toml(path))
     except ValidationError as error:
         reason = describe_mistakes(error)
-    except (OSError, ValueError) as error:  # errors of TOML and of Unicode are ValueErrors
+    except (OSError, ValueError) as error:  # Errors of TOML and of Unicode are ValueErrors.
         reason = str(error)
     raise InvalidInputError(
         f"{path} is not a trace ({reason}): give TOML with `steps`, or CSV with the columns at_seconds and any of "

@@ -27,12 +27,11 @@ class Root:
     """The root discipline of an interface and its classes.
 
     Args:
-        interface: Name of the interface.
         handle: The handle of this program's root. It distinguishes the root from those of other programs.
         is_present: Whether the interface has the root.
-        other_kind: Kind of the root of another program, if there is one.
-        other_handle: Handle of the root of another program, if there is one.
-        classes: By number.
+        other_kind: Kind of the root of another program; empty if there is none.
+        other_handle: Handle of the root of another program; empty if there is none.
+        classes: The classes by number.
     """
 
     interface: str
@@ -49,7 +48,7 @@ class Root:
 
     @property
     def add_command(self) -> str:
-        """Adds the root. Packets that belong to no class bypass it."""
+        """The command that adds the root. Packets that belong to no class bypass it."""
         return (
             f"qdisc add dev {self.interface} root handle {self.handle} "
             "htb default 0 direct_qlen 1000"
@@ -57,7 +56,7 @@ class Root:
 
     @property
     def remove_command(self) -> str:
-        """Removes the root with all its classes."""
+        """The command that removes the root with all its classes."""
         return f"qdisc del dev {self.interface} root handle {self.handle}"
 
 
@@ -84,10 +83,8 @@ def read_classes(root: Root, classes: str, filters: str) -> None:
     for part in filters.split("\nfilter "):
         flow = re.search(rf"flowid ({root.handle}[0-9a-f]+)", part)
         words = re.findall(r"match ([0-9a-f]{8})/ffffffff at \d+", part)
-        if flow is None or len(words) not in (
-            1,
-            4,
-        ):  # an IPv4 address has one word, an IPv6 address has four
+        # An IPv4 address has one word, an IPv6 address has four.
+        if flow is None or len(words) not in {1, 4}:
             continue
         number = root.number_of(flow[1])
         if number in root.classes:
@@ -99,7 +96,6 @@ def class_commands(root: Root, desired: Mapping[str, Discipline]) -> list[str]:
     """Returns the fewest commands for `tc -batch` that give a root the desired classes, and updates the root.
 
     Args:
-        root: What the interface has now.
         desired: The discipline for each address of a receiver.
     """
     lines: list[str] = []
@@ -133,7 +129,7 @@ def _commands_for_present(
     if not wanted.can_replace(former):
         yield f"qdisc del {device} parent {class_id}"
         yield f"qdisc add {device} parent {class_id} {wanted.leaf_arguments}"
-    elif wanted.leaf_arguments:  # the packets in the queue stay there
+    elif wanted.leaf_arguments:  # The packets in the queue stay there.
         yield f"qdisc change {device} parent {class_id} {wanted.leaf_arguments}"
     else:
         yield (

@@ -1,6 +1,6 @@
 """The disciplines that shape the packets to one address, and their arguments for tc.
 
-The rate of an emulated network is netem's and not htb's. netem computes the departure of each packet from
+netem, and not htb, limits the rate of an emulated network. netem computes the departure of each packet from
 the packet before it, so a late timer does not reduce the rate. With a rate, netem also keeps packets in
 order in spite of jitter.
 """
@@ -100,16 +100,14 @@ class TokenBucket(Discipline):
         )
 
     def can_replace(self, other: Discipline) -> bool:
-        # a waiting packet larger than the new burst would never leave, nor would the packets behind it
+        # A waiting packet larger than the new burst would never leave, nor would the packets behind it.
         return isinstance(other, TokenBucket) and self.burst_bytes >= other.burst_bytes
 
 
 def discipline_for(conditions: LinkConditions, has_netem: bool) -> Discipline | None:
     """Returns the discipline that gives a link its conditions, or `None` if the link needs none.
 
-    Args:
-        conditions: The conditions of the link.
-        has_netem: Whether the kernel has netem. Without netem, only the rate is emulated.
+    Without netem, only the rate is emulated.
     """
     rate = conditions.rate_bps
     if has_netem:
@@ -142,7 +140,7 @@ def _netem_for(conditions: LinkConditions) -> Netem:
     rate = conditions.rate_bps
     frames = math.inf
     if rate is not None:
-        # the limit of netem includes the packets that are delayed, and counts small packets like full frames
+        # The limit of netem includes the packets that are delayed, and counts small packets like full frames.
         delay = conditions.delay_seconds + conditions.jitter_seconds
         packets_per_second = max(rate / 8 / _MEAN_PACKET_BYTES, _MIN_PACKETS_PER_SECOND)
         frames = delay * packets_per_second + conditions.queue_seconds * rate / 8 / _FRAME_BYTES

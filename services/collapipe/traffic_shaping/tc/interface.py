@@ -27,7 +27,6 @@ class Interface:
     """Shapes the packets that leave by one interface.
 
     Args:
-        name: Of the interface, for example "eth0".
         handle: `SERVICE_HANDLE` or `SHAPER_PROCESS_HANDLE`.
         tc: The program tc and its first arguments.
     """
@@ -39,18 +38,13 @@ class Interface:
 
     @property
     def exists(self) -> bool:
-        """Whether this host has the interface."""
         try:
             return socket.if_nametoindex(self.name) > 0
         except OSError:
             return False
 
     def read(self) -> Root:
-        """Returns the root and the classes of the interface.
-
-        Raises:
-            InvalidInputError: tc failed.
-        """
+        """Returns the root and the classes of the interface; raises `InvalidInputError` if tc fails."""
         device = ("dev", self.name)
         root = read_root(self.name, self._handle, self._run("-j", "qdisc", "show", *device))
         if root.is_present:
@@ -60,14 +54,11 @@ class Interface:
         return root
 
     def change(self, root: Root, desired: Mapping[str, Discipline]) -> list[str]:
-        """Gives the interface the desired classes, and the root if it is missing. Updates `root`.
+        """Gives the interface the desired classes, and the root if it is missing. Returns the commands.
 
         Args:
-            root: From `read`, or from the change before.
+            root: The result of `read`, or the root of the previous change. It is updated.
             desired: The discipline for each address of a receiver.
-
-        Returns:
-            The commands that tc ran.
 
         Raises:
             InvalidInputError: Another program shapes the interface, or tc failed. `root` is then undefined.
@@ -85,10 +76,7 @@ class Interface:
         return lines
 
     def remove(self) -> list[str]:
-        """Removes the root, also the root of a killed process.
-
-        Returns:
-            The commands that tc ran; none if the root was not there.
+        """Removes the root if it is there, also that of a killed process. Returns the commands.
 
         Raises:
             InvalidInputError: tc failed.
@@ -99,7 +87,8 @@ class Interface:
         return lines
 
     def _run_batch(self, lines: Sequence[str]) -> None:
-        if lines:  # one process for all commands, because on a small device the start of a process takes long
+        # One process runs all commands, because a process starts slowly on a small device.
+        if lines:
             self._run("-batch", "-", standard_input="\n".join(lines) + "\n")
 
     def _run(self, *arguments: str, standard_input: str | None = None) -> str:

@@ -20,7 +20,7 @@ def switch_offloads_off(interface: str) -> list[str]:
     """Makes packets leave one by one, and returns the names of the offloads that were on."""
     were_on = []
     for name, (read, write) in _OFFLOADS.items():
-        with contextlib.suppress(OSError):  # the interface does not have this offload
+        with contextlib.suppress(OSError):  # The interface does not have this offload.
             if _ethtool(interface, read):
                 _ethtool(interface, write, 0)
                 were_on.append(name)
