@@ -2,9 +2,9 @@
 
 from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
 from collapipe.stage_runtime.mailbox import Mailbox
-from collapipe.stage_runtime.optimizer import clip_scale, learning_rate
+from collapipe.stage_runtime.optimizer import clip_scale
 from collapipe.stage_runtime.resident_units import ResidentUnit, ResidentUnits
-from collapipe.stage_runtime.stage import Stage, StageContext, StepTimes
+from collapipe.stage_runtime.stage import Stage, StageContext
 from collapipe.stage_runtime.stage_observer import StageObserver
 
 __all__ = [
@@ -15,7 +15,5 @@ __all__ = [
     "Stage",
     "StageContext",
     "StageObserver",
-    "StepTimes",
     "clip_scale",
-    "learning_rate",
 ]

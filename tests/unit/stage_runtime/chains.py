@@ -20,8 +20,8 @@ from collapipe.stage_runtime import (
     StageContext,
     StageObserver,
     clip_scale,
-    learning_rate,
 )
+from collapipe.stage_runtime.optimizer import learning_rate
 from collapipe.stage_runtime.stage import StepResult, dropout_key
 from collapipe.tensors import Frame, FrameKind
 

@@ -5,8 +5,13 @@ import torch
 from torch import nn
 
 from collapipe.job import TrainingConfig
-from collapipe.stage_runtime import clip_scale, learning_rate
-from collapipe.stage_runtime.optimizer import make_optimizer, squared_norms, update_parameters
+from collapipe.stage_runtime.optimizer import (
+    clip_scale,
+    learning_rate,
+    make_optimizer,
+    squared_norms,
+    update_parameters,
+)
 
 
 @pytest.mark.parametrize(
