@@ -69,11 +69,7 @@ class LinkServicer(link_pb2_grpc.LinkServiceServicer):
 def measure_link(
     stub: link_pb2_grpc.LinkServiceStub, link: OutgoingLink
 ) -> link_pb2.MeasureLinkResponse:
-    """Probes a link.
-
-    Raises:
-        PeerLostError: The receiver cannot be reached.
-    """
+    """Probes a link; raises `PeerLostError` if the receiver cannot be reached."""
     host_id, receiver = link.host.host_id, link.receiver
     round_trip_requests: Outbox[Request] = Outbox()
 

@@ -129,11 +129,7 @@ def _reachable(metrics_address: str, address: str) -> str:
 
 
 def choose_shaper(settings: StageHostSettings) -> Shaper:
-    """Returns the shaper that the settings name, or pacing with a warning if the kernel refuses.
-
-    Raises:
-        InvalidInputError: The settings name no interface.
-    """
+    """Returns the shaper that the settings name, or pacing with a warning if the kernel refuses."""
     if settings.shaper == "pacing":
         return PacedShaper()
     _check_interface(settings, "--shaper tc")
@@ -145,11 +141,7 @@ def choose_shaper(settings: StageHostSettings) -> Shaper:
 
 
 def choose_radio(settings: StageHostSettings, emulation: EmulationFile) -> RadioDriver:
-    """Returns the radio that the settings name.
-
-    Raises:
-        InvalidInputError: The settings name no interface, or one without a radio.
-    """
+    """Returns the radio that the settings name; raises `InvalidInputError` if the interface has none."""
     if settings.radio == "iw":
         _check_interface(settings, "--radio iw")
         return WifiRadioDriver(settings.interface)

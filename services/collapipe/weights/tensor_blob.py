@@ -81,11 +81,7 @@ class TensorBlob:
 
 
 def load_tensors(data: bytes) -> dict[str, Tensor]:
-    """Reads tensors from bytes in the safetensors format.
-
-    Raises:
-        CorruptDataError: The bytes are not in that format.
-    """
+    """Reads tensors from bytes in the safetensors format; raises `CorruptDataError`."""
     try:
         return load(data)
     except SafetensorError as error:

@@ -112,11 +112,7 @@ class LinksFile(StrictModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Reads links.json, else initial.json beside it. If both are missing, no link is shaped.
-
-        Raises:
-            InvalidInputError: The file cannot be read, or is not as described.
-        """
+        """Reads links.json, else initial.json, else describes no link; raises `InvalidInputError`."""
         for candidate in (path, path.with_name(INITIAL)):
             try:
                 return cls.model_validate_json(candidate.read_bytes())

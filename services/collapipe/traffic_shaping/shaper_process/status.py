@@ -49,11 +49,7 @@ def status_folder(links_path: Path) -> Path:
 
 
 def read_status(path: Path) -> ShaperStatus | None:
-    """Reads the status of a shaper process, if there is one.
-
-    Raises:
-        CorruptDataError: The file is not a status.
-    """
+    """Reads the status of a shaper process, if there is one; raises `CorruptDataError`."""
     try:
         return ShaperStatus.model_validate_json(path.read_bytes())
     except FileNotFoundError:
