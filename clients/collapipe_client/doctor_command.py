@@ -6,14 +6,13 @@ from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from collapipe.errors import CollapipeError, InvalidInputError
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.doctor import Check, Role, examine, read_box_settings
-from collapipe_client.endpoint import Endpoint, EndpointOptions, find_endpoint
-from collapipe_client.reporting import FAILED, exit_codes, print_json, say
+from collapipe_client.endpoint import EndpointOptions, find_endpoint
+from collapipe_client.reporting import FAILED, exit_codes, plain_table, print_json, say
 
 _ROLES: tuple[Role, ...] = get_args(Role)
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -48,7 +47,7 @@ def doctor(
     with exit_codes(as_json):
         known_role = _read_role(role, config)
         settings = read_box_settings(config)
-        # Options of the command line come before the service's settings.
+        # Options of the command line override the service's settings.
         options = replace(
             endpoint_options,
             scheduler=endpoint_options.scheduler or settings.scheduler or None,
@@ -59,10 +58,11 @@ def doctor(
         )
         tls_files = {name: getattr(options, name) for name in ("tls_ca", "tls_cert", "tls_key")}
         settings = settings.model_copy(update=tls_files)
-        unusable = []
-        endpoint = None
+        endpoint, unusable = None, []
         try:
-            endpoint = _find_scheduler(options, known_role)
+            # A machine that runs one service has no local testbed.
+            if options.scheduler is not None or known_role is None:
+                endpoint = find_endpoint(options)
         except CollapipeError as error:
             remedy = "correct this, and run `collapipe doctor` again"
             unusable.append(Check.fail("scheduler", str(error), remedy))
@@ -90,17 +90,11 @@ def _read_role(role: str | None, config: Path | None) -> Role | None:
     return None
 
 
-def _find_scheduler(options: EndpointOptions, role: Role | None) -> Endpoint | None:
-    if options.scheduler is None and role is not None:
-        return None  # A machine that runs one service has no local testbed.
-    return find_endpoint(options)
-
-
 def _show(checks: list[Check]) -> None:
     """Prints a table of the checks. The remedies follow without line breaks, so that they can be copied."""
-    table = Table("check", "", "found", box=None, pad_edge=False, header_style="bold")
+    table = plain_table("check", "", "found")
     for check in checks:
-        # As `Text`, because messages of peers may look like rich's markup.
+        # `Text` shows messages of peers unchanged, even if they look like rich's markup.
         table.add_row(
             Text(check.name), Text(check.result, _STYLES[check.result]), Text(check.found)
         )

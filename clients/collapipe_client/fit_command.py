@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from collapipe.errors import InvalidInputError
 from collapipe_client.cli_options import AsJson
-from collapipe_client.reporting import exit_codes, print_json, say
+from collapipe_client.reporting import exit_codes, plain_table, print_json, say
 
 if TYPE_CHECKING:
     from collapipe.allocation.round_model.convergence_fit import (
@@ -78,7 +77,7 @@ def _document(runs: Sequence["TrainedRun"], fitted: "ConvergenceFit") -> dict[st
 
 
 def _say_fit(runs: Sequence["TrainedRun"], fitted: "ConvergenceFit") -> None:
-    table = Table("run", "squared gradient norm", "fitted", "error", box=None, header_style="bold")
+    table = plain_table("run", "squared gradient norm", "fitted", "error")
     for run, value in zip(runs, fitted.fitted, strict=True):
         measured = f"{run.squared_gradient_norm:.4g}"
         table.add_row(run.name, measured, f"{value:.4g}", f"{_relative_residual(run, value):+.1%}")
@@ -94,9 +93,8 @@ def _say_fit(runs: Sequence["TrainedRun"], fitted: "ConvergenceFit") -> None:
 
 
 def _say_constant(constant: "FittedConstant") -> str:
-    uncertainty = ""
-    if constant.standard_error is not None:
-        uncertainty = f" +- {constant.standard_error:.2g}"
+    error = constant.standard_error
+    uncertainty = "" if error is None else f" +- {error:.2g}"
     note = f": {constant.note}" if constant.note else ""
     return f"{constant.value:.4g}{uncertainty}{note}"
 

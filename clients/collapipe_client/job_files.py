@@ -36,7 +36,7 @@ _EXAMPLES = {
         "jsonl",
     ),
 }
-"""By kind of task: the form of a data file, an example, and the suffix of the file's name."""
+"""By kind of task: the format of a data file, an example row, and the suffix of the file's name."""
 
 
 def preset_names() -> list[str]:
@@ -49,7 +49,6 @@ def load_preset(name: str, settings: Sequence[str] = ()) -> JobConfig:
     """Makes a job from a preset.
 
     Args:
-        name: For example "demo".
         settings: Changes in the form of --set, for example "training.rounds=5".
 
     Raises:
@@ -70,9 +69,8 @@ def load_job(path: Path, settings: Sequence[str] = (), *, local: bool = True) ->
 
     Args:
         settings: Changes in the form of --set, for example "training.rounds=5".
-        local: Whether the services run on this machine. Then paths in the file, which are relative to the
-            file's folder, become absolute. Otherwise they are paths on the machines of the services, and
-            stay as they are.
+        local: Whether the services run on this machine. If so, paths that are relative to the file's folder
+            become absolute. Otherwise they are paths on other machines and stay unchanged.
 
     Raises:
         InvalidInputError: The file or a setting is wrong.
@@ -87,11 +85,8 @@ def load_job(path: Path, settings: Sequence[str] = (), *, local: bool = True) ->
 def read_toml(path: Path, remedy: str) -> dict[str, Any]:
     """Reads a TOML file.
 
-    Args:
-        remedy: What the user can do if the file cannot be read.
-
     Raises:
-        InvalidInputError: The file cannot be read, or is not TOML.
+        InvalidInputError: The file cannot be read, or is not TOML. The message ends with the remedy.
     """
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -105,14 +100,11 @@ def read_toml(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def parse_setting(setting: str) -> tuple[list[str], Any]:
-    """Reads a setting of the form `key=value`.
+    """Reads a setting of the form `key=value`, and returns the parts of the key and the value.
 
     The value is read as TOML if the result has the type of the key, and otherwise as plain text. So
-    `training.rounds=5` gives a number, and `name=5` a text. An empty value removes the key, so that its
-    default applies.
-
-    Returns:
-        The parts of the key, and the value (`None` to remove the key).
+    `training.rounds=5` gives a number, and `name=5` a text. An empty value gives `None`: the key is to be
+    removed, so that its default applies.
 
     Raises:
         InvalidInputError: The setting has another form, or there is no such key.
@@ -194,14 +186,14 @@ def _apply_settings(document: dict[str, Any], settings: Sequence[str], origin: s
 
 
 def _type_of(key: str) -> Any:
-    """Returns the type of a dotted key; raises `InvalidInputError` if no job has it."""
+    """Returns the type of a dotted key. Raises `InvalidInputError` if no job has it."""
     types = _types_of_keys(JobConfig)
     if key in types:
         return types[key]
     parts = key.split(".")
     sections = [".".join(parts[:length]) for length in range(1, len(parts))]
     if any(typing.get_origin(types.get(section)) is dict for section in sections):
-        return Any  # A key of model.config, which may have any keys.
+        return Any  # The section, for example model.config, may have any keys.
     keys_below = [known for known in types if known.startswith(f"{key}.")]
     if keys_below:
         raise InvalidInputError(
@@ -226,7 +218,7 @@ def _types_of_keys(section: type[BaseModel], prefix: str = "") -> dict[str, Any]
 
 
 def _absolute_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Makes the paths in a job document absolute. The validation later refuses values of a wrong type."""
+    """Makes the paths in a job document absolute. It skips values of a wrong type, which validation refuses."""
 
     def absolute(value: Any) -> Any:
         if isinstance(value, list):

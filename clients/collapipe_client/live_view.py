@@ -1,4 +1,4 @@
-"""Shows a running job: as a picture in a terminal, as lines elsewhere, or as JSON lines for programs."""
+"""Shows a running job: as a live picture in a terminal, as lines of text elsewhere, or as lines of JSON."""
 
 import json
 import sys
@@ -26,13 +26,11 @@ _STATE_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow"}
 
 
 class Display:
-    """Shows the events of a job. Use it in `with`.
-
-    `view` is the state of the job after the events so far.
-    """
+    """Shows the events of a job. Use it in `with`."""
 
     def __init__(self) -> None:
         self.view = JobView()
+        """The state of the job after the events so far."""
 
     def __enter__(self) -> Self:
         return self
@@ -45,19 +43,19 @@ class Display:
         self.view = apply_event(self.view, event)
 
     def note(self, message: str) -> None:
-        """Shows a message that is no event of the job."""
+        """Shows a message that is not an event of the job."""
         raise NotImplementedError
 
 
 def make_display(console: Console, as_json: bool) -> Display:
-    """Chooses the display that suits the place where the output goes."""
+    """Chooses a display: JSON if asked for, a live picture in a terminal, and lines of text elsewhere."""
     if as_json:
         return JsonDisplay()
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
 
 
 class JsonDisplay(Display):
-    """Prints one JSON document a line: {"event": ..., "elapsed_seconds": ..., ...}. Notes go to stderr."""
+    """Prints each event as a line of JSON. Notes go to stderr."""
 
     def show(self, event: WatchJobResponse) -> None:
         super().show(event)
@@ -87,7 +85,7 @@ class PlainDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """Draws a picture of the job again and again. Notes appear above it."""
+    """Redraws a picture of the job four times a second. Notes appear above it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Runs a whole CollaPipe on this machine: every service is a process, and all traffic stays on loopback.
 
 The scheduler starts first, because all other services need its address. The others start at the same time,
-because each needs seconds to import torch. Every process is recorded in the workspace before this process
-waits for it, so that a later command can end it even if this process is killed.
+because each needs seconds to import torch. The workspace records every process before this process waits for
+it. So a later command can end the processes even if this one is killed.
 """
 
 import subprocess
@@ -66,12 +66,10 @@ class LocalTestbed:
         clusters: For each cluster: the number of its devices, or the devices.
         workspace: Folder for state, logs and records. The state stays when the testbed ends, so that the next
             testbed can resume a job.
-        emulation: What the hosts emulate, by their names (`device-0-1`, `control-unit-0`, `edge-server`);
-            `None` for nothing.
+        emulation: Uses the names `device-0-1`, `control-unit-0` and `edge-server`. `None` for no emulation.
         scheduler_options: Further flags of the scheduler, for example the URL of Prometheus.
         detached: Whether the processes outlive this one. Then `LocalTestbed.end` ends them.
-        listen: Address of the scheduler.
-        start_timeout: How long the processes may take to serve.
+        listen: Address of the scheduler, "host:port".
         progress: Receives messages about long waits and about problems that were solved.
     """
 
@@ -90,7 +88,8 @@ class LocalTestbed:
         self.workspace = Workspace(workspace)
         devices = expand_clusters(clusters)
         self._services = {s.name: s for s in services(devices, scheduler_options)}
-        self._emulation = emulation
+        self.emulation = emulation
+        """What the hosts emulate; `emulate` changes it. `None` for nothing."""
         self._detached = detached
         self._listen = listen
         self._start_seconds = start_timeout.total_seconds()
@@ -109,7 +108,7 @@ class LocalTestbed:
 
     @property
     def scheduler_address(self) -> str:
-        """The gRPC address of the scheduler."""
+        """The gRPC address of the scheduler, "host:port"."""
         scheduler = self._record.process(SCHEDULER)
         if scheduler is None:
             raise WrongStateError("the testbed is not started: call start(), or use it in `with`")
@@ -124,11 +123,6 @@ class LocalTestbed:
         """Opens a client of the scheduler."""
         return CollaPipeClient(self.scheduler_address, Security.insecure())
 
-    @property
-    def emulation(self) -> Emulation | None:
-        """What the hosts emulate; `None` for nothing."""
-        return self._emulation
-
     def emulate(self, emulation: Emulation) -> None:
         """Changes what the hosts emulate. They apply the change before their next micro-batch.
 
@@ -142,7 +136,7 @@ class LocalTestbed:
                 "the testbed was started without an emulation: start it with "
                 "LocalTestbed(..., emulation=Emulation())"
             )
-        self._emulation = emulation
+        self.emulation = emulation
         self._write_emulation()
 
     def start(self) -> None:
@@ -188,10 +182,7 @@ class LocalTestbed:
                 time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Ends the processes that were started here: SIGTERM, a bounded wait, SIGKILL.
-
-        The processes of a detached testbed keep running.
-        """
+        """Ends the processes, unless the testbed is detached: SIGTERM, a bounded wait, SIGKILL."""
         self._owned.close()
 
     def lost(self) -> list[str]:
@@ -218,11 +209,7 @@ class LocalTestbed:
 
     @staticmethod
     def end(workspace: Path = DEFAULT_ROOT, grace: timedelta = GRACE) -> WorkspaceRecord | None:
-        """Ends the detached testbed of a workspace.
-
-        Returns:
-            The record of the ended processes; `None` if there was none.
-        """
+        """Ends the detached testbed of a workspace, and returns its record; `None` if there was none."""
         folder = Workspace(workspace)
         if folder.read_record() is None:
             return None
@@ -247,7 +234,7 @@ class LocalTestbed:
         self.workspace.write_record(self._record)
 
     def _adopt(self, running: WorkspaceRecord) -> None:
-        """Continues a detached testbed; raises `WrongStateError` if it differs from this one."""
+        """Continues a detached testbed. Raises `WrongStateError` if it differs from this one."""
         if not self._detached:
             raise WrongStateError(
                 f"a testbed is running in {self.workspace.root} ({len(running.alive)} processes): use it, end it "
@@ -258,7 +245,7 @@ class LocalTestbed:
                 f"a testbed with other clusters is running ({_say_shape(running)} instead of "
                 f"{_say_shape(self._record)}): run `collapipe down` first"
             )
-        if self._emulation is not None and not self.workspace.emulation_file.exists():
+        if self.emulation is not None and not self.workspace.emulation_file.exists():
             raise WrongStateError(
                 "a testbed is running whose hosts were started without an emulation: run `collapipe down` first"
             )
@@ -266,9 +253,8 @@ class LocalTestbed:
         self._write_emulation()
 
     def _write_emulation(self) -> None:
-        """Replaces the emulation file, if there is an emulation. The hosts may read it at any time."""
-        if self._emulation is not None:
-            text = self._emulation.model_dump_json(indent=1, exclude_none=True)
+        if self.emulation is not None:
+            text = self.emulation.model_dump_json(indent=1, exclude_none=True)
             replace_text(self.workspace.emulation_file, text)
 
     def _start_together(self, names: Sequence[str]) -> None:
@@ -279,11 +265,8 @@ class LocalTestbed:
     def _spawn(self, service: Service, log_mode: str) -> None:
         """Starts a process and records it. A process that ran before gets its former address."""
         known = self._record.process(service.name)
-        scheduler = self._record.process(SCHEDULER)
         is_scheduler = service.name == SCHEDULER
-        listen = known.address if known and known.address else LOOPBACK
-        if is_scheduler and listen == LOOPBACK:
-            listen = self._listen
+        listen = (known.address if known else "") or (self._listen if is_scheduler else LOOPBACK)
         check_free(listen, service.name)
         self.workspace.ready_file(service.name).unlink(missing_ok=True)
         emulation_file = self.workspace.emulation_file
@@ -293,7 +276,7 @@ class LocalTestbed:
                     service,
                     self.workspace,
                     listen=listen,
-                    scheduler_address=None if is_scheduler or not scheduler else scheduler.address,
+                    scheduler_address=None if is_scheduler else self.scheduler_address,
                     emulation_file=emulation_file if emulation_file.exists() else None,
                     exit_with_parent=not self._detached,
                 ),
@@ -368,7 +351,7 @@ class LocalTestbed:
         self.workspace.write_record(self._record if remaining else None)
 
     def _reap(self) -> None:
-        """Lets the operating system forget the processes that have ended."""
+        """Collects the exit codes of ended processes, so that they do not stay as zombies."""
         for popen in self._popen.values():
             popen.poll()
 

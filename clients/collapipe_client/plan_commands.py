@@ -22,7 +22,7 @@ from collapipe_client.reporting import (
     say,
     termination_as_interrupt,
 )
-from collapipe_client.view_state import plan_stages
+from collapipe_client.view_state import stage_views
 
 plan_app = typer.Typer(no_args_is_help=True, help="Show, explain and replay the plans of a job.")
 
@@ -108,7 +108,7 @@ def replay(
 def _chosen_round(
     job: str | None, round_number: int | None, options: EndpointOptions, as_json: bool
 ) -> Iterator[tuple[CollaPipeClient, str, int]]:
-    """Opens a client, and yields it with the id of the job and the number of the round to look at."""
+    """Opens a client, and yields it with the id of the chosen job and the number of the round."""
     with (
         exit_codes(as_json),
         termination_as_interrupt(),
@@ -116,16 +116,15 @@ def _chosen_round(
     ):
         if job is not None:
             status = client.find_job(job)
-        else:
-            jobs = client.jobs()
-            if not jobs:
-                raise NotFoundError("there is no job yet: train one with `collapipe train`")
+        elif jobs := client.jobs():
             status = jobs[-1]
+        else:
+            raise NotFoundError("there is no job yet: train one with `collapipe train`")
         yield client, status.job_id, round_number or max(1, status.num_rounds_committed)
 
 
 def _null(constant: str) -> None:
-    """Replaces Infinity and NaN by null, because JSON has neither and other readers refuse them."""
+    """Replaces Infinity and NaN by null: neither is valid JSON, so other readers refuse them."""
 
 
 def _say_plans(plans: Iterable[Plan]) -> None:
@@ -133,7 +132,8 @@ def _say_plans(plans: Iterable[Plan]) -> None:
         say(
             f"cluster {plan.cluster_index}: plan {plan.plan_id}, {plan.num_micro_batches} micro-batches"
         )
-        for position, (stage, view) in enumerate(zip(plan.stages, plan_stages(plan), strict=True)):
+        views = stage_views(plan.stages)
+        for position, (stage, view) in enumerate(zip(plan.stages, views, strict=True)):
             say(f"  {view.host_id:20} {view.units:20} in-flight window {stage.in_flight}")
             limits = _link_limits(plan.links[position]) if position < len(plan.links) else []
             if limits:

@@ -1,4 +1,4 @@
-"""Processes on this machine: how they are identified, ended and described."""
+"""Identifies, ends and describes the processes of a testbed."""
 
 import os
 import signal
@@ -22,12 +22,11 @@ GRACE = timedelta(seconds=10)
 class ProcessRecord:
     """A process that was started.
 
-    A later process may get the same pid. So the record also has the time of the start, and a signal is sent
-    only to a process with the same pid and the same start.
+    A later process may get the same pid. So a signal is sent only if the start time matches, too.
 
     Args:
-        name: Its name in the testbed, for example `device-0-1`.
-        start_seconds: The result of `start_seconds` when the process was started.
+        name: For example `device-0-1`.
+        start_seconds: The result of the function `start_seconds` when the process was started.
         address: Its gRPC address; empty until it serves.
     """
 
@@ -43,10 +42,9 @@ class ProcessRecord:
 
 
 def start_seconds(pid: int) -> float | None:
-    """Returns the time from the boot of this machine to the start of a process.
+    """Returns the time from boot to the start of a process, which stays the same when the clock is set.
 
-    This time stays the same when the clock is set. It is `None` if the process has ended, even if its
-    parent has not waited for it yet.
+    The result is `None` if the process has ended, even if its parent has not waited for it yet.
     """
     try:
         process = psutil.Process(pid)
@@ -62,10 +60,7 @@ def start_seconds(pid: int) -> float | None:
 def end_processes(records: Iterable[ProcessRecord], grace: timedelta = GRACE) -> list[str]:
     """Sends SIGTERM to all processes, waits, and sends SIGKILL to those that are still alive.
 
-    Ctrl-C during the wait ends the wait, so that the second Ctrl-C of a user kills at once.
-
-    Returns:
-        Names of the processes that needed SIGKILL.
+    Ctrl-C during the wait kills them at once. Returns the names of the processes that needed SIGKILL.
     """
     remaining = [record for record in records if _send(record, signal.SIGTERM)]
     deadline = time.monotonic() + grace.total_seconds()
@@ -103,10 +98,10 @@ def _wait_for_end(records: Sequence[ProcessRecord], deadline: float) -> list[Pro
 
 
 def describe_exit(return_code: int | None) -> str:
-    """Says how a process ended, by its exit code or by the signal that ended it.
+    """Says how a process ended.
 
     Args:
-        return_code: As `Popen.poll` returns it; `None` if it is unknown.
+        return_code: As `Popen.poll` returns it: negative for a signal; `None` if it is unknown.
     """
     if return_code is None:
         return "ended"
@@ -121,7 +116,7 @@ def describe_exit(return_code: int | None) -> str:
 
 
 def last_lines(path: Path, num_lines: int = 12) -> str:
-    """Returns the last lines of a log file that are not empty, indented, or a note that there are none."""
+    """Returns the last non-empty lines of a log file, indented, or a note that there are none."""
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)
@@ -136,8 +131,8 @@ def last_lines(path: Path, num_lines: int = 12) -> str:
 def child_environment() -> dict[str, str]:
     """Returns the environment for the processes of a testbed.
 
-    It is that of this process, with absolute import paths, because the processes may run in other folders.
-    It has no settings (COLLAPIPE_*): they are for a deployment, and only the flags determine a testbed.
+    Import paths become absolute, because the processes may run in other folders. Settings (COLLAPIPE_*) are
+    left out: they are for a deployment, and only flags determine a testbed.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("COLLAPIPE_")
@@ -153,7 +148,7 @@ def check_free(listen: str, name: str) -> None:
 
     Args:
         listen: "host:port"; port 0 is always free.
-        name: The process that is to listen, for the error.
+        name: The process, for the error message.
 
     Raises:
         InvalidInputError: The address is malformed or taken.

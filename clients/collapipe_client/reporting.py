@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from collapipe.errors import CollapipeError, InvalidInputError, NotFoundError
 
@@ -31,12 +32,14 @@ def complain(message: str) -> None:
     Console(stderr=True, emoji=False).print(message, markup=False, highlight=False, soft_wrap=True)
 
 
+def plain_table(*columns: str) -> Table:
+    """Returns an empty table without borders."""
+    return Table(*columns, box=None, pad_edge=False, header_style="bold")
+
+
 @contextmanager
 def exit_codes(as_json: bool) -> Iterator[None]:
-    """Turns errors of CollaPipe and Ctrl-C into a message and an exit code.
-
-    Any other exception is a bug, so its traceback is shown.
-    """
+    """Turns errors of CollaPipe and Ctrl-C into a message and an exit code. Other exceptions are bugs and pass."""
     try:
         yield
     except CollapipeError as error:

@@ -1,6 +1,6 @@
-"""`collapipe testbed shape` and `unshape` change the links of a running testbed.
+"""The commands `collapipe testbed shape` and `unshape`, which change the links of a running testbed.
 
-For a testbed of containers, they edit links.json, and report what the shaper processes did. For a local
+For a testbed of containers, they edit links.json and report what the shaper processes did. For a local
 testbed, they edit emulation.json.
 """
 
@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
 
 from collapipe.emulation.links import LinkDescription, describe_mistakes
 from collapipe.emulation.network_profiles import NETWORK_PROFILES, LinkConditions, network_profile
@@ -29,7 +28,7 @@ from collapipe_client.quantities import (
     say_ratio,
     say_seconds,
 )
-from collapipe_client.reporting import FAILED, exit_codes, print_json, say
+from collapipe_client.reporting import FAILED, exit_codes, plain_table, print_json, say
 from collapipe_client.shaping_files import (
     DescribedLinks,
     EmulatedLinks,
@@ -154,7 +153,7 @@ def unshape(
 
 
 def _read_trace(name: str) -> Any:
-    """Returns the name of a trace in the package, or the content of a file."""
+    """Returns the name of a trace of the package, or the content of a trace file."""
     if name not in TRACES and Path(name).is_file():
         return read_trace(Path(name)).model_dump(exclude_none=True)
     named_trace(name)
@@ -169,7 +168,7 @@ def _make_entry(values: dict[str, Any]) -> LinkEntry:
 
 
 def _find_links(state: Path | None, workspace: Path) -> DescribedLinks:
-    """Returns the links of the testbed: the given file, else a running local testbed, else the containers."""
+    """Finds the links of the given file, else of a running local testbed, else of the compose testbed."""
     if state is not None:
         return ShaperProcessLinks(state)
     emulation = Workspace(workspace).emulation_file
@@ -192,7 +191,7 @@ def _find_links(state: Path | None, workspace: Path) -> DescribedLinks:
 
 
 def _list(state: Path | None, workspace: Path, as_json: bool) -> None:
-    """Prints the profiles, the traces, and the links of the testbed, if there is one."""
+    """Prints the network profiles, the traces, and the links of the testbed, if there is one."""
     links: Mapping[str, LinkDescription] | None = None
     try:
         links = _find_links(state, workspace).links()
@@ -209,7 +208,7 @@ def _list(state: Path | None, workspace: Path, as_json: bool) -> None:
             }
         )
         return
-    table = _table("profile", "rate", "delay", "jitter", "loss", "description")
+    table = plain_table("profile", "rate", "delay", "jitter", "loss", "description")
     for name, profile in NETWORK_PROFILES.items():
         differs = profile.up != profile.down
         table.add_row(name + (" (up)" if differs else ""), *_row(profile.up), profile.description)
@@ -219,7 +218,7 @@ def _list(state: Path | None, workspace: Path, as_json: bool) -> None:
         table.add_row(name, "", "", "", "", f"trace: {trace.description}")
     Console().print(table)
     if links is not None:
-        shaped = _table("link", "conditions")
+        shaped = plain_table("link", "conditions")
         for key, link in links.items():
             shaped.add_row(key, _describe(link))
         Console().print(shaped)
@@ -230,7 +229,7 @@ def _print_report(report: Report, as_json: bool) -> None:
         print_json(report.model_dump(mode="json"))
     else:
         say(f"{report.file} is changed")
-        table = _table("from", "to", "rate", "delay", "jitter", "loss")
+        table = plain_table("from", "to", "rate", "delay", "jitter", "loss")
         for sender, links in report.applied.items():
             for receiver, link in links.items():
                 table.add_row(sender, receiver, *_row(link))
@@ -263,7 +262,3 @@ def _row(link: LinkConditions) -> tuple[str, str, str, str]:
         say_seconds(link.jitter_seconds),
         say_ratio(link.loss_ratio),
     )
-
-
-def _table(*columns: str) -> Table:
-    return Table(*columns, box=None, pad_edge=False, header_style="bold")

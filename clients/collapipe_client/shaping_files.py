@@ -1,4 +1,4 @@
-"""The files that describe the links of a running testbed, and the effect of changing them."""
+"""Changes the files that describe the links of a running testbed, and reports the effect."""
 
 import fcntl
 import time
@@ -32,11 +32,10 @@ class Report(BaseModel):
     """The effect of a change."""
 
     file: Path
-    """The changed file."""
     applied: dict[str, dict[str, AppliedLink]] = {}
-    """The links in force now, by sender and receiver."""
+    """The changed links that are in force now, by sender and receiver."""
     problems: dict[str, list[str]] = {}
-    """Differences from the file, by sender; those with the key "" concern all senders."""
+    """Reasons why links differ from the file, by sender. Those with the key "" concern all senders."""
     not_confirmed: list[str] = []
     """Senders whose shaper process runs, but did not confirm the change in time."""
     not_up: list[str] = []
@@ -50,7 +49,7 @@ class DescribedLinks(Protocol):
         """Returns the descriptions in the file, by key."""
 
     def change(self, changes: Changes, wait_seconds: float) -> Report:
-        """Changes the file, and waits until the change is in force, but at most `wait_seconds`.
+        """Changes the file, and waits at most `wait_seconds` until the change is in force.
 
         Raises:
             InvalidInputError: The testbed lacks a host, cannot play a trace, or its file cannot be used.
@@ -61,7 +60,7 @@ class ShaperProcessLinks:
     """The links of a testbed whose hosts have shaper processes.
 
     Args:
-        file: links.json; need not exist yet.
+        file: links.json. It need not exist yet.
     """
 
     def __init__(self, file: Path) -> None:
@@ -79,7 +78,7 @@ class ShaperProcessLinks:
         folder = status_folder(self._file)
         if not folder.exists():
             folder.mkdir()
-            # the shaper processes run as a root user that may not write into the folders of others
+            # Shaper processes run as root without the right to write into the folders of other users.
             folder.chmod(0o1777)
         with _locked(self._file):
             current = LinksFile.read(self._file)
@@ -127,18 +126,13 @@ class ShaperProcessLinks:
     def _status(self, sender: str) -> ShaperStatus | None:
         try:
             status = read_status(status_folder(self._file) / f"{sender}.json")
-        except CorruptDataError:  # another version wrote it; the process will replace it
+        except CorruptDataError:  # Another version wrote the file. The process will replace it.
             return None
         return status if status is not None and status.running else None
 
 
 class EmulatedLinks:
-    """The links of a local testbed, whose hosts pace them.
-
-    Args:
-        file: emulation.json.
-        hosts: The hosts of the testbed.
-    """
+    """The links of a local testbed. Its hosts read `file`, an emulation.json, and pace their links."""
 
     def __init__(self, file: Path, hosts: Sequence[str]) -> None:
         self._file = file
@@ -180,14 +174,14 @@ def _apply(
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Makes other commands that change the file wait."""
+    """Locks the file against other commands that change it."""
     with open(file.with_name(f"{file.name}.lock"), "a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def links_named(link: str, both: bool) -> dict[str, Direction]:
-    """Returns the keys that a user means by a link, with the direction of each.
+    """Returns the keys of the links that a user names, with the direction of each.
 
     Args:
         link: A host, for its links in both directions; or a key.

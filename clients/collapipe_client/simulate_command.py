@@ -14,7 +14,7 @@ from rich.table import Table
 from collapipe.errors import InvalidInputError
 from collapipe_client.cli_options import AsJson
 from collapipe_client.job_files import read_toml
-from collapipe_client.reporting import complain, exit_codes, print_json, say
+from collapipe_client.reporting import complain, exit_codes, plain_table, print_json, say
 
 if TYPE_CHECKING:
     from collapipe.simulation import Interval, Scenario, StrategyRun, StrategySummary
@@ -130,7 +130,7 @@ def _plot(
 def _table(parameter: str | None, summaries: Sequence["StrategySummary"]) -> Table:
     """Makes a table with a row for each strategy and each value of the swept parameter."""
     has_budgets = any(summary.budget_joules for summary in summaries)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = plain_table()
     if parameter is not None:
         table.add_column(parameter)
     table.add_column("strategy", no_wrap=True)

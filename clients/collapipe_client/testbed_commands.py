@@ -1,11 +1,9 @@
-"""The `collapipe` commands about the local testbed: up, down, status, logs."""
+"""The commands about the local testbed: `collapipe up`, `down`, `status` and `logs`."""
 
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from collapipe.errors import NotFoundError
 from collapipe.v1.scheduler_pb2 import HostRole, HostStatus, JobState, JobStatus
@@ -17,6 +15,7 @@ from collapipe_client.processes import last_lines
 from collapipe_client.reporting import (
     complain,
     exit_codes,
+    plain_table,
     print_json,
     say,
     termination_as_interrupt,
@@ -113,13 +112,14 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
                     )
             if not hosts:
                 say("no host has registered yet: this takes up to a minute after the start")
-            console = Console()
-            console.print(
-                _table(["host", "role", "cluster", "address", "alive"], map(_host_row, hosts))
-            )
-            console.print(
-                _table(["job", "name", "state", "rounds", "message"], map(_job_row, jobs))
-            )
+            host_table = plain_table("host", "role", "cluster", "address", "alive")
+            for host in hosts:
+                host_table.add_row(*_host_row(host))
+            job_table = plain_table("job", "name", "state", "rounds", "message")
+            for job in jobs:
+                job_table.add_row(*_job_row(job))
+            Console().print(host_table)
+            Console().print(job_table)
 
 
 def logs(
@@ -170,10 +170,3 @@ def _job_row(job: JobStatus) -> list[str]:
     state = enum_word(JobState.Name(job.state), "JobState")
     rounds = f"{job.num_rounds_committed}/{job.num_rounds}"
     return [job.job_id, job.name, state, rounds, job.message]
-
-
-def _table(columns: Iterable[str], rows: Iterable[list[str]]) -> Table:
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -1,4 +1,4 @@
-"""The processes of a local testbed, and their command lines. Nothing here starts a process."""
+"""Lists the processes of a local testbed, and builds their command lines."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ class Device:
         speed: Samples that one block processes a second. 0 means that the device measures its speed.
         energy_budget_joules: Mean energy that a round may use. 0 means mains power, without a budget.
         busy_watts: Power above idle while computing. 0 means unknown, or that of the device that it emulates.
-        max_transmit_watts: Largest transmit power of its radio. 0 means the default of the device agent.
+        max_transmit_watts: Largest transmit power. 0 means the default of the device agent.
     """
 
     memory_bytes: int = 0
@@ -36,10 +36,12 @@ class Device:
     def options(self) -> tuple[str, ...]:
         """The flags of its agent. A value of 0 has no flag."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        flags = [
-            (f"--{name.replace('_', '-')}", str(value)) for name, value in values.items() if value
-        ]
-        return tuple(part for flag in flags for part in flag)
+        return tuple(
+            part
+            for name, value in values.items()
+            if value
+            for part in (f"--{name.replace('_', '-')}", str(value))
+        )
 
 
 Clusters = Sequence[int | Sequence[Device]]
@@ -48,14 +50,13 @@ Clusters = Sequence[int | Sequence[Device]]
 
 @dataclass(frozen=True)
 class Service:
-    """A service that is a process of the testbed.
+    """A service of the testbed, which runs in its own process.
 
     Args:
-        name: Its name, which is also its host id.
-        module: What `python -m` runs.
+        name: Also its host id.
+        module: The argument of `python -m`.
         options: Flags that only this process gets.
-        keeps_state: Whether it has a folder for its state.
-        is_stage_host: Whether it runs stages, so that it can be emulated.
+        is_stage_host: Whether it runs stages, so that it can emulate a device.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Service:
 
 
 def expand_clusters(clusters: Clusters) -> list[list[Device]]:
-    """Returns the devices of each cluster; a number stands for as many default devices."""
+    """Returns the devices of each cluster. A number N stands for N default devices."""
     expanded = [
         [Device()] * cluster if isinstance(cluster, int) else list(cluster) for cluster in clusters
     ]
@@ -102,7 +103,7 @@ def services(
 
 
 def device_name(cluster_index: int, device_index: int) -> str:
-    """Returns the name of a device, which is also its host id."""
+    """Returns the name and host id of a device."""
     return f"device-{cluster_index}-{device_index}"
 
 
@@ -119,7 +120,7 @@ def command(
 
     Args:
         scheduler_address: `None` for the scheduler itself.
-        emulation_file: What the host emulates; `None` for nothing.
+        emulation_file: `None` for no emulation.
         exit_with_parent: Whether the service ends when this process ends.
     """
     line = [sys.executable, "-m", service.module, "--host-id", service.name]

@@ -28,7 +28,7 @@ def run_job(
         testbed: The testbed that was started for the job, if any. It can say why the scheduler ended.
 
     Returns:
-        The job's id. `display.view` has the outcome.
+        The job's id. The outcome is in `display.view`.
     """
     emulates = testbed is not None and testbed.emulation is not None and testbed.emulation.devices
     check = EmulationCheck(testbed) if testbed is not None and emulates else None
@@ -87,16 +87,15 @@ model = AutoModelForSeq2SeqLM.from_pretrained({model!r})
 tokens = model.generate(**tokenizer("A dog runs.", return_tensors="pt"))
 print(tokenizer.batch_decode(tokens, skip_special_tokens=True))""",
 }
-"""Lines of Python that use an exported model, by the kind of its task."""
 
 
 def how_to_load(task: str, directory: Path) -> str:
-    """Returns a few lines of Python that use an exported model."""
+    """Returns Python code that uses an exported model, for the kind of its task."""
     return _HOW_TO_LOAD[task].format(model=str(directory))
 
 
 def how_to_resume(view: JobView, command: str) -> str:
-    """Says how many rounds are committed, and which command continues from there."""
+    """Says how many rounds are committed and which command continues the job."""
     if not view.num_rounds_committed:
         return "no round was committed: start again with the same command"
     return (

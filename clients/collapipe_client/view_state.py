@@ -1,18 +1,15 @@
-"""The state of a job as its events tell it, and the lines of text that report its changes.
-
-Every function here is pure: it computes a new view from a view and an event.
-"""
+"""Computes the state of a job from its events, and the lines of text that report its changes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from collapipe.v1.job_pb2 import Evaluation, RoundProgress, StageReport
-from collapipe.v1.plan_pb2 import Plan, Stage
+from collapipe.v1.plan_pb2 import Stage
 from collapipe.v1.scheduler_pb2 import JobState, JobStatus, RoundStarted, WatchJobResponse
 from collapipe_client.message_json import enum_word
 
 _STALLED_REPORTS = 3
-"""A wait is reported when this many reports in a row repeat it."""
+"""A wait is reported when this many reports in a row have repeated it."""
 _FINAL_STATES = ("succeeded", "failed", "cancelled")
 
 
@@ -21,7 +18,7 @@ class StageView:
     """A stage of a pipeline.
 
     Args:
-        units: The units that it runs, in words.
+        units: In words, for example "embedding, blocks 0-1".
         busy_ratio: Share of the round so far in which the host computed, 0 to 1.
     """
 
@@ -38,7 +35,6 @@ class ClusterView:
         stages: In the order of the pipeline.
         local_steps: Steps of the round; 0 until the cluster reports.
         loss: Loss of the last step; `None` before the first.
-        samples_per_second: Training throughput in this round.
         waiting_for: The event that the cluster waits for, in words; empty while it computes.
         stalled_reports: How many reports in a row have repeated the same wait.
     """
@@ -61,9 +57,9 @@ class JobView:
         state: "queued" to "succeeded", "failed" or "cancelled"; empty before the first event.
         message: The reason for a wait or a failure.
         elapsed_seconds: Time since the job was submitted.
-        round_index: The current round; `None` between rounds.
-        attempt: The current attempt at the round, from 0.
-        evaluation: The last evaluation; `None` before the first.
+        round_index: `None` between rounds.
+        attempt: From 0.
+        evaluation: The last one; `None` before the first.
         round_seconds: Duration of the last committed round; `None` before the first.
     """
 
@@ -127,7 +123,7 @@ def _apply_round_started(view: JobView, started: RoundStarted) -> JobView:
         view,
         round_index=started.round_index,
         attempt=started.attempt,
-        clusters=tuple(ClusterView(plan.cluster_index, plan_stages(plan)) for plan in plans),
+        clusters=tuple(ClusterView(plan.cluster_index, stage_views(plan.stages)) for plan in plans),
     )
 
 
@@ -141,7 +137,7 @@ def _apply_progress(view: JobView, progress: RoundProgress) -> JobView:
     )
     clusters[progress.cluster_index] = ClusterView(
         progress.cluster_index,
-        _stages(progress.stages) or before.stages,
+        stage_views(progress.stages) or before.stages,
         progress.steps_done,
         progress.local_steps,
         progress.loss if progress.HasField("loss") else before.loss,
@@ -152,12 +148,8 @@ def _apply_progress(view: JobView, progress: RoundProgress) -> JobView:
     return replace(view, clusters=tuple(clusters[index] for index in sorted(clusters)))
 
 
-def plan_stages(plan: Plan) -> tuple[StageView, ...]:
-    """Returns the stages of a plan with their units in words."""
-    return _stages(plan.stages)
-
-
-def _stages(stages: Sequence[Stage] | Sequence[StageReport]) -> tuple[StageView, ...]:
+def stage_views(stages: Sequence[Stage] | Sequence[StageReport]) -> tuple[StageView, ...]:
+    """Describes all stages of a pipeline, as a plan or a report has them."""
     num_units = max((stage.stop_unit for stage in stages), default=0)
     return tuple(
         StageView(
@@ -188,8 +180,8 @@ def unit_words(start_unit: int, stop_unit: int, num_units: int) -> str:
 def progress_lines(before: JobView, after: JobView) -> list[str]:
     """Returns the lines that report a change in a log file.
 
-    The steps of a round are reported every quarter of the round, a wait only if it lasts, and a placement
-    only if it is new.
+    The lines report steps only every quarter of a round, a wait only if it lasts, and a placement only if it
+    is new.
     """
     lines = []
     if (after.state, after.message) != (before.state, before.message):
@@ -214,7 +206,7 @@ def progress_lines(before: JobView, after: JobView) -> list[str]:
 
 
 def say_evaluation(evaluation: Evaluation) -> str:
-    """Writes the metric in a line."""
+    """Writes an evaluation as one line."""
     rounds = f"{evaluation.num_rounds} round{'' if evaluation.num_rounds == 1 else 's'}"
     return f"{evaluation.metric} {evaluation.value:.4f} after {rounds} ({evaluation.num_rows} rows)"
 

@@ -2,9 +2,9 @@
 
 .collapipe/
   emulation.json what the hosts emulate, if they emulate anything
-  testbed.json   the processes that were started; written before the command waits for them
+  testbed.json   the processes that were started
   lock           locked by the command that starts or ends processes
-  state/NAME/    state of a service; nothing here deletes it
+  state/NAME/    state of a service; no command deletes it
   logs/NAME.log  log of a service
   run/NAME.json  addresses of a service; the service writes it when it is ready
 """
@@ -40,11 +40,11 @@ class WorkspaceRecord:
     processes: tuple[ProcessRecord, ...] = ()
 
     def process(self, name: str) -> ProcessRecord | None:
-        """Finds a process by its name."""
+        """Finds a process."""
         return next((process for process in self.processes if process.name == name), None)
 
     def with_process(self, process: ProcessRecord) -> "WorkspaceRecord":
-        """Returns a record in which a process is added, or replaces the one of the same name."""
+        """Returns a record with this process, which replaces one of the same name."""
         by_name = {known.name: known for known in self.processes} | {process.name: process}
         return replace(self, processes=tuple(by_name.values()))
 
@@ -58,11 +58,7 @@ _RECORD = TypeAdapter(WorkspaceRecord)
 
 
 class Workspace:
-    """The folder of a local testbed.
-
-    Args:
-        root: The folder. It is created when a command first needs it.
-    """
+    """The folder of a local testbed, which is created when a command first needs it."""
 
     def __init__(self, root: Path = DEFAULT_ROOT) -> None:
         self.root = root.absolute()
@@ -85,19 +81,19 @@ class Workspace:
             ) from error
 
     def log_file(self, name: str) -> Path:
-        """The log of a service."""
+        """Returns the path of a service's log."""
         return self.logs / f"{name}.log"
 
     def ready_file(self, name: str) -> Path:
-        """The file that a service writes when it is ready."""
+        """Returns the path of the file that a service writes when it is ready."""
         return self.run / f"{name}.json"
 
     def state_dir(self, name: str) -> Path:
-        """The folder for the state of a service."""
+        """Returns the folder for a service's state."""
         return self.state / name
 
     def read_record(self) -> WorkspaceRecord | None:
-        """Reads the record; `None` if nothing was started, or everything was ended in order."""
+        """Reads the record; `None` if nothing was started or everything was ended."""
         try:
             return _RECORD.validate_json(self._record_file.read_bytes())
         except FileNotFoundError:
@@ -117,9 +113,9 @@ class Workspace:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes this the only command that starts or ends processes in the workspace.
+        """Locks the workspace, so that no other command starts or ends processes in it.
 
-        The kernel releases the lock when the process of the command ends, even if it is killed.
+        The kernel releases the lock when this process ends, even if it is killed.
 
         Raises:
             WrongStateError: Another command has the lock.
