@@ -1,7 +1,7 @@
-"""`collapipe certs`: the authority of a deployment, its certificates and its join tokens.
+"""The commands `collapipe certs`: the authority of a deployment, its certificates and its join tokens.
 
-The commands import what needs the package `cryptography`, so that `collapipe` also runs without the extra
-`certs`.
+The commands import modules that need the package `cryptography`, so that `collapipe` also runs without the
+extra `certs`.
 """
 
 import datetime
@@ -42,7 +42,7 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 @contextmanager
 def certs_exit_codes(as_json: bool) -> Iterator[None]:
-    """Works as `exit_codes`, and turns a missing package `cryptography` into an error with a remedy."""
+    """Does the same as `exit_codes`, and adds a remedy if the package `cryptography` is missing."""
     with exit_codes(as_json):
         try:
             yield
@@ -185,14 +185,14 @@ def token(
             print_json({"token": text, "role": identity.role.value, "name": identity.name})
             return
         print(text, flush=True)
-        # These go to stderr, so that $(collapipe certs token ...) is the token alone.
+        # These messages go to stderr, so that the output of the command is only the token.
         complain(f"{identity} can join once within {valid}: collapipe join TOKEN")
         if identity.role is Role.SCHEDULER:
             complain("hosts look for the scheduler at the address that their own tokens name")
 
 
 def read_address(option: str, text: str) -> tuple[str, int]:
-    """Reads HOST:PORT; raises `InvalidInputError`."""
+    """Reads HOST:PORT. Raises `InvalidInputError` for any other text."""
     found = re.fullmatch(r"([^\s/]+):(\d{1,5})", text, re.ASCII)
     if not found or not 0 < int(found[2]) < 65536:
         raise InvalidInputError(f"{option} {text}: is not HOST:PORT, for example 192.168.1.10:7100")
@@ -200,7 +200,7 @@ def read_address(option: str, text: str) -> tuple[str, int]:
 
 
 def read_duration(option: str, text: str) -> datetime.timedelta:
-    """Reads 30m, 12h or 7d; raises `InvalidInputError`."""
+    """Reads 30m, 12h or 7d. Raises `InvalidInputError` for any other text."""
     found = re.fullmatch(r"(\d{1,4})([mhd])", text, re.ASCII)
     if not found or not int(found[1]):
         raise InvalidInputError(f"{option} {text}: is not a duration, for example 30m, 12h or 7d")

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how a command takes a group of them as one parameter."""
+"""Options that several commands share, and a decorator for groups of options."""
 
 import functools
 import inspect

@@ -50,7 +50,6 @@ class CollaPipeClient:
 
     Args:
         address: Address of the scheduler, "host:port".
-        security: The certificate of this client and that of the authority, or plain text.
         call_timeout: Longest duration of a call of any method except `watch` and `export`.
         silence_timeout: How long the peer of `watch` or `export` may be silent before it counts as lost.
     """
@@ -89,11 +88,7 @@ class CollaPipeClient:
         return list(self._call(self._scheduler.ListJobs, ListJobsRequest()).jobs)
 
     def find_job(self, job: str) -> JobStatus:
-        """Finds a job by its id, or the newest job by its name.
-
-        Raises:
-            NotFoundError: There is no such job.
-        """
+        """Finds a job by its id, or the newest job by its name. Raises `NotFoundError` if there is none."""
         jobs = self.jobs()
         for status in reversed(jobs):
             if job in (status.job_id, status.name):
@@ -102,14 +97,11 @@ class CollaPipeClient:
         raise NotFoundError(f"the scheduler at {self.address} knows no job {job!r}: it has {known}")
 
     def submit(self, job: JobConfig, resume: bool = False) -> str:
-        """Queues a job.
+        """Queues a job, and returns its id.
 
         Args:
             job: Its paths are paths on the machines of the control units.
             resume: Continue the last job of this name from its last commit.
-
-        Returns:
-            The job's id.
         """
         request = SubmitJobRequest(config_json=job.to_json(), resume=resume)
         return str(self._call(self._scheduler.SubmitJob, request).job_id)
@@ -118,10 +110,10 @@ class CollaPipeClient:
         """Yields the events of a job, from the first to the last.
 
         Args:
-            signs_of_life: Also yield the messages without an event, which the scheduler sends in quiet times.
+            signs_of_life: Also yield messages without an event, which the scheduler sends between events.
 
         Raises:
-            PeerLostError: The scheduler ended or is silent. The job may continue, so it can be watched again.
+            PeerLostError: The scheduler ended or is silent. The job may continue: watch it again.
         """
         events = self._scheduler.WatchJob(WatchJobRequest(job_id=job_id))
         for event in self._stream(events, self._scheduler_name, f"send the events of job {job_id}"):
@@ -144,22 +136,19 @@ class CollaPipeClient:
         return answer
 
     def replay(self, job_id: str, round_index: int) -> ReplayDecisionResponse:
-        """Makes the scheduler decide a round again from the telemetry that was recorded with it."""
+        """Makes the scheduler decide a round again from its recorded telemetry."""
         request = ReplayDecisionRequest(job_id=job_id, round_index=round_index)
         answer: ReplayDecisionResponse = self._call(self._scheduler.ReplayDecision, request)
         return answer
 
     def export(self, job: str, directory: Path) -> list[Path]:
-        """Fetches the model of a job's last commit, in the files that `save_pretrained` writes.
+        """Fetches the model of a job's last commit, and returns the files that `save_pretrained` writes.
 
         All files are complete before the first one is moved to the directory.
 
         Args:
             job: The job's id, or its name for the newest job of that name.
             directory: Created if needed. Other files in it stay unchanged.
-
-        Returns:
-            The files of the model.
         """
         job_id = self.find_job(job).job_id
         edge_server = self._edge_server_address()
@@ -204,7 +193,7 @@ def _write_files(pieces: Iterator[ExportModelResponse], folder: Path) -> list[st
     """Writes the pieces of files to a folder, and returns the names of the files.
 
     Raises:
-        CorruptDataError: A file is longer or shorter than announced, or has no acceptable name.
+        CorruptDataError: A file has a wrong size or no acceptable name.
     """
     names: list[str] = []
     missing = 0
@@ -235,7 +224,7 @@ def _check_complete(names: list[str], missing: int) -> None:
 
 
 def _plain_name(name: str) -> str:
-    """Refuses a name that would place a file outside the folder."""
+    """Returns a name, or refuses one that would place a file outside the folder."""
     if name != Path(name).name or name in (".", ".."):
         raise CorruptDataError(
             f"the edge server sent a file named {name!r}, which is not a plain file name: nothing was written there"

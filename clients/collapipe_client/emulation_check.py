@@ -1,8 +1,7 @@
 """Checks whether the emulation of a testbed kept up with the emulated devices.
 
-An emulated device computes for real, and then waits. Its timings are right only if the processors of this
-machine are not all busy, and if the real work takes no longer than on the emulated device. Whoever reports
-timings checks this first.
+An emulated device does the real computation and then waits. Its timings are right only if this machine has
+idle processors, and if the real computation takes no longer than on the emulated device.
 """
 
 import time
@@ -21,9 +20,9 @@ from collapipe_client.processes import ProcessRecord
 from collapipe_client.workspace import Workspace
 
 MAX_REAL_CORES = 1.5
-"""The most real work of all processes together, in processor seconds per second."""
+"""Largest processor time of all processes together, in seconds per second."""
 MAX_OVERRUN_RATIO = 0.02
-"""The largest ratio of overrun to busy time."""
+"""Largest ratio of overrun to busy time."""
 
 _SCRAPE_SECONDS = 5.0
 _BUSY = (
@@ -41,8 +40,8 @@ class EmulationReport:
     Args:
         wall_seconds: Duration of the period.
         real_seconds: Processor time of all processes of the testbed.
-        busy_seconds: Time that the emulated devices computed for training.
-        overrun_seconds: Time that real work took longer than on the emulated devices.
+        busy_seconds: Time in which the emulated devices computed for training.
+        overrun_seconds: Time by which the real work exceeded that of the emulated devices.
     """
 
     wall_seconds: float
@@ -52,22 +51,18 @@ class EmulationReport:
 
     @property
     def real_cores(self) -> float:
-        """The number of processors that real work kept busy, on average."""
+        """The mean number of processors that real work used."""
         return self.real_seconds / self.wall_seconds
 
     @property
     def overrun_ratio(self) -> float:
-        """The ratio of overrun to busy time; infinite if there is overrun without busy time."""
+        """The ratio of overrun to busy time; infinite for overrun without busy time."""
         if not self.overrun_seconds:
             return 0.0
         return self.overrun_seconds / self.busy_seconds if self.busy_seconds else float("inf")
 
     def check(self) -> None:
-        """Checks both limits.
-
-        Raises:
-            WrongStateError: The emulation did not keep up.
-        """
+        """Raises `WrongStateError` if a limit is exceeded."""
         if self.real_cores > MAX_REAL_CORES:
             raise WrongStateError(
                 f"the emulation did not keep up: real work took {self.real_cores:.2f} cores "
@@ -86,14 +81,11 @@ class EmulationReport:
 
 
 class EmulationCheck:
-    """Watches a testbed while something is measured on it.
+    """Checks the emulation of a started testbed during a measurement.
 
-        with EmulationCheck(testbed) as check:
-            ...
-        check.verdict()
-
-    Args:
-        testbed: A started testbed that emulates devices.
+    with EmulationCheck(testbed) as check:
+        ...
+    check.verdict()
     """
 
     def __init__(self, testbed: LocalTestbed) -> None:
@@ -110,19 +102,11 @@ class EmulationCheck:
             self._after = self._read()
 
     def verdict(self) -> None:
-        """Checks the measurements.
-
-        Raises:
-            WrongStateError: The emulation did not keep up, or the measurements are incomplete.
-        """
+        """Raises `WrongStateError` if the emulation did not keep up or the measurements are incomplete."""
         self.report().check()
 
     def report(self) -> EmulationReport:
-        """Returns the measurements.
-
-        Raises:
-            WrongStateError: The measurements are incomplete.
-        """
+        """Returns the measurements. Raises `WrongStateError` if they are incomplete."""
         before, after = self._before, self._after
         if before is None or after is None:
             raise WrongStateError(
@@ -172,11 +156,7 @@ class _Reading:
 
 
 def processor_seconds(process: ProcessRecord) -> float:
-    """Returns the processor time of all threads of a process since it started.
-
-    Raises:
-        WrongStateError: The process has ended.
-    """
+    """Returns the processor time of a process since its start. Raises `WrongStateError` if it has ended."""
     try:
         times = psutil.Process(process.pid).cpu_times()
     except psutil.Error:
@@ -189,7 +169,7 @@ def processor_seconds(process: ProcessRecord) -> float:
 
 
 def sum_of_metrics(page: str, names: Collection[str]) -> float:
-    """Returns the sum of all series with one of the names on a page of metrics."""
+    """Sums all series with one of the names on a page of metrics."""
     return sum(
         sample.value
         for family in text_string_to_metric_families(page)

@@ -1,4 +1,4 @@
-"""Finds the scheduler that a command talks to."""
+"""Finds the scheduler of a command."""
 
 import re
 from collections.abc import Iterator
@@ -63,12 +63,11 @@ class EndpointOptions:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of a scheduler, and how to talk to it.
+    """The address of a scheduler, and the security of its connection.
 
     Args:
         address: "host:port".
-        security: Plain text or TLS.
-        testbed: The local testbed that the scheduler belongs to; `None` for every other scheduler.
+        testbed: The local testbed of the scheduler; `None` if the scheduler is not in one.
     """
 
     address: str
@@ -81,7 +80,7 @@ class Endpoint:
 
 
 def find_endpoint(options: EndpointOptions) -> Endpoint | None:
-    """Returns the scheduler of --scheduler, or else the one that `collapipe up` started, or else `None`.
+    """Returns the scheduler of --scheduler, else the one that `collapipe up` started, else `None`.
 
     Raises:
         InvalidInputError: The options contradict each other, or the started scheduler has ended.
@@ -108,7 +107,7 @@ def find_endpoint(options: EndpointOptions) -> Endpoint | None:
 
 
 def need_endpoint(options: EndpointOptions) -> Endpoint:
-    """Returns the scheduler that `find_endpoint` finds; raises `InvalidInputError` if there is none."""
+    """Returns the result of `find_endpoint`. Raises `InvalidInputError` if there is no scheduler."""
     endpoint = find_endpoint(options)
     if endpoint is None:
         raise InvalidInputError(
@@ -119,17 +118,16 @@ def need_endpoint(options: EndpointOptions) -> Endpoint:
 
 
 def running_testbed(workspace: Path) -> WorkspaceRecord | None:
-    """Returns the record of the testbed that `collapipe up` started, if any of its processes runs."""
+    """Returns the record of the testbed that `collapipe up` started, if one of its processes runs."""
     record = Workspace(workspace).read_record()
     return record if record is not None and record.detached and record.alive else None
 
 
 @contextmanager
 def client_for_past_jobs(options: EndpointOptions, as_json: bool) -> Iterator[CollaPipeClient]:
-    """Opens a client to read what past jobs have left.
+    """Opens a client that reads the records and models of past jobs.
 
-    If no testbed runs, the scheduler and the edge server of the workspace are started for as long as the
-    client is open. They keep the records and the models.
+    If no testbed runs, the scheduler and the edge server of the workspace run while the client is open.
     """
     endpoint = find_endpoint(options)
     if endpoint is not None:

@@ -1,4 +1,4 @@
-"""`collapipe join` and `collapipe renew`: make this machine a part of a deployment, with one token."""
+"""The commands `collapipe join` and `collapipe renew`, which give this machine its certificate."""
 
 import os
 import shlex
@@ -74,11 +74,9 @@ def join(
     """
     with certs_exit_codes(as_json):
         from collapipe.certificates.box_folder import BoxFolder
-        from collapipe.certificates.tokens import decode_token, identity_of_token
+        from collapipe.certificates.tokens import decode_token
 
-        read = decode_token(token)
-        identity = identity_of_token(read)
-        assert identity is not None
+        read, identity = decode_token(token)
         if run and identity.role not in _MODULES:
             raise InvalidInputError(
                 f"the token is for {identity}, which runs no service: leave --run out"
@@ -156,7 +154,7 @@ def renew(
 def _already_joined(
     box: "BoxFolder", identity: Identity, token: JoinToken, host: str | None
 ) -> "HolderCertificate | None":
-    """Returns the certificate of a box that needs nothing of the token; `None` if it must join.
+    """Returns the certificate of a box that need not use the token; `None` if it must join.
 
     Raises:
         InvalidInputError: The box has another identity, or belongs to another deployment.
@@ -180,7 +178,7 @@ def _already_joined(
 def _enroll(
     box: "BoxFolder", identity: Identity, token: JoinToken, host: str | None
 ) -> "tuple[HolderCertificate, str]":
-    """Joins, and returns the certificate and the address that the authority sees the box at."""
+    """Joins, and returns the certificate and the address from which the authority was called."""
     from collapipe.certificates import pki
 
     authority = pki.read_certificate(token.authority_certificate)
@@ -207,7 +205,7 @@ def _peer(address: str) -> str:
 def _settings(
     identity: Identity, token: JoinToken, box: "BoxFolder", state_dir: Path
 ) -> dict[str, str | int]:
-    """Returns the settings of the service, without its addresses."""
+    """Returns the settings of the service except its addresses."""
     settings: dict[str, str | int] = {"host_id": identity.name}
     if identity.role is not Role.SCHEDULER:
         settings["scheduler"] = token.scheduler_address
@@ -221,7 +219,7 @@ def _settings(
 
 
 def _reachable_host(joined: "HolderCertificate", observed: str) -> str:
-    """Returns the host by which others probably reach this machine, in brackets if it is an IPv6 address."""
+    """Returns the host by which others probably reach this machine. An IPv6 address is in brackets."""
     others = sorted(joined.hosts - {joined.identity.name})
     host = others[0] if others else joined.identity.name
     if observed and (observed in others or not others):
@@ -230,7 +228,7 @@ def _reachable_host(joined: "HolderCertificate", observed: str) -> str:
 
 
 def _next_command(identity: Identity, token: JoinToken, box: "BoxFolder") -> list[str]:
-    """Returns the command that runs the service; for a client, one that uses the certificate."""
+    """Returns the command that runs the service; for a client, `collapipe status` with the certificate."""
     if identity.role in _MODULES:
         settings = str(box.settings_file(identity))
         return [sys.executable, "-m", _MODULES[identity.role], "--config", settings]

@@ -15,22 +15,22 @@ _RATIOS = {"%": 0.01, "": 1.0}
 
 
 def read_bytes(text: str) -> int:
-    """Reads a size in bytes: "200MB", "1.5 GiB", "0"."""
+    """Reads a size in bytes, for example "200MB", "1.5 GiB" or "0"."""
     return int(_read(text, {**_BYTES, "": 1}, "a size", "200MB"))
 
 
 def read_rate(text: str) -> float:
-    """Reads a rate in bit/s: "10mbit", "500 kbit", "1.5gbit"."""
+    """Reads a rate in bit/s, for example "10mbit" or "1.5 gbit"."""
     return _read(text, _RATES, "a rate", "10mbit")
 
 
 def read_seconds(text: str) -> float:
-    """Reads a time in seconds: "20ms", "1.5s", "300us"."""
+    """Reads a time in seconds, for example "20ms", "1.5s" or "300us"."""
     return _read(text, _SECONDS, "a time", "20ms")
 
 
 def read_ratio(text: str) -> float:
-    """Reads a ratio: "1%" or "0.01"."""
+    """Reads a ratio, for example "1%" or "0.01"."""
     return _read(text, _RATIOS, "a ratio", "1%")
 
 

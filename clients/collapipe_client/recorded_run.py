@@ -1,4 +1,4 @@
-"""Reads the record of a training run, from which `collapipe fit` takes one sample.
+"""Reads the record of a training run for `collapipe fit`.
 
 Importing this module needs the extra `scheduler`.
 """
@@ -84,7 +84,7 @@ class RecordedRun:
     attempts: Sequence[int]
 
     def trained_run(self) -> TrainedRun:
-        """Computes what the fit needs: the features of docs/scheduling.md (11) and the mean squared norm."""
+        """Computes the features of docs/scheduling.md (11) and the mean squared norm of the gradient."""
         loss_probability = 1 - len(self.attempts) / sum(self.attempts)
         features = [
             convergence_features(self._problem(plans, loss_probability), plans)
@@ -105,7 +105,7 @@ class RecordedRun:
         return _mean(plan.num_micro_batches for plan in plans)
 
     def _problem(self, plans: Sequence[ClusterPlan], loss_probability: float) -> RoundProblem:
-        """Returns the problem of a round without speeds, links and memory, on which convergence does not depend.
+        """Returns the problem of a round. Convergence does not depend on speeds, links and memory.
 
         All clusters have the same weight, as in the scheduler.
         """
@@ -138,7 +138,7 @@ def read_run(path: Path) -> RecordedRun:
     """Reads the events of a run.
 
     Raises:
-        InvalidInputError: The file is no run, or a part of one, or has several.
+        InvalidInputError: The file has no run, several runs, or only a part of one.
     """
     job: JobConfig | None = None
     started: dict[int, _RoundStarted] = {}
@@ -181,7 +181,7 @@ def read_run(path: Path) -> RecordedRun:
 
 
 def check_comparable(runs: Sequence[RecordedRun]) -> None:
-    """Refuses runs that differ in model, data or optimizer; raises `InvalidInputError`."""
+    """Raises `InvalidInputError` for runs that differ in model, data or optimizer."""
     first = runs[0]
     expected = _settings(first.job)
     for other in runs[1:]:

@@ -1,4 +1,4 @@
-"""Plots of a simulation, as SVG files. The band of a curve is its 95 % confidence interval."""
+"""Draws plots of a simulation as SVG files. The band of a curve is its 95 % confidence interval."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class _Measure:
 
     Args:
         label: Its name on an axis.
-        value: Takes it from a summary; `None` if the strategy was infeasible.
+        value: Returns its value in a summary; `None` if the strategy was infeasible.
     """
 
     label: str
@@ -70,18 +70,14 @@ _FIGURES: dict[str, dict[str, list[_Measure]]] = {
         "memory": [_MEMORY],
     },
 }
-"""By swept parameter: the name of each figure, and the measures that it shows from top to bottom."""
+"""By swept parameter: for each figure, its measures from top to bottom."""
 _OTHER_FIGURES = {"delay": [_DELAY], "memory": [_MEMORY]}
 
 
 def draw_plots(
     scenario: Scenario, summaries: Sequence[StrategySummary], directory: Path
 ) -> list[Path]:
-    """Draws bars for each strategy, or curves over the swept parameter if the scenario has one.
-
-    Returns:
-        The files.
-    """
+    """Draws bars for each strategy, or curves over the swept parameter if there is one. Returns the files."""
     with matplotlib.rc_context(
         {
             "svg.hashsalt": scenario.name,  # The same numbers give the same file.
@@ -139,10 +135,10 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
 def _draw_curves(
     axes: Axes, summaries: Sequence[StrategySummary], measure: _Measure, diagonal: str | None
 ) -> None:
-    """Draws a curve for each strategy, without the values for which it is infeasible.
+    """Draws a curve for each strategy over the values for which it is feasible.
 
     Args:
-        diagonal: Label of a line on which the measure equals the swept value; `None` for no such line.
+        diagonal: Label of a line on which the measure equals the swept value; `None` for no line.
     """
     ends: list[tuple[float, float, str]] = []
     drawn: list[float] = []
@@ -180,7 +176,7 @@ def _draw_curves(
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str]]) -> None:
-    """Writes the names of the curves right of the panel, near the ends of the curves, without overlaps."""
+    """Writes the name of each curve near its end, right of the panel. Names do not overlap."""
     to_panel = axes.transData + axes.transAxes.inverted()
     heights = sorted((float(to_panel.transform((x, y))[1]), name) for x, y, name in ends)
     lowest_free = 0.0

@@ -1,4 +1,4 @@
-"""`collapipe targets`: writes the file from which a Prometheus server learns which hosts to scrape."""
+"""The command `collapipe targets`, which writes the file of hosts that a Prometheus server scrapes."""
 
 import json
 import time
@@ -66,10 +66,12 @@ def targets(
                     _update(file, endpoint, forget, as_json)
                 except InvalidInputError:
                     raise
-                except CollapipeError as error:  # hosts still run when their scheduler does not
+                except (
+                    CollapipeError
+                ) as error:  # The hosts may run although the scheduler does not.
                     complain(f"{file} is not updated: {error}")
                 time.sleep(every)
-        except KeyboardInterrupt:  # the ordinary end of --follow
+        except KeyboardInterrupt:  # This is the normal end of --follow.
             return
 
 
@@ -78,11 +80,9 @@ def target_groups(
 ) -> list[dict[str, Any]]:
     """Returns one group of Prometheus targets for each host, sorted by host id.
 
-    A silent host keeps its labels for a while: Prometheus sees that it is down, and its series go on when it
-    returns.
+    A silent host stays for a while, so that Prometheus reports it as down and continues its series later.
 
     Args:
-        statuses: From the scheduler.
         now: Unix seconds.
         forget_after: A host that has been silent for longer is left out.
     """

@@ -1,4 +1,4 @@
-"""The options that describe a local testbed, and how their values are read."""
+"""The options that describe a local testbed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ NOT_EMULATED = "none"
 class LocalTestbedOptions:
     """The options as they were given on the command line.
 
-    Below, `counts` is the number of devices of each cluster.
+    In the methods, `counts` is the number of devices of each cluster.
     """
 
     devices: Annotated[
@@ -66,7 +66,7 @@ class LocalTestbedOptions:
     ] = None
 
     def read_counts(self, num_clusters: int) -> list[int] | None:
-        """Reads --devices; returns `None` if it was not given."""
+        """Returns the number of devices of each cluster; `None` without --devices."""
         if self.devices is None:
             return None
         parts = self.devices.split(",")
@@ -94,10 +94,10 @@ class LocalTestbedOptions:
         ]
 
     def read_emulation(self, counts: Sequence[int]) -> Emulation | None:
-        """Returns what is to be emulated, or `None` for nothing.
+        """Returns the emulation; `None` without --emulate and --emulation.
 
         Raises:
-            InvalidInputError: A profile is unknown, or the file is no emulation.
+            InvalidInputError: A profile is unknown, or the file is invalid.
         """
         if self.emulation is not None:
             if self.emulate is not None:
@@ -127,7 +127,7 @@ def share_out(values: Sequence[T], counts: Sequence[int], option: str) -> list[l
     Args:
         values: One value for all devices, one for each device of a cluster, or one for every device.
         counts: Number of devices of each cluster.
-        option: Name of the option, for the error.
+        option: Name of the option, for the error message.
 
     Raises:
         InvalidInputError: The number of values fits none of the three forms.

@@ -1,7 +1,7 @@
-"""The examination that `collapipe doctor` runs. A "box" is a machine that runs one service.
+"""The checks of `collapipe doctor`. A "box" is a machine that runs one service.
 
-Functions that read rare facts are separate from those that judge them (`check_...`), so that tests can judge such
-facts on any machine.
+Functions that read facts of special hardware are separate from those that judge the facts (`check_...`). So
+tests can check the judgement on any machine.
 """
 
 from collapipe_client.doctor.box_settings import BoxSettings, Role, read_box_settings

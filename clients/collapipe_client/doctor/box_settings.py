@@ -1,6 +1,6 @@
 """Reads the settings of the service of a box, with the same precedence as the service.
 
-A client must not import a service, so this module has its own class for the few settings that it needs.
+A client must not import a service, so this module has its own class for the settings that the checks need.
 """
 
 from pathlib import Path
@@ -17,11 +17,11 @@ from collapipe_client.job_files import read_toml
 Role = Literal["scheduler", "edge-server", "control-unit", "device-agent"]
 
 _DEPLOYED = {"listen": "0.0.0.0:7100", "metrics_listen": "0.0.0.0:9100"}
-"""The addresses that every deployment in deploy/ gives to its services."""
+"""The addresses of services in all deployments of deploy/."""
 
 
 class BoxSettings(ServiceSettings):
-    """The settings that the examination needs. All other settings are ignored."""
+    """The settings that the checks need. All others are ignored."""
 
     model_config = SettingsConfigDict(extra="ignore", cli_parse_args=False)
 
@@ -40,21 +40,20 @@ class BoxSettings(ServiceSettings):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment comes before the constructor's arguments, which are the settings of the file."""
+        """Lets the environment override the constructor's arguments, which are the settings of the file."""
         return env_settings, init_settings
 
     @property
     def advertised_host(self) -> str:
-        """The name or address that peers use for this box; empty if the settings do not give it."""
+        """The name or address that peers use for this box; empty if unknown."""
         return (self.advertise or "").rpartition(":")[0].strip("[]")
 
 
 def read_box_settings(config: Path | None) -> BoxSettings:
-    """Reads the variables COLLAPIPE_* of the environment, and then a settings file.
+    """Reads a settings file, and the variables COLLAPIPE_* of the environment, which override it.
 
     Args:
-        config: The file of the service's option --config. For `None`, the service is assumed to listen
-            where every deployment does.
+        config: The file of the service's option --config. `None` stands for the addresses of deploy/.
 
     Raises:
         InvalidInputError: The file cannot be read, or a value has the wrong type.

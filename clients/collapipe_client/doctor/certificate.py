@@ -1,4 +1,4 @@
-"""Checks the certificate of a box as its peers will: signature, role, names and dates."""
+"""Checks the certificate of a box like its peers do: signature, role, names and dates."""
 
 import errno
 import stat
@@ -27,12 +27,12 @@ def check_certificate(
     advertised_host: str = "",
     now: datetime | None = None,
 ) -> list[Check]:
-    """Judges the certificate and the key of a box.
+    """Checks the certificate and the key of a box.
 
     Args:
         role: The role that the box needs; empty for any.
         advertised_host: The name or address that peers use for the box; empty if unknown.
-        now: The current time; `None` for that of this machine's clock.
+        now: `None` for the time of this machine's clock.
     """
     try:
         from cryptography import x509

@@ -1,4 +1,4 @@
-"""The result of one check."""
+"""The results of checks."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,9 +10,9 @@ class Check:
 
     Args:
         name: What was checked.
-        result: "ok", "warn" (works, but with a limit) or "fail" (will not work).
+        result: "ok", "warn" (works with a limitation) or "fail" (does not work).
         found: The facts, in words.
-        remedy: What to do, as a command where possible; empty if the result is "ok".
+        remedy: Advice to the user, as a command where possible; empty if the result is "ok".
     """
 
     name: str
@@ -22,15 +22,15 @@ class Check:
 
     @classmethod
     def ok(cls, name: str, found: str) -> "Check":
-        """A check that found no problem."""
+        """Makes a result without a problem."""
         return cls(name, "ok", found)
 
     @classmethod
     def warn(cls, name: str, found: str, remedy: str) -> "Check":
-        """A check that found a limit."""
+        """Makes a result with a limitation."""
         return cls(name, "warn", found, remedy)
 
     @classmethod
     def fail(cls, name: str, found: str, remedy: str) -> "Check":
-        """A check that found a fault."""
+        """Makes a result with a fault."""
         return cls(name, "fail", found, remedy)

@@ -1,4 +1,4 @@
-"""Runs the checks that concern a machine."""
+"""Runs the checks that apply to a machine."""
 
 import platform
 import struct
@@ -21,8 +21,8 @@ def examine(
     """Examines this machine.
 
     Args:
-        workspace: Folder of the local testbed. If the service has a folder for its state, that one is checked.
-        scheduler: The scheduler to reach; `None` if there is none.
+        workspace: Folder of the local testbed. `settings.state_dir`, if set, is checked instead.
+        scheduler: `None` if there is no scheduler to reach.
         settings: Settings of the service that this machine runs.
         role: Role of that service; `None` for a machine that runs testbeds and clients.
     """
@@ -52,9 +52,8 @@ def _examine_machine(folder: Path, settings: BoxSettings, role: Role | None) -> 
         Check.ok("python", platform.python_version()),
         machine.check_userland(struct.calcsize("P"), platform.machine()),
     ]
-    if (
-        role != "scheduler"
-    ):  # A scheduler does not use torch, and a slow machine takes seconds to import it.
+    # A scheduler does not use torch, and a slow machine takes seconds to import it.
+    if role != "scheduler":
         torch, is_jetson = machine.ask_torch(), machine.is_jetson()
         checks.append(
             machine.check_torch(torch, jetson=is_jetson, wanted=settings.device, needed=is_box)
@@ -96,7 +95,7 @@ def _examine_peers(scheduler: Endpoint, settings: BoxSettings, role: Role | None
             return checks
         try:
             offset = peers.clock_offset(client)
-        except CollapipeError:  # The scheduler has just ended. The checks of the peers report more.
+        except CollapipeError:  # The scheduler has just ended. The checks of the peers report this.
             offset = None
     if offset is not None:
         checks.append(kernel.check_clock_offset(*offset))

@@ -1,4 +1,4 @@
-"""Checks the kernel: memory limits, queueing disciplines for links, the clock, and the temperature."""
+"""Checks what the kernel reports: memory limits, queueing disciplines, the clock, and the temperature."""
 
 import contextlib
 import ctypes
@@ -15,16 +15,16 @@ _QDISCS = {
     "tbf": ["rate", "1mbit", "burst", "32kb", "latency", "50ms"],
     "netem": ["delay", "1ms"],
 }
-"""By queueing discipline: arguments for a trial."""
+"""By queueing discipline: arguments with which `tc` adds it."""
 _TIMEX_BYTES = 512
 """More than the size of `struct timex` on any system."""
 _TIME_ERROR = 5
 """The result of adjtimex(2) if nothing synchronises the clock."""
 _CLOCK_WARN_SECONDS = 1.0
 _CLOCK_FAIL_SECONDS = 60.0
-"""With a larger offset, the logs and traces of two hosts cannot be compared."""
+"""With a larger offset, nobody can compare the logs and traces of two hosts."""
 _HOT_CELSIUS = 80.0
-"""A Raspberry Pi slows down from this temperature on; others slow down a little later."""
+"""A Raspberry Pi slows down above this temperature. Other devices slow down at slightly higher ones."""
 _THROTTLED = {
     0: "under-voltage now",
     1: "slowed down now",
@@ -72,9 +72,9 @@ def find_qdiscs() -> dict[str, bool | None]:
 
 
 def _try_qdisc(kind: str) -> bool | None:
-    """Adds the queueing discipline in a network namespace of its own, which needs no root.
+    """Adds the queueing discipline in a new network namespace, which needs no root.
 
-    Returns `None` if the trial is not possible here.
+    Returns `None` if this machine does not allow the trial.
     """
     command = ["unshare", "--user", "--map-root-user", "--net"]
     command += ["tc", "qdisc", "add", "dev", "lo", "root", kind, *_QDISCS[kind]]
@@ -91,10 +91,10 @@ def _try_qdisc(kind: str) -> bool | None:
 
 
 def qdisc_installed(kind: str, release: str, root: Path = Path("/")) -> bool | None:
-    """Judges by the files of a kernel whether it has a queueing discipline; `None` if that is unknown.
+    """Reads from the files of a kernel whether it has a queueing discipline; `None` if that is unknown.
 
     Args:
-        release: The kernel's release, for example "6.1.0".
+        release: For example "6.1.0".
     """
     folder = root / "lib/modules" / release
     loadable, built_in = _text(folder / "modules.dep"), _text(folder / "modules.builtin")
@@ -123,7 +123,7 @@ def check_shaping(qdiscs: dict[str, bool | None], *, wanted: bool = False) -> Ch
 
     Args:
         qdiscs: The result of `find_qdiscs`.
-        wanted: Whether the service is set to `shaper = "tc"`.
+        wanted: Whether the service has the setting `shaper = "tc"`.
     """
     words = {True: "present", False: "absent", None: "unknown"}
     found = ", ".join(f"{kind} {words[present]}" for kind, present in qdiscs.items())
@@ -149,7 +149,7 @@ def check_shaping(qdiscs: dict[str, bool | None], *, wanted: bool = False) -> Ch
 
 def clock_is_synchronised() -> bool | None:
     """Asks the kernel whether a service synchronises the clock; `None` if that is unknown."""
-    timex = ctypes.create_string_buffer(_TIMEX_BYTES)  # All zero: only read, change nothing.
+    timex = ctypes.create_string_buffer(_TIMEX_BYTES)  # With zeros, adjtimex changes nothing.
     try:
         state: int = ctypes.CDLL(None).adjtimex(timex)
     except (AttributeError, OSError):
@@ -158,7 +158,7 @@ def clock_is_synchronised() -> bool | None:
 
 
 def check_clock(synchronised: bool | None) -> Check:
-    """Checks the clock, because certificates have dates and the logs of several machines are compared."""
+    """Checks the clock, because certificates have dates, and users compare the logs of several machines."""
     if synchronised is None:
         remedy = "see what `timedatectl` says"
         return Check.warn("clock", "unknown whether it is synchronised", remedy)
@@ -206,7 +206,7 @@ def throttled_flags(root: Path = Path("/")) -> int | None:
 
 
 def check_temperature(celsius: float | None, throttled: int | None) -> Check:
-    """Checks the temperature and the power supply, because a device that slows down invalidates the plan.
+    """Checks the temperature and the power supply, because plans assume that a device does not slow down.
 
     Args:
         celsius: Temperature of the processor; `None` without a sensor.

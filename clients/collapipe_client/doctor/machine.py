@@ -28,14 +28,14 @@ PACKAGES = {
     "control-unit": ("control", [*_STAGE_HOST, "transformers", "tokenizers", "torch"]),
     "edge-server": ("edge", [*_STAGE_HOST, "transformers", "tokenizers", "torch"]),
 }
-"""By role: the extra of `collapipe` that installs it, and the packages that it imports."""
+"""By role: the extra of `collapipe` that installs its packages, and the packages that it imports."""
 _TESTED_MACHINES = ("x86_64", "aarch64", "arm64", "AMD64")
 _VENDOR_TORCH = "run the container with the vendor's torch (deploy/jetson/README.md), and install no other torch over it"
 _INSTALL_TORCH = "python -m pip install 'torch>=2.6' (on arm64 'torch>=2.6,<2.9', elsewhere from PyTorch's CPU index)"
 
 
 def check_userland(pointer_bytes: int, machine: str) -> Check:
-    """Checks for a 64-bit Python, because torch and grpcio have no other packages.
+    """Checks for a 64-bit Python, because torch and grpcio have no packages for 32 bits.
 
     A Raspberry Pi may run 32-bit programs on a 64-bit kernel.
     """
@@ -58,8 +58,8 @@ class TorchFacts:
     """An installed torch.
 
     Args:
-        cuda: The CUDA version that it is built for; empty for none.
-        device: Name of the first CUDA device that it finds; empty for none.
+        cuda: The CUDA version of its build; empty for none.
+        device: Name of the first CUDA device; empty for none.
     """
 
     version: str
@@ -71,7 +71,7 @@ def ask_torch() -> TorchFacts | str | None:
     """Imports torch in another process, because it is large and may crash.
 
     Returns:
-        The facts; the reason why it cannot be imported; or `None` if it is not installed.
+        The facts; the error of the import; or `None` if torch is not installed.
     """
     if importlib.util.find_spec("torch") is None:
         return None
@@ -91,7 +91,7 @@ def ask_torch() -> TorchFacts | str | None:
 
 
 def is_jetson(root: Path = Path("/")) -> bool:
-    """Returns whether this machine is a Jetson. It also works in a container on one."""
+    """Returns whether this machine is a Jetson, also in a container."""
     model = _text(root / "proc/device-tree/model")
     return (root / "etc/nv_tegra_release").exists() or "jetson" in model.lower()
 
@@ -99,13 +99,13 @@ def is_jetson(root: Path = Path("/")) -> bool:
 def check_torch(
     torch: TorchFacts | str | None, *, jetson: bool, wanted: str = "cpu", needed: bool = False
 ) -> Check:
-    """Checks that torch can be imported and finds the device that the settings want.
+    """Checks that torch can be imported and finds the device of the settings.
 
     Args:
         torch: The result of `ask_torch`.
-        jetson: Whether this is a Jetson, whose vendor has a torch of its own.
+        jetson: Whether this machine is a Jetson, which needs the torch of its vendor.
         wanted: The setting `device` of the service: "cpu" or "cuda".
-        needed: Whether the role of this machine computes.
+        needed: Whether the role of this machine needs torch.
     """
     if torch is None:
         remedy = _VENDOR_TORCH if jetson else _INSTALL_TORCH
@@ -134,7 +134,7 @@ def check_torch(
 
 
 def check_cores(*, of_box: bool = False) -> Check:
-    """Counts the processors. Each process of a testbed computes with one thread; a box runs one process."""
+    """Counts the processors. A testbed runs many processes with one thread each, a box only one process."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -149,7 +149,7 @@ def check_memory(available_bytes: int, *, of_box: bool = False) -> Check:
     """Checks the free memory. A process with torch takes about 0.4 GB before it loads a model.
 
     Args:
-        of_box: Whether this machine runs one service and not a whole testbed.
+        of_box: Whether this machine runs one service instead of a testbed.
     """
     found = f"{available_bytes / _GB:.1f} GB available"
     if available_bytes < _GB:
@@ -166,7 +166,7 @@ def check_memory(available_bytes: int, *, of_box: bool = False) -> Check:
 
 
 def check_swap(table: Path = Path("/proc/swaps")) -> Check:
-    """Warns of swap on a disk or a card: training becomes a hundred times slower, and a card wears out."""
+    """Warns of swap on a disk or a card, which makes training far slower and wears the card out."""
     areas = [line.split()[0] for line in _text(table).splitlines()[1:] if line.strip()]
     if any("zram" not in area for area in areas):
         return Check.warn(
@@ -179,7 +179,7 @@ def check_swap(table: Path = Path("/proc/swaps")) -> Check:
 
 
 def check_workspace(folder: Path) -> Check:
-    """Checks that state can be written."""
+    """Checks that this user can write to the workspace."""
     existing = _existing_parent(folder)
     try:
         with tempfile.TemporaryFile(dir=existing):
@@ -193,8 +193,10 @@ def check_workspace(folder: Path) -> Check:
 def check_disk(folder: Path, *, keeps_state: bool = True) -> Check:
     """Checks the free disk space.
 
-    A commit has the model and the optimizer state of each cluster, which is twice as large as the weights.
-    A device agent keeps no state.
+    A commit has the model, and for each cluster an optimizer state that is twice as large as the model.
+
+    Args:
+        keeps_state: False for a device agent, which stores no commits.
     """
     free_bytes = shutil.disk_usage(_existing_parent(folder)).free
     found = f"{free_bytes / _GB:.1f} GB free"

@@ -21,7 +21,7 @@ _HEARTBEAT_SECONDS = 4.0
 """Twice the interval between the heartbeats of a host."""
 _POLL_SECONDS = 0.05
 _NEW_HEARTBEAT_SECONDS = 0.5
-"""A smaller difference is the same heartbeat: the scheduler reports its time with errors of milliseconds."""
+"""With a smaller difference it is the same heartbeat, because the reported times have small errors."""
 
 
 def ask_hosts(client: CollaPipeClient) -> list[HostStatus] | CollapipeError:
@@ -47,10 +47,10 @@ def check_scheduler(address: str, hosts: list[HostStatus] | CollapipeError) -> C
 def peers_of(
     role: Role | None, cluster_index: int, hosts: Iterable[HostStatus]
 ) -> list[HostStatus]:
-    """Returns the live hosts that a box calls or is called by.
+    """Returns the live hosts that communicate with a box.
 
-    Devices and control units talk to their own cluster and to the edge server. For every other role, and for
-    `None`, these are all live hosts.
+    Devices and control units communicate with their own cluster and the edge server. Every other role, and
+    `None`, has all live hosts as peers.
     """
     alive = [status for status in hosts if status.alive]
     if role not in ("device-agent", "control-unit"):
@@ -134,8 +134,8 @@ def clock_offset(
 ) -> tuple[float, float] | None:
     """Measures how far this clock is ahead of the scheduler's.
 
-    The scheduler reports the time of each host's last heartbeat on its own clock. This function asks until
-    it sees a new heartbeat. That heartbeat arrived between the last two questions.
+    The scheduler reports the arrival of each host's last heartbeat on its own clock. This function asks until
+    there is a new heartbeat, which has then arrived between the last two questions.
 
     Returns:
         The offset and its uncertainty in seconds; `None` if no host sends heartbeats.

@@ -14,10 +14,10 @@ def check_port(purpose: str, setting: str, address: str, module: str) -> Check:
     """Checks that the service can listen at an address, or listens there already.
 
     Args:
-        purpose: What is served at the address.
-        setting: Name of the setting with the address.
+        purpose: "gRPC" or "metrics".
+        setting: Name of the setting that has the address.
         address: "host:port".
-        module: The service's Python module, by which its process is recognised.
+        module: The service's Python module, which identifies its process.
     """
     name = f"port: {purpose}"
     host, separator, port = address.rpartition(":")
@@ -56,20 +56,17 @@ def _check_listener(name: str, setting: str, address: str, listener: str, module
 
 
 def listen_briefly(host: str, port: int) -> None:
-    """Listens at an address for a moment; raises `OSError` if that is not possible."""
+    """Opens and closes a port. Raises `OSError` if that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as trial:
-        # As for gRPC, the closed connections of an earlier service must not count as taken.
+        # gRPC sets this too, so that closed connections of an earlier service do not occupy the port.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         trial.bind((host, port))
         trial.listen()
 
 
 def find_listener(port: int) -> str:
-    """Returns the command line and pid of the process that listens on a port.
-
-    Returns an empty text if there is none, or if this user may not see it.
-    """
+    """Returns the command line and pid of the process that listens on a port; empty if none is visible."""
     try:
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.pid is not None

@@ -1,4 +1,4 @@
-"""The process of the authority's service."""
+"""The settings and the start of the authority's service."""
 
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ class AuthoritySettings(ServiceSettings):
 
     @cached_property
     def security(self) -> Security:
-        """Issues the authority's own certificate; callers need none, because they do not have one yet.
+        """Issues the authority's own certificate. Callers need none, because they do not have one yet.
 
         Raises:
             InvalidInputError: TLS settings were given, or there is no authority in the folder.

@@ -4,16 +4,16 @@ import threading
 from collections import OrderedDict
 
 _MAX_ATTEMPTS = 10
-"""Within a minute. Nobody mistypes a token so often."""
+"""The limit within `_SECONDS`. Nobody mistypes a token so often."""
 _SECONDS = 60.0
 _MAX_CALLERS = 1024
-"""Beyond this number, the callers that were counted first are forgotten."""
+"""Beyond this number, the oldest callers are forgotten."""
 
 
 class FailedAttempts:
     """Counts failed attempts by caller.
 
-    Nobody can guess a secret of 256 bits. The limit bounds what guessing costs the authority and its log.
+    Nobody can guess a secret of 256 bits, but many attempts would slow the authority and fill its log.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class FailedAttempts:
         """Returns whether a caller must wait.
 
         Args:
-            caller: Its address.
+            caller: An IP address.
             now: Time of a monotonic clock, in seconds.
         """
         with self._lock:

@@ -1,4 +1,4 @@
-"""EnrollmentService: gives a certificate to callers that have a join token or a valid certificate."""
+"""Gives certificates to callers that have a join token or a valid certificate."""
 
 import ipaddress
 import logging
@@ -20,7 +20,7 @@ _MAX_CERTIFICATE_BYTES = 4096
 
 
 class EnrollmentServicer(enrollment_pb2_grpc.EnrollmentServiceServicer):
-    """Serves unknown callers, so that it or the folder checks everything that they send."""
+    """Serves unknown callers. So it, or the folder, checks everything that they send."""
 
     def __init__(self, folder: AuthorityFolder) -> None:
         self._folder = folder
@@ -69,7 +69,7 @@ def observed_host(peer: str) -> str | None:
     """Returns the IP address of a caller; `None` if other machines cannot use it.
 
     Args:
-        peer: The caller as gRPC names it: "ipv4:192.168.1.7:4711", "ipv6:%5Bfe80::1%25eth0%5D:4711".
+        peer: The caller in gRPC's form, "ipv4:192.168.1.7:4711" or "ipv6:%5Bfe80::1%25eth0%5D:4711".
     """
     kind, _, rest = unquote(peer).partition(":")
     if kind not in ("ipv4", "ipv6"):
@@ -82,6 +82,8 @@ def observed_host(peer: str) -> str | None:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return str(address.ipv4_mapped)
-        if address.scope_id is not None:  # valid on one interface of this machine only
+        if (
+            address.scope_id is not None
+        ):  # The address is valid on one interface of this machine only.
             return None
     return str(address)

@@ -1,7 +1,7 @@
-"""Identities, the authority that issues certificates, and the boxes that join a deployment.
+"""Identities, the authority that issues certificates, and the boxes (machines) that join a deployment.
 
-Every service needs `identity`, which imports no other package. All other modules need the package
-`cryptography` (the extra `certs`), which a device uses only to join and to renew its certificate.
+Every service imports `identity`. All other modules need the package `cryptography` (the extra `certs`). A
+device uses them only to join and to renew its certificate.
 """
 
 from collapipe.certificates.identity import Identity, Role

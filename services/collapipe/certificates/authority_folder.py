@@ -1,6 +1,6 @@
-"""An authority: a folder with a key that signs certificates, and everything that it has signed.
+"""The folder of an authority: its key, the certificates that it has signed, and its join tokens.
 
-Several processes may use the folder at a time: a lock makes each decision atomic.
+Several processes may use the folder at a time: a lock makes each operation atomic.
 """
 
 import datetime
@@ -45,7 +45,7 @@ _LOST = (
 
 
 class AuthorityFolder:
-    """An authority that `create` has made.
+    """Opens the folder of an authority that `create` has made.
 
     Raises:
         InvalidInputError: There is no authority, or its files are damaged.
@@ -61,7 +61,6 @@ class AuthorityFolder:
         self.ca_file = folder / _CERTIFICATE
         """The certificate of the authority, which every host trusts."""
         self.certificate = read_required(self.ca_file, pki.read_certificate, _LOST)
-        """The content of `ca_file`."""
         self._key = read_required(folder / _KEY, pki.read_key, _LOST)
         if not pki.is_of_key(self.certificate, self._key.public_key()):
             raise InvalidInputError(
@@ -72,7 +71,7 @@ class AuthorityFolder:
 
     @staticmethod
     def exists(folder: Path) -> bool:
-        """Returns whether a folder holds an authority, or a part of one."""
+        """Returns whether a folder holds a file of an authority."""
         with file_errors(folder):
             return (folder / _CERTIFICATE).exists() or (folder / _KEY).exists()
 
@@ -81,7 +80,7 @@ class AuthorityFolder:
         """Creates an authority.
 
         Raises:
-            InvalidInputError: The folder holds an authority: replacing it would invalidate every certificate.
+            InvalidInputError: The folder holds an authority already, or cannot be written.
         """
         make_folder(folder)
         with _locked(folder):
@@ -98,7 +97,7 @@ class AuthorityFolder:
         return cls(folder, clock)
 
     def certificates(self) -> list[HolderCertificate]:
-        """Returns the valid certificates by role and name; of each holder the one that expires last."""
+        """Returns the valid certificate of each holder that expires last, sorted by role and name."""
         newest: dict[Identity, HolderCertificate] = {}
         for held in sorted(self._issued.valid(), key=lambda held: held.expires):
             newest[held.identity] = held
@@ -114,17 +113,15 @@ class AuthorityFolder:
         """Makes sure that a folder holds a good certificate: `ca.pem`, `cert.pem` and `key.pem`.
 
         A certificate that is not due for renewal and has the right identity and hosts is kept. A renewal
-        keeps the key and replaces only `cert.pem`, so that nobody can read a key with the certificate of
+        keeps the key and replaces only `cert.pem`, so that a reader never gets a key with the certificate of
         another key.
 
         Args:
-            identity: The holder of the certificate.
             hosts: Host names and IP addresses of the holder, besides its name.
             folder: Created if it does not exist.
-            lifetime: For a new certificate.
 
         Returns:
-            What was done, and when the certificate expires.
+            The outcome, and when the certificate expires.
 
         Raises:
             InvalidInputError: Another holder has one of the names, or the folder cannot be used.
@@ -158,7 +155,6 @@ class AuthorityFolder:
         """Creates a join token for one certificate, and returns its secret, which is not stored.
 
         Args:
-            identity: The holder of the certificate.
             hosts: Host names and IP addresses of the holder, besides its name and its observed address.
             valid: How long the token can be used.
             lifetime: Lifetime of the certificate.
@@ -187,9 +183,10 @@ class AuthorityFolder:
     def enroll(self, secret: bytes, request: bytes, observed_host: str | None) -> HolderCertificate:
         """Issues the certificate that a join token grants, and makes the token useless.
 
+        The token stays usable if the request is refused.
+
         Args:
-            secret: Secret of the token.
-            request: Signing request, PKCS #10 in DER. The token stays usable if the request is refused.
+            request: Signing request, PKCS #10 in DER.
             observed_host: Address that the request came from; `None` if others cannot use it.
 
         Raises:
@@ -207,17 +204,17 @@ class AuthorityFolder:
             _check_within(asked, identity, granted)
             lifetime = datetime.timedelta(seconds=grant.lifetime_seconds)
             certificate = self._sign(identity, granted, asked.public_key, lifetime)
-            # In this order, the token stays usable if the process dies in between or the disk is full.
+            # This order keeps the token usable if the process dies in between or the disk is full.
             self._issued.add(certificate)
             self._tokens.use(secret)
         logger.info("enrolled %s from %s", identity, observed_host or "an unknown address")
         return HolderCertificate(identity, certificate)
 
     def renew(self, present: bytes, request: bytes) -> HolderCertificate:
-        """Issues a certificate with the key, identity, hosts and lifetime of one that is still valid.
+        """Issues a certificate with the key, identity, hosts and lifetime of a valid one.
 
         Args:
-            present: The valid certificate, DER.
+            present: The valid certificate, in DER.
             request: Signing request for the same key, PKCS #10 in DER.
 
         Raises:
@@ -228,7 +225,7 @@ class AuthorityFolder:
         asked = pki.read_request(request)
         certificate = pki.read_certificate(present)
         with _locked(self._folder):
-            # It must equal a stored certificate byte for byte, so nothing in it needs to be checked again.
+            # A certificate that equals a stored one byte for byte needs no further check.
             held = next(
                 (one for one in self._issued.valid() if one.certificate == certificate), None
             )
@@ -281,7 +278,7 @@ class AuthorityFolder:
         return pki.build_certificate(identity, hosts, public_key, authority, now, now + lifetime)
 
     def _observed_hosts(self, grant: Grant, host: str) -> frozenset[str]:
-        """Returns a set with the observed address of a box; empty if the certificate does not need it.
+        """Returns the observed address of a box as a set; empty if the certificate does not need it.
 
         Raises:
             NotPermittedError: Another holder has the address, and the token grants no other.
@@ -301,7 +298,7 @@ class AuthorityFolder:
 
 
 def _check_within(asked: pki.Request, identity: Identity, granted: frozenset[str]) -> None:
-    """Raises `NotPermittedError` if a request asks for another identity or for hosts that are not granted."""
+    """Raises `NotPermittedError` if a request asks for more than its identity and the granted hosts."""
     if asked.identities not in ((), (identity.uri,)):
         raise NotPermittedError(
             f"the request asks to be {', '.join(map(repr, asked.identities))}, but may only be {identity.uri}"
@@ -317,7 +314,7 @@ def _check_within(asked: pki.Request, identity: Identity, granted: frozenset[str
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of an authority against other threads and other processes."""
+    """Locks the folder against other threads and processes."""
     with file_errors(folder):
         file = open(folder / "lock", "ab")  # noqa: SIM115
     with file:

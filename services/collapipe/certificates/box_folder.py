@@ -1,7 +1,7 @@
 """The folder of a box that joined a deployment.
 
-- `tls/ca.pem`, `cert.pem` and `key.pem`: the certificate of the authority, its own certificate and its key
-- `<role>.toml`: the settings of its service
+- `tls/ca.pem`, `cert.pem` and `key.pem`: the authority's certificate, the box's certificate and its key
+- `<role>.toml`: the settings of the service
 - `joined.json`: the address of the authority
 """
 
@@ -33,11 +33,7 @@ _JOIN_AGAIN = "join again with a new token of `collapipe certs token`"
 
 
 class BoxFolder:
-    """Reads and writes the folder; what root writes belongs to the owner of the folder.
-
-    Args:
-        folder: Created when the box joins.
-    """
+    """The folder of a box, created when it joins. Files that root writes get the owner of the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,11 +42,11 @@ class BoxFolder:
         """Folder of `ca.pem`, `cert.pem` and `key.pem`."""
 
     def settings_file(self, identity: Identity) -> Path:
-        """Returns where the settings of the service are."""
+        """Returns the path of the service's settings."""
         return self._folder / f"{identity.role.value}.toml"
 
     def joined(self) -> HolderCertificate | None:
-        """Returns the certificate of the box; `None` if it has not joined, or if a file is damaged."""
+        """Returns the certificate of the box; `None` if it has not joined or a file is damaged."""
         authority = read_if_valid(self.tls / "ca.pem", pki.read_certificate)
         if authority is None:
             return None
@@ -61,7 +57,7 @@ class BoxFolder:
         return HolderCertificate(identity, certificate)
 
     def require_joined(self) -> HolderCertificate:
-        """Returns the certificate of the box; raises `InvalidInputError` if it has not joined."""
+        """Returns the certificate of the box. Raises `InvalidInputError` if it has not joined."""
         held = self.joined()
         if held is None:
             raise InvalidInputError(
@@ -79,14 +75,13 @@ class BoxFolder:
     ) -> HolderCertificate:
         """Creates a key, gets a certificate for it and puts both into the folder, or changes nothing.
 
-        The key never leaves the folder. The folder is written first, so that an error of the file system does
-        not waste the token.
+        The key is written before the request is sent, so that an error of the file system does not waste the
+        token.
 
         Args:
             identity: The identity that the certificate must have.
-            authority: Certificate of the authority.
-            authority_address: Where the authority serves, "host:port".
-            hosts: What the request asks for, besides the name.
+            authority_address: "host:port".
+            hosts: The hosts that the request asks for, besides the name.
             enroll: Sends a signing request, PKCS #10 in DER, to the authority.
 
         Raises:
@@ -110,7 +105,7 @@ class BoxFolder:
                 incoming.chmod(0o755)
                 self._give_to_owner(incoming, *incoming.iterdir())
                 write_document(self._document, {"authority": authority_address})
-                if self.tls.exists():  # from an earlier join
+                if self.tls.exists():
                     self.tls.rename(outgoing)
                 incoming.rename(self.tls)
         finally:
@@ -122,7 +117,7 @@ class BoxFolder:
         """Replaces the certificate and keeps the key.
 
         Args:
-            renew: Sends the present certificate, DER, and a signing request to the authority.
+            renew: Sends the present certificate and a signing request, both in DER, to the authority.
 
         Raises:
             InvalidInputError: The box has not joined.
@@ -139,11 +134,11 @@ class BoxFolder:
 
     @property
     def is_renewable(self) -> bool:
-        """Whether the box knows the address of its authority, which is not part of its certificate."""
+        """Whether the box knows the address of its authority."""
         return self._document.exists()
 
     def authority_address(self) -> str:
-        """Returns the address of the authority that the box joined; raises `InvalidInputError`."""
+        """Returns the address of the authority. Raises `InvalidInputError` if it is unknown."""
         document = read_document(self._document) or {}
         if "authority" not in document:
             raise InvalidInputError(
@@ -152,13 +147,13 @@ class BoxFolder:
         return str(document["authority"])
 
     def authority(self) -> x509.Certificate:
-        """Returns the certificate of the authority that the box joined; raises `InvalidInputError`."""
+        """Returns the certificate of the authority. Raises `InvalidInputError` if it is missing."""
         return read_required(self.tls / "ca.pem", pki.read_certificate, _JOIN_AGAIN)
 
-    def write_settings(self, identity: Identity, settings: Mapping[str, str | int]) -> Path:
-        """Writes the file for the option --config of the service, and returns its path."""
+    def write_settings(self, identity: Identity, settings: Mapping[str, str | int]) -> None:
+        """Writes the settings file of the service. A file of an earlier join is renamed to `.before`."""
         path = self.settings_file(identity)
-        if path.exists():  # from an earlier join, perhaps with changes that its owner wants back
+        if path.exists():  # Its owner may have changed it, and may want the changes back.
             with file_errors(path):
                 path.replace(path.with_name(f"{path.name}.before"))
         # A JSON string is a TOML string if no surrogates are escaped.
@@ -167,10 +162,9 @@ class BoxFolder:
         ]
         write_file(path, ("\n".join(lines) + "\n").encode())
         self._give_to_owner(path)
-        return path
 
     def _give_to_owner(self, *paths: Path) -> None:
-        """Lets the service read what root wrote for it."""
+        """Makes the owner of the folder, who runs the service, the owner of files that root wrote."""
         with file_errors(self._folder):
             owner = self._folder.stat()
             if os.geteuid() == 0:

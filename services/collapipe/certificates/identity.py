@@ -1,4 +1,4 @@
-"""The identity of a process, as its certificate states it: a role and a name, in one URI."""
+"""The identity of a process: a role and a name. Its certificate has both in one URI."""
 
 import ipaddress
 import re
@@ -9,14 +9,14 @@ from collapipe.errors import InvalidInputError
 
 _PREFIX = "spiffe://collapipe/"
 _RESERVED = ".collapipe.internal"
-"""End of the DNS names that stand for roles. No host may have a name that ends so."""
+"""End of the DNS names that stand for roles. No host may have a name with this end."""
 
 _MAX_NAME = 63
 _LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 
 
 class Role(str, Enum):
-    """The kind of a process, which decides which methods it may call."""
+    """The role of a process, which decides which methods it may call."""
 
     SCHEDULER = "scheduler"
     EDGE_SERVER = "edge-server"
@@ -27,12 +27,12 @@ class Role(str, Enum):
 
     @property
     def server_name(self) -> str:
-        """A DNS name that exactly the certificates of this role have; clients check it, not the host name."""
+        """A DNS name that only certificates of this role have. Clients check it instead of the host name."""
         return f"{self.value}.role{_RESERVED}"
 
 
 OF_OPERATORS = tuple(role for role in Role if role is not Role.AUTHORITY)
-"""The roles for which an operator can issue certificates; the authority issues its own."""
+"""The roles for which an operator can issue certificates. An authority issues its own."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Identity:
     """The role and the name of a process or a person.
 
     Args:
-        role: The kind of the process.
-        name: Host id, which is also a DNS name: at most 63 lower-case letters, digits, dots and hyphens.
+        name: Host id and DNS name: at most 63 lower-case letters, digits, dots and hyphens.
 
     Raises:
         InvalidInputError: The name is invalid.
@@ -67,7 +66,7 @@ class Identity:
 
     @classmethod
     def parse(cls, text: str) -> "Identity":
-        """Reads "ROLE:NAME", the form in commands; raises `InvalidInputError`."""
+        """Reads "ROLE:NAME", the form in commands. Raises `InvalidInputError` for any other text."""
         role, separator, name = text.partition(":")
         if not separator or role not in {known.value for known in OF_OPERATORS}:
             raise InvalidInputError(
@@ -78,7 +77,7 @@ class Identity:
 
     @classmethod
     def from_uris(cls, uris: list[str]) -> "Identity | None":
-        """Returns the identity in the URIs of a certificate; `None` unless they are exactly one identity."""
+        """Returns the identity in the URIs of a certificate; `None` unless the only URI is an identity."""
         if len(uris) != 1 or not uris[0].startswith(_PREFIX):
             return None
         role, _, name = uris[0].removeprefix(_PREFIX).partition("/")
@@ -108,7 +107,7 @@ def read_host(text: str) -> str:
     except ValueError:
         pass
     else:
-        if "%" not in str(address):  # the name of an interface has no meaning on other machines
+        if "%" not in str(address):  # Other machines do not know the interface that follows "%".
             return str(address)
     host = text.lower().removesuffix(".")
     if not is_host_name(host):

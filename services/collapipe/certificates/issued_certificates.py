@@ -13,7 +13,7 @@ from collapipe.errors import InvalidInputError
 
 
 class IssuedCertificates:
-    """A folder with every certificate of an authority; its callers hold the lock of the authority."""
+    """A folder with every certificate of an authority. Callers must hold the lock of the authority."""
 
     def __init__(self, folder: Path, clock: pki.Clock) -> None:
         self._folder = folder
@@ -30,9 +30,9 @@ class IssuedCertificates:
     def add(self, certificate: x509.Certificate, replaced: x509.Certificate | None = None) -> None:
         """Adds a certificate and deletes older ones of its key, except the one that it replaces.
 
-        The holder uses the replaced certificate until it receives the new one. Deleting the others keeps a
-        holder that renews again and again from filling the disk. No certificate is deleted for its age: the
-        clock of the authority may have been ahead for a while.
+        The holder uses the replaced certificate until it receives the new one. The others are deleted because
+        repeated renewals would fill the disk. No certificate is deleted for its age, because the clock of the
+        authority may be wrong.
         """
         make_folder(self._folder)
         older = self._all()
@@ -56,7 +56,7 @@ class IssuedCertificates:
                 )
 
     def other_holder(self, host: str, identity: Identity) -> Identity | None:
-        """Returns who else has a valid certificate for a host."""
+        """Returns another identity that has a valid certificate for a host; `None` if there is none."""
         others = (other for other in self.valid() if other.identity != identity)
         return next((other.identity for other in others if host in other.hosts), None)
 

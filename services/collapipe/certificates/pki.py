@@ -1,4 +1,4 @@
-"""Keys, certificates and certificate signing requests of a deployment: creates them and reads them.
+"""Creates and reads keys, certificates and certificate signing requests.
 
 No other module knows the contents of a certificate.
 """
@@ -27,7 +27,7 @@ MAX_REQUEST_BYTES = 4096
 """An ordinary signing request has about 300 bytes."""
 
 _BACKDATED = datetime.timedelta(days=1)
-"""Certificates are valid from a day ago: the clock of a box may be late until it has synchronised."""
+"""Certificates start this much earlier, because a box's clock may be late until it has synchronised."""
 
 _RENEWED_FROM = 2 / 3
 """Share of its life after which a certificate is renewed."""
@@ -40,7 +40,7 @@ _UNREADABLE = (
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
-"""What `cryptography` raises for data that is not what it should be."""
+"""The exceptions that `cryptography` raises for malformed data."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,21 @@ class Request:
 
     public_key: ec.EllipticCurvePublicKey
     identities: tuple[str, ...]
-    """URIs of the identities that it asks for."""
+    """The requested identities, as URIs."""
     hosts: frozenset[str]
-    """DNS names and IP addresses that it asks for."""
+    """The requested DNS names and IP addresses."""
 
 
 @dataclass(frozen=True)
 class HolderCertificate:
-    """A certificate of this system, with the identity of its holder."""
+    """A certificate with the identity of its holder."""
 
     identity: Identity
     certificate: x509.Certificate
 
     @property
     def hosts(self) -> frozenset[str]:
-        """As `hosts_of`."""
+        """The result of `hosts_of` for the certificate."""
         return hosts_of(self.certificate)
 
     @property
@@ -72,7 +72,7 @@ class HolderCertificate:
         return self.certificate.not_valid_after_utc
 
     def is_due(self, now: datetime.datetime) -> bool:
-        """Returns whether it should be renewed: so early that several attempts may fail before it expires."""
+        """Returns whether to renew it. This is early enough for several failed attempts before it expires."""
         born = self.certificate.not_valid_before_utc
         return now >= born + _RENEWED_FROM * (self.expires - born)
 
@@ -88,14 +88,14 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Returns a key as PEM, not encrypted."""
+    """Returns a key as PEM without encryption."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    """Reads a key that `key_pem` wrote; raises `InvalidInputError`."""
+    """Reads the PEM of `key_pem`. Raises `InvalidInputError` for anything else."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -116,7 +116,7 @@ def der(certificate: x509.Certificate) -> bytes:
 
 
 def read_certificate(data: bytes) -> x509.Certificate:
-    """Reads a certificate in PEM or DER; raises `InvalidInputError`."""
+    """Reads a certificate in PEM or DER. Raises `InvalidInputError` for anything else."""
     try:
         if data.startswith(b"-----"):
             return x509.load_pem_x509_certificate(data)
@@ -128,7 +128,7 @@ def read_certificate(data: bytes) -> x509.Certificate:
 def build_authority(
     key: ec.EllipticCurvePrivateKey, now: datetime.datetime, lifetime: datetime.timedelta
 ) -> x509.Certificate:
-    """Creates the certificate of an authority, which the authority signs itself."""
+    """Creates the self-signed certificate of an authority."""
     subject = _subject("CollaPipe authority")
     return (
         _builder(key.public_key(), subject, now, now + lifetime)
@@ -150,18 +150,16 @@ def build_certificate(
     """Creates the certificate of a process.
 
     Args:
-        identity: The holder of the certificate.
         hosts: DNS names and IP addresses of the holder, besides its name and `OF_THIS_MACHINE`.
-        public_key: The key of the holder.
-        authority: Key and certificate that sign it.
+        authority: The key and the certificate of the authority.
         not_before: Start of its validity; a day is subtracted for late clocks.
-        not_after: End of its validity, at most that of the certificate of the authority.
+        not_after: End of its validity, unless that of the authority is earlier.
     """
     authority_key, authority_certificate = authority
     uri = x509.UniformResourceIdentifier(identity.uri)
     names: list[x509.GeneralName] = [uri]
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    if identity.role is not Role.CLIENT:  # a client must not be able to act as a server
+    if identity.role is not Role.CLIENT:  # A client must not be able to act as a server.
         served = sorted(hosts_for(identity, hosts) | OF_THIS_MACHINE)
         names += [x509.DNSName(identity.role.server_name), *map(_general_name, served)]
         usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
@@ -187,7 +185,7 @@ def build_certificate(
 
 
 def hosts_for(identity: Identity, hosts: Iterable[str]) -> frozenset[str]:
-    """Returns what `hosts_of` returns for a certificate that was created for these hosts."""
+    """Returns the result that `hosts_of` has for a certificate created for these hosts."""
     if identity.role is Role.CLIENT:
         return frozenset()
     return (frozenset(hosts) | {identity.name}) - OF_THIS_MACHINE
@@ -211,7 +209,7 @@ def read_request(data: bytes) -> Request:
     """Reads a signing request, which may come from anybody.
 
     Raises:
-        InvalidInputError: The request is malformed, asks for more than names, or has a wrong signature.
+        InvalidInputError: The request is malformed, asks for anything but names, or has a wrong signature.
     """
     if len(data) > MAX_REQUEST_BYTES:
         raise InvalidInputError(
@@ -220,7 +218,7 @@ def read_request(data: bytes) -> Request:
     try:
         request = x509.load_der_x509_csr(data)
         public_key = request.public_key()
-        # The key is checked before its signature is, because its kind decides what that costs.
+        # Check the key before the signature: with other kinds of keys, the check may take long.
         if not (
             isinstance(public_key, ec.EllipticCurvePublicKey)
             and isinstance(public_key.curve, ec.SECP256R1)
@@ -246,7 +244,7 @@ def read_request(data: bytes) -> Request:
 
 
 def identity_of(certificate: x509.Certificate) -> Identity | None:
-    """Returns the identity in a certificate; `None` if it has none of this system."""
+    """Returns the identity in a certificate; `None` if it has no valid one."""
     return Identity.from_uris(_uris_and_hosts(_alternative_names(certificate))[0])
 
 
@@ -272,12 +270,12 @@ def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
 
 
 def lifetime_of(certificate: x509.Certificate) -> datetime.timedelta:
-    """Returns the lifetime that a certificate was created with."""
+    """Returns the lifetime for which a certificate was created."""
     return certificate.not_valid_after_utc - certificate.not_valid_before_utc - _BACKDATED
 
 
 def _uris_and_hosts(names: Iterable[x509.GeneralName]) -> tuple[list[str], list[str]]:
-    """Returns the URIs and the hosts among names; raises `InvalidInputError` for any other kind of name."""
+    """Splits names into URIs and hosts. Raises `InvalidInputError` for any other kind of name."""
     uris, hosts = [], []
     for name in names:
         if isinstance(name, x509.UniformResourceIdentifier):

@@ -1,4 +1,4 @@
-"""Files of keys and certificates: written atomically with the right permissions, and read with clear errors."""
+"""Writes files of keys and certificates atomically with the right permissions, and reads them."""
 
 import errno
 import os
@@ -23,8 +23,8 @@ EVERYBODY_READS = 0o644
 def write_file(path: Path, data: bytes, mode: int = EVERYBODY_READS) -> None:
     """Replaces a file atomically and durably.
 
-    Unlike `collapipe.documents`, this sets permissions before the first byte, and several processes may write
-    at a time.
+    Unlike `collapipe.documents`, this sets the permissions before it writes. Several processes may write at a
+    time.
 
     Raises:
         InvalidInputError: The file cannot be written.
@@ -34,7 +34,7 @@ def write_file(path: Path, data: bytes, mode: int = EVERYBODY_READS) -> None:
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with open(descriptor, "wb") as file:
-                os.fchmod(descriptor, mode)  # the umask may have removed permissions
+                os.fchmod(descriptor, mode)  # The umask may have removed permissions.
                 file.write(data)
                 file.flush()
                 os.fsync(descriptor)
@@ -44,11 +44,10 @@ def write_file(path: Path, data: bytes, mode: int = EVERYBODY_READS) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def make_folder(path: Path) -> Path:
-    """Creates a folder if it does not exist, and returns it; raises `InvalidInputError`."""
+def make_folder(path: Path) -> None:
+    """Creates a folder if it does not exist. Raises `InvalidInputError` if that is not possible."""
     with file_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def read_required(path: Path, parse: Callable[[bytes], T], remedy: str) -> T:

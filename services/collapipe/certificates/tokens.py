@@ -1,4 +1,4 @@
-"""Join tokens: the text that an operator carries to a box, and the files of the authority."""
+"""Join tokens: the text that an operator takes to a box, and the files in which an authority keeps tokens."""
 
 import base64
 import binascii
@@ -23,20 +23,20 @@ _PREFIX = "collapipe-join-"
 _CHECKSUM_BYTES = 4
 _MAX_TEXT = 8192
 _REMEMBERED = datetime.timedelta(days=30)
-"""How long an authority can still say that a token has expired, and not only that it is unknown."""
+"""How long an authority can report a token as expired. Later it only reports the token as unknown."""
 
 _REMEDY = "make a new one with `collapipe certs token`"
 
 
 def encode_token(token: JoinToken) -> str:
-    """Returns a token as one word, which no shell and no terminal changes."""
+    """Returns a token as one word without characters that a shell changes."""
     data = token.SerializeToString()
     text = base64.urlsafe_b64encode(data + _checksum(data)).decode().rstrip("=")
     return f"{_PREFIX}{text}"
 
 
-def decode_token(text: str) -> JoinToken:
-    """Reads a token.
+def decode_token(text: str) -> tuple[JoinToken, Identity]:
+    """Reads a token, and the identity that it is for.
 
     Raises:
         InvalidInputError: The text is no token, or a damaged one.
@@ -58,17 +58,13 @@ def decode_token(text: str) -> JoinToken:
         raise InvalidInputError(
             f"the join token is damaged, cut off or mistyped: copy it as a whole, or {_REMEDY}"
         ) from None
-    if identity_of_token(token) is None:
+    identity = Identity.from_uris([token.identity])
+    if identity is None:
         raise InvalidInputError(
             f"the join token is for {token.identity!r}, which this version does not know: run the version of CollaPipe "
             "that made the token"
         )
-    return token
-
-
-def identity_of_token(token: JoinToken) -> Identity | None:
-    """Returns the identity that a token is for; `None` if it is invalid."""
-    return Identity.from_uris([token.identity])
+    return token, identity
 
 
 def _read_identity(value: Any) -> Identity:
@@ -79,15 +75,15 @@ def _read_identity(value: Any) -> Identity:
 
 
 class Grant(BaseModel, frozen=True):
-    """What the bearer of a token gets; stored as a JSON document."""
+    """The rights that a token gives, stored as a JSON document."""
 
     identity: Annotated[
         Identity, PlainValidator(_read_identity), PlainSerializer(lambda identity: identity.uri)
     ]
     hosts: Annotated[frozenset[str], PlainSerializer(sorted)]
-    """Host names and IP addresses of the box, besides the address that the authority sees it at."""
+    """Host names and IP addresses of the box, besides the address from which it calls the authority."""
     expires: AwareDatetime
-    """When the token expires."""
+    """When the token, not the certificate, expires."""
     lifetime_seconds: float
     """Lifetime of the certificate."""
 
@@ -95,7 +91,7 @@ class Grant(BaseModel, frozen=True):
 class TokenStore:
     """The tokens of an authority, each in a file named by the hash of its secret.
 
-    Callers hold the lock of the authority, except for `is_unused`.
+    Callers must hold the lock of the authority, except for `is_unused`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -113,7 +109,7 @@ class TokenStore:
         return self._unused_file(secret).exists()
 
     def find(self, secret: bytes, now: datetime.datetime) -> Grant:
-        """Returns what a token grants.
+        """Returns the grant of a token.
 
         Raises:
             NotPermittedError: The token is unknown, was used, or has expired.

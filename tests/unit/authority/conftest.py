@@ -47,7 +47,7 @@ class Served:
         return str(json.loads(made.stdout)["token"])
 
     def secret(self, holder: str = "device-agent:pi") -> bytes:
-        return decode_token(self.token(holder)).secret
+        return decode_token(self.token(holder))[0].secret
 
     def channel(self) -> grpc.Channel:
         return open_authority_channel(self.address, (self.folder / "ca.pem").read_bytes())
@@ -76,7 +76,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 
 def changed(token: str, **fields: Any) -> JoinToken:
-    read = decode_token(token)
+    read, _ = decode_token(token)
     for name, value in fields.items():
         setattr(read, name, value)
     return read

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collapipe.certificates import Identity, Role
 from collapipe.certificates.tokens import decode_token, encode_token
 from collapipe.errors import InvalidInputError
 from collapipe.v1.enrollment_pb2 import JoinToken
@@ -18,7 +19,7 @@ TEXT = encode_token(TOKEN)
 
 
 def test_token_is_one_word_with_all_fields() -> None:
-    assert decode_token(f" {TEXT}\n") == TOKEN
+    assert decode_token(f" {TEXT}\n") == (TOKEN, Identity(Role.DEVICE_AGENT, "pi"))
     assert TEXT.replace("-", "").replace("_", "").isalnum()
     assert len(TEXT) < 1024
 
