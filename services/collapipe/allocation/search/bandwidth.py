@@ -284,13 +284,13 @@ class _Program:
                 "times": (delay.times * start.times / seconds)[:, order],
                 "repeats": np.where(none, 1.0, delay.repeats * bottlenecks / seconds),
                 "least": delay.least / bottlenecks,
-                "channels": _one_hot(links.channel, shape.num_channels).T
+                "channels": np.eye(shape.num_channels)[links.channel].T
                 * (start.shares / links.totals[links.channel]),
-                "row_cluster": _one_hot(delay.row_cluster, shape.num_clusters),
+                "row_cluster": np.eye(shape.num_clusters)[delay.row_cluster],
                 "row_constant": delay.row_constant / row_scale,
                 "row_times": (delay.row_times * start.times / row_scale[:, None])[:, order],
                 "delay": links.second_price * seconds / unit,
-                "link_of": _one_hot(order % count, count),
+                "link_of": np.eye(count)[order % count],
                 "given_joules": joules[given] / unit,
                 "per_hertz": 1 / (1 + signal[given]),
                 "signal": signal[given] / (1 + signal[given]),
@@ -328,12 +328,6 @@ class _Program:
             },
         )
         return Point(shares, watts, links.times(shares, watts)), prices
-
-
-def _one_hot(index: npt.NDArray[np.intp], size: int) -> Floats:
-    found = np.zeros((len(index), size))
-    found[np.arange(len(index)), index] = 1.0
-    return found
 
 
 @lru_cache(maxsize=64)

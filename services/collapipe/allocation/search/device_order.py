@@ -1,8 +1,8 @@
 """Orders of devices that are worth a full search, for clusters with too many devices to compare all orders.
 
-An order is worth what the cheapest pipeline in this order costs, over all subsets of its devices. This cost
-is the lower bound of `segment_bounds`, so it is exact except for windows. Local search then improves the best
-order.
+The value of an order is the cost of the cheapest pipeline in this order, over all subsets of its devices.
+This cost is the lower bound of `segment_bounds`, so it is exact except for windows. Local search then
+improves the best order.
 """
 
 import math
@@ -39,17 +39,16 @@ def promising_rows(
     *,
     improve: bool,
 ) -> tuple[ClusterCosts, Floats]:
-    """Returns rows for a full search: the best order for each M, and further good ones.
+    """Returns the best order for each M, and further good ones, as rows for a full search.
+
+    The second result is the least bottleneck of each row.
 
     Args:
         costs: The tables of the cluster, with devices in the order of registration.
         least_bottleneck: In seconds. (m)
-        time_weight: An order is worth `time_weight` times the delay cost, plus the summed cost.
+        time_weight: The value of an order is `time_weight` times the delay cost, plus the summed cost.
         known: Orders of the devices in known plans; devices that a plan does not use are missing.
         improve: Whether local search improves the best order.
-
-    Returns:
-        The tables of the rows, and the least bottleneck of each row.
     """
     num_rows = costs.num_rows
     starts = np.array(_starting_orders(costs, known), dtype=np.int64)
@@ -143,14 +142,9 @@ def _moves(order: list[int]) -> Ints:
 def _evaluate(
     costs: ClusterCosts, time_weight: float, rows: Ints, orders: Ints, ends: Floats
 ) -> tuple[Floats, Ints]:
-    """Computes the least weighted cost of a pipeline in each order.
+    """Returns the least weighted cost of a pipeline in each order, and the cell of the best bottleneck.
 
-    Args:
-        rows: Row of each order.
-        ends: Bottlenecks to evaluate. (order, cell)
-
-    Returns:
-        The cost with the best bottleneck, and the cell of that bottleneck.
+    `rows` has the row of each order, and `ends` the bottlenecks to evaluate, (order, cell).
     """
     chunk = max(1, _CHUNK // (_NUM_CELLS * (costs.num_blocks + 1) ** 2))
     parts = []

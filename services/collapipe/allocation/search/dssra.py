@@ -59,9 +59,7 @@ def decide(
     Args:
         current: The plans of the previous round. Moves of blocks are counted from them.
         hysteresis: Part of the penalty V (tau / tau_ref + lambda Phi) of the current plans.
-        time_limit_seconds: The function checks it between two steps, and passes the rest of it to the convex
-            solver.
-        clock: Returns seconds.
+        time_limit_seconds: Checked between two steps. The convex solver gets the rest of it.
 
     Raises:
         InfeasibleError: No plan keeps the limits.
@@ -124,19 +122,16 @@ class _Search:
 
     @property
     def effort(self) -> str:
-        """A note for the log on how much was done."""
         return f"shares and powers were solved for {len(self._seen)} placements"
 
     @property
     def time_is_up(self) -> bool:
-        """Whether the time limit has passed."""
         return self._clock() >= self._end
 
     def consider(self, plans: RoundPlan) -> Allocation | None:
         """Allocates shares and powers to a placement, and keeps it if it is the best so far.
 
-        Returns:
-            `None` if the placement was considered before or is not feasible.
+        Returns `None` if the placement was considered before or is not feasible.
         """
         placement = tuple(
             (
@@ -164,8 +159,7 @@ class _Search:
     def improve(self, *, thorough: bool) -> None:
         """Takes turns between placement and allocation until the best plan stays the same.
 
-        Args:
-            thorough: Also place segments without a charge for bandwidth.
+        If `thorough`, segments are also placed without a charge for bandwidth.
         """
         for _ in range(_MAX_TURNS):
             best = self.best

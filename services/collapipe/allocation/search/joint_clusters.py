@@ -19,13 +19,11 @@ _ROUNDING = 1 + 1e-12
 
 @dataclass(frozen=True)
 class Candidates:
-    """Plans of one cluster, one in each position of the arrays. Costs are explained in `segment_costs`.
+    """Plans of one cluster, one in each position of the arrays. `segment_costs` explains costs and prices.
 
     Args:
         delay_cost: Without the cost of the bottleneck.
-        bottleneck_price: For a second of the bottleneck.
         bottleneck: In seconds, without the load of the edge server.
-        num_micro_batches: M.
         summed_cost: Energy and convergence.
         head_load: Seconds of the edge server's processor for a mini-batch.
         uses: How much a plan uses of each resource that all clusters share. (resource, plan)
@@ -55,7 +53,7 @@ class Chosen:
 
 
 def choose(clusters: Sequence[Candidates], limits: Floats, upper_bound: float) -> Chosen | None:
-    """Chooses the best plan for each cluster; exact.
+    """Chooses the best plan for each cluster; the choice is exact.
 
     The load of the edge server depends on the choice, and the delay costs depend on the load. So the function
     tries every possible total load in ascending order. A choice that needs less than the assumed load only
@@ -65,10 +63,7 @@ def choose(clusters: Sequence[Candidates], limits: Floats, upper_bound: float) -
     Args:
         clusters: Every cluster has at least one plan.
         limits: Of each shared resource.
-        upper_bound: Only a choice with a smaller objective counts.
-
-    Returns:
-        The best choice; `None` if no choice within the limits is better than `upper_bound`.
+        upper_bound: Only a choice with a smaller objective counts. `None` is returned if there is none.
     """
     loads = _total_loads(clusters)
     first, last = 0, len(loads) - 1
@@ -97,8 +92,7 @@ def choose(clusters: Sequence[Candidates], limits: Floats, upper_bound: float) -
 def least_other_loads(clusters: Sequence[Floats]) -> Floats:
     """Returns for each cluster the least load of the edge server by all other clusters.
 
-    Args:
-        clusters: For each cluster, its load with each number of micro-batches.
+    `clusters` has each cluster's load with each number of micro-batches.
     """
     least = np.array([np.min(loads, initial=math.inf) for loads in clusters])
     return np.array([np.sum(np.delete(least, n)) for n in range(len(least))])
@@ -112,8 +106,7 @@ def fair_weights(fronts: Sequence[tuple[Floats, Floats]]) -> list[float]:
     the best common delay cost T, for convex fronts: the weight of a cluster is the slope with which its
     summed cost falls as T grows.
 
-    Args:
-        fronts: Delay costs and summed costs of each cluster's plans.
+    `fronts` has the delay costs and the summed costs of each cluster's plans.
     """
     hulls = [_hull(time, cost) for time, cost in fronts]
     for slowest in sorted({float(t) for time, _ in hulls for t in time}):

@@ -52,7 +52,7 @@ def search(
     upper_bound: float,
     orders: Sequence[Sequence[Order]],
 ) -> list[PipelineChoice] | None:
-    """Finds the best plans of all clusters that beat a known decision.
+    """Finds the best plans of all clusters that beat a known decision, or `None` if nothing beats it.
 
     The first search keeps few labels. It finds a good decision, and how each cluster can trade delay for
     energy. This gives the time weights with which the bounds of the second, full search are tightest.
@@ -60,9 +60,6 @@ def search(
     Args:
         upper_bound: Objective of the known decision; infinite if there is none.
         orders: Orders of devices in known plans of each cluster.
-
-    Returns:
-        One choice for each cluster; `None` if nothing beats the known decision.
     """
     upper_bound -= problem.penalty_weight * problem.fixed_seconds / problem.reference_seconds
     one_cluster = len(problem.clusters) == 1
@@ -154,8 +151,8 @@ def _fronts(
 ) -> list[ParetoFront] | None:
     """Finds the front of each cluster; returns `None` as soon as nothing can be better than `upper_bound`.
 
-    It starts with the cluster that has the largest fair weight. A complete front tightens the limits of the
-    others.
+    The function starts with the cluster that has the largest fair weight. A complete front tightens the
+    limits of the others.
     """
     if math.isfinite(upper_bound):
         upper_bound -= _ROUNDING * abs(upper_bound)
@@ -202,10 +199,7 @@ def _limits(
 
     The largest delay cost is at least any weighted mean of all delay costs. Three means give limits: only
     this cluster's delay counts, only the delay of one other cluster counts, or all count with their fair
-    weights.
-
-    Args:
-        least: Of each other cluster, the least weighted cost for each time weight.
+    weights. `least` has the least weighted cost of each other cluster for each time weight.
     """
     if not others:
         return {1.0: upper_bound}

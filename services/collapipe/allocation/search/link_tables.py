@@ -17,8 +17,7 @@ from collapipe.codecs import CODECS
 AssumedLinks = Mapping[tuple[str, str], LinkPlan]
 """The share and the powers that the search assumes for each possible link of a cluster.
 
-The key is (sender, receiver) in the direction of activations. The search of segments needs a rate for every
-link that a plan may use, before any plan exists.
+The key is (sender, receiver) in the direction of activations.
 """
 
 
@@ -41,9 +40,7 @@ def link_tables(
 ) -> LinkTables:
     """Tabulates the links of a cluster.
 
-    Args:
-        micro_batch_size: In samples. (m)
-        passes: Number of micro-batches in a round. (m)
+    `micro_batch_size` (m) is in samples, and `passes` (m) is the number of micro-batches in a round.
     """
     ids = [device.host_id for device in cluster.devices]
     senders, receivers = [*ids, cluster.control_unit.host_id], [*ids, cluster.edge_server.host_id]

@@ -36,7 +36,6 @@ class Labels:
     Args:
         row: Row of the cost tables.
         device: First device of the partial plan; K stands for the edge server.
-        start: First block.
         mask: Bits of the devices in use; 0 if the devices come in one order.
         loop: Latency loop of the first stage, in seconds; 0 if no window can starve.
         delay_cost: Without the cost of the bottleneck.
@@ -60,7 +59,6 @@ class Labels:
     codec: Ints
 
     def take(self, index: npt.NDArray[np.generic]) -> "Labels":
-        """Returns the labels at some indices."""
         return Labels(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def __len__(self) -> int:
@@ -77,7 +75,7 @@ def _joined(parts: list[Labels]) -> Labels:
 
 @dataclass(frozen=True)
 class PipelineChoice:
-    """One plan of a front: devices in pipeline order, their first blocks, and the codecs of all links.
+    """One plan of a front: its devices in pipeline order, their first blocks, and the codecs of all links.
 
     All numbers are indices in the cost tables.
     """
@@ -102,7 +100,7 @@ class ParetoFront:
         costs: The tables that the plans refer to.
         plans: One label for each plan; `device` is the first device of the pipeline.
         layers: All labels by their number of devices; `choice` follows their parents.
-        num_devices: Of each plan.
+        num_devices: Number of devices of each plan.
         complete: Whether the front has every plan that a best decision may need.
     """
 
@@ -355,8 +353,8 @@ def _undominated(
     not compared. If one label has the lower delay cost both without the bottleneck and with it, no extension
     of the two labels can reverse that.
 
-    The labels of a group are sorted by their cost, and the first `_MOST_LEADERS` are compared with all
-    others. So a few dominated labels of large groups remain. They cost time, but the result stays correct.
+    Only the `_MOST_LEADERS` cheapest labels of a group are compared with all others. So a few dominated
+    labels of large groups remain. They cost time, but the result stays correct.
     """
     if not len(labels):
         return np.zeros(0, np.intp)

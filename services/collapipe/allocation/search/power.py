@@ -78,7 +78,8 @@ def allocate(
     if links is None:
         return Allocation(plans, predict(problem, plans), None)
     point = _start(links, plans)
-    if not _is_finite(links, point):
+    seconds = links.delay.round_seconds(point.times)
+    if not (np.isfinite(point.times).all() and np.isfinite(seconds).all()):
         return Allocation(plans, predict(problem, plans), None)
     free = _costly(links, point.shares)
     value = links.objective(point.times, point.watts)
@@ -134,13 +135,6 @@ def _start(links: SharedLinks, plans: RoundPlan) -> Point:
     return Point(shares, watts, links.times(shares, watts))
 
 
-def _is_finite(links: SharedLinks, point: Point) -> bool:
-    """Returns whether the round takes a finite time."""
-    return bool(
-        np.isfinite(point.times).all() and np.isfinite(links.delay.round_seconds(point.times)).all()
-    )
-
-
 def _costly(links: SharedLinks, shares: Floats) -> Bools:
     """Returns which directions may save energy if they send more slowly. (J)"""
     both = np.concatenate([shares, shares])
@@ -150,8 +144,7 @@ def _costly(links: SharedLinks, shares: Floats) -> Bools:
 def _bounded(links: SharedLinks, shares: Floats, watts: Floats) -> Floats:
     """Limits the powers to their range.
 
-    They are full where energy costs nothing. Elsewhere they keep `_LEAST_SIGNAL`, because less power saves no
-    energy.
+    A direction has full power if its energy costs nothing. Otherwise it keeps `_LEAST_SIGNAL`.
     """
     both = np.concatenate([shares, shares])
     least = _LEAST_SIGNAL * both / np.where(links.radio, links.gain, math.inf)

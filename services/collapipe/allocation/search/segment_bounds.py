@@ -1,6 +1,6 @@
 """Lower bounds on the cost of the part of a pipeline that the search has not built yet.
 
-The search builds a pipeline from the head backwards. What is missing is a *prefix*: the link of the control
+The search builds a pipeline from the head backwards. The missing part is a *prefix*: the link of the control
 unit, the segments of the blocks before s, and the link into device k. A dynamic programme computes the
 cheapest prefix for each device k and each block s, and for each cell of a grid of bottlenecks. In a cell,
 only segments and links are allowed that take no longer than the cell's end.
@@ -30,8 +30,8 @@ _HUGE = 1e300
 class Steps:
     """The parts of a pipeline: their costs, which add up, and their times, which the bottleneck limits.
 
-    The axes are those of `ClusterCosts`. Everything is infinite where a segment does not fit or a link does
-    not exist.
+    `ClusterCosts` explains the axes. Everything is infinite where a segment does not fit or a link does not
+    exist.
 
     Args:
         segment: Cost of running blocks s to e on device k. (m, k, s, e)
@@ -79,13 +79,13 @@ def cheapest_prefixes(
 
     Args:
         grid: Bottlenecks that no segment and no link may exceed. (m, g)
-        in_order: Whether devices come in the order of the tables. Otherwise they come in any order, and the
-            programme may use a device twice.
+        in_order: Whether devices come in the order of the tables. Otherwise the programme may use a device
+            twice.
         blocked: Segments that are not allowed. (m, g, k, s, e)
 
     Returns:
-        The least cost of the control unit's link, the segments of blocks 0 to s, and the links up to the one
-        into device k. The last k stands for the edge server. (m, g, k, s)
+        The least cost of a prefix that runs the blocks before s and ends with the link into device k. The
+            last k stands for the edge server. (m, g, k, s)
     """
     num_devices, num_blocks = steps.compute.shape[1], steps.compute.shape[2] - 1
     link = np.where(
@@ -137,11 +137,7 @@ def possible_bottlenecks(compute: Floats, load: Floats, least: float) -> Floats:
 
 
 def bottleneck_grid(costs: ClusterCosts, least: Floats, num_cells: int) -> Grid:
-    """Spreads cells evenly over the ranks of the possible bottlenecks.
-
-    Args:
-        least: Least bottleneck of each row. (m)
-    """
+    """Spreads cells evenly over the ranks of the possible bottlenecks, from `least` (m) on."""
     times = [
         possible_bottlenecks(compute, load, floor)
         for compute, load, floor in zip(costs.compute, costs.link_load, least, strict=True)
@@ -191,7 +187,6 @@ class Bounds:
     """The bounds of one cluster.
 
     Args:
-        grid: Cells of bottlenecks.
         blocked: Segments that no window allows; `None` if no window starves. (m, g, k, s, e)
         longest_loop: Longest latency loop from device k on that some prefix allows; `None` if no window
             starves. (m, g, k, s)

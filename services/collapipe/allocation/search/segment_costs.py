@@ -36,8 +36,8 @@ class ClusterCosts:
         num_micro_batches: M of each row. A row is left out if its first or last stage does not fit. (m)
         devices: Index of each device among the cluster's devices. (m, k)
         max_in_flight: Windows of this size never starve a stage. (m)
-        loop_price: For a second that is added to the latency loop of a mini-batch. (m)
-        bottleneck_price: For a second of the bottleneck. (m)
+        loop_price: Price of the latency loop of a mini-batch. (m)
+        bottleneck_price: Price of the bottleneck. (m)
         fixed_delay_cost, fixed_summed_cost: Of the first and the last stage, the step and the upload. (m)
         embedding_seconds, head_seconds: Compute time of the first and the last stage. (m)
         embedding_window: Largest window of the first stage. (m)
@@ -48,12 +48,11 @@ class ClusterCosts:
         window: Largest window that memory and the limit allow; 0 where the segment does not fit. (m, k, d)
         segment_delay_cost, segment_summed_cost: Of computing a segment. (m, k, d)
         move_delay_cost: Of gathering and moving blocks s to e. (m, k, s, e)
-        link_load: Seconds for which a micro-batch occupies a link; infinite where there is no link.
-            (m, sender, receiver, codec)
-        link_loop: Seconds that the link adds to the latency loop. Axes as `link_load`.
-        link_delay_cost, link_summed_cost: Axes as `link_load`.
-        link_error: Part of the convergence term; 0 if that term has no limit. Axes as `link_load`.
-        link_codec: Index into `problem.codecs`. Axes as `link_load`.
+        link_load: Seconds for which a micro-batch occupies a link; infinite where there is no link. The axes
+            of all link tables are (m, sender, receiver, codec).
+        link_loop: Seconds that the link adds to the latency loop.
+        link_error: Part of the convergence term; 0 if that term has no limit.
+        link_codec: Index into `problem.codecs`.
         starves: Whether some window may be the bottleneck. (m)
     """
 
@@ -85,21 +84,17 @@ class ClusterCosts:
 
     @property
     def num_rows(self) -> int:
-        """The length of axis m."""
         return len(self.num_micro_batches)
 
     @property
     def num_devices(self) -> int:
-        """The number of devices of the cluster."""
         return int(self.compute.shape[1])
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks of the model."""
         return int(self.compute.shape[2]) - 1
 
     def rows(self, chosen: Sequence[int] | npt.NDArray[np.intp]) -> "ClusterCosts":
-        """Returns the tables of the chosen rows."""
         index = np.asarray(chosen, dtype=np.intp)
         return replace(
             self, **{field.name: getattr(self, field.name)[index] for field in fields(self)}
@@ -148,16 +143,12 @@ def largest_windows(
 ) -> Ints:
     """Returns the largest windows that a host's memory and the job allow: docs/scheduling.md (10).
 
-    The arrays broadcast against each other.
+    The arrays broadcast against each other. A window is 0 where not even one micro-batch fits.
 
     Args:
-        state_bytes: State of the units that the host would run.
-        stash_bytes: What these units keep of one sample for the backward pass.
+        state_bytes, stash_bytes: State and stash of the units that the host would run; see `ModelCost`.
         micro_batch_size: In samples.
         max_in_flight: Most micro-batches that can be in flight.
-
-    Returns:
-        Windows of the common shape; 0 where not even one micro-batch fits.
     """
     most = (
         max_in_flight
@@ -189,14 +180,11 @@ def largest_windows(
 def cluster_costs(
     problem: RoundProblem, cluster: ClusterProblem, assumed: AssumedLinks, *, one_cluster: bool
 ) -> ClusterCosts:
-    """Tabulates one cluster.
+    """Tabulates one cluster, with a row for each M whose first and last stage fit. There may be no such row.
 
     Args:
         one_cluster: Whether the problem has no other cluster. Then nothing distinguishes delay costs from
             summed costs, so all costs count as delay costs, and summed costs are 0.
-
-    Returns:
-        Tables with a row for each M whose first and last stage fit their hosts. There may be no such row.
     """
     model, num_blocks = problem.model, problem.model.num_blocks
     devices = cluster.devices
@@ -338,7 +326,7 @@ def _convergence_term(
 def _move_seconds(problem: RoundProblem, cluster: ClusterProblem, device: Host) -> Floats:
     """Returns the seconds of gathering blocks s to e and of moving those that are new on the device: (s, e).
 
-    Moving counts divided by the horizon.
+    The seconds of moving are divided by the horizon.
     """
     num_blocks = problem.model.num_blocks
     block_seconds = state_seconds(problem, device, 1)

@@ -56,10 +56,8 @@ def longest_loops(costs: ClusterCosts, grid: Floats, *, in_order: bool) -> Float
 
 
 def _allowed_loops(costs: ClusterCosts, grid: Floats) -> tuple[Floats, Floats]:
-    """Returns the longest loops, in seconds, that the windows of segments and of the embedding allow.
-
-    Returns:
-        For segments by device and number of blocks, (m, g, k, d), and for the embedding, (m, g).
+    """Returns the longest loops, in seconds, that the windows allow: of segments (m, g, k, d), and of the
+    embedding (m, g).
     """
     max_in_flight = costs.max_in_flight[:, None]
     embedding = np.where(

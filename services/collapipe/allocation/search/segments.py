@@ -37,8 +37,7 @@ def place_segments(
     that cost no time, and a little slack.
 
     Args:
-        assumed_links: For each cluster, the share and the powers of every link that may be used. Their codecs
-            do not matter.
+        assumed_links: For each cluster, every link that may be used. Their codecs do not matter.
         starts: Known plans, like those of the previous round. The result is at least as good as each feasible
             one.
 
@@ -134,8 +133,8 @@ def _with_head_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
 def with_least_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
     """Reduces each window to the smallest one that keeps the cluster's bottleneck, plus `WINDOW_SLACK`.
 
-    A larger window would only reserve memory. Real times vary more than those of the
-    model, so some slack stays.
+    A larger window would only reserve memory. Real times vary more than those of the model, so some slack
+    stays.
     """
     narrow = tuple(
         replace(plan, stages=tuple(replace(stage, in_flight=1) for stage in plan.stages))
@@ -160,10 +159,9 @@ def with_least_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
 
 
 def _is_pipeline(problem: RoundProblem, plans: RoundPlan) -> bool:
-    """Returns whether each plan has the form of the plans found here.
+    """Returns whether the search could find plans of this form.
 
-    Such a plan has the embedding on the control unit, blocks on known devices, and the head on the
-    edge server.
+    The embedding must be on the control unit, blocks on known devices, and the head on the edge server.
     """
     if len(plans) != len(problem.clusters):
         return False

@@ -39,14 +39,8 @@ class RoundDelay:
         constant[n] + times[n] @ t + repeats[n] * z[n]
 
     seconds for a round. Its bottleneck z[n] is the largest of `least[n]` and the value of each row r of this
-    cluster, `row_constant[r] + row_times[r] @ t`.
-
-    Args:
-        constant, repeats, least: (N)
-        times: (N, J)
-        row_cluster: Index of the cluster whose bottleneck a row bounds. (R)
-        row_constant: (R)
-        row_times: (R, J)
+    cluster, `row_constant[r] + row_times[r] @ t`. The shapes are (N) and (N, J) for N clusters, and (R) and
+    (R, J) for R rows. `row_cluster` has the cluster of each row.
     """
 
     constant: Floats
@@ -58,13 +52,11 @@ class RoundDelay:
     row_times: Floats
 
     def bottlenecks(self, times: Floats) -> Floats:
-        """Returns the bottleneck of each cluster, in seconds. (N)"""
         found: Floats = self.least.copy()
         np.maximum.at(found, self.row_cluster, self.row_constant + self.row_times @ times)
         return found
 
     def round_seconds(self, times: Floats) -> Floats:
-        """Returns the seconds of a round in each cluster. (N)"""
         worst = self.bottlenecks(times)
         found: Floats = self.constant + self.times @ times + self.repeats * worst
         return found
@@ -79,10 +71,8 @@ class SharedLinks:
     micro-batch on the link, without coding.
 
     Args:
-        positions: (m)
         radio: Whether a direction is a radio. (J)
         channel: Index of the link's channel. (m)
-        channel_names: Names of the channels.
         totals: Bandwidth of each channel, in Hz or bit/s.
         bits: Bits of a micro-batch. (J)
         gain: h / (N0 + I0); 0 on wires. The signal-to-noise ratio is this gain times the power over the
@@ -229,7 +219,7 @@ def _round_delay(
             (i, (index[n, i], count + index[n, i])) for i in range(len(links)) if (n, i) in index
         ]
         passes = plan.num_micro_batches if problem.update_per_micro_batch else 1
-        loop = sum(computes) + sum(map(_loop_seconds, links))
+        loop = sum(computes) + sum(link.loop_seconds for link in links)
         constant[n] = (
             problem.local_steps * passes * (loop + cluster.step_seconds)
             + predicted.gather_seconds
@@ -253,7 +243,7 @@ def _round_delay(
                 rows.extend((n, coding, 1.0, [j]) for j in pair)
         for k, stage in enumerate(plan.stages):
             if stage.in_flight < plan.num_micro_batches:
-                rest = sum(computes[k:]) + sum(map(_loop_seconds, links[k:]))
+                rest = sum(computes[k:]) + sum(link.loop_seconds for link in links[k:])
                 after = [j for i, pair in shared if i >= k for j in pair]
                 rows.append((n, rest / stage.in_flight, 1 / stage.in_flight, after))
     row_times = np.zeros((len(rows), 2 * count))
@@ -290,7 +280,3 @@ def _without_transfer(problem: RoundProblem, plans: RoundPlan, key: LinkPosition
     coding = raw_bytes * CODECS[plan.links[key[1]].codec].seconds_per_byte
     round_trip = _ends(problem, plans, key)[0][0].round_trip_seconds
     return LinkPrediction(coding, coding, round_trip, coding)
-
-
-def _loop_seconds(link: LinkPrediction) -> float:
-    return link.forward_seconds + link.backward_seconds + link.round_trip_seconds
