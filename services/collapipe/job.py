@@ -109,6 +109,7 @@ class TrainingConfig(_Section):
     decay: Literal["constant", "linear", "inverse_sqrt"] = "linear"
     """How the learning rate falls after the warm-up."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the target probability that is spread over all labels."""
     recompute: bool = False
     """Save memory: keep only the input of a segment, and repeat its forward pass before the backward pass."""
     evaluate_every: int = Field(default=1, ge=0)
@@ -162,7 +163,9 @@ class JobConfig(_Section):
     """The content of a job file."""
 
     name: str = Field(default="job", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """Name of the job, and of the folder of its model."""
     seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of everything random: weights, order of rows, dropout."""
     clusters: int = Field(default=1, ge=1)
     """Number of clusters. Their indices are 0 to clusters - 1."""
     devices_per_cluster: int | list[int] | None = None

@@ -1,0 +1,59 @@
+"""What documents and code say about files and equations is true."""
+
+import re
+import subprocess
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parent.parent.parent
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+PATH = re.compile(r"`((?:services|clients|tests|deploy|protos|docs|benchmarks)/[\w./-]+)`")
+EQUATION = re.compile(r"docs/scheduling\.md \((\d+)\)")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Lists files of the checkout, those that git does not know yet included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    names = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    return [path for name in names.stdout.splitlines() if (path := REPOSITORY / name).is_file()]
+
+
+def test_links_of_documents_lead_to_files() -> None:
+    dead = [
+        f"{page.relative_to(REPOSITORY)}: {target}"
+        for page in tracked("*.md")
+        for target in LINK.findall(page.read_text("utf-8"))
+        if not (page.parent / target).exists()
+    ]
+    assert not dead
+
+
+def test_paths_that_documents_name_exist() -> None:
+    missing = [
+        f"{page.relative_to(REPOSITORY)}: {path}"
+        for page in tracked("*.md")
+        for path in PATH.findall(page.read_text("utf-8"))
+        if not (REPOSITORY / path).exists()
+    ]
+    assert not missing
+
+
+def test_equations_that_code_cites_exist() -> None:
+    page = (REPOSITORY / "docs" / "scheduling.md").read_text("utf-8")
+    known = set(re.findall(r"^\*\*\((\d+)\)", page, re.MULTILINE))
+    assert known == {str(number) for number in range(1, 14)}
+    cited = {
+        number for path in tracked("*.py") for number in EQUATION.findall(path.read_text("utf-8"))
+    }
+    assert cited and cited <= known
+
+
+def test_code_cites_no_document_that_is_not_in_the_repository() -> None:
+    old = re.compile(r"\bdesign(/\w+\.md)?,? \(?\d|\bdesign/\w+\.md")
+    citing = [
+        f"{path.relative_to(REPOSITORY)}:{number}"
+        for path in tracked("*.py", "*.proto", "*.toml")
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if old.search(line)
+    ]
+    assert not citing
