@@ -13,7 +13,7 @@ class RoundRecord:
         predicted_seconds: Time that the strategy predicted from its knowledge of hosts and links.
         energy_joules_mean: Mean over all devices, idle devices included.
         energy_over_budget_max: Largest ratio of a device's energy to its budget.
-        backlog_mean, backlog_max: Over the devices with a budget, after the round.
+        backlog_mean, backlog_max: Of the devices with a budget, after the round.
         memory_bytes_max: Memory of the device that needs most.
         bubble_ratio, num_micro_batches, num_segments: Values of the slowest cluster.
         moved_units: Units that changed their host, in all clusters.
@@ -49,8 +49,8 @@ class DeviceRecord:
     Args:
         energy_budget_joules: Budget of a round. `None` means mains power.
         energy_joules, blocks: Sums over the rounds.
-        backlog: After the last round.
-        memory_bytes_max: In the round that needed most.
+        backlog: Backlog after the last round.
+        memory_bytes_max: Memory in the round that needed most.
     """
 
     host_id: str

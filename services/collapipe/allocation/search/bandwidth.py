@@ -38,9 +38,9 @@ class Prices:
     """Dual prices of a solution: how much one more unit changes the objective of docs/scheduling.md (13).
 
     Args:
-        channels: Of a unit of bandwidth, by name of the channel.
-        round_seconds: Of a second of each cluster's round; 0 in a cluster that is not the slowest one.
-        link_seconds: Of a second of a transfer on each shared link, forward and backward.
+        channels: Price of a unit of bandwidth, by name of the channel.
+        round_seconds: Price of a second of each cluster's round; 0 in a cluster that is not the slowest.
+        link_seconds: Price of a second of a transfer on each shared link, forward and backward.
     """
 
     channels: dict[str, float]

@@ -30,7 +30,7 @@ from collapipe.allocation.search.segments import place_segments, with_least_wind
 
 _MAX_TURNS = 4
 _MAX_LOCAL_CHANGES = 3
-"""Shares and powers are solved for this number of local changes in each turn, the most promising ones."""
+"""In each turn, shares and powers are solved for this number of the most promising local changes."""
 _PROMISING = 1.3
 """A local change is ignored if its objective with assumed links is larger than the best by this factor."""
 _ALLOCATION_HYSTERESIS = 0.2

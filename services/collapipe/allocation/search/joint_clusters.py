@@ -62,7 +62,7 @@ def choose(clusters: Sequence[Candidates], limits: Floats, upper_bound: float) -
 
     Args:
         clusters: Every cluster has at least one plan.
-        limits: Of each shared resource.
+        limits: Limit of each shared resource.
         upper_bound: Only a choice with a smaller objective counts. `None` is returned if there is none.
     """
     loads = _total_loads(clusters)

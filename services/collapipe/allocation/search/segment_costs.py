@@ -38,7 +38,7 @@ class ClusterCosts:
         max_in_flight: Windows of this size never starve a stage. (m)
         loop_price: Price of the latency loop of a mini-batch. (m)
         bottleneck_price: Price of the bottleneck. (m)
-        fixed_delay_cost, fixed_summed_cost: Of the first and the last stage, the step and the upload. (m)
+        fixed_delay_cost, fixed_summed_cost: Costs of the first and the last stage, the step and the upload. (m)
         embedding_seconds, head_seconds: Compute time of the first and the last stage. (m)
         embedding_window: Largest window of the first stage. (m)
         head_load: Seconds of the edge server's processor that the cluster needs for a mini-batch. (m)
@@ -46,8 +46,8 @@ class ClusterCosts:
         convergence_term: The cluster's part of (11), without the errors of codecs. (m)
         compute: Seconds of a segment; infinite where it does not fit. (m, k, d)
         window: Largest window that memory and the limit allow; 0 where the segment does not fit. (m, k, d)
-        segment_delay_cost, segment_summed_cost: Of computing a segment. (m, k, d)
-        move_delay_cost: Of gathering and moving blocks s to e. (m, k, s, e)
+        segment_delay_cost, segment_summed_cost: Costs of computing a segment. (m, k, d)
+        move_delay_cost: Cost of gathering and moving blocks s to e. (m, k, s, e)
         link_load: Seconds for which a micro-batch occupies a link; infinite where there is no link. The axes
             of all link tables are (m, sender, receiver, codec).
         link_loop: Seconds that the link adds to the latency loop.

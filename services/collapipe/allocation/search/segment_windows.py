@@ -56,9 +56,7 @@ def longest_loops(costs: ClusterCosts, grid: Floats, *, in_order: bool) -> Float
 
 
 def _allowed_loops(costs: ClusterCosts, grid: Floats) -> tuple[Floats, Floats]:
-    """Returns the longest loops, in seconds, that the windows allow: of segments (m, g, k, d), and of the
-    embedding (m, g).
-    """
+    """Returns the longest loops that windows allow: of segments (m, g, k, d) and the embedding (m, g)."""
     max_in_flight = costs.max_in_flight[:, None]
     embedding = np.where(
         costs.embedding_window[:, None] < max_in_flight,

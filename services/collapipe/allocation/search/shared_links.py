@@ -78,7 +78,7 @@ class SharedLinks:
         gain: h / (N0 + I0); 0 on wires. The signal-to-noise ratio is this gain times the power over the
             share. (J)
         efficiency: Measured rate over that of docs/scheduling.md (1). (J)
-        capacity_bps: Of wires; infinite on radios. (J)
+        capacity_bps: Rate of a wire; infinite on radios. (J)
         limit_watts: Largest power of the sender; 0 on wires. (J)
         joule_price: Cost in the objective for a joule that each micro-batch takes. (J)
         second_price: Cost in the objective for a second of the round: V / tau_ref.
