@@ -194,14 +194,11 @@ class JobConfig(_Section):
             raise ValueError(
                 'schedule.strategy is "manual" but schedule.segments is empty: list the blocks of each device'
             )
-        if (
-            isinstance(self.devices_per_cluster, list)
-            and len(self.devices_per_cluster) != self.clusters
-        ):
-            raise ValueError(
-                f"devices_per_cluster lists {len(self.devices_per_cluster)} numbers for {self.clusters} clusters"
-            )
         counts = self.devices_per_cluster
+        if isinstance(counts, list) and len(counts) != self.clusters:
+            raise ValueError(
+                f"devices_per_cluster lists {len(counts)} numbers for {self.clusters} clusters"
+            )
         if counts is not None and min(counts if isinstance(counts, list) else [counts]) < 1:
             raise ValueError(
                 f"devices_per_cluster is {counts}: a cluster needs at least 1 device to run its blocks"
@@ -211,10 +208,9 @@ class JobConfig(_Section):
     @property
     def total_steps(self) -> int:
         """Number of optimizer steps of one cluster in the whole job."""
-        per_mini_batch = (
-            self.schedule.num_micro_batches if self.training.update_per == "micro_batch" else 1
-        )
-        return self.training.rounds * self.training.local_steps * per_mini_batch
+        steps = self.training.rounds * self.training.local_steps
+        per_micro_batch = self.training.update_per == "micro_batch"
+        return steps * self.schedule.num_micro_batches if per_micro_batch else steps
 
     def num_devices(self, cluster_index: int) -> int | None:
         """Returns how many devices a cluster must use; `None` means all registered devices."""
@@ -236,11 +232,7 @@ class JobConfig(_Section):
 
     @classmethod
     def from_dict(cls, document: dict[str, Any], origin: str) -> "JobConfig":
-        """Validates a parsed job file; raises `InvalidInputError`.
-
-        Args:
-            origin: Name of the document in error messages.
-        """
+        """Validates a parsed job file; raises `InvalidInputError`, which calls the document `origin`."""
         try:
             return cls.model_validate(document)
         except ValidationError as error:
@@ -257,7 +249,6 @@ def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel
 
     Args:
         origin: Name of the document.
-        schema: The schema that the document violates.
     """
     lines = []
     for mistake in error.errors():

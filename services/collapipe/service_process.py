@@ -1,4 +1,4 @@
-"""The process of every service: its settings, its signals, its ready file and its allocator."""
+"""The process of a service: its settings, signals, ready file and memory allocator."""
 
 import argparse
 import contextlib
@@ -113,7 +113,7 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
     """Runs a service until SIGTERM or SIGINT: the body of every `python -m collapipe.<service>`.
 
     Args:
-        service: The name of its role, for logs and for the check of its certificate.
+        service: The name of its role.
         start: Starts to serve, given the settings and the address of /metrics.
     """
     # A handler that sets an Event could deadlock with the wait that it interrupts. A SimpleQueue cannot.
@@ -143,7 +143,7 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
         running = start(settings, metrics_address)
     except CollapipeError as error:
         print(f"{service}: {error}", file=sys.stderr)
-        # systemd does not restart a service that ended with 2: a mistake of the operator stays one.
+        # systemd does not restart a service that ended with 2, as a restart corrects no operator's mistake.
         sys.exit(2 if isinstance(error, InvalidInputError) else 1)
     if settings.ready_file is not None:
         write_document(
@@ -158,7 +158,7 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
             "known as %s until %s", presented.identity, f"{presented.expires:%Y-%m-%d %H:%M} UTC"
         )
     while not asked_to_end:
-        # A signal just before the wait does not interrupt it, so the wait lasts one second at most.
+        # A signal that arrives just before the wait does not interrupt it, so the wait is short.
         with contextlib.suppress(queue.Empty):
             signals.get(timeout=1.0)
     logger.info("draining")

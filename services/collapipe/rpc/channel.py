@@ -24,7 +24,7 @@ _IDEMPOTENT = {
     ],
     "collapipe.v1.DeviceAgentService": ["ProfileBlock"],
 }
-"""Unary calls that gRPC repeats if the server is unavailable. A new RPC need not be here."""
+"""Unary calls that gRPC repeats if the server is unavailable."""
 
 _RETRIES = {
     "methodConfig": [
@@ -60,8 +60,8 @@ def open_channel(address: str, security: Security, role: Role | None = None) -> 
     """Opens a channel to "host:port", which connects when it is first used.
 
     Args:
-        role: The role that the peer's certificate must have, whatever the address. Without a role, the certificate
-            must name the host of the address. Another machine can take over an address, but not a role.
+        role: The role that the peer's certificate must have. Without a role, the certificate must name the
+            host of the address. Another machine can take over an address, but not a role.
     """
     credentials = security.channel_credentials()
     if credentials is None:

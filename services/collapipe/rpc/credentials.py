@@ -28,9 +28,7 @@ class Security:
     """How this process and its peers authenticate each other. Without files, they use plain text.
 
     Args:
-        ca: Certificate of the authority that both sides trust, PEM.
-        certificate: Certificate of this process, PEM.
-        key: Private key of that certificate, PEM.
+        ca: Certificate of the authority that both sides trust. All files are PEM.
         asks_callers: Whether a server asks callers for a certificate. If not, its methods check the callers.
     """
 
@@ -41,7 +39,6 @@ class Security:
 
     @classmethod
     def insecure(cls) -> "Security":
-        """Returns the security of plain text."""
         return cls()
 
     @classmethod
@@ -82,7 +79,7 @@ class Security:
         return self.ca is None
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """Returns the credentials of a server; `None` for plain text."""
+        """Returns `None` for plain text."""
         if self.ca is None or self.certificate is None or self.key is None:
             return None
         pair = (self.key.read_bytes(), self.certificate.read_bytes())
@@ -93,7 +90,7 @@ class Security:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Returns the credentials of a caller; `None` for plain text."""
+        """Returns `None` for plain text."""
         if self.ca is None or self.certificate is None or self.key is None:
             return None
         return grpc.ssl_channel_credentials(
@@ -149,10 +146,7 @@ class Security:
                 f"in PEM ({error}); {_REMEDY}"
             ) from None
         to_peer, to_this = ssl.MemoryBIO(), ssl.MemoryBIO()
-        ends = [
-            this.wrap_bio(to_this, to_peer),
-            peer.wrap_bio(to_peer, to_this, server_side=True),
-        ]
+        ends = [this.wrap_bio(to_this, to_peer), peer.wrap_bio(to_peer, to_this, server_side=True)]
         waiting = list(ends)
         while waiting:
             for end in list(waiting):

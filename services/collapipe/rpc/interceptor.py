@@ -21,17 +21,16 @@ _KINDS = {
     (True, False): ("client_stream", grpc.stream_unary_rpc_method_handler, "stream_unary"),
     (True, True): ("bidi_stream", grpc.stream_stream_rpc_method_handler, "stream_stream"),
 }
-"""By streaming of requests and of responses: name in metrics, factory of handlers, attribute of the function."""
+"""Name in metrics, factory of handlers and attribute of the function.
+
+The keys say whether requests and responses are streams.
+"""
 
 _HEALTH = "/grpc.health.v1.Health/"
 
 
 class CallInterceptor(grpc.ServerInterceptor):
-    """Wraps every handler but those of the health service.
-
-    Args:
-        permissions: The roles that may call each method; `None` for plain text, which knows no roles.
-    """
+    """Wraps every handler but those of the health service. Without permissions, it allows every call."""
 
     def __init__(self, permissions: Permissions | None) -> None:
         self._permissions = permissions
@@ -41,7 +40,6 @@ class CallInterceptor(grpc.ServerInterceptor):
         continuation: "Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None]",
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """Wraps the handler of a call."""
         handler = continuation(handler_call_details)
         method = handler_call_details.method
         # Every peer may check the health. A wrapped health service would also lose its own thread.
@@ -94,7 +92,7 @@ class CallInterceptor(grpc.ServerInterceptor):
 def _status_code(error: BaseException | None, context: grpc.ServicerContext) -> grpc.StatusCode:
     """Returns the status with which a call ends.
 
-    If the caller goes away while a handler reads requests, the handler sees an RpcError or the end of the requests.
+    If the caller goes away, a handler that reads requests sees an RpcError or the end of the requests.
     """
     if isinstance(error, CollapipeError):
         return to_code(error)

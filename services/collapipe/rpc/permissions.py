@@ -1,4 +1,4 @@
-"""Says which roles may call each method, and checks the certificates of callers against that."""
+"""The roles that may call each method, and the checks of callers' certificates."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from collapipe.certificates.identity import Identity, Role
 from collapipe.errors import NotPermittedError
 
 ANYBODY = frozenset(Role)
-"""Also callers without a certificate, if the server asks for none. The method itself checks them."""
+"""Includes callers without a certificate, if the server asks for none. The method itself checks them."""
 
 _STAGE_HOSTS = frozenset({Role.CONTROL_UNIT, Role.DEVICE_AGENT, Role.EDGE_SERVER})
 _SCHEDULER = frozenset({Role.SCHEDULER})
@@ -54,11 +54,7 @@ Nobody may call a method that is missing here. A test compares this table with t
 
 
 def check_permitted(method: str, context: grpc.ServicerContext, permissions: Permissions) -> None:
-    """Refuses a call that the role of the caller may not make.
-
-    Args:
-        method: "/service/method".
-        context: Of a call on a server that speaks TLS.
+    """Refuses a call of "/service/method" that the caller's role may not make. The server must speak TLS.
 
     Raises:
         NotPermittedError: The caller has another role, or its certificate has no role.
@@ -82,8 +78,7 @@ def check_is_caller(context: grpc.ServicerContext, name: str, role: Role | None 
     Plain text has no certificates, so it allows every name.
 
     Args:
-        name: The host id that the caller claims.
-        role: The role that the caller claims; `None` if the message has no role.
+        role: `None` if the message claims no role.
 
     Raises:
         NotPermittedError: The certificate has another name or role.

@@ -27,7 +27,7 @@ class Server:
         self, server: grpc.Server, address: str, health_servicer: health.HealthServicer
     ) -> None:
         self.address = address
-        """The "host:port" at which it serves, with the real port if a free one was asked for."""
+        """The "host:port" at which it serves, with the real port instead of port 0."""
         self._server = server
         self._health = health_servicer
 
@@ -48,7 +48,7 @@ def serve(
     Args:
         listen: "host:port"; port 0 takes a free port.
         add_services: Adds the services to the server, given the address of the server.
-        permissions: The roles that may call each method. Plain text knows no roles, and ignores it.
+        permissions: Ignored with plain text, which knows no roles.
 
     Raises:
         InvalidInputError: The address is invalid or in use.
@@ -65,8 +65,8 @@ def serve(
         experimental_non_blocking=True,
         experimental_thread_pool=health_pool,
     )
-    # The health service uses that thread for Watch only, unless Check has this attribute, too. mypy allows no
-    # attributes of methods, hence `vars`.
+    # Without this attribute of Check, the health service uses that thread for Watch only. `vars` is needed
+    # because mypy allows no attributes of methods.
     vars(health.HealthServicer)["Check"].experimental_thread_pool = health_pool
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     credentials = security.server_credentials()

@@ -18,7 +18,7 @@ _CODES: list[tuple[type[errors.CollapipeError], grpc.StatusCode]] = [
 ]
 
 LOST_PEER_KEY = "collapipe-lost-peer-bin"
-"""Trailing metadata with the host id of a lost peer of the server. Without it, the server itself is lost."""
+"""Key of the trailing metadata with the host id of a lost peer. Without it, the server itself is lost."""
 
 _MAX_DETAILS_BYTES = 2000
 """Longest text in a status. gRPC drops a call if the escaped status has more than 8 KiB."""
@@ -45,11 +45,7 @@ def details(explanation: str) -> str:
 
 
 def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
-    """Returns the error that made a call fail.
-
-    Args:
-        peer: The host id or name of the server.
-    """
+    """Returns the error that made a call to `peer`, a host id or name, fail."""
     code, explanation = error.code(), error.details() or ""
     metadata = {item.key: item.value for item in error.trailing_metadata() or ()}
     lost = metadata.get(LOST_PEER_KEY)
@@ -96,7 +92,7 @@ _REMEDIES = [
         "GRPC_VERBOSITY=INFO in its environment, its log says which",
     ),
 ]
-"""Part of gRPC's text about a failed connection, and the remedy. The first part that fits counts."""
+"""Parts of gRPC's text about a failed connection, each with its remedy. The first part that occurs counts."""
 
 
 def _remedy(explanation: str) -> str:

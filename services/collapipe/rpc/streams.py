@@ -1,7 +1,7 @@
 """Calls that take long: the server streams signs of life, and the caller gives up after a silence.
 
-A slow Raspberry Pi that reports progress is alive. So no call has a deadline on its duration: only a silence of
-the server is limited.
+A slow Raspberry Pi that reports progress is alive. So there is no limit on the duration of a call, but on the
+silence of the server.
 """
 
 import queue
@@ -20,7 +20,7 @@ _READ_AHEAD = 8
 """Answers that are received before the caller asks for them."""
 
 SIGN_OF_LIFE_SECONDS = 1.0
-"""Longest time between two messages of a server that works."""
+"""Longest time between two messages of a working server."""
 
 
 class Outbox(Generic[T]):
@@ -30,7 +30,7 @@ class Outbox(Generic[T]):
         self._items: queue.SimpleQueue[T | None] = queue.SimpleQueue()
 
     def put(self, item: T) -> None:
-        """Appends an item. Items after `close` are never sent."""
+        """Appends an item. Items that are put after `close` are never sent."""
         self._items.put(item)
 
     def close(self) -> None:
@@ -102,8 +102,7 @@ def within_silence(
     Args:
         call: A streaming call of a stub.
         silence_seconds: Longest wait for the next answer.
-        host_id: The peer, for errors.
-        waiting_for: Returns what the peer is to do, in words, for errors.
+        waiting_for: Returns the task of the peer in words, for errors.
 
     Raises:
         PeerLostError: The peer ended, cannot be reached, or is silent.

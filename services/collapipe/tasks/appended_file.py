@@ -24,7 +24,6 @@ class Unread:
     ends_complete: bool
     """Whether the last line has a line end."""
     content: bytes
-    """The bytes of the lines."""
     stops: Sequence[int]
     """For each line, the position in `content` after its line end."""
     signature: tuple[int, ...]
@@ -34,9 +33,8 @@ class Unread:
 class AppendedFile:
     """Reads the lines of a file after the accepted ones.
 
-    `read` changes no state, and `accept` does. So a mistake in appended lines loses nothing: after a
-    correction of the file they are read again. Accepted lines must not change, because a row is
-    identified by its position.
+    Only `accept` changes the state, so appended lines with a mistake are read again after its correction.
+    Accepted lines must not change, because a row is identified by its position.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""The rows of one cluster: those that it trains on, and those that are held out for evaluation."""
+"""The training rows and held-out rows of one cluster."""
 
 import hashlib
 from collections.abc import Sequence
@@ -65,11 +65,7 @@ class ClusterRows:
         return NewRows(self._own(train) if self._is_shared else train, held_out, len(train))
 
     def check(self, new: NewRows) -> None:
-        """Checks that the first reading has rows to train on and rows to evaluate on.
-
-        Raises:
-            InvalidInputError: It has none.
-        """
+        """Raises `InvalidInputError` if the first reading has no training rows or no held-out rows."""
         if not new.held_out and self._held_out is not None:
             raise InvalidInputError(f"{self._held_out.name}: has no rows: put at least 1 in it")
         if not new.held_out and new.num_shared:
@@ -85,13 +81,11 @@ class ClusterRows:
             )
 
     def accept(self, new: NewRows) -> None:
-        """Marks the rows of the last reading as accepted."""
         self._train.accept()
         self._num_shared += new.num_shared
         self._num_held_out += len(new.held_out)
 
     def _own(self, rows: list[Row]) -> list[Row]:
-        """Returns the rows that belong to this cluster."""
         job, data = self._job, self._job.data
         if data.sharding == "iid":
             clusters = iid_clusters(job.seed, job.clusters, self._num_shared, len(rows))

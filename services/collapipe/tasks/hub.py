@@ -16,7 +16,6 @@ def load_hub_rows(split: str, kind: str, data: DataConfig) -> list[Row]:
     Args:
         split: For example "train", or "train[:1000]".
         kind: `TaskConfig.kind`.
-        data: Names the data set and its columns.
     """
     name = data.hub_name
     if name is None:

@@ -39,7 +39,6 @@ def load_task(job: JobConfig, cluster_index: int, vocabulary: bytes | None) -> T
 
 
 def _check_num_rows(num_rows: int, job: JobConfig, cluster_index: int, origin: str) -> None:
-    """Raises an error if a cluster has too few training rows for a mini-batch; `origin` names the data."""
     if num_rows >= job.training.mini_batch:
         return
     is_shared = job.clusters > 1 and not isinstance(job.data.train, list)

@@ -36,7 +36,7 @@ class Row:
 
     @property
     def group(self) -> str:
-        """The label whose distribution over the clusters is skewed by Dirichlet sharding."""
+        """The label by which Dirichlet sharding distributes the row."""
         if not self.labels:
             raise InvalidInputError(
                 'data.sharding is "dirichlet", which skews labels, but translation has none: use '
@@ -62,7 +62,6 @@ def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, 
 
     Args:
         kind: `TaskConfig.kind`.
-        data: Names the columns.
 
     Raises:
         InvalidInputError: A column is missing or has a wrong value.
@@ -96,7 +95,7 @@ def check_iob2(tags: Sequence[str], place: Callable[[int], str]) -> None:
 
     Args:
         tags: The tags of one sentence.
-        place: Returns the place of a tag, by its index, for the message.
+        place: Returns the place of a tag for the message, given its index.
     """
     before = "O"
     for index, tag in enumerate(tags):
@@ -115,10 +114,7 @@ def check_iob2(tags: Sequence[str], place: Callable[[int], str]) -> None:
 
 
 def check_text(text: str, what: str, place: str) -> str:
-    """Returns the text if it is not empty and UTF-8 can encode it.
-
-    Args:
-        what: Names the text in the message.
+    """Returns the text if it is not empty and UTF-8 can encode it. The error calls the text `what`.
 
     Raises:
         InvalidInputError: It is empty, or has a character that UTF-8 cannot encode.

@@ -23,12 +23,11 @@ class Cursor:
 
 
 def begin_round(cursor: Cursor, current_num_rows: int) -> Cursor:
-    """Returns the cursor of a round. If rows were appended, it starts a new epoch over all rows.
+    """Returns the cursor of a round, given that of the previous round. Appended rows start a new epoch.
 
     Args:
-        cursor: The cursor at the end of the previous round.
-        current_num_rows: Training rows of the cluster at the first attempt at the round. Later
-            attempts pass the same number, so they get the same cursor.
+        current_num_rows: Training rows of the cluster at the first attempt at the round. Later attempts pass
+            the same number, so they get the same cursor.
     """
     if current_num_rows < cursor.num_rows:
         raise InvalidInputError(

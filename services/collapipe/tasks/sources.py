@@ -21,7 +21,6 @@ class RowSource(ABC):
     """Rows in a fixed order, to which more may be appended."""
 
     name: str
-    """For messages."""
 
     @abstractmethod
     def read(self) -> list[Row]:
@@ -196,7 +195,6 @@ def open_file(path: str, kind: str, data: DataConfig) -> RowSource:
     Args:
         path: As in `DataConfig.train`.
         kind: `TaskConfig.kind`.
-        data: Names the columns.
     """
     if path.endswith(".jsonl"):
         return JsonLinesFile(path, kind, data)

@@ -1,4 +1,4 @@
-"""The base class of all tasks: it makes micro-batches of rows, and computes a metric of predictions."""
+"""The base class of all tasks, which makes micro-batches of rows and computes a metric of predictions."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -64,7 +64,7 @@ class Task(ABC, Generic[E]):
     metric: ClassVar[str]
     """Name of what `score` measures."""
     _effect_of_cut: ClassVar[str] = ""
-    """For the warning: what it means for the metric that a row is cut."""
+    """What a cut row means for the metric; the warning about cut rows ends with it."""
 
     def __init__(self, rows: ClusterRows, new: NewRows, vocabulary: Vocabulary) -> None:
         self._rows = rows
@@ -77,12 +77,10 @@ class Task(ABC, Generic[E]):
 
     @property
     def num_rows(self) -> int:
-        """Number of training rows of the cluster."""
         return len(self._train)
 
     @property
     def num_held_out_rows(self) -> int:
-        """Number of held-out rows."""
         return len(self._held_out)
 
     @property
@@ -109,10 +107,7 @@ class Task(ABC, Generic[E]):
             self._label_ids = label_ids
 
     def refresh(self) -> int:
-        """Reads rows that were appended to the cluster's files; one `stat` call if there are none.
-
-        Returns:
-            The new number of training rows of the cluster.
+        """Reads rows that were appended to the cluster's files, and returns the number of training rows.
 
         Raises:
             InvalidInputError: A new row is wrong, or has an unknown label. Then no new row is in use, and the
@@ -146,12 +141,10 @@ class Task(ABC, Generic[E]):
         return [self._collate(examples[i : i + size]) for i in range(0, len(examples), size)]
 
     def score(self, predictions: Sequence[Tensor]) -> float:
-        """Computes the metric.
+        """Computes the metric of the predictions for `held_out_micro_batches`, in their order.
 
-        Args:
-            predictions: The predictions for each of `held_out_micro_batches`, in their order. They are the
-                class of each row [rows], the label of each token [rows, length], or the generated tokens
-                without the start token [rows, generated length].
+        A prediction is the class of each row [rows], the label of each token [rows, length], or the generated
+        tokens without the start token [rows, generated length].
         """
         by_length = [row for tensor in predictions for row in tensor.tolist()]
         if len(by_length) != len(self._held_out):
@@ -159,13 +152,8 @@ class Task(ABC, Generic[E]):
                 f"there are predictions for {len(by_length)} of {len(self._held_out)} held-out "
                 "rows: predict each of held_out_micro_batches once"
             )
-        in_order = [
-            row
-            for _, row in sorted(
-                zip(self._by_length(), by_length, strict=True), key=lambda pair: pair[0]
-            )
-        ]
-        return self._measure(self._held_out, in_order)
+        by_index = dict(zip(self._by_length(), by_length, strict=True))
+        return self._measure(self._held_out, [by_index[i] for i in range(len(by_index))])
 
     @abstractmethod
     def _example(self, row: Row, *encodings: Encoding) -> E:

@@ -22,7 +22,6 @@ class Vocabulary:
 
     Args:
         data: Bytes of a tokenizer.json.
-        family: `ModelConfig.family`.
         max_length: Longest sequence in tokens, with its special tokens.
 
     Raises:
@@ -50,15 +49,11 @@ class Vocabulary:
 
 
 def make_vocabulary(texts: Iterable[str], size: int, family: str) -> bytes:
-    """Makes a byte-level BPE vocabulary, which can encode every text.
+    """Learns a byte-level BPE vocabulary, which can encode every text, and returns its tokenizer.json.
 
     Args:
-        texts: The merges of BPE are learned from them.
         size: Wanted number of entries; little text gives fewer.
-        family: `ModelConfig.family`; it decides the special tokens.
-
-    Returns:
-        Bytes of a tokenizer.json.
+        family: It decides the special tokens.
     """
     convention = adapter_class(family).special_tokens
     special = list(dict.fromkeys(convention.by_role.values()))
@@ -104,8 +99,6 @@ def write_tokenizer_files(directory: Path, vocabulary: bytes, family: str, max_l
     Args:
         directory: Where `save_pretrained` wrote the model.
         vocabulary: Bytes of a tokenizer.json.
-        family: `ModelConfig.family`.
-        max_length: `TaskConfig.max_length`.
     """
     special = adapter_class(family).special_tokens
     roles = dict(special.by_role)

@@ -1,4 +1,4 @@
-"""Estimates of the pipeline of a cluster: the size of its activations."""
+"""Estimates of clusters: the size of their activations."""
 
 from dataclasses import dataclass
 
@@ -12,18 +12,17 @@ class ClusterEstimate:
     activation_bytes_per_sample: float | None = None
     """Activations that a stage sends for one sample, before any codec, for D_k of docs/scheduling.md (3)."""
     samples: float = 0.0
-    """Number of samples behind it, counted at every stage that sends activations."""
+    """Number of samples behind that value, counted at every stage that sends activations."""
 
 
 def estimate_clusters(window: SampleWindow) -> dict[str, ClusterEstimate]:
     """Computes the estimates of all clusters with samples, by the index of the cluster."""
-    totals: dict[str, list[float]] = {}
+    totals: dict[str, tuple[float, float]] = {}
     for group, cluster in window.groups("cluster"):
         grown = window.increases(group, "stage_activation_bytes_total", "stage_samples_total")
-        if grown and grown[0] and grown[1]:  # the last stage sends no activations
-            total = totals.setdefault(cluster, [0.0, 0.0])
-            total[0] += grown[0]
-            total[1] += grown[1]
+        if grown and grown[0] and grown[1]:  # The last stage sends no activations.
+            num_bytes, samples = totals.get(cluster, (0.0, 0.0))
+            totals[cluster] = num_bytes + grown[0], samples + grown[1]
     found = {}
     for cluster, (activation_bytes, samples) in sorted(totals.items()):
         what = f"cluster {cluster}: activation bytes per sample"

@@ -1,17 +1,15 @@
-"""What the scheduler knows from telemetry: estimates of hosts, clusters and links, computed from raw samples.
+"""Computes estimates of hosts, clusters and links from raw samples.
 
-The estimates depend on nothing but the samples: the same samples give the same estimates to the last bit, in
-any order. A value without samples is `None`, never 0. An implausible value is left out, and `rejected` says
-so. Each estimate carries the amount of work behind it, so that its reader can use the profile instead.
+The same samples give the same estimates to the last bit, in any order. A value without samples is `None`,
+never 0. An implausible value is left out, and `rejected` says so. Each estimate has the amount of work behind
+it, so that its reader can prefer the profile.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict
 
-from collapipe.errors import InvalidInputError
 from collapipe.telemetry.cluster_estimates import ClusterEstimate, estimate_clusters
 from collapipe.telemetry.host_estimates import HostEstimate, HostPrior, estimate_host
 from collapipe.telemetry.link_estimates import LinkEstimate, estimate_links
@@ -32,32 +30,13 @@ class Estimates:
     hosts: dict[str, HostEstimate] = field(default_factory=dict)
     """By host id, for hosts with fresh samples."""
     clusters: dict[str, ClusterEstimate] = field(default_factory=dict)
-    """By the index of the cluster, written as in the label `cluster`."""
+    """By the index of the cluster."""
     links: dict[str, LinkEstimate] = field(default_factory=dict)
-    """By "sender>receiver", host ids."""
+    """By "sender>receiver"."""
     missing: tuple[str, ...] = ()
     """Hosts without fresh samples; older samples of them are not used."""
     rejected: tuple[str, ...] = ()
-    """What was left out because it cannot be true, one sentence each."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON document."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: Any) -> "Estimates":
-        """Returns estimates that are equal to those that `to_json` was called on.
-
-        Raises:
-            InvalidInputError: The document has another form.
-        """
-        try:
-            return _ADAPTER.validate_python(document)
-        except ValidationError as error:
-            raise InvalidInputError(f"the stored telemetry cannot be used: {error}") from None
-
-
-_ADAPTER = TypeAdapter(Estimates)
+    """One sentence for each value that was left out because it is implausible."""
 
 
 def estimate(
@@ -73,7 +52,6 @@ def estimate(
     Args:
         series: From a `TelemetrySource`. Series of other instances than those in `hosts` are ignored.
         hosts: Host ids by instance, the address of their metrics.
-        priors: Profiles by host id.
         end: End of the window, in Unix seconds.
         max_age_seconds: A host whose last sample is older is missing. Older gauges are not used.
     """

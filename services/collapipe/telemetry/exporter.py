@@ -9,7 +9,7 @@ def serve_metrics(listen: str) -> str:
     """Serves /metrics until the process ends.
 
     Args:
-        listen: "host:port"; port 0 takes a free one. With an empty text, nothing is served.
+        listen: "host:port"; port 0 takes a free port. With an empty text, nothing is served.
 
     Returns:
         The address with the real port, or an empty text if nothing is served.

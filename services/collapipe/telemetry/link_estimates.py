@@ -1,4 +1,4 @@
-"""Estimates of links: the goodput that the receiver measured, and what the sender reported of the link."""
+"""Estimates of links: the goodput that the receiver measured, and the reports of the sender."""
 
 from dataclasses import dataclass, replace
 
@@ -61,15 +61,12 @@ def _with_reports_of_sender(
 
 
 def _goodput(window: SampleWindow, sender: str, group: Group) -> tuple[float | None, float]:
-    """Divides the bits that arrived by the time that they took to arrive.
+    """Returns the goodput of a link in bit/s, and the bytes behind it.
+
+    The goodput is the bits that arrived, divided by the time that they took to arrive.
 
     Args:
-        window: All samples.
-        sender: Host id.
         group: The link, as its receiver reports it.
-
-    Returns:
-        The goodput in bit/s, and the bytes behind it.
     """
     arrived = window.increases(group, "link_transfer_bytes_total", "link_transfer_seconds_total")
     if not arrived or not arrived[0]:

@@ -1,4 +1,4 @@
-"""The samples of one window of time, without invalid ones, for looking up by host, metric and group."""
+"""The valid samples of one window of time, by host, metric and group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ class Group(NamedTuple):
 
     host: str
     labels: Labels
-    """The labels that its metrics share, so all except `codec`."""
+    """The labels that its metrics share: all except `codec`."""
 
 
 class SampleWindow:
@@ -32,7 +32,7 @@ class SampleWindow:
         series: From a `TelemetrySource`. Series of other instances than those in `hosts` are ignored.
         hosts: Host ids by instance, the address of their metrics.
         end: End of the window, in Unix seconds.
-        max_age_seconds: Older gauges are not used, and nothing of a host whose last sample is older.
+        max_age_seconds: Older gauges are not used. A host whose last sample is older is not used at all.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SampleWindow:
         self._end = end
         self._max_age_seconds = max_age_seconds
         self.rejected: list[str] = []
-        """What was not used because it cannot be true, one sentence each."""
+        """One sentence for each value that was left out because it is implausible."""
         known = [one for one in series if one.instance in hosts]
         fresh = {
             one.instance
@@ -54,11 +54,12 @@ class SampleWindow:
             if any(end - max_age_seconds <= at <= end for at, _ in one.points)
         }
         self.hosts = sorted({hosts[instance] for instance in fresh})
-        """Ids of the hosts of which something fresh was heard."""
+        """Ids of the hosts with fresh samples."""
         # Sorting makes all sums independent of the order in which the source returns the series.
         heard = sorted((one for one in known if one.instance in fresh), key=lambda one: one.key)
         self._series: dict[tuple[Group, str], list[Series]] = {}
-        # In this order: a counter that lost its first page as invalid did not begin at 0 on the second.
+        # Zeros are added before invalid pages are dropped: a counter whose first page is invalid did not
+        # begin at 0 on its second page.
         for one in self._without_invalid_pages(born_at_zero(heard), hosts):
             group = _group(one, hosts)
             self._series.setdefault((group, one.name), []).append(one)
@@ -74,19 +75,11 @@ class SampleWindow:
         ]
 
     def series(self, group: Group, name: str) -> list[Series]:
-        """Returns the series of a metric: one for each codec, a single one, or none.
-
-        Args:
-            group: What the metric is about.
-            name: Name of the metric without the prefix `collapipe_`.
-        """
+        """Returns the series of a metric, named without the prefix `collapipe_`: one for each codec."""
         return self._series.get((group, f"collapipe_{name}"), [])
 
     def increases(self, group: Group, *names: str) -> list[float] | None:
-        """Returns by how much counters grew, each summed over its codecs.
-
-        Returns `None` if any of them is missing: callers divide them by each other.
-        """
+        """Returns by how much counters grew, each summed over its codecs; `None` if one is missing."""
         grown = []
         for name in names:
             each = [increase(one) for one in self.series(group, name)]
@@ -109,7 +102,7 @@ class SampleWindow:
     def plausible(
         self, what: str, value: float, least: float, most: float, reason: str = ""
     ) -> float | None:
-        """Returns a value that is within limits; for another, adds to `rejected` and returns `None`."""
+        """Returns a value within limits. For any other value, it extends `rejected` and returns `None`."""
         if least <= value <= most:
             return value
         self.rejected.append(f"{what}: {value:.4g} is outside of {least:.4g} to {most:.4g}{reason}")
@@ -118,7 +111,7 @@ class SampleWindow:
     def _without_invalid_pages(
         self, series: Sequence[Series], hosts: Mapping[str, str]
     ) -> list[Series]:
-        """Drops pages with an impossible value, for the whole group: its sums must cover the same time."""
+        """Drops pages with an invalid value for the whole group, so that all sums cover the same time."""
         invalid: dict[Group, set[float]] = {}
         for one in series:
             bad = [(at, value) for at, value in one.points if not is_sound(value)]

@@ -38,7 +38,7 @@ class SensorReader:
         self._energy_sensors = (
             _PowerSensor("ina3221", _board_watts, root),
             _PowerSensor("battery", _battery_watts, root),
-            _EnergyCounters("rapl", root),
+            _EnergyCounters(root),
         )
         self._closing = threading.Event()
         # The first reading is here, so that the first scrape of Prometheus shows which sensors work.
@@ -47,11 +47,7 @@ class SensorReader:
         self._thread.start()
 
     def read(self, now: float) -> list[str]:
-        """Reads every sensor once and returns the names of those that work.
-
-        Args:
-            now: Time of the monotonic clock, in seconds.
-        """
+        """Reads every sensor at a time of the monotonic clock; returns the names of those that work."""
         working = []
         for sensor in self._energy_sensors:
             joules = sensor.joules(now)
@@ -81,7 +77,7 @@ def processor_celsius(root: Path = Path("/sys")) -> float | None:
     processor, all_zones = [], []
     for zone in _entries(root / "class/thermal", "thermal_zone*"):
         millicelsius = _number(zone / "temp")
-        # a zone that is switched off shows -256 degrees
+        # A zone that is switched off shows -256 degrees.
         if millicelsius is None or not _MIN_CELSIUS < millicelsius / 1e3 < _MAX_CELSIUS:
             continue
         all_zones.append(millicelsius / 1e3)
@@ -95,9 +91,7 @@ class _PowerSensor:
     """Integrates measured power into energy, by the mean of two readings.
 
     Args:
-        name: Value of the label `sensor`.
         read_watts: Reads the power below the given /sys; `None` where it cannot be read.
-        root: Where /sys is mounted.
     """
 
     def __init__(self, name: str, read_watts: Callable[[Path], float | None], root: Path) -> None:
@@ -122,7 +116,7 @@ def _board_watts(root: Path) -> float | None:
     """Returns the power of a Jetson board, from its INA3221 monitors."""
     rails = []
     for monitor in _entries(root, "bus/i2c/drivers/ina3221*/*/hwmon/hwmon*"):  # since JetPack 5
-        for channel in (1, 2, 3):  # higher channels are shunt voltages and sums
+        for channel in (1, 2, 3):  # Higher channels are shunt voltages and sums.
             if _number(monitor / f"in{channel}_enable") == 0:
                 continue
             millivolts = _number(monitor / f"in{channel}_input")
@@ -156,15 +150,16 @@ def _battery_watts(root: Path) -> float | None:
                 continue
             microwatts = microamperes * microvolts / 1e6
         if microwatts:
-            supplied.append(abs(microwatts) / 1e6)  # some drivers show discharging as negative
+            supplied.append(abs(microwatts) / 1e6)  # Some drivers show discharging as negative.
     return sum(supplied) if supplied else None
 
 
 class _EnergyCounters:
     """The RAPL energy counters of the processor packages. Since Linux 5.10 only root may read them."""
 
-    def __init__(self, name: str, root: Path) -> None:
-        self.name = name
+    name = "rapl"
+
+    def __init__(self, root: Path) -> None:
         self._root = root
         self._last: dict[Path, tuple[float, float]] = {}
 
@@ -172,7 +167,7 @@ class _EnergyCounters:
         """Returns the energy used since the last call, 0 at the first one, or `None` if it cannot be read."""
         used: float | None = None
         for zone in _entries(self._root, "class/powercap/intel-rapl:*"):
-            # a zone inside a package is part of its count, and the zone of the platform contains all packages
+            # A zone inside a package is part of its count. The zone of the platform contains all packages.
             if zone.name.count(":") > 1 or not (_text(zone / "name") or "").startswith("package"):
                 continue
             counter = _number(zone / "energy_uj")
@@ -190,13 +185,13 @@ class _EnergyCounters:
         if seconds > _MAX_GAP_SECONDS:
             return 0.0
         grown = counter - before
-        if grown < 0:  # the counter has wrapped around
+        if grown < 0:  # The counter has wrapped around.
             grown += _number(zone / "max_energy_range_uj") or 0.0
         return grown if 0 <= grown <= _MAX_WATTS * 1e6 * seconds else 0.0
 
 
 def _entries(directory: Path, pattern: str) -> list[Path]:
-    """Returns what matches at present: devices come and go, and a directory can be unreadable."""
+    """Returns the matching paths; none if the directory is unreadable. Devices can come and go."""
     try:
         return sorted(directory.glob(pattern))
     except OSError:

@@ -23,9 +23,7 @@ async def fetch(
     """Sends a request and reads the whole response.
 
     Args:
-        client: From `open_client`.
-        request: What to send.
-        timeout_seconds: Limit of everything, from the look-up of the name to the last byte.
+        timeout_seconds: Limit of the whole exchange, from the look-up of the name to the last byte.
         max_bytes: Limit of the body.
 
     Returns:

@@ -64,7 +64,6 @@ class PrometheusSource:
         self._timeout_seconds = timeout_seconds
 
     def window(self, start: float, end: float) -> Sequence[Series]:
-        """Returns the samples from `start` to `end`; see `TelemetrySource`."""
         # Prometheus keeps times in whole milliseconds. The range is a second longer than needed, because some
         # versions of Prometheus exclude its start.
         form = {

@@ -51,7 +51,7 @@ class Series:
 
     @property
     def key(self) -> tuple[str, str, Labels]:
-        """What distinguishes it from every other series."""
+        """Identifies the series."""
         return self.instance, self.name, self.labels
 
     @property
@@ -65,17 +65,12 @@ class TelemetrySource(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the source in settings, logs and metrics."""
+        """Name in settings, logs and metrics."""
 
     def window(self, start: float, end: float) -> Sequence[Series]:
-        """Returns every sample of the metrics in `NEEDED` that was scraped in a window.
+        """Returns every sample of the metrics in `NEEDED` from `start` to `end`, in Unix seconds, both included.
 
-        Args:
-            start: Start of the window in Unix seconds, included.
-            end: End of the window in Unix seconds, included.
-
-        Returns:
-            Series with at least one point each. A host that did not answer has a gap or no series.
+        Each series has at least one point. A host that did not answer has a gap or no series.
 
         Raises:
             PeerLostError: The source cannot answer, or not in time.
@@ -128,10 +123,7 @@ def born_at_zero(series: Sequence[Series]) -> list[Series]:
 
     A page shows every counter that exists, so a counter that was not on the previous page has grown from 0
     since then. Without this sample, the first bytes of a codec that a link begins to use would be lost, but
-    not their seconds.
-
-    Args:
-        series: All series of the hosts, over one window.
+    not their seconds. The times of scrapes are found from all series of a host.
     """
     scrapes: dict[str, set[float]] = {}
     for one in series:

@@ -33,7 +33,7 @@ class ScrapeSource:
     Args:
         addresses: Returns where hosts serve /metrics, "host:port". The thread calls it before every scrape.
         interval_seconds: Time between two scrapes, and the time limit of each.
-        keep_seconds: How long samples are kept. No longer window can be asked for.
+        keep_seconds: How long samples are kept. A window cannot start earlier.
 
     Raises:
         InvalidInputError: Fewer than two scrapes would be kept.
@@ -65,7 +65,6 @@ class ScrapeSource:
         self._thread.start()
 
     def window(self, start: float, end: float) -> Sequence[Series]:
-        """Returns the samples from `start` to `end`; see `TelemetrySource`."""
         if not self._thread.is_alive():
             raise PeerLostError(
                 "", "the hosts are no longer scraped: the source was closed, or failed"
@@ -78,8 +77,7 @@ class ScrapeSource:
         return [Series(*key, points) for key, points in sorted(windows.items()) if points]
 
     def close(self) -> None:
-        """Ends the scraping."""
-        with contextlib.suppress(RuntimeError):  # raised if the loop has ended already
+        with contextlib.suppress(RuntimeError):  # The loop may have ended already.
             self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(self._interval_seconds + 1.0)
 
@@ -104,7 +102,7 @@ class ScrapeSource:
     async def _scrape(self, client: httpx.AsyncClient, address: str) -> None:
         try:
             await self._scrape_page(client, address)
-        except Exception as error:  # an error with one page must not end the other scrapes
+        except Exception as error:  # An error with one page must not end the other scrapes.
             expected = isinstance(error, PeerLostError | InvalidInputError | httpx.InvalidURL)
             if address not in self._failing:
                 logger.warning(
@@ -136,7 +134,7 @@ class ScrapeSource:
         with self._lock:
             for (name, labels), value in page.items():
                 points = self._kept.setdefault((address, name, labels), deque())
-                if not points or points[-1][0] < started:  # else the clock was set back
+                if not points or points[-1][0] < started:  # Otherwise the clock was set back.
                     points.append((started, value))
 
     def _forget_old(self, now: float) -> None:
@@ -144,7 +142,7 @@ class ScrapeSource:
             for key, points in list(self._kept.items()):
                 while points and points[0][0] < now - self._keep_seconds:
                     points.popleft()
-                while points and points[-1][0] > now:  # the clock was set back
+                while points and points[-1][0] > now:  # The clock was set back.
                     points.pop()
                 if not points:
                     del self._kept[key]
@@ -154,7 +152,7 @@ def parse_page(body: bytes) -> Page:
     """Returns the samples of the metrics in `NEEDED` on a /metrics page.
 
     Raises:
-        InvalidInputError: The page is no page of metrics, or too large for a host.
+        InvalidInputError: The page is no page of metrics, or it has too many series for a host.
     """
     try:
         # Searching for the few needed lines first is a hundred times faster than parsing the whole page.
