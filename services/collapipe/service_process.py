@@ -143,7 +143,7 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
         running = start(settings, metrics_address)
     except CollapipeError as error:
         print(f"{service}: {error}", file=sys.stderr)
-        # systemd does not restart a service that ended with 2, as a restart corrects no operator's mistake.
+        # After status 2, systemd does not restart: a restart would not correct the operator's mistake.
         sys.exit(2 if isinstance(error, InvalidInputError) else 1)
     if settings.ready_file is not None:
         write_document(
