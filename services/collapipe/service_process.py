@@ -233,7 +233,7 @@ def tune_allocator() -> None:
         mallopt(m_mmap_threshold, 32 << 20)  # The largest value that an older glibc accepts.
     mallopt(m_trim_threshold, (1 << 31) - 1)
     mallopt(m_top_pad, 16 << 20)  # These bytes become resident only when they are used.
-    # All threads share one arena, so that a thread reuses memory that another thread freed. The arenas of other
-    # threads would hold at most 64 MiB and map larger tensors anew each time. For tensors of 100 MiB, that takes six
-    # times the processor time.
+    # All threads share one arena, so that a thread reuses memory that another thread freed. Separate arenas
+    # would hold at most 64 MiB each, and would map larger tensors anew each time. For tensors of 100 MiB, that
+    # takes six times the processor time.
     mallopt(m_arena_max, 1)

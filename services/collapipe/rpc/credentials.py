@@ -48,7 +48,7 @@ class Security:
         """Returns the security that an operator asked for.
 
         Raises:
-            InvalidInputError: The operator asked for both plain text and TLS or for neither, or a file is wrong.
+            InvalidInputError: The operator asked for both plain text and TLS, or for neither. Or a file is wrong.
             WrongStateError: The certificate has expired, or is not valid yet.
         """
         files = {"--tls-ca": ca, "--tls-cert": certificate, "--tls-key": key}
@@ -104,7 +104,7 @@ class Security:
 
         Raises:
             InvalidInputError: No peer would ever accept the certificate.
-            WrongStateError: The certificate has expired or is not valid yet. A renewal or a correct clock helps.
+            WrongStateError: The certificate has expired, or is not valid yet by the clock of this machine.
         """
         if self.is_insecure:
             return None

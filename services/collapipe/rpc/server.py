@@ -15,7 +15,8 @@ from collapipe.rpc.permissions import PERMISSIONS, Permissions
 MAX_CONCURRENT_CALLS = 64
 """Most calls that a server works on at the same time. An open stream is one call.
 
-An edge server needs two streams for each cluster, a device needs three, a scheduler one for each watching client."""
+An edge server needs two streams for each cluster, a device needs three. A scheduler needs one for each client
+that watches a job."""
 
 _DRAIN_SECONDS = 5.0
 

@@ -108,7 +108,7 @@ def within_silence(
         PeerLostError: The peer ended, cannot be reached, or is silent.
         CollapipeError: The error that the peer answered with.
     """
-    # A caller may be slower than the network. Then the bound makes the peer wait, so that memory does not fill up.
+    # If the caller is slower than the network, the bound makes the peer wait, so that memory does not fill up.
     answers: queue.Queue[T | BaseException | None] = queue.Queue(_READ_AHEAD)
     abandoned = threading.Event()
 

@@ -105,9 +105,9 @@ class HostRegistry:
     def statuses(self) -> list[scheduler_pb2.HostStatus]:
         """Returns the state of every host that ever registered."""
         with self._lock:
-            known = [(host, self._silence(host)) for host in self._hosts.values()]
+            silences = [(host, self._silence(host)) for host in self._hosts.values()]
         statuses = []
-        for host, silence in known:
+        for host, silence in silences:
             status = scheduler_pb2.HostStatus(host=host, alive=silence <= SILENCE_SECONDS)
             status.last_seen.FromMilliseconds(int((time.time() - silence) * 1000))
             statuses.append(status)

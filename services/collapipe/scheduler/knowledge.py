@@ -1,7 +1,7 @@
 """What the scheduler knows about the hosts, links and model of a job.
 
-The first values come from profiles and probes. Telemetry of each round then updates them. They are stored with
-the job, so that a restarted scheduler continues with them.
+The first values come from profiles and probes. Telemetry of each round then updates them. They are stored
+with the job, so that a restarted scheduler continues with them.
 
 At the end of a round, a control unit gathers the unit states of its devices: weights and optimizer moments.
 The rate of this gathering is measured for each device, because it decides which devices should hold blocks.
