@@ -72,11 +72,10 @@ _GRADIENT_ARRIVED, _ACTIVATION_ARRIVED, _PASS_ENDED = range(3)
 def simulate(pipelines: Sequence[SimulatedPipeline]) -> list[PipelineRun]:
     """Runs pipelines side by side. They start together, and only wait for each other at a shared processor.
 
-    A link with infinite seconds makes its pipeline take infinite time.
-
-    The stages of all pipelines are numbered as nodes, and link i leads from node i to node i + 1.
-    Micro-batches need no names, because every queue is first in, first out. The loop is one function with
-    local lists, because a function call for each event would double the time.
+    A link with infinite seconds makes its pipeline take infinite time. The stages of all pipelines are
+    numbered as nodes, and link i leads from node i to node i + 1. Micro-batches need no names, because every
+    queue is first in, first out. The loop is one function with local lists, because a function call for each
+    event would double the time.
     """
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     owner = [index for index, pipeline in enumerate(pipelines) for _ in pipeline.stages]

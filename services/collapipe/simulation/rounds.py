@@ -74,7 +74,7 @@ class _Rounds:
             InfeasibleError: No plan is feasible.
         """
         system, drawn = self._system, self._system.draw(round_index)
-        # A strategy knows the interference of the previous plans only, because no host uses the new plans yet.
+        # A strategy knows only the interference of the previous plans: no host uses the new plans yet.
         heard = system.with_interference(drawn, self._previous)
         known = self._problem(system.as_known(heard, round_index), round_index)
         started = time.perf_counter()

@@ -57,8 +57,9 @@ def choose(clusters: Sequence[Candidates], limits: Floats, upper_bound: float) -
 
     The load of the edge server depends on the choice, and the delay costs depend on the load. So the function
     tries every possible total load in ascending order. A choice that needs less than the assumed load only
-    looks slower than it is, and its true load is tried as well. If the best choice for a load, without a
-    limit on the load, does not exceed it, then no higher load can give a better choice, and the search ends.
+    looks slower than it is, and its true load is tried as well. The search ends when the best choice for a
+    load, without a limit on the load, does not exceed that load. No higher load can then give a better
+    choice.
 
     Args:
         clusters: Every cluster has at least one plan.

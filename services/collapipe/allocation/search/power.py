@@ -39,7 +39,7 @@ def best_watts(time_weight: Floats, joule_weight: Floats, gain: Floats, limit: F
         time_weight: V', the price of a second of the transfer.
         joule_weight: Q', the price of a joule.
         gain: h / (B (N0 + I0)), in 1/W; above 0.
-        limit: Largest power, in W. It is the best power if energy costs nothing.
+        limit: Largest power. It is the best power if energy costs nothing.
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.where(joule_weight > 0, time_weight * gain / joule_weight, math.inf)

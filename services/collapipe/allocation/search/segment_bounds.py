@@ -75,17 +75,14 @@ def _steps(costs: ClusterCosts, segment: Floats, link: Floats) -> Steps:
 def cheapest_prefixes(
     steps: Steps, grid: Floats, *, in_order: bool, blocked: Bools | None = None
 ) -> Floats:
-    """Computes the least cost of a prefix of a pipeline by dynamic programming.
+    """Computes the least cost of each prefix of a pipeline by dynamic programming: (m, g, k, s).
+
+    A prefix runs the blocks before s and ends with the link into device k. The last k is the edge server.
 
     Args:
         grid: Bottlenecks that no segment and no link may exceed. (m, g)
-        in_order: Whether devices come in the order of the tables. Otherwise the programme may use a device
-            twice.
+        in_order: Whether devices come in the order of the tables. Otherwise the programme may use one twice.
         blocked: Segments that are not allowed. (m, g, k, s, e)
-
-    Returns:
-        The least cost of a prefix that runs the blocks before s and ends with the link into device k. The
-            last k stands for the edge server. (m, g, k, s)
     """
     num_devices, num_blocks = steps.compute.shape[1], steps.compute.shape[2] - 1
     link = np.where(

@@ -38,7 +38,7 @@ class ClusterCosts:
         max_in_flight: Windows of this size never starve a stage. (m)
         loop_price: Price of the latency loop of a mini-batch. (m)
         bottleneck_price: Price of the bottleneck. (m)
-        fixed_delay_cost, fixed_summed_cost: Costs of the first and the last stage, the step and the upload. (m)
+        fixed_delay_cost, fixed_summed_cost: Costs of the end stages, the step and the upload. (m)
         embedding_seconds, head_seconds: Compute time of the first and the last stage. (m)
         embedding_window: Largest window of the first stage. (m)
         head_load: Seconds of the edge server's processor that the cluster needs for a mini-batch. (m)
