@@ -30,7 +30,6 @@ from collapipe_client.quantities import (
 )
 from collapipe_client.reporting import FAILED, exit_codes, plain_table, print_json, say
 from collapipe_client.shaping_files import (
-    DescribedLinks,
     EmulatedLinks,
     Report,
     ShaperProcessLinks,
@@ -167,7 +166,7 @@ def _make_entry(values: dict[str, Any]) -> LinkEntry:
         raise InvalidInputError(describe_mistakes(error)) from None
 
 
-def _find_links(state: Path | None, workspace: Path) -> DescribedLinks:
+def _find_links(state: Path | None, workspace: Path) -> ShaperProcessLinks | EmulatedLinks:
     """Finds the links of the given file, else of a running local testbed, else of the compose testbed."""
     if state is not None:
         return ShaperProcessLinks(state)

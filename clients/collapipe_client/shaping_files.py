@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import BaseModel
 
@@ -42,20 +41,6 @@ class Report(BaseModel):
     """Senders without a running shaper process. They follow the file when they start."""
 
 
-class DescribedLinks(Protocol):
-    """The links of one testbed."""
-
-    def links(self) -> Mapping[str, LinkDescription]:
-        """Returns the descriptions in the file, by key."""
-
-    def change(self, changes: Changes, wait_seconds: float) -> Report:
-        """Changes the file, and waits at most `wait_seconds` until the change is in force.
-
-        Raises:
-            InvalidInputError: The testbed lacks a host, cannot play a trace, or its file cannot be used.
-        """
-
-
 class ShaperProcessLinks:
     """The links of a testbed whose hosts have shaper processes.
 
@@ -67,9 +52,15 @@ class ShaperProcessLinks:
         self._file = file
 
     def links(self) -> Mapping[str, LinkEntry]:
+        """Returns the descriptions in the file, by key."""
         return LinksFile.read(self._file).links
 
     def change(self, changes: Changes, wait_seconds: float) -> Report:
+        """Changes the file, and waits at most `wait_seconds` until the change is in force.
+
+        Raises:
+            InvalidInputError: The testbed lacks a host, or its file cannot be used.
+        """
         if not self._file.parent.is_dir():
             raise InvalidInputError(
                 f"--state {self._file}: there is no such folder: give the links.json in the folder that the shaper "
@@ -139,9 +130,15 @@ class EmulatedLinks:
         self._hosts = hosts
 
     def links(self) -> Mapping[str, LinkDescription]:
+        """Returns the descriptions in the file, by key."""
         return Emulation.read(self._file).links
 
     def change(self, changes: Changes, wait_seconds: float) -> Report:
+        """Changes the file. The hosts apply the change later, so that there is nothing to wait for.
+
+        Raises:
+            InvalidInputError: The testbed lacks a host, or a change contains a trace.
+        """
         entries = {key: entry for key, entry in changes.items() if entry is not None}
         if any(entry.trace is not None for entry in entries.values()):
             raise InvalidInputError(

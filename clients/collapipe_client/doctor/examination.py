@@ -78,13 +78,12 @@ def _examine_machine(folder: Path, settings: BoxSettings, role: Role | None) -> 
 
 def _examine_ports(settings: BoxSettings, role: Role) -> list[Check]:
     module = f"collapipe.{role.replace('-', '_')}"
-    addresses = [("gRPC", "listen", settings.listen)]
+    checks = [ports.check_port("gRPC", "listen", settings.listen, module)]
     if settings.metrics_listen:
-        addresses.append(("metrics", "metrics_listen", settings.metrics_listen))
-    return [
-        ports.check_port(purpose, setting, address, module)
-        for purpose, setting, address in addresses
-    ]
+        checks.append(
+            ports.check_port("metrics", "metrics_listen", settings.metrics_listen, module)
+        )
+    return checks
 
 
 def _examine_peers(scheduler: Endpoint, settings: BoxSettings, role: Role | None) -> list[Check]:

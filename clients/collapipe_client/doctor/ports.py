@@ -43,8 +43,7 @@ def check_port(purpose: str, setting: str, address: str, module: str) -> Check:
 
 def _check_listener(name: str, setting: str, address: str, listener: str, module: str) -> Check:
     if module in listener:
-        pid = listener.rpartition("(pid")[2]
-        return Check.ok(name, f"the service is running and uses {address} (pid{pid}")
+        return Check.ok(name, f"the service is running and uses {address}: {listener}")
     port = address.rpartition(":")[2]
     remedy = (
         f"see which process has the port (sudo ss -ltnp 'sport = :{port}'); if it is not the service itself, end "

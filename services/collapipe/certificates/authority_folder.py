@@ -177,7 +177,7 @@ class AuthorityFolder:
             )
 
     def has_token(self, secret: bytes) -> bool:
-        """Returns whether a token with this secret exists and is unused; it may have expired."""
+        """Returns whether a token with this secret exists and is unused. An expired token counts, too."""
         return self._tokens.is_unused(secret)
 
     def enroll(self, secret: bytes, request: bytes, observed_host: str | None) -> HolderCertificate:

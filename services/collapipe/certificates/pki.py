@@ -238,9 +238,8 @@ def read_request(data: bytes) -> Request:
         raise InvalidInputError(
             f"the signing request asks for the extensions {', '.join(others)}: only the authority sets them"
         )
-    names = [name for e in extensions for name in e.value]
-    uris, hosts = _uris_and_hosts(names)
-    return Request(public_key, tuple(uris), frozenset(hosts))
+    uris, hosts = _uris_and_hosts(name for e in extensions for name in e.value)
+    return Request(public_key, tuple(uris), hosts)
 
 
 def identity_of(certificate: x509.Certificate) -> Identity | None:
@@ -251,8 +250,7 @@ def identity_of(certificate: x509.Certificate) -> Identity | None:
 def hosts_of(certificate: x509.Certificate) -> frozenset[str]:
     """Returns the hosts in a certificate, without `OF_THIS_MACHINE` and without the names of roles."""
     hosts = _uris_and_hosts(_alternative_names(certificate))[1]
-    of_roles = {role.server_name for role in Role}
-    return frozenset(hosts) - OF_THIS_MACHINE - of_roles
+    return hosts - OF_THIS_MACHINE - {role.server_name for role in Role}
 
 
 def is_of_key(certificate: x509.Certificate, key: ec.EllipticCurvePublicKey) -> bool:
@@ -274,7 +272,7 @@ def lifetime_of(certificate: x509.Certificate) -> datetime.timedelta:
     return certificate.not_valid_after_utc - certificate.not_valid_before_utc - _BACKDATED
 
 
-def _uris_and_hosts(names: Iterable[x509.GeneralName]) -> tuple[list[str], list[str]]:
+def _uris_and_hosts(names: Iterable[x509.GeneralName]) -> tuple[list[str], frozenset[str]]:
     """Splits names into URIs and hosts. Raises `InvalidInputError` for any other kind of name."""
     uris, hosts = [], []
     for name in names:
@@ -286,7 +284,7 @@ def _uris_and_hosts(names: Iterable[x509.GeneralName]) -> tuple[list[str], list[
             raise InvalidInputError(
                 f"a name of the kind {type(name).__name__} is not allowed: use DNS names and IP addresses"
             )
-    return uris, hosts
+    return uris, frozenset(hosts)
 
 
 def _alternative_names(certificate: x509.Certificate) -> list[x509.GeneralName]:

@@ -105,7 +105,7 @@ class TokenStore:
         return secret
 
     def is_unused(self, secret: bytes) -> bool:
-        """Returns whether a token exists and is unused; it may have expired."""
+        """Returns whether a token exists and is unused. An expired token counts, too."""
         return self._unused_file(secret).exists()
 
     def find(self, secret: bytes, now: datetime.datetime) -> Grant:
