@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 def shell_blocks() -> list[list[str]]:
     """Returns the commands of each shell block of the README, without their comments."""
-    blocks = re.findall(r"```sh\n(.*?)```", (REPOSITORY / "README.md").read_text("utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```sh\n(.*?)```", (REPOSITORY / "README.md").read_text("utf-8"), re.DOTALL
+    )
     return [
         [re.sub(r"\s{2,}#.*", "", line) for line in block.splitlines() if line] for block in blocks
     ]
@@ -31,7 +33,9 @@ SET_UP, OWN_DATA = shell_blocks()
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A copy of the checkout whose `.venv` is the environment of this test, so that nothing is installed twice."""
     folder = tmp_path_factory.mktemp("readme") / "collapipe"
-    ignored = shutil.ignore_patterns(".git", ".venv", "build", ".collapipe", "*_cache", "__pycache__")
+    ignored = shutil.ignore_patterns(
+        ".git", ".venv", "build", ".collapipe", "*_cache", "__pycache__"
+    )
     shutil.copytree(REPOSITORY, folder, ignore=ignored, symlinks=True)
     (folder / ".venv").symlink_to(Path(sys.prefix))
     yield folder
@@ -53,12 +57,18 @@ def test_demo_trains_and_leaves_a_model(checkout: Path) -> None:
 
 def write_own_data(folder: Path) -> None:
     """Writes the files that the commands name, in the formats that docs/running.md gives."""
-    texts = [("the card never came", "card"), ("my rate is wrong", "rate"), ("top up failed", "top")]
+    texts = [
+        ("the card never came", "card"),
+        ("my rate is wrong", "rate"),
+        ("top up failed", "top"),
+    ]
     rows = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in texts * 30)
     sentence = "Anna\tB-person\nlives\tO\nin\tO\nBonn\tB-place\n\n"
     pair = json.dumps({"en": "A man rides a horse.", "de": "Ein Mann reitet ein Pferd."}) + "\n"
     for name in re.findall(r"=([\w-]+\.(?:jsonl|conll))", "\n".join(OWN_DATA)):
-        content = sentence * 90 if name.endswith("conll") else pair * 90 if "pairs" in name else rows
+        content = (
+            sentence * 90 if name.endswith("conll") else pair * 90 if "pairs" in name else rows
+        )
         (folder / name).write_text(content, "utf-8")
 
 

@@ -73,12 +73,12 @@ def _explain_cluster(decision: RoundDecision, index: int) -> Iterator[str]:
     )
     for device in cluster.devices:
         if device.host_id not in plan.segments:
-            reason = ""
-            if decision.question.strategy == "dssra":
-                saves_energy = bool(device.backlog)
-                reason = (
-                    ": to save its energy" if saves_energy else ": the round is no faster with it"
-                )
+            if decision.question.strategy != "dssra":
+                reason = ""
+            elif device.backlog:
+                reason = ": to save its energy"
+            else:
+                reason = ": the round is no faster with it"
             yield f"{device.host_id} is not used{reason}"
     if moved := num_moved_blocks(cluster.previous, plan):
         verb = "block moves" if moved == 1 else "blocks move"

@@ -15,11 +15,7 @@ _POLL_SECONDS = 0.2
 
 
 class HostCalls:
-    """The calls of one job to its hosts.
-
-    Args:
-        silence_seconds: Longest wait for the next answer of a streaming call.
-    """
+    """The calls of one job to its hosts. A host may be silent for `silence_seconds` between two answers."""
 
     def __init__(self, silence_seconds: float) -> None:
         self._silence_seconds = silence_seconds

@@ -58,7 +58,7 @@ class HostRegistry:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._hosts: dict[str, scheduler_pb2.Host] = {}
         self._last_seen: dict[str, float] = {}
 
@@ -100,7 +100,8 @@ class HostRegistry:
     def alive(self) -> list[scheduler_pb2.Host]:
         """Returns the hosts whose last heartbeat is recent, in registration order."""
         with self._lock:
-            return self._alive()
+            hosts = self._hosts.values()
+            return [host for host in hosts if self._silence(host) <= SILENCE_SECONDS]
 
     def statuses(self) -> list[scheduler_pb2.HostStatus]:
         """Returns the state of every host that ever registered."""
@@ -120,11 +121,8 @@ class HostRegistry:
     def _silence(self, host: scheduler_pb2.Host) -> float:
         return self._clock() - self._last_seen[host.host_id]
 
-    def _alive(self) -> list[scheduler_pb2.Host]:
-        return [host for host in self._hosts.values() if self._silence(host) <= SILENCE_SECONDS]
-
     def _export_counts(self) -> None:
-        roles = [host.role for host in self._alive()]
+        roles = [host.role for host in self.alive()]
         for role in (DEVICE_AGENT, CONTROL_UNIT, EDGE_SERVER):
             name = scheduler_pb2.HostRole.Name(role).removeprefix("HOST_ROLE_").lower()
             metrics.HOSTS.labels(name).set(roles.count(role))
@@ -133,11 +131,7 @@ class HostRegistry:
 def choose_hosts(
     alive: list[scheduler_pb2.Host], job: JobConfig
 ) -> tuple[JobHosts | None, list[str]]:
-    """Chooses the hosts that take part in a job.
-
-    Returns:
-        The hosts and an empty list; or `None` and a description of each missing host.
-    """
+    """Returns the hosts that take part in a job; or `None` and a description of each missing host."""
     missing = []
     edge_server = next((host for host in alive if host.role == EDGE_SERVER), None)
     if edge_server is None:

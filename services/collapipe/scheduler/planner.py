@@ -81,11 +81,7 @@ class Planner:
         telemetry: Telemetry,
         state: PlannerState | None,
     ) -> "Planner":
-        """Creates the planner of a job from its stored state, or else profiles the hosts.
-
-        Args:
-            state: The state of an earlier planner of the job. The hosts may have changed since.
-        """
+        """Creates the planner of a job from its stored state. If no state fits the hosts, it profiles them."""
         is_adaptive = job.schedule.strategy == "dssra"
         explorer = Explorer(job, model, hosts, channels) if is_adaptive else None
         if is_adaptive:

@@ -11,12 +11,7 @@ if TYPE_CHECKING:
 
 
 def load_hub_rows(split: str, kind: str, data: DataConfig) -> list[Row]:
-    """Downloads a split, unless the cache of `datasets` has it.
-
-    Args:
-        split: For example "train", or "train[:1000]".
-        kind: `TaskConfig.kind`.
-    """
+    """Downloads a split such as "train[:1000]", unless the cache of `datasets` has it."""
     name = data.hub_name
     if name is None:
         raise InvalidInputError(

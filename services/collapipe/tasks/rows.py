@@ -60,9 +60,6 @@ class TaggedRow(Row):
 def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, line: int) -> Row:
     """Converts a record of a JSON Lines file or of the hub to a row.
 
-    Args:
-        kind: `TaskConfig.kind`.
-
     Raises:
         InvalidInputError: A column is missing or has a wrong value.
     """
@@ -91,10 +88,9 @@ def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, 
 
 
 def check_iob2(tags: Sequence[str], place: Callable[[int], str]) -> None:
-    """Refuses tags that are not IOB2: B- opens every entity, and I- continues an entity of the same type.
+    """Refuses tags of a sentence that are not IOB2: B- opens every entity, and I- continues one of its type.
 
     Args:
-        tags: The tags of one sentence.
         place: Returns the place of a tag for the message, given its index.
     """
     before = "O"

@@ -35,10 +35,10 @@ def dirichlet_clusters(
     """Returns the cluster of each row from `start`, so that each cluster has other shares of labels.
 
     For each label, the shares of the clusters are drawn from a Dirichlet distribution. Then the
-    cluster of each row is drawn from the shares of its label.
+    cluster of each row is drawn from the shares of its label. With a smaller `alpha`, the clusters differ
+    more.
 
     Args:
-        alpha: Concentration of the distribution; a smaller one is more skewed.
         groups: The label of each row.
     """
     limits = {

@@ -190,12 +190,7 @@ class ParallelFiles(FileRows):
 
 
 def open_file(path: str, kind: str, data: DataConfig) -> RowSource:
-    """Chooses the format by the name of the file and the task.
-
-    Args:
-        path: As in `DataConfig.train`.
-        kind: `TaskConfig.kind`.
-    """
+    """Opens a file of `DataConfig` in the format that fits its name and the kind of the task."""
     if path.endswith(".jsonl"):
         return JsonLinesFile(path, kind, data)
     if path.endswith(".conll") and kind == "ner":

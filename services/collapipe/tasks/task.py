@@ -57,8 +57,7 @@ class Task(ABC, Generic[E]):
     only appended. `set_labels` must be called before micro-batches are made.
 
     Args:
-        rows: The source of the cluster's rows.
-        new: The first reading of this source.
+        new: The first reading of `rows`.
     """
 
     metric: ClassVar[str]

@@ -47,13 +47,9 @@ def estimate(
     end: float,
     max_age_seconds: float,
 ) -> Estimates:
-    """Computes all estimates of a window.
+    """Computes all estimates of a window; `priors` are the profiles by host id.
 
-    Args:
-        series: From a `TelemetrySource`. Series of other instances than those in `hosts` are ignored.
-        hosts: Host ids by instance, the address of their metrics.
-        end: End of the window, in Unix seconds.
-        max_age_seconds: A host whose last sample is older is missing. Older gauges are not used.
+    The other arguments are those of `SampleWindow`.
     """
     window = SampleWindow(series, hosts, end=end, max_age_seconds=max_age_seconds)
     return Estimates(
