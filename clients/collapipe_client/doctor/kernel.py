@@ -39,8 +39,8 @@ _UNDER_VOLTAGE_BITS = (1 << 0) | (1 << 16)
 
 def check_memory_cgroup(root: Path = Path("/")) -> Check:
     """Checks for the memory cgroup, which the limits of containers and systemd's MemoryMax need."""
-    controllers = _text(root / "sys/fs/cgroup/cgroup.controllers")
-    table = _text(root / "proc/cgroups")
+    controllers = text_of(root / "sys/fs/cgroup/cgroup.controllers")
+    table = text_of(root / "proc/cgroups")
     if controllers is not None:
         version, is_on = 2, "memory" in controllers.split()
     elif table is not None:
@@ -97,7 +97,7 @@ def qdisc_installed(kind: str, release: str, root: Path = Path("/")) -> bool | N
         release: For example "6.1.0".
     """
     folder = root / "lib/modules" / release
-    loadable, built_in = _text(folder / "modules.dep"), _text(folder / "modules.builtin")
+    loadable, built_in = text_of(folder / "modules.dep"), text_of(folder / "modules.builtin")
     if f"sch_{kind}.ko" in f"{loadable} {built_in}":
         return True
     option = f"CONFIG_NET_SCH_{kind.upper()}"
@@ -113,7 +113,7 @@ def kernel_configuration(release: str, root: Path = Path("/")) -> str:
     """Reads the build configuration of a kernel; empty if it cannot be read."""
     with contextlib.suppress(OSError):
         return gzip.decompress((root / "proc/config.gz").read_bytes()).decode()
-    return _text(root / f"boot/config-{release}") or ""
+    return text_of(root / f"boot/config-{release}") or ""
 
 
 def check_shaping(qdiscs: dict[str, bool | None], *, wanted: bool = False) -> Check:
@@ -189,7 +189,7 @@ def check_clock_offset(offset_seconds: float, uncertainty_seconds: float) -> Che
 
 def throttled_flags(root: Path = Path("/")) -> int | None:
     """Reads the flags of a Raspberry Pi's firmware about voltage and temperature; `None` elsewhere."""
-    text = _text(root / "sys/devices/platform/soc/soc:firmware/get_throttled")
+    text = text_of(root / "sys/devices/platform/soc/soc:firmware/get_throttled")
     if text is None:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             text = subprocess.run(
@@ -223,7 +223,8 @@ def check_temperature(celsius: float | None, throttled: int | None) -> Check:
     return Check.ok("temperature", found)
 
 
-def _text(path: Path) -> str | None:
+def text_of(path: Path) -> str | None:
+    """Returns the text of a file; `None` if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

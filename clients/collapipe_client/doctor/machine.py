@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collapipe_client.doctor.check import Check
+from collapipe_client.doctor.kernel import text_of
 
 _GB = 10**9
 _TORCH_SECONDS = 120
@@ -92,7 +93,7 @@ def ask_torch() -> TorchFacts | str | None:
 
 def is_jetson(root: Path = Path("/")) -> bool:
     """Returns whether this machine is a Jetson, also in a container."""
-    model = _text(root / "proc/device-tree/model")
+    model = text_of(root / "proc/device-tree/model") or ""
     return (root / "etc/nv_tegra_release").exists() or "jetson" in model.lower()
 
 
@@ -167,7 +168,8 @@ def check_memory(available_bytes: int, *, of_box: bool = False) -> Check:
 
 def check_swap(table: Path = Path("/proc/swaps")) -> Check:
     """Warns of swap on a disk or a card, which makes training far slower and wears the card out."""
-    areas = [line.split()[0] for line in _text(table).splitlines()[1:] if line.strip()]
+    lines = (text_of(table) or "").splitlines()[1:]
+    areas = [line.split()[0] for line in lines if line.strip()]
     if any("zram" not in area for area in areas):
         return Check.warn(
             "swap",
@@ -235,11 +237,3 @@ def check_packages(
 def _existing_parent(folder: Path) -> Path:
     folder = folder.absolute()
     return next(path for path in (folder, *folder.parents) if path.exists())
-
-
-def _text(path: Path) -> str:
-    """Returns the text of a file of /proc or /sys; empty if there is no such file."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
