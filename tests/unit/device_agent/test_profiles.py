@@ -25,8 +25,8 @@ def _no_time_box(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def servicer(emulation: Path | None = None) -> DeviceAgentServicer:
-    world = EmulationFile(emulation)
-    links = OutgoingLinks("device-0-0", world, PacedShaper(), NoRadioDriver())
+    file = EmulationFile(emulation)
+    links = OutgoingLinks("device-0-0", file, PacedShaper(), NoRadioDriver())
     channels = ChannelPool(Security.insecure())
     return DeviceAgentServicer(HostResources(torch.device("cpu"), channels, links))
 

@@ -8,7 +8,7 @@ import pytest
 from collapipe.emulation.emulation_file import EmulationFile
 
 
-class World:
+class ChangingEmulation:
     """An emulation file, and the object through which a host reads it."""
 
     def __init__(self, path: Path) -> None:
@@ -21,5 +21,5 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "world.json")
+def emulation(tmp_path: Path) -> ChangingEmulation:
+    return ChangingEmulation(tmp_path / "emulation.json")

@@ -13,7 +13,7 @@ from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.tensors import ACTIVATION, Frame, FrameKind, encode_frame
 from collapipe.v1.tensor_pb2 import CODEC_BF16, CODEC_FP32, CODEC_INT8, Codec
 
-from .conftest import World
+from .conftest import ChangingEmulation
 
 
 def value(name: str, **labels: str) -> float | None:
@@ -27,14 +27,14 @@ def frame(number: int = 0, num_values: int = 2048) -> Frame:
 class Arrivals:
     """A link, and the frames that it delivered, each with its time."""
 
-    def __init__(self, world: World, here: str = "b") -> None:
+    def __init__(self, emulation: ChangingEmulation, here: str = "b") -> None:
         self.frames: queue.SimpleQueue[tuple[float, Frame]] = queue.SimpleQueue()
         self.link = IncomingLink(
             "a",
             here,
             ("71", "1"),
             4,
-            world.file,
+            emulation.file,
             lambda frame: self.frames.put((time.monotonic(), frame)),
         )
 
@@ -53,10 +53,14 @@ class Arrivals:
     [(CODEC_FP32, "fp32", 8192), (CODEC_BF16, "bf16", 4096), (CODEC_INT8, "int8", 4104)],
 )
 def test_receiver_counts_wire_bytes_and_the_time_from_header_to_last_byte(
-    world: World, monkeypatch: pytest.MonkeyPatch, codec: Codec, name: str, num_bytes: int
+    emulation: ChangingEmulation,
+    monkeypatch: pytest.MonkeyPatch,
+    codec: Codec,
+    name: str,
+    num_bytes: int,
 ) -> None:
     now = iter([10.0, *[11.0] * 3, *[13.0] * 99])
-    arrivals = Arrivals(world, f"metered-{name}")
+    arrivals = Arrivals(emulation, f"metered-{name}")
     header, chunks = encode_frame(frame(num_values=4096 if name == "int8" else 2048), codec, 2000)
     monkeypatch.setattr(incoming_link.time, "perf_counter", lambda: next(now))
     arrivals.link.begin_frame(header)
@@ -69,23 +73,27 @@ def test_receiver_counts_wire_bytes_and_the_time_from_header_to_last_byte(
     assert arrivals.link.received_bytes == num_bytes
 
 
-def test_small_frame_is_not_measured(world: World) -> None:
-    arrivals = Arrivals(world, "small")
+def test_small_frame_is_not_measured(emulation: ChangingEmulation) -> None:
+    arrivals = Arrivals(emulation, "small")
     arrivals.take(frame(num_values=100))
     arrivals.take(Frame(FrameKind.BACKWARD, 0, 0))
     assert [arrivals.next()[1].kind for _ in range(2)] == [FrameKind.FORWARD, FrameKind.BACKWARD]
     assert value("collapipe_link_transfer_seconds_total", link="a>small") is None
 
 
-def test_frame_without_a_delay_is_delivered_before_the_next_part_is_read(world: World) -> None:
-    arrivals = Arrivals(world)
+def test_frame_without_a_delay_is_delivered_before_the_next_part_is_read(
+    emulation: ChangingEmulation,
+) -> None:
+    arrivals = Arrivals(emulation)
     arrivals.take(frame(3))
     assert arrivals.frames.get_nowait()[1].micro_batch == 3
 
 
-def test_delayed_frames_arrive_late_and_in_order_with_overlapping_delays(world: World) -> None:
-    world.set(links={"a>b": {"delay_seconds": 0.5}})
-    arrivals = Arrivals(world)
+def test_delayed_frames_arrive_late_and_in_order_with_overlapping_delays(
+    emulation: ChangingEmulation,
+) -> None:
+    emulation.set(links={"a>b": {"delay_seconds": 0.5}})
+    arrivals = Arrivals(emulation)
     started = time.monotonic()
     for number in range(4):
         arrivals.take(frame(number))
@@ -97,16 +105,16 @@ def test_delayed_frames_arrive_late_and_in_order_with_overlapping_delays(world: 
     assert came[-1][0] - started < 4 * 0.5
 
 
-def test_frame_does_not_overtake_delayed_frames(world: World) -> None:
-    world.set(links={"a>b": {"delay_seconds": 0.3}})
-    arrivals = Arrivals(world)
+def test_frame_does_not_overtake_delayed_frames(emulation: ChangingEmulation) -> None:
+    emulation.set(links={"a>b": {"delay_seconds": 0.3}})
+    arrivals = Arrivals(emulation)
     arrivals.take(frame(0))
-    world.set()
+    emulation.set()
     arrivals.take(frame(1))
     arrivals.link.close()
     assert [arrivals.next()[1].micro_batch for _ in range(2)] == [0, 1]
 
 
-def test_chunk_without_a_frame_is_refused(world: World) -> None:
+def test_chunk_without_a_frame_is_refused(emulation: ChangingEmulation) -> None:
     with pytest.raises(CorruptDataError, match="outside any frame"):
-        Arrivals(world).link.add_chunk(b"abc")
+        Arrivals(emulation).link.add_chunk(b"abc")

@@ -31,13 +31,13 @@ NOWHERE = EmulationFile(None)
 class Pair:
     """Two hosts with one emulation file."""
 
-    def __init__(self, world: Path) -> None:
-        self.world = world
+    def __init__(self, emulation_path: Path) -> None:
+        self.emulation_path = emulation_path
         self.set()
         self.channels = ChannelPool(PLAIN)
         self.servers = []
         for host_id in ("probing", "probed"):
-            file = EmulationFile(world)
+            file = EmulationFile(emulation_path)
             links = OutgoingLinks(host_id, file, PacedShaper(), EmulatedRadioDriver(file))
             servicer = LinkServicer(links, self.channels)
             self.servers.append(
@@ -51,7 +51,7 @@ class Pair:
             )
 
     def set(self, **sections: object) -> None:
-        self.world.write_text(json.dumps(sections))
+        self.emulation_path.write_text(json.dumps(sections))
 
     def measure(self, host_id: str = "probed", address: str | None = None) -> MeasureLinkResponse:
         request = MeasureLinkRequest(
@@ -63,7 +63,7 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(tmp_path / "world.json")
+    made = Pair(tmp_path / "emulation.json")
     yield made
     made.channels.close()
     for server in made.servers:

@@ -19,7 +19,7 @@ from collapipe.traffic_shaping.radio import (
 )
 from collapipe.v1.stage_pb2 import FrameHeader
 
-from .conftest import World
+from .conftest import ChangingEmulation
 
 STAGE = ("71", "2")
 """The labels of the sending stage in metrics."""
@@ -67,13 +67,13 @@ def frame(number: int = 0, num_values: int = 2048) -> Frame:
 
 
 def link_of(
-    world: World,
+    emulation: ChangingEmulation,
     shaper: Shaper,
     settings: LinkSettings | None = None,
     radio: RadioDriver | None = None,
     here: str = "a",
 ) -> OutgoingLink:
-    host = OutgoingLinks(here, world.file, shaper, radio or NoRadioDriver())
+    host = OutgoingLinks(here, emulation.file, shaper, radio or NoRadioDriver())
     return host.link_to("b", "b:1", settings or LinkSettings())
 
 
@@ -81,9 +81,9 @@ def send(link: OutgoingLink, *frames: Frame) -> list[FrameHeader | bytes]:
     return list(link.encoded_parts(frames, STAGE))
 
 
-def test_link_waits_before_every_chunk(world: World) -> None:
+def test_link_waits_before_every_chunk(emulation: ChangingEmulation) -> None:
     shaper = NotingShaper()
-    link = link_of(world, shaper, LinkSettings(rate_limit_bps=800))
+    link = link_of(emulation, shaper, LinkSettings(rate_limit_bps=800))
     notes = shaper.notes
     for part in link.encoded_parts([frame(num_values=62)], STAGE):
         notes.append("header" if isinstance(part, FrameHeader) else len(part))
@@ -97,10 +97,10 @@ def test_link_waits_before_every_chunk(world: World) -> None:
 
 
 def test_sent_frames_are_counted_with_the_time_until_the_network_took_the_last_part(
-    world: World,
+    emulation: ChangingEmulation,
 ) -> None:
     stage = ("71", "3")
-    for _ in link_of(world, NotingShaper()).encoded_parts([frame(num_values=62)], stage):
+    for _ in link_of(emulation, NotingShaper()).encoded_parts([frame(num_values=62)], stage):
         time.sleep(0.02)  # A slow network.
     labels = {"cluster": "71", "stage": "3", "direction": "forward"}
     seconds = value("collapipe_stage_sending_seconds_total", **labels)
@@ -108,9 +108,9 @@ def test_sent_frames_are_counted_with_the_time_until_the_network_took_the_last_p
     assert value("collapipe_link_bytes_total", **labels, way="sent") == 62 * 4
 
 
-def test_broken_stream_closes_the_shaped_link(world: World) -> None:
+def test_broken_stream_closes_the_shaped_link(emulation: ChangingEmulation) -> None:
     shaper = NotingShaper()
-    stream = link_of(world, shaper).encoded_parts([frame()], STAGE)
+    stream = link_of(emulation, shaper).encoded_parts([frame()], STAGE)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert shaper.notes[-1] == "close"
@@ -129,23 +129,23 @@ def test_broken_stream_closes_the_shaped_link(world: World) -> None:
     ],
 )
 def test_rate_is_the_least_of_plan_wire_and_radio(
-    world: World, limit: int, wire: float | None, has_radio: bool, expected: float
+    emulation: ChangingEmulation, limit: int, wire: float | None, has_radio: bool, expected: float
 ) -> None:
-    world.set(links={"*": {"rate_bps": wire}}, radios={"a>b": CHANNEL} if has_radio else {})
+    emulation.set(links={"*": {"rate_bps": wire}}, radios={"a>b": CHANNEL} if has_radio else {})
     settings = LinkSettings(rate_limit_bps=limit, bandwidth_hz=1e3, transmit_power_watts=0.05)
     shaper = NotingShaper()
-    send(link_of(world, shaper, settings, EmulatedRadioDriver(world.file)), frame())
+    send(link_of(emulation, shaper, settings, EmulatedRadioDriver(emulation.file)), frame())
     assert shaper.rates == [expected]
     assert value("collapipe_link_rate_limit_bps", link="a>b") == expected
 
 
-def test_changed_emulation_applies_from_the_next_frame(world: World) -> None:
+def test_changed_emulation_applies_from_the_next_frame(emulation: ChangingEmulation) -> None:
     shaper = NotingShaper()
-    link = link_of(world, shaper)
+    link = link_of(emulation, shaper)
 
     def changing() -> Iterator[Frame]:
         for rate in (4000.0, 1000.0, None):
-            world.set(links={"a>b": {"rate_bps": rate}}, time_scale=1 + (rate or 0))
+            emulation.set(links={"a>b": {"rate_bps": rate}}, time_scale=1 + (rate or 0))
             yield frame()
 
     for _ in link.encoded_parts(changing(), STAGE):
@@ -153,11 +153,11 @@ def test_changed_emulation_applies_from_the_next_frame(world: World) -> None:
     assert shaper.rates == [4000.0, 1000.0, 0.0]
 
 
-def test_link_reports_the_state_of_its_radio(world: World) -> None:
-    world.set(radios={"radio-a>b": CHANNEL})
+def test_link_reports_the_state_of_its_radio(emulation: ChangingEmulation) -> None:
+    emulation.set(radios={"radio-a>b": CHANNEL})
     settings = LinkSettings(bandwidth_hz=1e6, transmit_power_watts=0.07)
-    radio = EmulatedRadioDriver(world.file)
-    send(link_of(world, NotingShaper(), settings, radio, here="radio-a"), frame())
+    radio = EmulatedRadioDriver(emulation.file)
+    send(link_of(emulation, NotingShaper(), settings, radio, here="radio-a"), frame())
     assert value("collapipe_radio_channel_gain", link="radio-a>b") == 1e-9
     assert value("collapipe_radio_noise_watts_per_hertz", link="radio-a>b") == 4e-21
     assert value("collapipe_radio_transmit_power_watts", link="radio-a>b") == 0.07

@@ -26,8 +26,8 @@ def emulate(tmp_path: Path) -> Callable[..., EmulatedProcessor]:
         devices = {}
         if profile is not None:
             devices["device-0-0"] = EmulatedDevice(profile=profile, slowdown=slowdown)
-        world = Emulation(devices=devices, time_scale=time_scale)
-        path.with_suffix(".new").write_text(world.model_dump_json())
+        emulation = Emulation(devices=devices, time_scale=time_scale)
+        path.with_suffix(".new").write_text(emulation.model_dump_json())
         os.replace(path.with_suffix(".new"), path)
         return EmulatedProcessor(EmulationFile(path), "device-0-0")
 
