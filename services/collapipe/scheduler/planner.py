@@ -81,7 +81,7 @@ class Planner:
         telemetry: Telemetry,
         state: PlannerState | None,
     ) -> "Planner":
-        """Creates the planner of a job from its stored state. If no state fits the hosts, it profiles them."""
+        """Creates the planner of a job from its stored state; profiles the hosts if no state fits them."""
         is_adaptive = job.schedule.strategy == "dssra"
         explorer = Explorer(job, model, hosts, channels) if is_adaptive else None
         if is_adaptive:
