@@ -78,8 +78,9 @@ def allocate(
     if links is None:
         return Allocation(plans, predict(problem, plans), None)
     point = _start(links, plans)
-    seconds = links.delay.round_seconds(point.times)
-    if not (np.isfinite(point.times).all() and np.isfinite(seconds).all()):
+    if not (
+        np.isfinite(point.times).all() and np.isfinite(links.delay.round_seconds(point.times)).all()
+    ):
         return Allocation(plans, predict(problem, plans), None)
     free = _costly(links, point.shares)
     value = links.objective(point.times, point.watts)
