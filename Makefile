@@ -60,7 +60,7 @@ docs: setup-docs
 
 # Records the demo for the README.
 recording: setup-docs
-	$(BIN)/termtosvg docs/pictures/demo.svg --screen-geometry 112x34 --max-frame-duration 400 \
+	$(BIN)/termtosvg docs/pictures/demo.svg --screen-geometry 112x34 --min-frame-duration 1500 --max-frame-duration 1500 \
 		--command "$(BIN)/collapipe train --preset demo"
 
 bench: setup-dev
