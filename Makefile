@@ -31,8 +31,9 @@ WARM_UP := import transformers.models.bert.modeling_bert, collapipe_client.cli, 
 demo: setup
 	$(BIN)/collapipe train --preset demo
 
+# Two workers: more would start more testbeds than the memory of a small machine holds.
 test: setup-dev
-	$(BIN)/python -m pytest -m "not heavy" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not heavy" --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 check: stubs
 	$(BIN)/ruff format --check .

@@ -1,6 +1,9 @@
 """The command `collapipe targets`, which writes the file of hosts that a Prometheus server scrapes."""
 
+import contextlib
 import json
+import queue
+import signal
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -13,13 +16,7 @@ from collapipe.v1.scheduler_pb2 import HostRole, HostStatus
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.endpoint import Endpoint, EndpointOptions, need_endpoint
 from collapipe_client.message_json import enum_word
-from collapipe_client.reporting import (
-    complain,
-    exit_codes,
-    print_json,
-    say,
-    termination_as_interrupt,
-)
+from collapipe_client.reporting import complain, exit_codes, print_json, say
 from collapipe_client.workspace import replace_text
 
 
@@ -54,25 +51,26 @@ def targets(
 
     The file is replaced atomically, and only if the hosts have changed.
     """
-    with exit_codes(as_json), termination_as_interrupt():
+    with exit_codes(as_json):
         endpoint = need_endpoint(endpoint_options)
         forget = timedelta(seconds=forget_after)
         if not follow:
             _update(file, endpoint, forget, as_json)
             return
-        try:
-            while True:
-                try:
-                    _update(file, endpoint, forget, as_json)
-                except InvalidInputError:
-                    raise
-                except (
-                    CollapipeError
-                ) as error:  # The hosts may run although the scheduler does not.
-                    complain(f"{file} is not updated: {error}")
-                time.sleep(every)
-        except KeyboardInterrupt:  # This is the normal end of --follow.
-            return
+        # An exception that a signal raises within gRPC could be lost. So the signals are only noted there.
+        signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda received, frame: signals.put(received))
+        while True:
+            try:
+                _update(file, endpoint, forget, as_json)
+            except InvalidInputError:
+                raise
+            except CollapipeError as error:  # The hosts may run although the scheduler does not.
+                complain(f"{file} is not updated: {error}")
+            with contextlib.suppress(queue.Empty):
+                signals.get(timeout=every)
+                return
 
 
 def target_groups(
