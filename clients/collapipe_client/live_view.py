@@ -1,7 +1,6 @@
 """Shows a running job: as a live picture in a terminal, as lines of text elsewhere, or as lines of JSON."""
 
 import json
-import sys
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -28,9 +27,10 @@ _STATE_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow"}
 class Display:
     """Shows the events of a job. Use it in `with`."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console) -> None:
         self.view = JobView()
         """The state of the job after the events so far."""
+        self._console = console
 
     def __enter__(self) -> Self:
         return self
@@ -44,18 +44,18 @@ class Display:
 
     def note(self, message: str) -> None:
         """Shows a message that is not an event of the job."""
-        raise NotImplementedError
+        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 def make_display(console: Console, as_json: bool) -> Display:
     """Chooses a display: JSON if asked for, a live picture in a terminal, and lines of text elsewhere."""
     if as_json:
-        return JsonDisplay()
+        return JsonDisplay(Console(stderr=True))
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
 
 
 class JsonDisplay(Display):
-    """Prints each event as a line of JSON. Notes go to stderr."""
+    """Prints each event as a line of JSON. Notes go to the console, which is that of stderr."""
 
     def show(self, event: WatchJobResponse) -> None:
         super().show(event)
@@ -63,16 +63,9 @@ class JsonDisplay(Display):
         if kind is not None:
             print(json.dumps(event_document(kind, event)), flush=True)
 
-    def note(self, message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
-
 
 class PlainDisplay(Display):
     """Prints lines for a log file or a pipe."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
 
     def show(self, event: WatchJobResponse) -> None:
         before = self.view
@@ -80,16 +73,12 @@ class PlainDisplay(Display):
         for line in progress_lines(before, self.view):
             self.note(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
 
-    def note(self, message: str) -> None:
-        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
-
 
 class LiveDisplay(Display):
     """Redraws a picture of the job four times a second. Notes appear above it."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
+        super().__init__(console)
         self._live = Live(
             console=console, refresh_per_second=4, get_renderable=lambda: render(self.view)
         )
