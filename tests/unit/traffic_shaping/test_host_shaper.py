@@ -18,14 +18,12 @@ import pytest
 from collapipe.errors import InvalidInputError
 from collapipe.traffic_shaping.traffic_control import TrafficControlShaper
 
+from .namespaces import joined_namespaces, run
+
 FAR = "10.78.0.2"
 """A receiver whose id is its address."""
 LIMITED = {"hosts": ["near", FAR], "links": {f"near>{FAR}": {"rate_bps": 8e6}}}
 SECONDS = 20.0
-
-
-def run(*line: str) -> str:
-    return subprocess.run(line, check=True, capture_output=True, text=True).stdout
 
 
 @dataclass
@@ -78,26 +76,8 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    if os.geteuid() or not shutil.which("tc") or not shutil.which("ip"):
-        pytest.skip("needs root, tc and ip")
-    names = [f"collapipe-shaped-{end}-{os.getpid()}" for end in ("near", "far")]
-    made = []
-    try:
-        try:
-            for name in names:
-                run("ip", "netns", "add", name)
-                made.append(name)
-            ends = ("near0", "netns", names[0], "type", "veth", "peer", "far0", "netns", names[1])
-            run("ip", "link", "add", *ends)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"this machine makes no network namespaces: {error.stderr}")
-        for name, device, number in zip(names, ("near0", "far0"), (1, 2), strict=True):
-            run("ip", "-n", name, "addr", "add", f"10.78.0.{number}/24", "dev", device)
-            run("ip", "-n", name, "link", "set", device, "up")
-        yield Host(names[0], tmp_path / "links.json")
-    finally:
-        for name in made:
-            run("ip", "netns", "del", name)
+    with joined_namespaces("collapipe-shaped", "10.78.0") as (near, _):
+        yield Host(near, tmp_path / "links.json")
 
 
 @pytest.fixture

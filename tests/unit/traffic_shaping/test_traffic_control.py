@@ -1,4 +1,3 @@
-import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +8,8 @@ import pytest
 
 from collapipe.errors import InvalidInputError
 from collapipe.traffic_shaping.traffic_control import TrafficControlShaper
+
+from .namespaces import joined_namespaces, run
 
 RATE_BPS = 2e7
 RECEIVE = """
@@ -63,32 +64,10 @@ class Wire:
         return 8 * int(total) / float(seconds)
 
 
-def run(*line: str) -> str:
-    return subprocess.run(line, check=True, capture_output=True, text=True).stdout
-
-
 @pytest.fixture
 def wire() -> Iterator[Wire]:
-    if os.geteuid() or not shutil.which("tc") or not shutil.which("ip"):
-        pytest.skip("needs root, tc and ip")
-    names = [f"collapipe-{end}-{os.getpid()}" for end in ("near", "far")]
-    made = []
-    try:
-        try:
-            for name in names:
-                run("ip", "netns", "add", name)
-                made.append(name)
-            ends = ("near0", "netns", names[0], "type", "veth", "peer", "far0", "netns", names[1])
-            run("ip", "link", "add", *ends)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"this machine makes no network namespaces: {error.stderr}")
-        for name, device, number in zip(names, ("near0", "far0"), (1, 2), strict=True):
-            run("ip", "-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", device)
-            run("ip", "-n", name, "link", "set", device, "up")
+    with joined_namespaces("collapipe", "10.77.0") as names:
         yield Wire(*names)
-    finally:
-        for name in made:
-            run("ip", "netns", "del", name)
 
 
 def test_kernel_limits_a_link_to_its_rate(wire: Wire) -> None:
