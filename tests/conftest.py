@@ -5,6 +5,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ALLOWED_REASONS = (
     "needs a CUDA device",
@@ -16,6 +17,11 @@ ALLOWED_REASONS = (
 """Beginnings of the reasons for which a test may be skipped in CI, too."""
 HEAVY_SUITES = ("faults", "e2e", "containers")
 """The suites that `.ci/run` runs with `-m heavy`."""
+
+# The machine may be busy, so examples have no deadline. `.ci/run` also uses the second profile.
+settings.register_profile("quick", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=400)
+settings.load_profile("quick")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,8 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Rejects heavy tests in a suite that .ci/run does not run with `-m heavy`."""
+    """Rejects heavy tests in a suite that .ci/run does not run with `-m heavy`.
+
+    Tests of one file run in the same worker process, and so do all tests of the large testbed.
+    """
     for item in items:
+        group = "testbed" if "testbed" in getattr(item, "fixturenames", ()) else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
         suite = item.path.relative_to(Path(__file__).parent).parts[0]
         if item.get_closest_marker("heavy") and suite not in HEAVY_SUITES:
             raise pytest.UsageError(

@@ -86,10 +86,10 @@ def folder(tmp_path: Path) -> Folder:
 
 
 @pytest.fixture(autouse=True)
-def no_service_ends(uneven_testbed: LocalTestbed) -> Iterator[None]:
+def no_service_ends(testbed: LocalTestbed) -> Iterator[None]:
     """Checks after each test that no service has ended."""
     yield
-    assert uneven_testbed.lost() == []
+    assert testbed.lost() == []
 
 
 def collapipe(*arguments: str) -> Result:
@@ -161,20 +161,22 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
     ),
     "device too small for a block": (
         lambda f: (
-            f.edit_job("devices_per_cluster = 3", "clusters = 2\ndevices_per_cluster = [3, 1]"),
+            f.edit_job(
+                "devices_per_cluster = 3", "clusters = 4\ndevices_per_cluster = [3, 1, 1, 1]"
+            ),
             f.settings.append("schedule.strategy=proportional"),
         ),
-        ["no device can hold a block", "device-1-0, may use 1000", "raise its --memory-bytes"],
+        ["no device can hold a block", "device-3-0, may use 1000", "raise its --memory-bytes"],
     ),
     "device too small for its share": (
         lambda f: f.edit_job(
-            "devices_per_cluster = 3", "clusters = 2\ndevices_per_cluster = [3, 1]"
+            "devices_per_cluster = 3", "clusters = 4\ndevices_per_cluster = [3, 1, 1, 1]"
         ),
-        ["device-1-0 would run 7 of 7 blocks", "bytes", "1000", "proportional"],
+        ["device-3-0 would run 7 of 7 blocks", "bytes", "1000", "proportional"],
     ),
     "more devices than there are": (
-        lambda f: f.settings.extend(["devices_per_cluster=5", "schedule.wait_for_hosts_seconds=1"]),
-        ["2 more devices in cluster 0 (have 3)", "1 s (schedule.wait_for_hosts_seconds)"],
+        lambda f: f.settings.extend(["devices_per_cluster=8", "schedule.wait_for_hosts_seconds=1"]),
+        ["2 more devices in cluster 0 (have 6)", "1 s (schedule.wait_for_hosts_seconds)"],
     ),
     "segments of another model": (
         lambda f: f.settings.extend(["schedule.strategy=manual", "schedule.segments=[[1, 1, 1]]"]),
@@ -185,11 +187,11 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
 
 @pytest.mark.parametrize("mistake", AT_SERVICES)
 def test_train_fails_clearly_when_services_refuse(
-    uneven_testbed: LocalTestbed, folder: Folder, mistake: str
+    testbed: LocalTestbed, folder: Folder, mistake: str
 ) -> None:
     change, expected = AT_SERVICES[mistake]
     change(folder)
-    result = folder.train(*use(uneven_testbed))
+    result = folder.train(*use(testbed))
     assert result.exit_code == 1, result.output
     for part in expected:
         assert part in result.output
@@ -297,11 +299,11 @@ def test_service_refuses_port_in_use(tmp_path: Path) -> None:
     assert "Traceback" not in scheduler.stderr
 
 
-def test_too_long_text_is_cut_with_a_warning(uneven_testbed: LocalTestbed, folder: Folder) -> None:
+def test_too_long_text_is_cut_with_a_warning(testbed: LocalTestbed, folder: Folder) -> None:
     folder.append("train.jsonl", json.dumps({"text": "stone " * 500, "label": "thing"}) + "\n")
-    log = uneven_testbed.workspace.log_file("control-unit-0")
+    log = testbed.workspace.log_file("control-unit-0")
     before = log.stat().st_size
-    result = folder.train(*use(uneven_testbed))
+    result = folder.train(*use(testbed))
     assert result.exit_code == 0, result.output
     warning = log.read_text()[before:]
     assert re.search(r"[1-9]\d* of 22 training rows", warning)
@@ -309,16 +311,14 @@ def test_too_long_text_is_cut_with_a_warning(uneven_testbed: LocalTestbed, folde
     assert (folder.path / "model" / "model.safetensors").exists()
 
 
-def test_divergence_keeps_the_rounds_before_it(
-    uneven_testbed: LocalTestbed, folder: Folder
-) -> None:
+def test_divergence_keeps_the_rounds_before_it(testbed: LocalTestbed, folder: Folder) -> None:
     folder.settings += ["name=diverges", "training.learning_rate=1e30"]
     folder.settings += ["training.rounds=3", "training.local_steps=1"]
-    result = folder.train(*use(uneven_testbed))
+    result = folder.train(*use(testbed))
     assert result.exit_code == 1
     for part in ("nan", "in step 0 of round 1", "1e+30", "lower training.learning_rate"):
         assert part in result.output
     assert "1 of 3 rounds are committed" in result.output
-    exported = collapipe("export", "diverges", str(folder.path / "kept"), *use(uneven_testbed))
+    exported = collapipe("export", "diverges", str(folder.path / "kept"), *use(testbed))
     assert exported.exit_code == 0, exported.output
     assert (folder.path / "kept" / "model.safetensors").exists()

@@ -100,13 +100,11 @@ def test_rows_that_arrive_between_rounds_are_trained_without_restart(
     assert identities(testbed) == before
 
 
-def test_proportional_placement_follows_the_speeds(
-    uneven_testbed: LocalTestbed, tmp_path: Path
-) -> None:
+def test_proportional_placement_follows_the_speeds(testbed: LocalTestbed, tmp_path: Path) -> None:
     job = make_job(
         tmp_path, num_blocks=7, devices_per_cluster=3, schedule={"strategy": "proportional"}
     )
-    finished = run_job(uneven_testbed, job)
+    finished = run_job(testbed, job)
     for plan in finished.plans(0):
         blocks = {s.host_id: s.stop_unit - s.start_unit for s in plan.stages[1:-1]}
         assert blocks == {"device-0-0": 1, "device-0-1": 2, "device-0-2": 4}

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from hypothesis import settings
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
@@ -16,10 +15,6 @@ from collapipe.models import (
     initial_model,
     split_state,
 )
-
-# The machine may be busy, so examples have no deadline.
-settings.register_profile("tests", deadline=None)
-settings.load_profile("tests")
 
 TINY = {
     "hidden_size": 16,

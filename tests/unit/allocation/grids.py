@@ -1,4 +1,4 @@
-"""Random problems with shared channels, and two simple solvers: a zooming grid and a bisection.
+"""Random problems with shared channels, and two simple solvers: a zooming grid, and root finding.
 
 The solvers follow the equations of docs/scheduling.md and share no code with the search. So a mistake in the search
 shows as a difference.
@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import (
@@ -309,7 +310,7 @@ def direct_problem(seed: int, num_clusters: int, wired: bool) -> tuple[RoundProb
 def least_deadline(problem: RoundProblem, plans: RoundPlan) -> float:
     """Returns the shortest round of a `direct_problem`.
 
-    It finds the deadline by bisection, and by another bisection the least share of each link for a deadline.
+    It finds the deadline by bisection, and the least share of each link for a deadline by Brent's method.
     """
     total = next(iter(problem.channels.values()))
 
@@ -319,16 +320,12 @@ def least_deadline(problem: RoundProblem, plans: RoundPlan) -> float:
         return predict(problem, (*plans[:n], plan, *plans[n + 1 :])).clusters[n].round_seconds
 
     def least_share(n: int, deadline: float) -> float:
-        low, high = 0.0, total
-        if seconds(n, high) > deadline:
+        if seconds(n, total) > deadline:
             return math.inf
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (low, middle) if seconds(n, middle) <= deadline else (middle, high)
-        return high
+        return brentq(lambda share: seconds(n, share) - deadline, 1e-9 * total, total)
 
     low, high = 0.0, 1e4
-    for _ in range(60):
+    for _ in range(50):
         middle = (low + high) / 2
         needed = sum(least_share(n, middle) for n in range(len(plans)))
         low, high = (low, middle) if needed <= total else (middle, high)

@@ -60,7 +60,7 @@ def _plans_for_other_speeds() -> RoundPlan:
 
 def test_decide_is_near_the_best_of_every_plan_on_a_fine_joint_grid() -> None:
     gaps = []
-    for seed in range(24):
+    for seed in range(12):
         single = seed % 2 == 0
         problem = random_problem(
             seed,
@@ -82,7 +82,7 @@ def test_decide_is_near_the_best_of_every_plan_on_a_fine_joint_grid() -> None:
 
 
 def test_decide_with_current_plans_finds_what_it_finds_without() -> None:
-    for seed in range(12):
+    for seed in range(6):
         problem = random_problem(seed, 2, 2, num_blocks=3)
         other = decide(random_problem(seed + 100, 2, 2, num_blocks=3), None).plans
         cold = decide(problem, None).prediction.objective

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from collapipe.allocation.round_model.in_flight import WINDOW_SLACK
 from collapipe.allocation.round_model.limits import violations
@@ -47,37 +47,31 @@ def check(
     assert math.isclose(predict(problem, again).objective, expected, rel_tol=1e-9, abs_tol=1e-12)
 
 
-@settings(max_examples=400, deadline=None)
 @given(rounds(clusters=(1, 2)))
 def test_plan_of_few_clusters_is_the_best_of_all(drawn: Round) -> None:
     check(*drawn)
 
 
-@settings(max_examples=200, deadline=None)
 @given(rounds(clusters=(1, 1), devices=(2, 4), blocks=(3, 6), max_options=3))
 def test_plan_of_one_cluster_is_the_best_of_all(drawn: Round) -> None:
     check(*drawn)
 
 
-@settings(max_examples=200, deadline=None)
 @given(rounds(clusters=(1, 2), devices=(1, 2), blocks=(3, 4), codecs=3))
 def test_plan_with_lossy_codecs_is_the_best_of_all(drawn: Round) -> None:
     check(*drawn)
 
 
-@settings(max_examples=150, deadline=None)
 @given(rounds(clusters=(3, 3), devices=(1, 2), blocks=(3, 4)))
 def test_plan_of_three_clusters_is_the_best_of_all(drawn: Round) -> None:
     check(*drawn)
 
 
-@settings(max_examples=100, deadline=None)
 @given(rounds(clusters=(1, 1), devices=(1, 2), blocks=(3, 4), micro_batches=(2, 4)))
 def test_plan_is_the_best_of_all_with_any_windows(drawn: Round) -> None:
     check(*drawn, all_windows=True)
 
 
-@settings(max_examples=150, deadline=None)
 @given(rounds(clusters=(2, 3), devices=(1, 3), blocks=(3, 4)))
 def test_plan_is_the_best_of_all_where_the_first_search_finds_a_bad_one(drawn: Round) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -85,7 +79,6 @@ def test_plan_is_the_best_of_all_where_the_first_search_finds_a_bad_one(drawn: R
         check(*drawn)
 
 
-@settings(max_examples=100, deadline=None)
 @given(rounds(clusters=(1, 2), devices=(2, 4), blocks=(3, 6)))
 def test_plan_of_more_devices_than_orders_can_be_tried_is_as_good_as_registration_order(
     drawn: Round,

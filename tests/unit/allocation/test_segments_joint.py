@@ -4,7 +4,7 @@ import itertools
 import math
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.allocation.search.joint_clusters import Candidates, choose, fair_weights
@@ -41,7 +41,6 @@ def worth(clusters: list[Candidates], plans: tuple[int, ...]) -> float:
     )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(candidates(), min_size=1, max_size=3), st.sampled_from([1.0, 4.0, math.inf]))
 def test_choice_is_the_best_of_all_combinations_within_the_limit(
     clusters: list[Candidates], limit: float
@@ -62,7 +61,6 @@ def test_choice_is_the_best_of_all_combinations_within_the_limit(
     assert choose(clusters, np.array([limit]), best * (1 - 1e-9)) is None
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(candidates(), min_size=1, max_size=3))
 def test_fair_weights_bound_every_combination_and_no_even_split_bounds_better(
     clusters: list[Candidates],

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.allocation import (
@@ -127,7 +127,6 @@ def test_no_devices_are_infeasible(strategy: Strategy) -> None:
 # --- proportional
 
 
-@settings(max_examples=150, deadline=None)
 @given(problems())
 def test_proportional_is_as_fast_as_the_best_of_all_splits(given_problem: RoundProblem) -> None:
     splits = list(every_feasible_split(given_problem))
@@ -220,7 +219,6 @@ def test_manual_segment_beyond_a_memory_is_infeasible() -> None:
 # --- titanic
 
 
-@settings(max_examples=150, deadline=None)
 @given(problems())
 def test_titanic_is_the_fastest_of_the_splits_with_the_fewest_devices(
     given_problem: RoundProblem,

@@ -9,7 +9,7 @@ from collapipe.simulation import Scenario, StrategyRun, run_strategy
 
 from .scenarios import document, scenario
 
-_ROUNDS = 500
+_ROUNDS = 300
 _LOW, _HIGH = 1.0, 10.0
 """Values of V."""
 _BUDGETS = (12.0, 35.0, 35.0)
