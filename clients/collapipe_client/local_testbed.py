@@ -66,7 +66,8 @@ class LocalTestbed:
         clusters: For each cluster: the number of its devices, or the devices.
         workspace: Folder for state, logs and records. The state stays when the testbed ends, so that the next
             testbed can resume a job.
-        emulation: Uses the names `device-0-1`, `control-unit-0` and `edge-server`. `None` for no emulation.
+        emulation: What the hosts pretend to be, by names such as `device-0-1`, `control-unit-0` and
+            `edge-server`. `None` for no emulation.
         scheduler_options: Further flags of the scheduler, for example the URL of Prometheus.
         detached: Whether the processes outlive this one. Then `LocalTestbed.end` ends them.
         listen: Address of the scheduler, "host:port".

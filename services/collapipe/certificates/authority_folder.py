@@ -91,13 +91,14 @@ class AuthorityFolder:
                 )
             key = pki.new_key()
             certificate = pki.build_authority(key, clock(), AUTHORITY_LIFETIME)
-            # The key comes first: without the certificate, `__init__` reports the folder as damaged.
+            # The key is written first. If this process dies before it writes the certificate, `__init__`
+            # reports the folder as damaged.
             write_file(folder / _KEY, pki.key_pem(key), OWNER_ONLY)
             write_file(folder / _CERTIFICATE, pki.pem(certificate))
         return cls(folder, clock)
 
     def certificates(self) -> list[HolderCertificate]:
-        """Returns the valid certificate of each holder that expires last, sorted by role and name."""
+        """Returns one valid certificate for each holder: the last to expire. Sorted by role and name."""
         newest: dict[Identity, HolderCertificate] = {}
         for held in sorted(self._issued.valid(), key=lambda held: held.expires):
             newest[held.identity] = held
@@ -187,7 +188,7 @@ class AuthorityFolder:
 
         Args:
             request: Signing request, PKCS #10 in DER.
-            observed_host: Address that the request came from; `None` if others cannot use it.
+            observed_host: Address that the request came from; `None` if no other host can reach it.
 
         Raises:
             NotPermittedError: The token cannot be used, or the request asks for more than it grants.
@@ -291,9 +292,9 @@ class AuthorityFolder:
         if grant.hosts:
             return frozenset()
         raise NotPermittedError(
-            f"{grant.identity} is seen at {host}, which the certificate of {other} has: if both are on one machine, or "
-            "the address now belongs to another box, make a token that grants it, with `collapipe certs token ... "
-            f"--address {host}`"
+            f"{grant.identity} uses the address {host}, but the certificate of {other} has it already; if both are on "
+            "one machine, or the address now belongs to another box, make a token that grants the address, with "
+            f"`collapipe certs token ... --address {host}`"
         )
 
 

@@ -176,7 +176,8 @@ class ClusterPipeline:
         """Returns the best explanation of a failed attempt, given the failure that was noticed first.
 
         Neighbours notice a dead host before its own session breaks. So this method waits a moment, and
-        prefers a host whose own session broke to a host that only others blame.
+        then returns the failure of a host whose own session broke. Without one, it returns what a neighbour
+        noticed.
         """
         if isinstance(first, (CancelledError, DivergedError)):
             return first

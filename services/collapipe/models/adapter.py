@@ -1,6 +1,6 @@
 """Cuts a model of `transformers` into units.
 
-A unit is a module of the model at the path that it has in the model. To build a unit, the adapter constructs
+A unit holds one module of the model, under the same path as in the model. To build a unit, the adapter constructs
 the whole model on the meta device, where tensors take no memory, keeps only the unit and allocates its
 memory. So a unit's parameters have the names that they have in the whole model. The head is the whole model
 without the embedding and the blocks, and runs the model's own `forward`.
@@ -57,7 +57,7 @@ class ModelAdapter(ABC):
             self._document: dict[str, Any] = json.loads(config_json)
         except ValueError as error:
             raise InvalidInputError(
-                f"the configuration makes no {self.family} model: it is not valid JSON: {error}"
+                f"the configuration of the {self.family} model is not valid JSON: {error}"
             ) from error
         self.config = self.read_config(self._document)
         # Every host must compute attention alike, so `transformers` must not choose by what is installed.
@@ -66,7 +66,7 @@ class ModelAdapter(ABC):
             blocks: Any = self._build_on_meta().get_submodule(self.blocks_path)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InvalidInputError(
-                f"the configuration makes no {self.family} model: {error}; check model.config"
+                f"a {self.family} model cannot be built from its configuration: {error}; check model.config"
             ) from error
         self.num_blocks = len(blocks)
         for key, value in self.fixed.items():
@@ -119,7 +119,7 @@ class ModelAdapter(ABC):
         except (StrictDataclassError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise InvalidInputError(
-                f"the configuration makes no {cls.family} model: {reason}; check model.config"
+                f"a {cls.family} model cannot be built from its configuration: {reason}; check model.config"
             ) from error
 
     @classmethod

@@ -22,7 +22,7 @@ class IncomingLink:
         sender: Id of the other host.
         receiver: Id of this host.
         stage_labels: Cluster index and stage index of the receiving stage, for metrics.
-        capacity: Most frames that an emulated delay holds back. A correct neighbour stays below it.
+        capacity: The largest number of frames that an emulated delay holds back. A correct neighbour stays below it.
         deliver: Takes each complete frame, in the order of arrival.
     """
 

@@ -85,7 +85,7 @@ class LinkKnowledge(_Known):
     gather_bps: float | None = None
     """Rate at which unit states were gathered over this link; `None` before the first gathering."""
     probed_bps_at_gathering: float = 0.0
-    """What a probe measures when unit states are gathered at `gather_bps`; 0 if no probe ran yet."""
+    """The rate that a probe found, or would have found, when `gather_bps` was measured; 0 before any probe."""
 
     def update_channel(self, measured: LinkEstimate) -> None:
         if measured.round_trip_seconds is not None:
@@ -107,7 +107,7 @@ class LinkKnowledge(_Known):
     def update_probed_rate(self, goodput_bps: float) -> None:
         """Updates the rates after a probe during which the sender had no blocks."""
         self.probed_bps = goodput_bps
-        # The link had probably become slow before the last gathering already, unnoticed by any probe.
+        # If the rate is much lower now, the link probably became slow before the last gathering.
         is_slower = goodput_bps * _PROBE_NOISE < self.probed_bps_at_gathering
         if is_slower or not self.probed_bps_at_gathering:
             self.probed_bps_at_gathering = goodput_bps
@@ -264,7 +264,10 @@ class Knowledge(_Known):
             host.busy_watts = _average(host.busy_watts or None, measured.busy_watts)
 
     def _scale_profiles(self) -> None:
-        """Corrects devices that have only a profile by the median ratio of round time to profile time."""
+        """Scales the profiled times of devices that were not in a round yet.
+
+        The factor is the median, over the other devices, of the time in rounds divided by the profiled time.
+        """
         ratios = [
             host.seconds_per_sample / host.profiled_seconds_per_sample
             for host in self.hosts.values()

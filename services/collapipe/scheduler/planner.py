@@ -93,7 +93,8 @@ class Planner:
         if is_adaptive:
             knowledge.links = probe_links(hosts, channels)
         if state is not None:
-            # Hosts that stayed have still used their energy, and V must keep its scale.
+            # The backlogs stay, because these hosts have used that energy. tau_ref of docs/scheduling.md (13)
+            # stays, so that the penalties of all rounds can be compared.
             knowledge.backlogs = state.knowledge.backlogs
             knowledge.reference_seconds = state.knowledge.reference_seconds
         knowledge.activation_bytes = float(sizes.hidden_size * job.task.max_length * _FP32_BYTES)

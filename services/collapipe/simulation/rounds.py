@@ -147,7 +147,10 @@ class _Rounds:
 
 
 def _reference_seconds(scenario: Scenario, system: SimulatedSystem) -> float:
-    """Returns tau_ref on nominal conditions, from `dssra` if no baseline has a plan, and else 1 s."""
+    """Returns tau_ref of docs/scheduling.md (13) under nominal conditions.
+
+    If no baseline has a plan, the round of `dssra` takes its place; without that, it is 1 s.
+    """
     nominal = system.nominal()
     seconds = reference_seconds(
         lambda strategy: system.problem(

@@ -87,8 +87,8 @@ class StageSession:
             state.unit_index: StateDigests(state.weights_digest, state.optimizer_digest)
             for state in configure.units
         }
-        # A slow host may need longer to import a model family than it may stay silent. So the import happens
-        # here, where signs of life are sent, and not in the constructor.
+        # On a slow host, the import of a model family can take longer than `silence_seconds`. So the import
+        # happens here, where signs of life are sent, and not in the constructor.
         self._phase = "import its model's code"
         self._resident_units = resources.resident_units(configure, self._training)
         self._units, num_reused = self._resident_units.take(wanted, fetch)
@@ -134,7 +134,7 @@ class StageSession:
         return stage_pb2.EvaluationDone()
 
     def finish(self, command: stage_pb2.FinishRound) -> stage_pb2.RoundFinished:
-        """Applies the last update, names the resulting units, and stores them if the host has a disk."""
+        """Applies the last update, computes the digests of the units, and stores the units if the host has a disk."""
         self._ready_stage().apply_update(command.pending_gradient_scale)
         store = self._resources.store(self.attempt.job_id)
         states = []
@@ -178,7 +178,8 @@ class StageSession:
     def _ready_stage(self) -> Stage:
         """Returns the stage for a command. The first command also opens the stream to the next stage.
 
-        Every stage is configured by then, so no host has to fetch the units that moved away from this host.
+        It drops the units that moved to other hosts, too. Every stage is configured by then, so no host still
+        fetches these units.
         """
         if self._stage is None or self._resident_units is None:
             raise WrongStateError(

@@ -1,6 +1,6 @@
 """Holds units with their optimizer states in memory, between rounds, named by their content.
 
-A plan names the state that each unit must have by its digests. A host reuses a unit whose digests match, and
+For each unit, a plan gives the digests of the state that the unit must have. A host reuses a unit whose digests match, and
 fetches the state of every other unit. A unit that an aborted attempt has changed has no digests, so it is
 never reused.
 """
@@ -155,7 +155,7 @@ class ResidentUnits:
         return units, num_reused
 
     def retain(self, unit_indices: Iterable[int]) -> None:
-        """Drops every other unit."""
+        """Keeps only the units with these indices."""
         keep = set(unit_indices)
         self._units = {index: unit for index, unit in self._units.items() if index in keep}
 

@@ -151,7 +151,7 @@ class Stage:
 
         Raises:
             WrongStateError: A frame of another step or micro-batch arrived.
-            CollapipeError: The failure of the mailbox.
+            CollapipeError: The session was aborted. The mailbox was given this error.
         """
         self.apply_update(pending_scale)
         for unit in self._units:
@@ -229,7 +229,7 @@ class Stage:
     def _take(self, step: _Step) -> Frame:
         progress = step.progress
         wanted = [
-            f"get the {kind.name.lower()} of micro-batch {number}"
+            f"get the {kind.name.lower()} frame of micro-batch {number}"
             for kind, number, may_run in (
                 (step.frames_to_embedding, progress.backwards, progress.may_run_backward),
                 (step.frames_to_head, progress.forwards, progress.may_run_forward),

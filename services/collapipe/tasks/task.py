@@ -57,7 +57,7 @@ class Task(ABC, Generic[E]):
     only appended. `set_labels` must be called before micro-batches are made.
 
     Args:
-        new: The first reading of `rows`.
+        new: What the first `rows.read()` returned.
     """
 
     metric: ClassVar[str]
@@ -122,7 +122,7 @@ class Task(ABC, Generic[E]):
         """Cuts a mini-batch into equal micro-batches, in the order of its rows.
 
         Args:
-            row_indices: The rows of the mini-batch, in the order of `draw`.
+            row_indices: The rows of the mini-batch, in the order in which the sampler drew them.
             num_micro_batches: A divisor of the number of rows.
         """
         size, rest = divmod(len(row_indices), num_micro_batches)
@@ -202,9 +202,9 @@ class Task(ABC, Generic[E]):
             for label in row.labels:
                 if label not in label_ids:
                     raise InvalidInputError(
-                        f"{row.place}: label {label!r} is not one of the {len(label_ids)} labels of the "
-                        f"job ({', '.join(label_ids):.200}), which are those of its first training rows: correct the "
-                        "row, or start a new job that has this label in its training data"
+                        f"{row.place}: label {label!r} is not one of the {len(label_ids)} labels of the first "
+                        f"training rows, which are the labels of the job: {', '.join(label_ids):.200}; correct the row, "
+                        "or start a new job that has this label in its training data"
                     )
 
     def _by_length(self) -> list[int]:

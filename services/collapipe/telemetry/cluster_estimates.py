@@ -10,7 +10,7 @@ class ClusterEstimate:
     """Measured values of one cluster."""
 
     activation_bytes_per_sample: float | None = None
-    """Activations that a stage sends for one sample, before any codec, for D_k of docs/scheduling.md (3)."""
+    """Bytes of one sample's activation, before a codec encodes it: for D_k of docs/scheduling.md (3)."""
     samples: float = 0.0
     """Number of samples behind that value, counted at every stage that sends activations."""
 

@@ -1,8 +1,8 @@
 """Computes estimates of hosts, clusters and links from raw samples.
 
 The same samples give the same estimates to the last bit, in any order. A value without samples is `None`,
-never 0. An implausible value is left out, and `rejected` says so. Each estimate has the amount of work behind
-it, so that its reader can prefer the profile.
+never 0. An implausible value is left out, and `rejected` says so. Each estimate says how
+much work was measured for it. If that is little, its reader can use the profile instead.
 """
 
 from collections.abc import Mapping, Sequence

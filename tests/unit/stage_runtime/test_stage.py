@@ -308,4 +308,4 @@ def test_stage_says_what_it_waits_for(bert: ModelAdapter, bert_states: States) -
     chain.mailboxes[0].fail(PeerLostError("", "over"))
     with pytest.raises(PeerLostError):
         chain.stages[0].run_step(3, 2, 3, 0.0)
-    assert chain.stages[0].waiting_for == "get the forward of micro-batch 0 in step 3"
+    assert chain.stages[0].waiting_for == "get the forward frame of micro-batch 0 in step 3"

@@ -250,8 +250,8 @@ def stage_memory_bytes(
 def head_load_seconds(problem: RoundProblem, plans: Sequence[ClusterPlan], index: int) -> float:
     """Returns the time between two micro-batches of a cluster that the shared edge server allows.
 
-    The edge server computes all heads on one processor. All clusters finish their round together, so in one
-    step it runs all micro-batches of all clusters.
+    The edge server computes all heads on one processor. All clusters run equally many steps in a
+    round and end it together. So during one step, the edge server runs the micro-batches of all clusters.
     """
     total = 0.0
     for cluster, plan in zip(problem.clusters, plans, strict=True):

@@ -32,7 +32,8 @@ _SHARES = np.geomspace(1 / 256, 1.0, 25)
 
 _LEAST_LINK_PRICE = 0.01
 _LEAST_LOOP_PRICE = 0.05
-"""Least price of a second on a link and in a loop, relative to its price if its cluster were the slowest one.
+"""Lower limits for the price of a second: on a link, and in a latency loop. Their unit is the price that the
+second would have in the slowest cluster.
 
 The dual price of a second is 0 in a cluster that is not the slowest. With price 0, the search would assume
 the smallest share for its links, and would ignore their latency.
@@ -135,7 +136,7 @@ def _cheapest_links(
 ) -> dict[tuple[str, str], LinkPlan]:
     """Returns for each link the share of `_SHARES` that costs least, with the best power of each direction.
 
-    The cost adds those of the share, of the seconds and of the joules.
+    The cost is the sum of three costs: of the share, of the seconds and of the joules.
     """
     pairs, hosts, channel = _pairs(cluster), cluster.hosts, cluster.channel or ""
     total, hertz_price = problem.channels[channel], prices.channels[channel]

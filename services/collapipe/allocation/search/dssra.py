@@ -95,7 +95,7 @@ def decide(
     if gain > margin:
         return _decision(problem, with_least_windows(problem, best.plans), "", search.effort)
     reason = (
-        f"another placement would save {gain:g} of {now.penalty:g}, which is within the hysteresis of {hysteresis:g}"
+        f"another placement would lower the objective by {gain:g}: less than the hysteresis, {hysteresis:g} of {now.penalty:g}"
         if gain > 0
         else "no better placement was found"
     )
@@ -166,7 +166,7 @@ class _Search:
             assert best is not None
             assumed_links = links_at_prices(self.problem, best)
             if best.prices is None:
-                # Nothing is shared. The assumed links are real, so the placement is the best one.
+                # No channel is shared, so each link really has the assumed rate. One placement is enough.
                 self._place(self.problem, assumed_links)
                 return
             charged = with_bandwidth_charged(self.problem, assumed_links, best)

@@ -22,7 +22,7 @@ from collapipe.allocation.search.segment_bounds import Bounds
 from collapipe.allocation.search.segment_costs import ClusterCosts
 
 _CHUNK = 2_000_000
-"""Most extended labels in memory at once; they take some hundred MB."""
+"""The largest number of extended labels that are in memory at once. They take a few hundred MB."""
 _MOST_LEADERS = 12
 """The number of labels of a group that are compared with the whole group."""
 
@@ -34,10 +34,10 @@ class Labels:
     A label runs the blocks from `start` to the last one on the devices from `device` to the head.
 
     Args:
-        row: Row of the cost tables.
-        device: First device of the partial plan; K stands for the edge server.
-        mask: Bits of the devices in use; 0 if the devices come in one order.
-        loop: Latency loop of the first stage, in seconds; 0 if no window can starve.
+        row: Row of the tables in `ClusterCosts`. Each row stands for one number of micro-batches.
+        device: First device of the partial plan; the number of devices stands for the edge server.
+        mask: Bits of the devices in use. Always 0 if the order of the devices is fixed.
+        loop: Latency loop of the first stage, in seconds; 0 if no in-flight window can be too small for it.
         delay_cost: Without the cost of the bottleneck.
         bottleneck: In seconds.
         summed_cost: Energy and convergence.
@@ -94,7 +94,7 @@ class PipelineChoice:
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """Plans of one cluster of which none dominates another one of the same row.
+    """Plans of one cluster. No plan dominates another plan of the same row.
 
     Args:
         costs: The tables that the plans refer to.
@@ -141,9 +141,10 @@ def pareto_front(
     """Finds the Pareto front of a cluster.
 
     Args:
-        least_bottleneck: In seconds. (m)
-        bounds: Bounds with limits. They also say whether the devices come in one order.
-        error_limits: The most that the errors of codecs may add to the convergence term. (m)
+        least_bottleneck: The smallest bottleneck that any plan of a row can have, in seconds. Shape: (rows,).
+        bounds: Lower bounds, and the cost of the best known decision. They also say whether the order of the
+            devices is fixed.
+        error_limits: The most that the errors of codecs may add to the convergence term. Shape: (rows,).
         width: Number of labels of each row that a layer keeps, those with the least bounds; `None` keeps all.
     """
     num_devices, num_blocks = costs.num_devices, costs.num_blocks
@@ -312,7 +313,8 @@ def _bounds_within_limits(costs: ClusterCosts, labels: Labels, bounds: Bounds) -
 def _lower_bounds(costs: ClusterCosts, labels: Labels, bounds: Bounds) -> Iterator[Floats]:
     """Yields for each weight a lower bound on the weighted cost of every plan that extends a label.
 
-    Either the bottleneck stays that of the label, and so in its cell, or it moves to a later cell.
+    A grid divides all possible bottlenecks into cells. If a plan extends a label, its bottleneck is in the cell
+    of the label or in a later cell.
     """
     row, device, start = labels.row, labels.device, labels.start
     cell = np.sum(bounds.grid.ends[row] < labels.bottleneck[:, None], axis=1)

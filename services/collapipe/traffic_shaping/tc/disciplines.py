@@ -14,7 +14,8 @@ from collapipe.emulation.network_profiles import LinkConditions
 _FRAME_BYTES = 1514
 _MEAN_PACKET_BYTES = 512
 _MIN_PACKETS_PER_SECOND = 1000
-"""Acknowledgements of a faster opposite direction need this much room."""
+"""The queue of a slow link has room for this many packets per second of delay. If the opposite direction is
+faster, its acknowledgements also wait in this queue."""
 _MIN_QUEUE_FRAMES = 64
 """The queue counts small packets like full frames, so a shorter queue would drop small packets too early."""
 _MAX_QUEUE_FRAMES = 100_000
@@ -29,7 +30,7 @@ _ABSOLUTE_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Discipline:
-    """What limits the packets of a class: the class itself, or a discipline below it."""
+    """How the packets of an htb class are limited: by the class, or by a queueing discipline below it."""
 
     @property
     def class_arguments(self) -> str:
