@@ -111,7 +111,9 @@ def test_address_of_another_host_is_refused_and_the_token_stays_usable(
 ) -> None:
     authority.issue(SCHEDULER, [HERE], tmp_path / "s")
     secret = grant(authority)
-    with pytest.raises(NotPermittedError, match=f"uses the address {HERE}, .*scheduler.*--address {HERE}"):
+    with pytest.raises(
+        NotPermittedError, match=f"uses the address {HERE}, .*scheduler.*--address {HERE}"
+    ):
         authority.enroll(secret, request(), HERE)
     assert authority.enroll(secret, request(), "192.168.1.8").identity == DEVICE
     named = authority.enroll(grant(authority, "pi.lan"), request(), HERE)
