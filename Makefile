@@ -33,7 +33,7 @@ demo: setup
 
 # Two workers: more would start more testbeds than the memory of a small machine holds.
 test: setup-dev
-	$(BIN)/python -m pytest -m "not heavy" --numprocesses 2 --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not heavy" --numprocesses 2 $(PYTEST_ARGS)
 
 check: stubs
 	$(BIN)/ruff format --check .

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 ALLOWED_REASONS = (
     "needs a CUDA device",
@@ -39,15 +41,22 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["COLLAPIPE_DATA"] = str(Path(data).resolve())
 
 
+class _OneTestbed(LoadFileScheduling):
+    """Gives all tests of a file to one worker process, and all of tests/integration, which share a testbed."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "integration" if file.startswith("tests/integration/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _OneTestbed:
+    return _OneTestbed(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Rejects heavy tests in a suite that .ci/run does not run with `-m heavy`.
-
-    Tests of one file run in the same worker process, and so do all tests of the large testbed.
-    """
+    """Rejects heavy tests in a suite that .ci/run does not run with `-m heavy`."""
     for item in items:
-        group = "testbed" if "testbed" in getattr(item, "fixturenames", ()) else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
         suite = item.path.relative_to(Path(__file__).parent).parts[0]
         if item.get_closest_marker("heavy") and suite not in HEAVY_SUITES:
             raise pytest.UsageError(

@@ -10,9 +10,9 @@ from collapipe_client import Device, LocalTestbed
 
 @pytest.fixture(scope="session")
 def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
-    """A testbed of 6, 1, 1 and 1 devices. Three have a speed, and the last one has little memory."""
-    fast = [Device(speed=1), Device(speed=2), Device(speed=4), Device(), Device(), Device()]
-    clusters = [fast, [Device()], [Device()], [Device(memory_bytes=1000)]]
+    """A testbed of 6, 1, 1 and 1 devices. The first ones have speeds, and the last one has little memory."""
+    devices = [Device(speed=speed) for speed in (1, 2, 4, 0.1, 0.1, 0.1)]
+    clusters = [devices, [Device()], [Device()], [Device(memory_bytes=1000)]]
     with LocalTestbed(clusters, tmp_path_factory.mktemp("testbed")) as testbed:
         testbed.wait_until_registered()
         yield testbed

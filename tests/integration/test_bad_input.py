@@ -50,6 +50,9 @@ num_micro_batches = 4
 silence_seconds = 60
 """
 
+FOUR_CLUSTERS = "clusters = 4\ndevices_per_cluster = [3, 1, 1, 1]"
+"""The device of the last cluster has little memory."""
+
 
 @dataclass
 class Folder:
@@ -79,7 +82,7 @@ class Folder:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    write_rows(tmp_path, "classification", "train", 21)
+    write_rows(tmp_path, "classification", "train", 33)
     write_rows(tmp_path, "classification", "held-out", 4)
     (tmp_path / "job.toml").write_text(JOB.replace("FOLDER", str(tmp_path)))
     return Folder(tmp_path)
@@ -105,11 +108,11 @@ Change = Callable[[Folder], object]
 AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
     "malformed JSON": (
         lambda f: f.append("train.jsonl", '{"text": "a", "label"\n{"text": "b", "label": "c"}\n'),
-        ["train.jsonl:22: is not JSON", '{"text": "a", "label"', "one object in each line"],
+        ["train.jsonl:34: is not JSON", '{"text": "a", "label"', "one object in each line"],
     ),
     "not an object": (
         lambda f: f.append("train.jsonl", '["a", "thing"]\n'),
-        ["train.jsonl:22", '["a", "thing"]', "not a JSON object"],
+        ["train.jsonl:34", '["a", "thing"]', "not a JSON object"],
     ),
     "empty file": (
         lambda f: (f.path / "train.jsonl").write_text(""),
@@ -129,15 +132,15 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
     ),
     "column of another type": (
         lambda f: f.append("train.jsonl", '{"text": ["a"], "label": "thing"}\n'),
-        ["train.jsonl:22: column 'text' is ['a']", "must be a string"],
+        ["train.jsonl:34: column 'text' is ['a']", "must be a string"],
     ),
     "label that was never trained": (
         lambda f: f.append("held-out.jsonl", '{"text": "a stone", "label": "animal"}\n'),
         ["held-out.jsonl:5: label 'animal'", "place, thing, weather", "correct the row"],
     ),
     "fewer rows than a mini-batch": (
-        lambda f: f.settings.append("training.mini_batch=24"),
-        ["21 training rows", "mini-batch of 24", "lower training.mini_batch"],
+        lambda f: f.settings.append("training.mini_batch=40"),
+        ["33 training rows", "mini-batch of 40", "lower training.mini_batch"],
     ),
     "unknown family": (
         lambda f: f.settings.append("model.family=bart3"),
@@ -169,9 +172,7 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
         ["no device can hold a block", "device-3-0, may use 1000", "raise its --memory-bytes"],
     ),
     "device too small for its share": (
-        lambda f: f.edit_job(
-            "devices_per_cluster = 3", "clusters = 4\ndevices_per_cluster = [3, 1, 1, 1]"
-        ),
+        lambda f: f.edit_job("devices_per_cluster = 3", FOUR_CLUSTERS),
         ["device-3-0 would run 7 of 7 blocks", "bytes", "1000", "proportional"],
     ),
     "more devices than there are": (
@@ -306,7 +307,7 @@ def test_too_long_text_is_cut_with_a_warning(testbed: LocalTestbed, folder: Fold
     result = folder.train(*use(testbed))
     assert result.exit_code == 0, result.output
     warning = log.read_text()[before:]
-    assert re.search(r"[1-9]\d* of 22 training rows", warning)
+    assert re.search(r"[1-9]\d* of 34 training rows", warning)
     assert "longer than task.max_length = 16 tokens and are cut" in warning
     assert (folder.path / "model" / "model.safetensors").exists()
 

@@ -102,7 +102,7 @@ def test_rows_that_arrive_between_rounds_are_trained_without_restart(
 
 def test_proportional_placement_follows_the_speeds(testbed: LocalTestbed, tmp_path: Path) -> None:
     job = make_job(
-        tmp_path, num_blocks=7, devices_per_cluster=3, schedule={"strategy": "proportional"}
+        tmp_path, num_blocks=7, devices_per_cluster=6, schedule={"strategy": "proportional"}
     )
     finished = run_job(testbed, job)
     for plan in finished.plans(0):
