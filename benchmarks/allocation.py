@@ -28,7 +28,7 @@ from collapipe.allocation.round_model.problem import (
 from collapipe.allocation.search.dssra import decide
 from collapipe.allocation.search.link_tables import AssumedLinks
 from collapipe.allocation.search.segments import place_segments
-from collapipe.codecs import CodecName
+from collapipe.codec_table import CodecName
 
 REPETITIONS = 5
 PLOT = Path("build/allocation-growth.svg")

@@ -13,8 +13,8 @@ from functools import partial
 
 import torch
 
-from collapipe.codec_names import CODEC_NAMES
-from collapipe.tensors.codecs import LOSSY_CODECS
+from collapipe.codec_numbers import CODEC_NAMES
+from collapipe.tensors.encoding import LOSSY_CODECS
 
 SHAPE = (8, 128, 768)
 """A micro-batch of 8 samples of 128 tokens with the hidden size of BERT-base: 3.1 MB."""

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from collapipe.simulation import read_scenario, run_strategy
-from collapipe.simulation.pipeline import (
+from collapipe.simulation.pipeline_events import (
     SimulatedLink,
     SimulatedPipeline,
     SimulatedStage,

@@ -29,7 +29,7 @@ from collapipe.rpc import ChannelPool, Outbox, Security, serve
 from collapipe.stage_runtime import Mailbox
 from collapipe.tensors import Frame, FrameKind
 from collapipe.traffic_shaping.pacing import PacedShaper
-from collapipe.traffic_shaping.radio import NoRadioDriver
+from collapipe.traffic_shaping.radio_driver import NoRadioDriver
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
 
 NO_EMULATION = EmulationFile(None)

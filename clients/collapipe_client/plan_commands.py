@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from collapipe.codec_names import CODEC_NAMES
+from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.errors import NotFoundError
 from collapipe.v1.plan_pb2 import LinkPlan, Plan
 from collapipe.v1.tensor_pb2 import CODEC_FP32

@@ -22,7 +22,7 @@ from collapipe.allocation import (
     StagePlan,
 )
 from collapipe.allocation.round_model.convergence_fit import TrainedRun, convergence_features
-from collapipe.codecs import CODECS
+from collapipe.codec_table import CODECS
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 

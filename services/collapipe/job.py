@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from collapipe.codecs import CodecName
+from collapipe.codec_table import CodecName
 from collapipe.errors import InvalidInputError
 
 

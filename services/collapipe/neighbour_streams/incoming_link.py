@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from collapipe.codec_names import CODEC_NAMES
+from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.telemetry import metrics
 from collapipe.tensors import Frame, FrameAssembler

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from collapipe.codec_names import CODEC_NAMES
+from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.errors import InvalidInputError
 from collapipe.v1 import plan_pb2, tensor_pb2
 

@@ -10,7 +10,7 @@ from collapipe.neighbour_streams.link_settings import LinkSettings
 from collapipe.telemetry import metrics
 from collapipe.tensors import CHUNK_BYTES, Frame, encode_frame
 from collapipe.traffic_shaping.pacing import Shaper
-from collapipe.traffic_shaping.radio import RadioDriver
+from collapipe.traffic_shaping.radio_driver import RadioDriver
 from collapipe.v1 import stage_pb2
 
 

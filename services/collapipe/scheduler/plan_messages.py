@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from collapipe.allocation import ClusterPlan, LinkPlan, RadioLink, RoundPlan, RoundProblem
-from collapipe.codec_names import CODECS_BY_NAME
+from collapipe.codec_numbers import CODECS_BY_NAME
 from collapipe.scheduler.decisions import RoundDecision, decide_again
 from collapipe.v1 import plan_pb2
 

@@ -18,7 +18,7 @@ from collapipe.allocation import (
 from collapipe.job import JobConfig, divisors
 from collapipe.scheduler.host_registry import ClusterHosts, JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
-from collapipe.traffic_shaping.radio import NOMINAL_BANDWIDTH_HZ
+from collapipe.traffic_shaping.radio_driver import NOMINAL_BANDWIDTH_HZ
 from collapipe.v1 import scheduler_pb2
 
 _STATE_PER_WEIGHT = 4

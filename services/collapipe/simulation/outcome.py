@@ -1,7 +1,7 @@
 """Simulates a round: the time, energy and memory that the services would measure.
 
 `round_model.prediction` gives compute times, transfer times and energy, because these add up without
-interaction. `collapipe.simulation.pipeline` simulates the time of a mini-batch, which depends on how stages
+interaction. `collapipe.simulation.pipeline_events` simulates the time of a mini-batch, which depends on how stages
 wait for each other.
 """
 
@@ -21,7 +21,7 @@ from collapipe.allocation.round_model.problem import (
     RoundPlan,
     RoundProblem,
 )
-from collapipe.simulation.pipeline import (
+from collapipe.simulation.pipeline_events import (
     SimulatedLink,
     SimulatedPipeline,
     SimulatedStage,

@@ -19,9 +19,9 @@ from collapipe.stage_host.host_resources import HostResources
 from collapipe.stage_host.registration import Registration
 from collapipe.telemetry.sensors import SensorReader
 from collapipe.traffic_shaping.pacing import PacedShaper, Shaper
-from collapipe.traffic_shaping.radio import EmulatedRadioDriver, NoRadioDriver, RadioDriver
-from collapipe.traffic_shaping.traffic_control import TrafficControlShaper
-from collapipe.traffic_shaping.wireless import WifiRadioDriver
+from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver, NoRadioDriver, RadioDriver
+from collapipe.traffic_shaping.tc.service_shaper import TrafficControlShaper
+from collapipe.traffic_shaping.wifi_radio import WifiRadioDriver
 from collapipe.v1 import blob_pb2_grpc, link_pb2_grpc, scheduler_pb2
 from collapipe.weights.blob_store import JobStores
 from collapipe.weights.transfer import BlobServicer

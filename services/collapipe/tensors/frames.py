@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import CorruptDataError, InvalidInputError
-from collapipe.tensors.codecs import LOSSY_CODECS
+from collapipe.tensors.encoding import LOSSY_CODECS
 from collapipe.v1 import stage_pb2, tensor_pb2
 
 CHUNK_BYTES = 1 << 20

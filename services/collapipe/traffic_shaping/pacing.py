@@ -1,7 +1,7 @@
 """The interface of shapers, and pacing: shaping inside the process.
 
 A sender tells its link the rate of a frame, asks for the size of the chunks, and waits before each chunk.
-With pacing, the sender sleeps. With traffic control (`collapipe.traffic_shaping.traffic_control`), it does
+With pacing, the sender sleeps. With traffic control (`collapipe.traffic_shaping.tc.service_shaper`), it does
 not wait, because the kernel delays the packets.
 """
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from collapipe.allocation.round_model.in_flight import WINDOW_SLACK
+from collapipe.allocation.round_model.in_flight_windows import WINDOW_SLACK
 from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import (

@@ -19,7 +19,7 @@ from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, Security, serve
 from collapipe.stage_host import HostResources, StageServicer
 from collapipe.traffic_shaping.pacing import PacedShaper
-from collapipe.traffic_shaping.radio import NoRadioDriver
+from collapipe.traffic_shaping.radio_driver import NoRadioDriver
 from collapipe.v1 import (
     blob_pb2_grpc,
     control_unit_pb2_grpc,

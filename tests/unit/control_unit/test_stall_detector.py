@@ -5,7 +5,7 @@ import pytest
 from collapipe.control_unit import stall_detector
 from collapipe.control_unit.stall_detector import StallDetector
 
-WAITING = "device-0-0 waits to get the forward of micro-batch 0"
+WAITING = "device-0-0 waits to get the forward frame of micro-batch 0"
 
 
 class Clock:
@@ -34,7 +34,7 @@ def test_pipeline_is_stalled_after_a_silence_without_any_change(clock: Clock) ->
 
 @pytest.mark.parametrize(
     ("waiting_for", "received_bytes"),
-    [("", 10), (WAITING, 11), ("device-0-0 waits to get the backward of micro-batch 0", 10)],
+    [("", 10), (WAITING, 11), ("device-0-0 waits to get the backward frame of micro-batch 0", 10)],
     ids=["computing", "bytes arrive", "another wait"],
 )
 def test_any_change_restarts_the_silence(

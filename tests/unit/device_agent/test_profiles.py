@@ -12,7 +12,7 @@ from collapipe.rpc import ChannelPool, Security
 from collapipe.stage_host import HostResources
 from collapipe.stage_runtime import block_profile
 from collapipe.traffic_shaping.pacing import PacedShaper
-from collapipe.traffic_shaping.radio import NoRadioDriver
+from collapipe.traffic_shaping.radio_driver import NoRadioDriver
 from collapipe.v1.device_agent_pb2 import ProfileBlockRequest
 from collapipe.v1.plan_pb2 import ModelSpec
 

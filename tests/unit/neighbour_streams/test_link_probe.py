@@ -15,7 +15,7 @@ from collapipe.neighbour_streams.link_probe import LinkServicer, answer_probe
 from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, Security, call, serve
 from collapipe.traffic_shaping.pacing import PacedShaper
-from collapipe.traffic_shaping.radio import EmulatedRadioDriver
+from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver
 from collapipe.v1 import link_pb2_grpc
 from collapipe.v1.link_pb2 import (
     MeasureLinkRequest,

@@ -12,7 +12,7 @@ from collapipe.neighbour_streams.outgoing_link import OutgoingLink, OutgoingLink
 from collapipe.radio_rate import radio_rate_bps
 from collapipe.tensors import ACTIVATION, Frame, FrameKind
 from collapipe.traffic_shaping.pacing import ShapedLink, Shaper
-from collapipe.traffic_shaping.radio import (
+from collapipe.traffic_shaping.radio_driver import (
     EmulatedRadioDriver,
     NoRadioDriver,
     RadioDriver,

@@ -158,7 +158,7 @@ def test_newer_attempt_takes_over_from_an_idle_one(
 def test_newer_attempt_takes_over_from_one_that_waits_for_a_micro_batch(host: StageHost) -> None:
     old = host.ready(0)
     old.run_step(0)
-    old.waits_for("forward of micro-batch 0")
+    old.waits_for("forward frame of micro-batch 0")
     new = host.ready(1)
     assert old.expect("failed").failed.message == "a newer attempt took over"
     assert_alive(new)
@@ -183,7 +183,7 @@ def test_late_attempt_of_an_earlier_job_is_refused(host: StageHost) -> None:
 def test_control_unit_that_vanishes_ends_the_session(host: StageHost) -> None:
     session = host.ready()
     session.run_step(0)
-    session.waits_for("forward of micro-batch 0")
+    session.waits_for("forward frame of micro-batch 0")
     session.vanish()
     assert_alive(host.ready(1))
 
@@ -207,7 +207,7 @@ def test_session_of_a_lost_caller_does_not_block_a_later_session(
 def test_signs_of_life_say_what_the_stage_waits_for(host: StageHost) -> None:
     session = host.ready()
     session.run_step(0, num_micro_batches=2)
-    session.waits_for("the forward of micro-batch 0 in step 0")
+    session.waits_for("the forward frame of micro-batch 0 in step 0")
 
 
 def test_host_without_units_has_no_blobs(host: StageHost) -> None:
@@ -220,7 +220,7 @@ def test_session_of_a_lost_caller_lets_no_later_session_overtake_one_that_comput
 ) -> None:
     computing = host.ready(0)
     computing.run_step(0)
-    computing.waits_for("forward of micro-batch 0")
+    computing.waits_for("forward frame of micro-batch 0")
     gone: Any = _Context()
 
     def begin() -> None:

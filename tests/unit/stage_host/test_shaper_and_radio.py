@@ -8,7 +8,7 @@ from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError
 from collapipe.stage_host.host import StageHostSettings, choose_radio, choose_shaper
 from collapipe.traffic_shaping.pacing import PacedShaper
-from collapipe.traffic_shaping.radio import EmulatedRadioDriver, NoRadioDriver
+from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver, NoRadioDriver
 
 
 def settings_of(**values: object) -> StageHostSettings:

@@ -133,7 +133,9 @@ def test_held_out_label_that_no_training_row_has_is_refused(
     task = load_task(
         make_job("classification", {"train": texts("a.jsonl", 8), "held_out": held_out}), 0, None
     )
-    with pytest.raises(InvalidInputError, match=r"b\.jsonl:2: label 'tepid' .*\(cold, warm\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"b\.jsonl:2: label 'tepid' .* the job: cold, warm;"
+    ):
         task.set_labels(task.labels)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from collapipe.errors import InvalidInputError
-from collapipe.traffic_shaping.traffic_control import TrafficControlShaper
+from collapipe.traffic_shaping.tc.service_shaper import TrafficControlShaper
 
 from .namespaces import joined_namespaces, run
 

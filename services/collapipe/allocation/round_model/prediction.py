@@ -18,7 +18,7 @@ from collapipe.allocation.round_model.problem import (
     RoundProblem,
     StagePlan,
 )
-from collapipe.codecs import CODECS
+from collapipe.codec_table import CODECS
 
 STATE_ON_THE_WIRE = 0.75
 """Share of a unit's state that a transfer carries: weights and both moments, but no gradients."""

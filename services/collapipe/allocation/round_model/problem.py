@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from collapipe.codecs import CodecName
+from collapipe.codec_table import CodecName
 from collapipe.radio_rate import radio_rate_bps
 
 

@@ -25,7 +25,7 @@ from collapipe.allocation.round_model.problem import (
 from collapipe.allocation.search.bandwidth import Allocation, Prices
 from collapipe.allocation.search.link_tables import AssumedLinks
 from collapipe.allocation.search.power import best_watts, full_link
-from collapipe.codecs import CODECS
+from collapipe.codec_table import CODECS
 
 _SHARES = np.geomspace(1 / 256, 1.0, 25)
 """Parts of a channel that `links_at_prices` may assume for a link."""

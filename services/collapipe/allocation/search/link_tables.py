@@ -12,7 +12,7 @@ from collapipe.allocation.round_model.problem import (
     RoundProblem,
 )
 from collapipe.allocation.search.arrays import Floats
-from collapipe.codecs import CODECS
+from collapipe.codec_table import CODECS
 
 AssumedLinks = Mapping[tuple[str, str], LinkPlan]
 """The share and the powers that the search assumes for each possible link of a cluster.

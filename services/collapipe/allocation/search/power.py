@@ -17,7 +17,7 @@ from collapipe.allocation.round_model.problem import (
 from collapipe.allocation.search.arrays import Bools, Floats
 from collapipe.allocation.search.bandwidth import Allocation, Point, solve_shares
 from collapipe.allocation.search.shared_links import SharedLinks, shared_links
-from collapipe.codecs import CodecName
+from collapipe.codec_table import CodecName
 
 _LEAST_SIGNAL = 1e-3
 """The least signal-to-noise ratio: sending with less power saves less than 0.05 % of the energy."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from collapipe.allocation.round_model.in_flight import WINDOW_SLACK
+from collapipe.allocation.round_model.in_flight_windows import WINDOW_SLACK
 from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import (

@@ -24,7 +24,7 @@ from collapipe.allocation.round_model.problem import (
     RoundProblem,
 )
 from collapipe.allocation.search.arrays import Bools, Floats
-from collapipe.codecs import CODECS
+from collapipe.codec_table import CODECS
 
 LinkPosition: TypeAlias = tuple[int, int]
 """Index of a cluster, and index of a link in the cluster's plan."""

@@ -12,7 +12,7 @@ steps are needed:
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from collapipe.allocation.round_model.in_flight import classical_window
+from collapipe.allocation.round_model.in_flight_windows import classical_window
 from collapipe.allocation.round_model.prediction import stage_memory_bytes
 from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem, StagePlan
 from collapipe.allocation.strategies.complete_plan import Stages, num_micro_batches, place_blocks

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from collapipe.allocation.round_model.in_flight import classical_window, widen_windows
+from collapipe.allocation.round_model.in_flight_windows import classical_window, widen_windows
 from collapipe.allocation.round_model.prediction import stage_memory_bytes
 from collapipe.allocation.round_model.problem import (
     ClusterPlan,

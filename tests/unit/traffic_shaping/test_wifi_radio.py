@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from collapipe.errors import InvalidInputError
-from collapipe.traffic_shaping.wireless import WifiRadioDriver
+from collapipe.traffic_shaping.wifi_radio import WifiRadioDriver
 
 LINK = """Connected to 02:00:00:00:01:00 (on wlan0)
 	SSID: field

@@ -7,7 +7,7 @@ import pytest
 
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.radio_rate import radio_rate_bps
-from collapipe.traffic_shaping.radio import (
+from collapipe.traffic_shaping.radio_driver import (
     NOMINAL_BANDWIDTH_HZ,
     NOMINAL_POWER_WATTS,
     EmulatedRadioDriver,

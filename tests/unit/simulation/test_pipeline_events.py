@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from collapipe.simulation.pipeline import (
+from collapipe.simulation.pipeline_events import (
     SimulatedLink,
     SimulatedPipeline,
     SimulatedStage,

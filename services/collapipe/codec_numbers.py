@@ -6,7 +6,7 @@ This module imports no torch, because the scheduler and the clients use it, too.
 from collections.abc import Mapping
 from typing import cast
 
-from collapipe.codecs import CODECS, CodecName
+from collapipe.codec_table import CODECS, CodecName
 from collapipe.v1 import tensor_pb2
 
 CODECS_BY_NAME: Mapping[CodecName, tensor_pb2.Codec] = {

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import inf, log10
 
 from collapipe.errors import InvalidInputError
-from collapipe.traffic_shaping.radio import NOMINAL_POWER_WATTS, RadioDriver, RadioState
+from collapipe.traffic_shaping.radio_driver import NOMINAL_POWER_WATTS, RadioDriver, RadioState
 from collapipe.traffic_shaping.run_command import run_command
 
 logger = logging.getLogger(__name__)

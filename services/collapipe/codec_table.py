@@ -2,7 +2,7 @@
 
 Jobs are validated against this table, and plans are decided with it. A new codec touches three files: an
 entry here, a value in protos/collapipe/v1/tensor.proto (then run `make protos`), and its implementation in
-`collapipe.tensors.codecs`.
+`collapipe.tensors.encoding`.
 """
 
 from collections.abc import Mapping

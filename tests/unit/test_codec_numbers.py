@@ -2,11 +2,11 @@ from typing import get_args
 
 import pytest
 
-from collapipe.codec_names import CODEC_NAMES, CODECS_BY_NAME
-from collapipe.codecs import CODECS, CodecName
+from collapipe.codec_numbers import CODEC_NAMES, CODECS_BY_NAME
+from collapipe.codec_table import CODECS, CodecName
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
-from collapipe.tensors.codecs import LOSSY_CODECS
+from collapipe.tensors.encoding import LOSSY_CODECS
 from collapipe.v1 import tensor_pb2
 
 
