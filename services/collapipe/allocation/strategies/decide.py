@@ -8,8 +8,8 @@ from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import RoundProblem
 from collapipe.allocation.strategies.balanced import place_on_the_fewest, place_proportionally
 from collapipe.allocation.strategies.complete_plan import PlaceCluster, complete
-from collapipe.allocation.strategies.manual import place_manually
 from collapipe.allocation.strategies.equal_segments import place_equally
+from collapipe.allocation.strategies.manual import place_manually
 from collapipe.allocation.strategies.whole_model import place_centrally, place_on_one_device
 from collapipe.errors import InfeasibleError, InvalidInputError
 
