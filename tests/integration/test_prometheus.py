@@ -107,16 +107,19 @@ def scrapes(series: Sequence[Series], address: str) -> int:
     return max((len(one.points) for one in series if one.instance == address), default=0)
 
 
-@pytest.fixture
-def observed(tmp_path: Path) -> Iterator[Observed]:
-    """Provides three hosts that both sources scrape. Their counters grow only while they work."""
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    """Provides three hosts that both sources scrape. Their counters grow only while they work.
+
+    The last test that uses it ends a host.
+    """
     with ExitStack() as stack:
         hosts = []
         for stage, host in enumerate(HOSTS):
             hosts.append(MetricsHost(host, stage, HOSTS[stage - 1] if stage else "nobody"))
             stack.callback(hosts[-1].kill)
         addresses = [one.address for one in hosts]
-        server = stack.enter_context(running_prometheus(tmp_path))
+        server = stack.enter_context(running_prometheus(tmp_path_factory.mktemp("prometheus")))
         server.scrape(addresses)
         scrape = ScrapeSource(lambda: addresses, INTERVAL_SECONDS)
         stack.callback(scrape.close)
