@@ -31,7 +31,7 @@ WARM_UP := import transformers.models.bert.modeling_bert, collapipe_client.cli, 
 demo: setup
 	$(BIN)/collapipe train --preset demo
 
-# Two workers: more would start more testbeds than the memory of a small machine holds.
+# Two workers: each of them takes up to 1 GB of memory. One runs all tests of the large testbed.
 test: setup-dev
 	$(BIN)/python -m pytest -m "not heavy" --numprocesses 2 $(PYTEST_ARGS)
 

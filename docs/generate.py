@@ -38,8 +38,9 @@ def settings_page() -> str:
     """Returns the page of all settings, from the schemas that validate them."""
     parts = [
         "# Settings\n",
-        "Every setting, from the schemas that validate them. An unknown key is refused, with the nearest known one.\n",
-        "## Jobs\n\nA job is a TOML file. `--set section.key=value` changes one setting on the command line.\n",
+        "Every setting, from the schemas that validate them. An unknown key is refused.\n",
+        "## Jobs\n\nA job is a TOML file. `--set section.key=value` changes one setting on the command line. The error about an unknown key names the "
+        "nearest known one.\n",
         *_sections(JobConfig, "Job"),
         "## Services\n\nA service takes flags (`--listen`), then variables of the environment (`COLLAPIPE_LISTEN`), then the "
         "TOML file named by `--config`.\n",

@@ -11,7 +11,6 @@ from xdist.scheduler import LoadFileScheduling
 
 ALLOWED_REASONS = (
     "needs a CUDA device",
-    "this machine has no ps",
     # Debian has no suitable package of these two.
     "no kustomize 5 on this machine",
     "no npm on this machine",

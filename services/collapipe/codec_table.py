@@ -1,8 +1,7 @@
 """The codecs: encodings that a link may use for activations and their gradients.
 
-Jobs are validated against this table, and plans are decided with it. A new codec touches three files: an
-entry here, a value in protos/collapipe/v1/tensor.proto (then run `make protos`), and its implementation in
-`collapipe.tensors.encoding`.
+Jobs are validated against this table, and plans are decided with it. docs/architecture.md names the files of a
+new codec.
 """
 
 from collections.abc import Mapping

@@ -90,7 +90,7 @@ def test_own_data_trains_its_first_round(checkout: Path, command: str) -> None:
     committed = False
     for line in process.stdout:
         printed.append(line)
-        if not committed and re.search(r"round 1 (of|/)|committed", line):
+        if not committed and re.search(r"round 1/\d+ committed in", line):
             committed = True
             process.send_signal(signal.SIGINT)
     process.wait()

@@ -105,9 +105,9 @@ def test_proportional_placement_follows_the_speeds(testbed: LocalTestbed, tmp_pa
         tmp_path, num_blocks=7, devices_per_cluster=6, schedule={"strategy": "proportional"}
     )
     finished = run_job(testbed, job)
-    for plan in finished.plans(0):
-        blocks = {s.host_id: s.stop_unit - s.start_unit for s in plan.stages[1:-1]}
-        assert blocks == {"device-0-0": 1, "device-0-1": 2, "device-0-2": 4}
+    first = finished.plans(0)[0]  # Later plans may rest on measured speeds.
+    blocks = {s.host_id: s.stop_unit - s.start_unit for s in first.stages[1:-1]}
+    assert blocks == {"device-0-0": 1, "device-0-1": 2, "device-0-2": 4}
 
 
 def traffic(testbed: LocalTestbed) -> Traffic:

@@ -15,7 +15,7 @@ from integration.running import run_job
 from integration.test_exact import check_equals_reference
 
 PI = DEVICE_PROFILES["raspberry-pi-4"]
-SCALE = 3.0
+SCALE = 10.0
 
 
 def make_emulation(slowdown: float) -> Emulation:

@@ -28,7 +28,7 @@ class DeviceAgentSettings(StageHostSettings):
     speed: float = Field(
         default=0.0,
         ge=0,
-        description="Samples that one block processes in a second. Rounds do not change it; 0 measures it.",
+        description="Samples that one block processes in a second, until rounds measure it; 0 measures it before the first round.",
     )
     energy_budget_joules: float = Field(
         default=0.0,

@@ -54,20 +54,11 @@ class HostKnowledge(_Known):
     seconds_per_sample: float = Field(ge=0, allow_inf_nan=False)
     seconds_per_micro_batch: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     busy_watts: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    source: Literal["guess", "configured", "profile", "rounds"] = "guess"
-    """How `seconds_per_sample` was obtained. Measurements never change a configured value."""
+    source: Literal["guess", "profile", "rounds"] = "guess"
+    """How `seconds_per_sample` was obtained."""
     profiled_seconds_per_sample: float = 0.0
     """Result of the last profile; 0 without one. Profiles and rounds use texts of different length, so a
     profile is compared with other profiles only."""
-
-    def update_seconds_per_sample(self, measured: float) -> None:
-        """Updates the time from the telemetry of a round."""
-        before = self.seconds_per_sample if self.source == "rounds" else None
-        self.seconds_per_sample = _average(before, measured)
-        if before:
-            # The result of a new profile would change by the same factor.
-            self.profiled_seconds_per_sample *= self.seconds_per_sample / before
-        self.source = "rounds"
 
 
 class LinkKnowledge(_Known):
@@ -154,7 +145,7 @@ class Knowledge(_Known):
         """Returns the expected times of each host. Telemetry that is far from them is rejected."""
         return {
             host_id: HostPrior(
-                known.seconds_per_sample if known.source in ("profile", "rounds") else 0.0,
+                known.seconds_per_sample if known.source != "guess" else 0.0,
                 known.seconds_per_micro_batch,
             )
             for host_id, known in self.hosts.items()
@@ -257,8 +248,12 @@ class Knowledge(_Known):
     def _update_host(self, host_id: str, measured: HostEstimate) -> None:
         if measured.seconds_per_sample and measured.micro_batches >= _MIN_MICRO_BATCHES:
             host = self.hosts.setdefault(host_id, HostKnowledge(seconds_per_sample=0.0))
-            if host.source != "configured":
-                host.update_seconds_per_sample(measured.seconds_per_sample)
+            before = host.seconds_per_sample if host.source == "rounds" else None
+            host.seconds_per_sample = _average(before, measured.seconds_per_sample)
+            if before:
+                # The result of a new profile would change by the same factor.
+                host.profiled_seconds_per_sample *= host.seconds_per_sample / before
+            host.source = "rounds"
         if measured.busy_watts and host_id in self.hosts:
             host = self.hosts[host_id]
             host.busy_watts = _average(host.busy_watts or None, measured.busy_watts)

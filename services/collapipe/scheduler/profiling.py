@@ -50,10 +50,7 @@ def profile_hosts(
     devices = hosts.devices
     knowledge = Knowledge(
         hosts={
-            device.host_id: HostKnowledge(
-                seconds_per_sample=1 / (device.speed or 1.0),
-                source="configured" if device.speed else "guess",
-            )
+            device.host_id: HostKnowledge(seconds_per_sample=1 / (device.speed or 1.0))
             for device in devices
         }
     )
@@ -67,13 +64,13 @@ def profile_hosts(
             executor.map(lambda device: _profile(job, model, device, channels), devices)
         )
     for device, profile in zip(devices, profiles, strict=True):
-        known = knowledge.hosts[device.host_id]
-        known.busy_watts = device.busy_watts
-        if not device.speed:
-            known.source = "profile"
-            known.seconds_per_sample = profile.seconds_per_sample
-            known.seconds_per_micro_batch = profile.seconds_per_micro_batch
-            known.profiled_seconds_per_sample = profile.seconds_per_sample
+        knowledge.hosts[device.host_id] = HostKnowledge(
+            seconds_per_sample=1 / device.speed if device.speed else profile.seconds_per_sample,
+            seconds_per_micro_batch=0.0 if device.speed else profile.seconds_per_micro_batch,
+            busy_watts=device.busy_watts,
+            source="profile",
+            profiled_seconds_per_sample=0.0 if device.speed else profile.seconds_per_sample,
+        )
     knowledge.block_state_bytes = max(profile.state_bytes for profile in profiles)
     knowledge.block_stash_bytes = max(profile.stash_bytes_per_sample for profile in profiles)
     return knowledge

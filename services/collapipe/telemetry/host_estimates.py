@@ -124,7 +124,7 @@ def _seconds_per_sample(
 def _busy_watts(window: SampleWindow, host: str, busy_seconds: float) -> float | None:
     """Divides the energy of one sensor by the busy time.
 
-    The sensor "model" of emulated devices is not used: it only multiplies configured watts by the busy time.
+    The sensor "model" is not used: it only multiplies configured watts by the busy time.
     """
     groups = {sensor: group for group, sensor in window.groups("sensor") if group.host == host}
     for sensor in ENERGY_SENSORS:

@@ -1,6 +1,6 @@
 """Every metric of the system; the services update these objects directly.
 
-A constant has the name of its metric without the prefix `collapipe_` and the suffix `_total`. Metrics use
+Most constants have the name of their metric without the prefix `collapipe_` and the suffix `_total`. Metrics use
 base units. Label values are bounded: `link` is "sender>receiver" with host ids, `direction` is "forward" or
 "backward" and `way` is "sent" or "received". A service exports every metric, with no samples where it never
 updates one.

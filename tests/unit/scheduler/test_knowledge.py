@@ -113,13 +113,6 @@ def test_energy_queue_grows_above_the_budget_and_shrinks_below_it() -> None:
     assert known.backlogs == {"device-0": 0.5}
 
 
-def test_rounds_do_not_change_a_configured_time() -> None:
-    configured = HostKnowledge(seconds_per_sample=1.0, source="configured")
-    known = learn(Knowledge(hosts={"device-0": configured}), hosts=seen(0.5))
-    assert known.hosts["device-0"].seconds_per_sample == 1.0
-    assert known.host_priors()["device-0"].seconds_per_sample == 0
-
-
 def test_profile_of_an_unused_device_is_scaled_by_the_ratio_of_the_others() -> None:
     known = Knowledge(
         hosts={
