@@ -8,7 +8,7 @@ Reading order:
    `radio_propagation` and `transformer_costs`.
 2. `rounds`: the rounds of one strategy with one seed. `baseline_trials` finds the number of micro-batches of
    a baseline.
-3. `outcome`: one simulated round. `pipeline`: the event simulation of its mini-batches.
+3. `outcome`: one simulated round. `pipeline_events`: the event simulation of its mini-batches.
 4. `runner`: all runs of a scenario. `records` and `results`: the data of the runs, and files and summaries.
 """
 
