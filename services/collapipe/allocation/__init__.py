@@ -7,42 +7,21 @@ Reading order:
 3. `search`: the strategy `dssra`, which searches for the plan with the best prediction.
 """
 
-from collapipe.allocation.round_model.limits import violations
-from collapipe.allocation.round_model.prediction import RoundPrediction, predict
-from collapipe.allocation.round_model.problem import (
-    ClusterPlan,
-    ClusterProblem,
-    Convergence,
-    Host,
-    LinkPlan,
-    ModelCost,
-    RadioLink,
-    RoundPlan,
-    RoundProblem,
-    Segment,
-    StagePlan,
-    WiredLink,
-)
-from collapipe.allocation.round_model.virtual_queue import backlogs_after
-from collapipe.allocation.strategies.decide import decide_round, reference_seconds
-
-__all__ = [
-    "ClusterPlan",
-    "ClusterProblem",
-    "Convergence",
-    "Host",
-    "LinkPlan",
-    "ModelCost",
-    "RadioLink",
-    "RoundPlan",
-    "RoundPrediction",
-    "RoundProblem",
-    "Segment",
-    "StagePlan",
-    "WiredLink",
-    "backlogs_after",
-    "decide_round",
-    "predict",
-    "reference_seconds",
-    "violations",
-]
+from collapipe.allocation.round_model.limits import violations as violations
+from collapipe.allocation.round_model.prediction import RoundPrediction as RoundPrediction
+from collapipe.allocation.round_model.prediction import predict as predict
+from collapipe.allocation.round_model.problem import ClusterPlan as ClusterPlan
+from collapipe.allocation.round_model.problem import ClusterProblem as ClusterProblem
+from collapipe.allocation.round_model.problem import Convergence as Convergence
+from collapipe.allocation.round_model.problem import Host as Host
+from collapipe.allocation.round_model.problem import LinkPlan as LinkPlan
+from collapipe.allocation.round_model.problem import ModelCost as ModelCost
+from collapipe.allocation.round_model.problem import RadioLink as RadioLink
+from collapipe.allocation.round_model.problem import RoundPlan as RoundPlan
+from collapipe.allocation.round_model.problem import RoundProblem as RoundProblem
+from collapipe.allocation.round_model.problem import Segment as Segment
+from collapipe.allocation.round_model.problem import StagePlan as StagePlan
+from collapipe.allocation.round_model.problem import WiredLink as WiredLink
+from collapipe.allocation.round_model.virtual_queue import backlogs_after as backlogs_after
+from collapipe.allocation.strategies.decide import decide_round as decide_round
+from collapipe.allocation.strategies.decide import reference_seconds as reference_seconds

@@ -4,6 +4,5 @@ Every service imports `identity`. All other modules need the package `cryptograp
 device uses them only to join and to renew its certificate.
 """
 
-from collapipe.certificates.identity import Identity, Role
-
-__all__ = ["Identity", "Role"]
+from collapipe.certificates.identity import Identity as Identity
+from collapipe.certificates.identity import Role as Role

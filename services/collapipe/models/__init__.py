@@ -4,23 +4,14 @@ A new family needs a module here and a line in `families`. Importing this packag
 `adapter_class` and `adapter_for` import that of one family.
 """
 
-from collapipe.models.adapter import ModelAdapter
-from collapipe.models.configuration import create_config_json
-from collapipe.models.families import adapter_class, adapter_for
-from collapipe.models.pretrained import initial_model, pretrained_directory
-from collapipe.models.state import join_model, split_state
-from collapipe.models.unit import Head, Side, Unit
-
-__all__ = [
-    "Head",
-    "ModelAdapter",
-    "Side",
-    "Unit",
-    "adapter_class",
-    "adapter_for",
-    "create_config_json",
-    "initial_model",
-    "join_model",
-    "pretrained_directory",
-    "split_state",
-]
+from collapipe.models.adapter import ModelAdapter as ModelAdapter
+from collapipe.models.configuration import create_config_json as create_config_json
+from collapipe.models.families import adapter_class as adapter_class
+from collapipe.models.families import adapter_for as adapter_for
+from collapipe.models.pretrained import initial_model as initial_model
+from collapipe.models.pretrained import pretrained_directory as pretrained_directory
+from collapipe.models.state import join_model as join_model
+from collapipe.models.state import split_state as split_state
+from collapipe.models.unit import Head as Head
+from collapipe.models.unit import Side as Side
+from collapipe.models.unit import Unit as Unit

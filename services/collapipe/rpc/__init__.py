@@ -1,30 +1,16 @@
 """The only package that knows gRPC's options, credentials and status codes."""
 
-from collapipe.rpc.channel import ChannelPool, call, open_authority_channel, open_channel
-from collapipe.rpc.credentials import Presented, Security
-from collapipe.rpc.permissions import check_is_caller
-from collapipe.rpc.server import Server, serve
-from collapipe.rpc.status import to_error
-from collapipe.rpc.streams import (
-    SIGN_OF_LIFE_SECONDS,
-    Outbox,
-    within_silence,
-    work_with_signs_of_life,
-)
-
-__all__ = [
-    "SIGN_OF_LIFE_SECONDS",
-    "ChannelPool",
-    "Outbox",
-    "Presented",
-    "Security",
-    "Server",
-    "call",
-    "check_is_caller",
-    "open_authority_channel",
-    "open_channel",
-    "serve",
-    "to_error",
-    "within_silence",
-    "work_with_signs_of_life",
-]
+from collapipe.rpc.channel import ChannelPool as ChannelPool
+from collapipe.rpc.channel import call as call
+from collapipe.rpc.channel import open_authority_channel as open_authority_channel
+from collapipe.rpc.channel import open_channel as open_channel
+from collapipe.rpc.credentials import Presented as Presented
+from collapipe.rpc.credentials import Security as Security
+from collapipe.rpc.permissions import check_is_caller as check_is_caller
+from collapipe.rpc.server import Server as Server
+from collapipe.rpc.server import serve as serve
+from collapipe.rpc.status import to_error as to_error
+from collapipe.rpc.streams import SIGN_OF_LIFE_SECONDS as SIGN_OF_LIFE_SECONDS
+from collapipe.rpc.streams import Outbox as Outbox
+from collapipe.rpc.streams import within_silence as within_silence
+from collapipe.rpc.streams import work_with_signs_of_life as work_with_signs_of_life

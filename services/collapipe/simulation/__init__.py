@@ -12,28 +12,14 @@ Reading order:
 4. `runner`: all runs of a scenario. `records` and `results`: the data of the runs, and files and summaries.
 """
 
-from collapipe.simulation.records import StrategyRun
-from collapipe.simulation.results import (
-    Interval,
-    StrategySummary,
-    summarize,
-    write_devices,
-    write_rounds,
-)
-from collapipe.simulation.rounds import run_strategy
-from collapipe.simulation.runner import num_rounds, run_scenario
-from collapipe.simulation.scenario import Scenario, read_scenario
-
-__all__ = [
-    "Interval",
-    "Scenario",
-    "StrategyRun",
-    "StrategySummary",
-    "num_rounds",
-    "read_scenario",
-    "run_scenario",
-    "run_strategy",
-    "summarize",
-    "write_devices",
-    "write_rounds",
-]
+from collapipe.simulation.records import StrategyRun as StrategyRun
+from collapipe.simulation.results import Interval as Interval
+from collapipe.simulation.results import StrategySummary as StrategySummary
+from collapipe.simulation.results import summarize as summarize
+from collapipe.simulation.results import write_devices as write_devices
+from collapipe.simulation.results import write_rounds as write_rounds
+from collapipe.simulation.rounds import run_strategy as run_strategy
+from collapipe.simulation.runner import num_rounds as num_rounds
+from collapipe.simulation.runner import run_scenario as run_scenario
+from collapipe.simulation.scenario import Scenario as Scenario
+from collapipe.simulation.scenario import read_scenario as read_scenario

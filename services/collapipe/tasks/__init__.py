@@ -6,17 +6,10 @@ micro-batches and computes the metric, and `classification`, `ner` and `translat
 chooses the rows of each mini-batch. `loading` puts all of this together.
 """
 
-from collapipe.tasks.loading import load_task
-from collapipe.tasks.sampler import Cursor, begin_round, draw
-from collapipe.tasks.task import MicroBatch, Task
-from collapipe.tasks.vocabulary import write_tokenizer_files
-
-__all__ = [
-    "Cursor",
-    "MicroBatch",
-    "Task",
-    "begin_round",
-    "draw",
-    "load_task",
-    "write_tokenizer_files",
-]
+from collapipe.tasks.loading import load_task as load_task
+from collapipe.tasks.sampler import Cursor as Cursor
+from collapipe.tasks.sampler import begin_round as begin_round
+from collapipe.tasks.sampler import draw as draw
+from collapipe.tasks.task import MicroBatch as MicroBatch
+from collapipe.tasks.task import Task as Task
+from collapipe.tasks.vocabulary import write_tokenizer_files as write_tokenizer_files

@@ -1,19 +1,8 @@
 """Encodes tensors as the frames that cross a stream between two stages, and decodes them."""
 
-from collapipe.tensors.frames import (
-    ACTIVATION,
-    CHUNK_BYTES,
-    Frame,
-    FrameAssembler,
-    FrameKind,
-    encode_frame,
-)
-
-__all__ = [
-    "ACTIVATION",
-    "CHUNK_BYTES",
-    "Frame",
-    "FrameAssembler",
-    "FrameKind",
-    "encode_frame",
-]
+from collapipe.tensors.frames import ACTIVATION as ACTIVATION
+from collapipe.tensors.frames import CHUNK_BYTES as CHUNK_BYTES
+from collapipe.tensors.frames import Frame as Frame
+from collapipe.tensors.frames import FrameAssembler as FrameAssembler
+from collapipe.tensors.frames import FrameKind as FrameKind
+from collapipe.tensors.frames import encode_frame as encode_frame
