@@ -29,7 +29,6 @@ class BoxSettings(ServiceSettings):
     cluster_index: int = 0
     device: str = "cpu"
     state_dir: Path | None = None
-    shaper: str = "pacing"
 
     @classmethod
     def settings_customise_sources(

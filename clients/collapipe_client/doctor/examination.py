@@ -69,7 +69,6 @@ def _examine_machine(folder: Path, settings: BoxSettings, role: Role | None) -> 
     if platform.system() == "Linux":
         checks += [
             kernel.check_memory_cgroup(),
-            kernel.check_shaping(kernel.find_qdiscs(), wanted=settings.shaper == "tc"),
             kernel.check_clock(kernel.clock_is_synchronised()),
             kernel.check_temperature(processor_celsius(), kernel.throttled_flags()),
         ]

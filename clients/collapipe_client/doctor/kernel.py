@@ -1,21 +1,13 @@
-"""Checks what the kernel reports: memory limits, queueing disciplines, the clock, and the temperature."""
+"""Checks what the kernel reports: memory limits, the clock, and the temperature."""
 
 import contextlib
 import ctypes
-import gzip
-import platform
 import subprocess
 from pathlib import Path
 
 from collapipe_client.doctor.check import Check
 
-_TRIAL_SECONDS = 5
-_QDISCS = {
-    "htb": ["default", "1"],
-    "tbf": ["rate", "1mbit", "burst", "32kb", "latency", "50ms"],
-    "netem": ["delay", "1ms"],
-}
-"""By queueing discipline: arguments with which `tc` adds it."""
+_COMMAND_SECONDS = 5
 _TIMEX_BYTES = 512
 """More than the size of `struct timex` on any system."""
 _TIME_ERROR = 5
@@ -60,91 +52,6 @@ def check_memory_cgroup(root: Path = Path("/")) -> Check:
             break
     found = f"off (cgroup v{version}): memory limits of containers and of systemd have no effect"
     return Check.warn("memory cgroup", found, remedy)
-
-
-def find_qdiscs() -> dict[str, bool | None]:
-    """Returns for each queueing discipline whether the kernel has it; `None` if that is unknown."""
-    found = {}
-    for kind in _QDISCS:
-        tried = _try_qdisc(kind)
-        found[kind] = qdisc_installed(kind, platform.release()) if tried is None else tried
-    return found
-
-
-def _try_qdisc(kind: str) -> bool | None:
-    """Adds the queueing discipline in a new network namespace, which needs no root.
-
-    Returns `None` if this machine does not allow the trial.
-    """
-    command = ["unshare", "--user", "--map-root-user", "--net"]
-    command += ["tc", "qdisc", "add", "dev", "lo", "root", kind, *_QDISCS[kind]]
-    try:
-        tried = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_TRIAL_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if tried.returncode == 0:
-        return True
-    is_unknown = "kind is unknown" in tried.stderr or "No such file" in tried.stderr
-    return False if is_unknown else None
-
-
-def qdisc_installed(kind: str, release: str, root: Path = Path("/")) -> bool | None:
-    """Reads from the files of a kernel whether it has a queueing discipline; `None` if that is unknown.
-
-    Args:
-        release: For example "6.1.0".
-    """
-    folder = root / "lib/modules" / release
-    loadable, built_in = text_of(folder / "modules.dep"), text_of(folder / "modules.builtin")
-    if f"sch_{kind}.ko" in f"{loadable} {built_in}":
-        return True
-    option = f"CONFIG_NET_SCH_{kind.upper()}"
-    lines = kernel_configuration(release, root).splitlines()
-    if f"{option}=y" in lines:
-        return True
-    if f"# {option} is not set" in lines or (f"{option}=m" in lines and loadable is not None):
-        return False
-    return None
-
-
-def kernel_configuration(release: str, root: Path = Path("/")) -> str:
-    """Reads the build configuration of a kernel; empty if it cannot be read."""
-    with contextlib.suppress(OSError):
-        return gzip.decompress((root / "proc/config.gz").read_bytes()).decode()
-    return text_of(root / f"boot/config-{release}") or ""
-
-
-def check_shaping(qdiscs: dict[str, bool | None], *, wanted: bool = False) -> Check:
-    """Checks for the queueing disciplines that shape links.
-
-    Only the emulation of links needs netem, and only `shaper = "tc"` needs htb.
-
-    Args:
-        qdiscs: The result of `find_qdiscs`.
-        wanted: Whether the service has the setting `shaper = "tc"`.
-    """
-    words = {True: "present", False: "absent", None: "unknown"}
-    found = ", ".join(f"{kind} {words[present]}" for kind, present in qdiscs.items())
-    if wanted and qdiscs.get("htb") is False:
-        remedy = 'set shaper = "pacing", which needs no support of the kernel'
-        return Check.fail("shaping", found, remedy)
-    if qdiscs.get("netem") is False:
-        return Check.warn(
-            "shaping",
-            found,
-            "only rates can be emulated here, not delay and loss: to emulate those, use a kernel with "
-            "CONFIG_NET_SCH_NETEM; real links do not need it",
-        )
-    if not all(qdiscs.values()):
-        return Check.warn(
-            "shaping",
-            found,
-            "to emulate links, see what `sudo tc qdisc add dev lo root netem delay 0ms` says (undo it with `sudo tc "
-            "qdisc del dev lo root`; tc is in iproute2)",
-        )
-    return Check.ok("shaping", found)
 
 
 def clock_is_synchronised() -> bool | None:
@@ -197,7 +104,7 @@ def throttled_flags(root: Path = Path("/")) -> int | None:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=_TRIAL_SECONDS,
+                timeout=_COMMAND_SECONDS,
             ).stdout.partition("=")[2]
     try:
         return int(text or "", 16)

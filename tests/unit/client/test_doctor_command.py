@@ -45,12 +45,12 @@ def test_settings_of_the_service_are_read_from_its_file(
         tmp_path,
         "device-agent.toml",
         'listen = "0.0.0.0:7200"\nadvertise = "pi-3:7200"\ncluster_index = 1\nbusy_watts = 7.7\n'
-        'shaper = "tc"\nscheduler = "s:7100"\n',
+        'device = "cuda"\nshaper = "tc"\nscheduler = "s:7100"\n',
     )
     monkeypatch.setenv("COLLAPIPE_SCHEDULER", "other:7100")
     settings = read_box_settings(config)
     assert (settings.listen, settings.advertised_host) == ("0.0.0.0:7200", "pi-3")
-    assert (settings.cluster_index, settings.shaper) == (1, "tc")
+    assert (settings.cluster_index, settings.device) == (1, "cuda")
     assert settings.scheduler == "other:7100"  # The environment comes first.
     assert settings.metrics_listen == "127.0.0.1:0"  # the default of the service
 

@@ -1,6 +1,4 @@
-import gzip
 import platform
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,12 +8,8 @@ from collapipe_client.doctor.kernel import (
     check_clock,
     check_clock_offset,
     check_memory_cgroup,
-    check_shaping,
     check_temperature,
     clock_is_synchronised,
-    find_qdiscs,
-    kernel_configuration,
-    qdisc_installed,
     throttled_flags,
 )
 
@@ -60,72 +54,6 @@ def test_remedy_for_a_disabled_memory_cgroup_is_a_command_that_enables_it(
     assert file.read_text(encoding="ascii").endswith(
         "rootwait cgroup_enable=memory cgroup_memory=1\n"
     )
-
-
-_MODULES = "kernel/net/sched/sch_htb.ko.xz: kernel/lib/x.ko\nkernel/net/sched/sch_netem.ko.xz:\n"
-
-
-@pytest.mark.parametrize(
-    ("configuration", "modules", "there"),
-    [
-        (None, _MODULES, True),
-        ("CONFIG_NET_SCH_NETEM=y\n", None, True),
-        ("# CONFIG_NET_SCH_NETEM is not set\n", None, False),
-        ("CONFIG_NET_SCH_NETEM=m\n", "kernel/net/sched/sch_htb.ko:\n", False),
-        ("CONFIG_NET_SCH_NETEM=m\n", None, None),
-        (None, None, None),
-    ],
-)
-def test_netem_is_judged_by_the_files_of_the_kernel(
-    tmp_path: Path, configuration: str | None, modules: str | None, there: bool | None
-) -> None:
-    if configuration is not None:
-        _write(tmp_path, "boot/config-6.1", configuration)
-    if modules is not None:
-        _write(tmp_path, "lib/modules/6.1/modules.dep", modules)
-    assert qdisc_installed("netem", "6.1", tmp_path) is there
-
-
-def test_kernel_files_are_found_in_all_known_places(tmp_path: Path) -> None:
-    _write(tmp_path, "lib/modules/6.1/modules.dep", "")
-    _write(tmp_path, "lib/modules/6.1/modules.builtin", "kernel/net/sched/sch_tbf.ko\n")
-    assert qdisc_installed("tbf", "6.1", tmp_path)
-    assert kernel_configuration("6.1", tmp_path) == ""
-    _write(tmp_path, "boot/config-6.1", "CONFIG_NET_SCH_HTB=m\n")
-    assert kernel_configuration("6.1", tmp_path) == "CONFIG_NET_SCH_HTB=m\n"
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/config.gz").write_bytes(gzip.compress(b"CONFIG_NET_SCH_HTB=y\n"))
-    assert kernel_configuration("6.1", tmp_path) == "CONFIG_NET_SCH_HTB=y\n"
-
-
-def test_qdiscs_of_this_kernel_agree_with_its_configuration() -> None:
-    configuration = kernel_configuration(platform.release())
-    if not configuration or shutil.which("tc") is None or shutil.which("unshare") is None:
-        pytest.skip(
-            "this kernel shows no configuration, or no tc or unshare: apt-get install iproute2"
-        )
-    for kind, there in find_qdiscs().items():
-        option = f"CONFIG_NET_SCH_{kind.upper()}"
-        if f"{option}=y" in configuration.splitlines():
-            assert there is not False, kind
-        if f"# {option} is not set" in configuration:
-            assert there is not True, kind
-
-
-@pytest.mark.parametrize(
-    ("netem", "htb", "wanted", "result"),
-    [
-        (True, True, True, "ok"),
-        (False, True, True, "warn"),
-        (None, True, False, "warn"),
-        (True, False, True, "fail"),
-        (True, False, False, "warn"),
-    ],
-)
-def test_shaping_fails_only_if_the_service_is_set_to_tc(
-    netem: bool | None, htb: bool | None, wanted: bool, result: str
-) -> None:
-    assert check_shaping({"htb": htb, "netem": netem}, wanted=wanted).result == result
 
 
 def test_unsynchronised_clock_and_unknown_clock_have_different_remedies() -> None:
