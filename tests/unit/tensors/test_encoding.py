@@ -52,11 +52,11 @@ def test_bf16_rounds_as_torch_does() -> None:
     assert torch.equal(activation(sent, CODEC_BF16), sent.to(torch.bfloat16).float())
 
 
-@given(st.integers(0, 2**31), st.floats(1e-30, 1e30))
+@given(st.integers(0, 2**31), st.floats(1e-28, 1e30))
 def test_int8_error_is_at_most_half_the_scale_of_the_row(seed: int, magnitude: float) -> None:
     sent = torch.randn(6, 33, generator=torch.Generator().manual_seed(seed)) * magnitude
     sent[2] = 0.0
-    sent[3] *= 1e-6
+    sent[3] *= 1e-6  # Its scale is still a normal number. Rows with a smaller scale become zero.
     arrived = activation(sent, CODEC_INT8)
     step = sent.abs().amax(dim=1, keepdim=True) / 127
     assert ((arrived - sent).abs() <= 0.5001 * step).all()
