@@ -1,5 +1,6 @@
 """`python -m collapipe.authority`."""
 
-from collapipe.authority.app import main
+from collapipe.authority.app import AuthoritySettings, start
+from collapipe.service_process import run_service
 
-main()
+run_service("authority", AuthoritySettings, start)

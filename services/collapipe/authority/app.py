@@ -11,7 +11,7 @@ from collapipe.certificates import Identity, Role
 from collapipe.certificates.authority_folder import AUTHORITY_LIFETIME, AuthorityFolder
 from collapipe.errors import InvalidInputError
 from collapipe.rpc import Security, serve
-from collapipe.service_process import Running, ServiceSettings, run_service
+from collapipe.service_process import Running, ServiceSettings
 from collapipe.v1 import enrollment_pb2_grpc
 
 
@@ -49,8 +49,3 @@ def start(settings: AuthoritySettings, metrics_address: str) -> Running:
 
     server = serve(settings.listen, settings.security, add_services)
     return Running(server.address, server.drain)
-
-
-def main() -> None:
-    """Runs the process."""
-    run_service("authority", AuthoritySettings, start)

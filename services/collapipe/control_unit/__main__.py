@@ -1,5 +1,6 @@
 """`python -m collapipe.control_unit`."""
 
-from collapipe.control_unit.app import main
+from collapipe.control_unit.app import ControlUnitSettings, start
+from collapipe.service_process import run_service
 
-main()
+run_service("control-unit", ControlUnitSettings, start)

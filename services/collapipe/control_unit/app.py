@@ -6,7 +6,7 @@ import grpc
 from pydantic import Field
 
 from collapipe.control_unit.servicer import ControlUnitServicer
-from collapipe.service_process import Running, run_service
+from collapipe.service_process import Running
 from collapipe.stage_host import HostResources, StageHostSettings, start_stage_host
 from collapipe.telemetry import metrics
 from collapipe.v1 import control_unit_pb2_grpc, scheduler_pb2
@@ -34,8 +34,3 @@ def start(settings: ControlUnitSettings, metrics_address: str) -> Running:
         )
 
     return start_stage_host(settings, metrics_address, host, stores, add_services)
-
-
-def main() -> None:
-    """Runs the process."""
-    run_service("control-unit", ControlUnitSettings, start)

@@ -1,5 +1,6 @@
 """`python -m collapipe.device_agent`."""
 
-from collapipe.device_agent.app import main
+from collapipe.device_agent.app import DeviceAgentSettings, start
+from collapipe.service_process import run_service
 
-main()
+run_service("device-agent", DeviceAgentSettings, start)

@@ -6,7 +6,7 @@ from pydantic import Field
 from collapipe.device_agent.servicer import DeviceAgentServicer
 from collapipe.emulation.device_profiles import DeviceProfile, device_profile
 from collapipe.emulation.emulation_file import EmulationFile
-from collapipe.service_process import Running, run_service
+from collapipe.service_process import Running
 from collapipe.stage_host import (
     HostResources,
     StageHostSettings,
@@ -72,8 +72,3 @@ def start(settings: DeviceAgentSettings, metrics_address: str) -> Running:
         )
 
     return start_stage_host(settings, metrics_address, host, None, add_services)
-
-
-def main() -> None:
-    """Runs the process."""
-    run_service("device-agent", DeviceAgentSettings, start)

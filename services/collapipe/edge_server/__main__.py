@@ -1,5 +1,6 @@
 """`python -m collapipe.edge_server`."""
 
-from collapipe.edge_server.app import main
+from collapipe.edge_server.app import EdgeServerSettings, start
+from collapipe.service_process import run_service
 
-main()
+run_service("edge-server", EdgeServerSettings, start)

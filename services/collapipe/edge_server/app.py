@@ -6,7 +6,7 @@ import grpc
 from pydantic import Field
 
 from collapipe.edge_server.servicer import EdgeServerServicer
-from collapipe.service_process import Running, run_service
+from collapipe.service_process import Running
 from collapipe.stage_host import (
     HostResources,
     StageHostSettings,
@@ -39,8 +39,3 @@ def start(settings: EdgeServerSettings, metrics_address: str) -> Running:
         )
 
     return start_stage_host(settings, metrics_address, host, stores, add_services)
-
-
-def main() -> None:
-    """Runs the process."""
-    run_service("edge-server", EdgeServerSettings, start)

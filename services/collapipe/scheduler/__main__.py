@@ -1,5 +1,6 @@
 """`python -m collapipe.scheduler`."""
 
-from collapipe.scheduler.app import main
+from collapipe.scheduler.app import SchedulerSettings, start
+from collapipe.service_process import run_service
 
-main()
+run_service("scheduler", SchedulerSettings, start)

@@ -11,7 +11,7 @@ from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.servicer import SchedulerServicer
 from collapipe.scheduler.telemetry_window import Telemetry
-from collapipe.service_process import Running, ServiceSettings, run_service
+from collapipe.service_process import Running, ServiceSettings
 from collapipe.telemetry import metrics
 from collapipe.telemetry.sources import TelemetrySource
 from collapipe.telemetry.sources.prometheus import PrometheusSource
@@ -67,8 +67,3 @@ def _source(settings: SchedulerSettings, registry: HostRegistry) -> TelemetrySou
     if settings.telemetry == "prometheus":
         return PrometheusSource(settings.prometheus_url)
     return ScrapeSource(registry.metrics_addresses, settings.telemetry_interval_seconds)
-
-
-def main() -> None:
-    """Runs the process."""
-    run_service("scheduler", SchedulerSettings, start)
