@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import JobConfig
+from collapipe.job import JobConfig, suggest_key
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -199,9 +199,7 @@ def _type_of(key: str) -> Any:
         raise InvalidInputError(
             f"--set {key}: is a section; give one of its keys: {', '.join(keys_below)}"
         )
-    near = difflib.get_close_matches(key, types, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(types)}"
-    raise InvalidInputError(f"--set {key}: unknown key {key!r}; {hint}")
+    raise InvalidInputError(f"--set {key}: unknown key {key!r}; {suggest_key(key, list(types))}")
 
 
 def _types_of_keys(section: type[BaseModel], prefix: str = "") -> dict[str, Any]:

@@ -4,7 +4,7 @@ Users write a job in TOML. Messages carry it as canonical JSON. Unknown keys are
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -255,10 +255,7 @@ def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel
         where = ".".join(str(part) for part in mistake["loc"])
         if mistake["type"] == "extra_forbidden":
             known = _known_keys(schema, mistake["loc"][:-1])
-            near = difflib.get_close_matches(str(mistake["loc"][-1]), known, n=1)
-            hint = (
-                f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-            )
+            hint = suggest_key(str(mistake["loc"][-1]), sorted(known))
             lines.append(f"{origin}: unknown key {where!r}; {hint}")
         elif mistake["type"] == "missing":
             lines.append(f"{origin}: {where!r} is missing")
@@ -267,6 +264,12 @@ def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel
         else:
             lines.append(f"{origin}: {where} = {mistake['input']!r}: {mistake['msg']}")
     return "\n".join(lines)
+
+
+def suggest_key(key: str, known: Sequence[str]) -> str:
+    """Suggests the known key that is most similar to an unknown one, or lists all."""
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
 
 
 def _known_keys(schema: type[BaseModel], location: Iterable[int | str]) -> set[str]:

@@ -1,13 +1,12 @@
 """Makes the configuration of a job's model."""
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import ModelConfig, TaskConfig
+from collapipe.job import ModelConfig, TaskConfig, suggest_key
 from collapipe.models.adapter import ModelAdapter
 from collapipe.models.families import adapter_class_for
 from collapipe.models.pretrained import pretrained_directory
@@ -75,12 +74,9 @@ def _checked_overrides(adapter: type[ModelAdapter], overrides: Mapping[str, Any]
                 "remove it"
             )
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = (
-                f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-            )
             raise InvalidInputError(
-                f"model.config: unknown key {key!r} of family {adapter.family!r}; {hint}"
+                f"model.config: unknown key {key!r} of family {adapter.family!r}; "
+                f"{suggest_key(key, sorted(known))}"
             )
     return {synonyms.get(key, key): value for key, value in overrides.items()}
 
