@@ -4,7 +4,7 @@ import grpc
 
 from collapipe.models import adapter_for
 from collapipe.stage_host import HostResources
-from collapipe.stage_runtime.block_profile import MICRO_BATCH_SIZES, profile_block
+from collapipe.stage_runtime.block_profile import profile_block
 from collapipe.v1 import device_agent_pb2, device_agent_pb2_grpc
 
 
@@ -17,12 +17,12 @@ class DeviceAgentServicer(device_agent_pb2_grpc.DeviceAgentServiceServicer):
     def ProfileBlock(
         self, request: device_agent_pb2.ProfileBlockRequest, context: grpc.ServicerContext
     ) -> device_agent_pb2.ProfileBlockResponse:
-        """Times one block of a model. The caller may leave the micro-batch sizes to this device."""
+        """Times one block of a model."""
         model = request.model
         profile = profile_block(
             adapter_for(model.family, model.task, model.config_json),
             self._resources.device,
-            list(request.micro_batch_sizes) or MICRO_BATCH_SIZES,
+            list(request.micro_batch_sizes),
             request.sequence_length,
             self._resources.processor,
         )

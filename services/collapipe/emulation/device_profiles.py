@@ -21,10 +21,6 @@ class DeviceProfile(StrictModel):
     """Power above idle while the device computes: docs/scheduling.md (8)."""
     idle_watts: float
     """Power of the idle board with its network interface."""
-    wired_rate_bps: float
-    """Rate of the network cable in bit/s."""
-    wireless_rate_bps: float
-    """Typical rate of the radio in bit/s."""
 
 
 DEVICE_PROFILES: Mapping[str, DeviceProfile] = {

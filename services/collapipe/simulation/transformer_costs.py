@@ -77,11 +77,6 @@ class Transformer:
             return self.vocabulary_size * h + h
         return self.num_blocks * self._decoder_block_parameters + self.vocabulary_size * h
 
-    @property
-    def parameters(self) -> int:
-        blocks = self.num_blocks * self.block_parameters
-        return self.embedding_parameters + blocks + self.head_parameters
-
     def block_flops(self, sequence_length: int, *, recompute: bool = False) -> float:
         """Returns the operations of one block for one sample. `recompute` counts the forward pass twice."""
         passes = 8 if recompute else 6

@@ -16,9 +16,6 @@ from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
 from collapipe.stage_runtime.operation_counts import StageWork
 
-MICRO_BATCH_SIZES = (2, 8)
-"""Default sizes of the micro-batches to time. A fit of a and o in docs/scheduling.md (2) needs two sizes."""
-
 _TIME_BOX_SECONDS = 0.5
 _LEAST_REPETITIONS = 3
 
@@ -54,7 +51,8 @@ def profile_block(
     the random numbers of the stage do not change, because it seeds before each pass.
 
     Args:
-        micro_batch_sizes: Samples of each micro-batch to time.
+        micro_batch_sizes: Samples of each micro-batch to time. A fit of a and o in docs/scheduling.md (2)
+            needs two sizes.
         sequence_length: Tokens of each sample.
 
     Raises:

@@ -52,10 +52,10 @@ def test_profile_of_an_emulated_device_does_not_depend_on_sizes(
     devices = {"device-0-0": EmulatedDevice(profile="raspberry-pi-4")}
     path.write_text(Emulation(devices=devices).model_dump_json())
     emulated = servicer(path)
-    by_default = emulated.ProfileBlock(request(bert_config_json), NO_CONTEXT)
-    asked = emulated.ProfileBlock(request(bert_config_json, 1, 16), NO_CONTEXT)
-    assert by_default.seconds_per_sample == pytest.approx(asked.seconds_per_sample)
-    assert by_default.seconds_per_micro_batch == pytest.approx(9e-3)
+    small = emulated.ProfileBlock(request(bert_config_json, 2, 8), NO_CONTEXT)
+    large = emulated.ProfileBlock(request(bert_config_json, 1, 16), NO_CONTEXT)
+    assert small.seconds_per_sample == pytest.approx(large.seconds_per_sample)
+    assert small.seconds_per_micro_batch == pytest.approx(9e-3)
 
 
 def test_sequence_length_of_zero_is_refused(bert_config_json: str) -> None:
