@@ -13,8 +13,14 @@ from collapipe.neighbour_streams.stream import (
 )
 from collapipe.rpc import Outbox
 from collapipe.stage_host.host_resources import HostResources
-from collapipe.stage_host.stage_metrics import StageMetrics
-from collapipe.stage_runtime import Mailbox, ResidentUnit, ResidentUnits, Stage, StageContext
+from collapipe.stage_runtime import (
+    Mailbox,
+    ResidentUnit,
+    ResidentUnits,
+    Stage,
+    StageContext,
+    StageMetrics,
+)
 from collapipe.stage_runtime.resident_units import StateDigests
 from collapipe.tensors import Frame
 from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc

@@ -7,4 +7,4 @@ from collapipe.stage_runtime.resident_units import ResidentUnit as ResidentUnit
 from collapipe.stage_runtime.resident_units import ResidentUnits as ResidentUnits
 from collapipe.stage_runtime.stage import Stage as Stage
 from collapipe.stage_runtime.stage import StageContext as StageContext
-from collapipe.stage_runtime.stage_observer import StageObserver as StageObserver
+from collapipe.stage_runtime.stage_metrics import StageMetrics as StageMetrics

@@ -19,7 +19,7 @@ from collapipe.stage_runtime.mailbox import Mailbox
 from collapipe.stage_runtime.operation_counts import StageWork, Work
 from collapipe.stage_runtime.optimizer import learning_rate, squared_norms
 from collapipe.stage_runtime.resident_units import ResidentUnit
-from collapipe.stage_runtime.stage_observer import StageObserver
+from collapipe.stage_runtime.stage_metrics import StageMetrics
 from collapipe.tensors import ACTIVATION, Frame, FrameKind
 
 _IDLE = "get the next command"
@@ -111,7 +111,7 @@ class Stage:
         mailbox: Mailbox,
         send_forward: Callable[[Frame], None],
         send_backward: Callable[[Frame], None],
-        observer: StageObserver | None = None,
+        metrics: StageMetrics,
         processor: EmulatedProcessor | None = None,
     ) -> None:
         self._context = context
@@ -119,7 +119,7 @@ class Stage:
         self._mailbox = mailbox
         self._send_forward = send_forward
         self._send_backward = send_backward
-        self._observer = observer or StageObserver()
+        self._metrics = metrics
         self._processor = processor if units else None  # a stage without units computes nothing
         modules = [unit.module for unit in units]
         last = modules[-1] if modules else None
@@ -180,7 +180,7 @@ class Stage:
             self._backward(step, frame)
             progress.backwards += 1
         step.times.total_seconds = time.perf_counter() - started
-        self._observer.stepped(step.stash.most_micro_batches, step.stash.most_bytes)
+        self._metrics.stepped(step.stash.most_micro_batches, step.stash.most_bytes)
         self._has_pending_update = True
         self.waiting_for = _IDLE
         norms = [square for unit in self._units for square in squared_norms(unit.parameters)]
@@ -199,7 +199,7 @@ class Stage:
             for unit in self._units:
                 unit.update(rate, gradient_scale)
             seconds = self._finish_work(started, self._work.update(), 0.0)
-        self._observer.updated(seconds)
+        self._metrics.updated(seconds)
         self._num_updates += 1
         self._has_pending_update = False
 
@@ -243,7 +243,7 @@ class Stage:
         )
         waited = time.perf_counter() - started
         step.times.waiting_seconds += waited
-        self._observer.waited(waited)
+        self._metrics.waited(waited)
         self.waiting_for = ""
         number = progress.forwards if frame.kind is step.frames_to_head else progress.backwards
         has_right_kind = frame.kind in (step.frames_to_head, step.frames_to_embedding)
@@ -272,7 +272,7 @@ class Stage:
                 step.loss += float(outputs.detach())
             seconds = self._finish_work(started, self._work.forward(side), FORWARD_SHARE)
         step.times.forward_seconds += seconds
-        self._observer.acted(frame.kind, frame.micro_batch, seconds)
+        self._metrics.acted(frame.kind, frame.micro_batch, seconds)
         if self._head is None:
             sent = self._frame_for_next_stage(frame, outputs, side)
             stashed.sent_bytes = sent.byte_length
@@ -293,9 +293,9 @@ class Stage:
                 started, self._work.backward(stashed.side), 1 - FORWARD_SHARE
             )
         step.times.backward_seconds += seconds
-        self._observer.acted(frame.kind, frame.micro_batch, seconds)
+        self._metrics.acted(frame.kind, frame.micro_batch, seconds)
         num_samples = stashed.side["attention_mask"].shape[0]
-        self._observer.worked(len(self._units), num_samples, stashed.sent_bytes)
+        self._metrics.worked(len(self._units), num_samples, stashed.sent_bytes)
         tensors = {}
         if not self._has_embedding:
             if self._units and stashed.inputs is not None:
@@ -334,7 +334,7 @@ class Stage:
                 assert activation is not None
                 predictions = self._head.predict(activation, side)
             seconds = self._finish_work(started, self._work.forward(side), FORWARD_SHARE)
-        self._observer.evaluated(seconds)
+        self._metrics.evaluated(seconds)
         if self._head is None:
             return self._frame_for_next_stage(frame, activation, side)
         return Frame(

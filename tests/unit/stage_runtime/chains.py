@@ -18,7 +18,7 @@ from collapipe.stage_runtime import (
     ResidentUnit,
     Stage,
     StageContext,
-    StageObserver,
+    StageMetrics,
     clip_scale,
 )
 from collapipe.stage_runtime.optimizer import learning_rate
@@ -56,8 +56,8 @@ class Pass(NamedTuple):
 
 
 @dataclass
-class Recorder(StageObserver):
-    """Records the events of one stage. Appends its passes to a list that all stages share."""
+class Recorder(StageMetrics):
+    """Records the actions of one stage. Appends its passes to a list that all stages share."""
 
     stage: int
     passes: list[Pass]
@@ -191,7 +191,7 @@ def make_chain(
                 chain.mailboxes[index],
                 send_forward=chain.mailboxes[index + 1].put if index < last else _never,
                 send_backward=chain.mailboxes[index - 1].put if index else chain.arrived.append,
-                observer=chain.observers[index],
+                metrics=chain.observers[index],
                 processor=processor,
             )
         )

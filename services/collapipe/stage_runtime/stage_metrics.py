@@ -1,11 +1,10 @@
 """Turns the actions of a stage into metrics of its cluster and of its host."""
 
-from collapipe.stage_runtime import StageObserver
 from collapipe.telemetry import metrics
 from collapipe.tensors import FrameKind
 
 
-class StageMetrics(StageObserver):
+class StageMetrics:
     """Updates the metrics of one stage. With a power `busy_watts` of 0, it counts no energy."""
 
     def __init__(self, cluster_index: int, stage_index: int, busy_watts: float) -> None:
@@ -14,26 +13,32 @@ class StageMetrics(StageObserver):
         metrics.create_stage_series(*self._labels)
 
     def acted(self, kind: FrameKind, micro_batch: int, seconds: float) -> None:
+        """The stage computed a pass of one micro-batch; `kind` is FORWARD or BACKWARD."""
         direction = kind.name.lower()
         metrics.STAGE_PASS_SECONDS[direction].labels(*self._labels).observe(seconds)
         self._use_energy(seconds)
 
     def evaluated(self, seconds: float) -> None:
+        """The stage computed one micro-batch of an evaluation."""
         self._use_energy(seconds)
 
     def worked(self, num_units: int, num_samples: int, activation_bytes: int) -> None:
+        """A micro-batch went forward and backward; `activation_bytes` went to the next stage."""
         metrics.STAGE_BLOCK_SAMPLES.labels(*self._labels).inc(num_units * num_samples)
         metrics.STAGE_SAMPLES.labels(*self._labels).inc(num_samples)
         metrics.STAGE_ACTIVATION_BYTES.labels(*self._labels).inc(activation_bytes)
 
     def updated(self, seconds: float) -> None:
+        """The stage computed an optimizer step."""
         metrics.STAGE_UPDATE_SECONDS.labels(*self._labels).inc(seconds)
         self._use_energy(seconds)
 
     def waited(self, seconds: float) -> None:
+        """The stage waited for one frame. Reported after each wait, because a mini-batch may take minutes."""
         metrics.STAGE_WAITING_SECONDS.labels(*self._labels).inc(seconds)
 
     def stepped(self, in_flight: int, stash_bytes: int) -> None:
+        """The stage ran a mini-batch. The arguments are the most micro-batches and stashed bytes at once."""
         metrics.STAGE_STEPS.labels(*self._labels).inc()
         metrics.STAGE_IN_FLIGHT.labels(*self._labels).set(in_flight)
         metrics.STAGE_STASH_BYTES.labels(*self._labels).set(stash_bytes)

@@ -1,7 +1,7 @@
 import pytest
 from prometheus_client import REGISTRY
 
-from collapipe.stage_host.stage_metrics import StageMetrics
+from collapipe.stage_runtime.stage_metrics import StageMetrics
 from collapipe.tensors import FrameKind
 
 STAGE = {"cluster": "90", "stage": "3"}
