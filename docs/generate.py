@@ -99,7 +99,10 @@ def _sections(schema: type[BaseModel], document: str, prefix: str = "") -> Itera
 
 def _table(schema: type[BaseModel], without: set[str] | None = None, flags: bool = False) -> str:
     rows = ["| setting | default | meaning |", "|---|---|---|"]
-    for key, field in schema.model_fields.items():
+    # The settings of the schema itself come first, because those that it inherits are less specific.
+    keys = sorted(schema.model_fields, key=lambda key: key not in schema.__annotations__)
+    for key in keys:
+        field = schema.model_fields[key]
         if key in (without or ()) or _schemas_in(field.annotation):
             continue
         name = f"--{key.replace('_', '-')}" if flags else key

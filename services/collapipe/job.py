@@ -14,13 +14,15 @@ from collapipe.codec_table import CodecName
 from collapipe.errors import InvalidInputError
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A part of a file that users write. It is immutable and refuses unknown keys, infinity and NaN."""
+
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
 
 
-class TaskConfig(_Section):
+class TaskConfig(Section):
     """The task that the model learns."""
 
     kind: Literal["classification", "ner", "translation"]
@@ -30,7 +32,7 @@ class TaskConfig(_Section):
     """Longest output that the evaluation generates, in tokens; only for `translation`."""
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """The source of the training and held-out rows."""
 
     source: Literal["files", "hub", "stdlib_docstrings"] = "files"
@@ -65,7 +67,7 @@ class DataConfig(_Section):
     """Largest number of held-out rows."""
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """The Transformer model."""
 
     family: str = "bert"
@@ -79,7 +81,7 @@ class ModelConfig(_Section):
     """Size of the BPE vocabulary of a model that is not pretrained, built from the first cluster's data."""
 
 
-class TrainingConfig(_Section):
+class TrainingConfig(Section):
     """The training procedure."""
 
     rounds: int = Field(default=3, ge=1)
@@ -116,7 +118,24 @@ class TrainingConfig(_Section):
     """Number of rounds between evaluations; 0 means none. The final model is always evaluated."""
 
 
-class ScheduleConfig(_Section):
+class DecisionParameters(Section):
+    """The parameters of decisions, of a job and of a simulation."""
+
+    penalty_weight: float = Field(default=100.0, gt=0)
+    """V of docs/scheduling.md (13): the weight of a round's duration against the energy queues."""
+    convergence_weight: float = Field(default=0.0, ge=0)
+    """Lambda of docs/scheduling.md (13): the weight of the convergence term."""
+    convergence_constants: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    """c0 to c4 of docs/scheduling.md (11), as `collapipe fit` prints them."""
+    max_convergence_term: float | None = Field(default=None, gt=0)
+    """Phi_max of docs/scheduling.md (13): the largest convergence term that a plan may have."""
+    migration_horizon_rounds: float = Field(default=10.0, gt=0)
+    """Number of rounds over which moving blocks to another host must pay off."""
+    hysteresis: float = Field(default=0.05, ge=0)
+    """Share of the objective that a new plan must save to replace the current plan."""
+
+
+class ScheduleConfig(DecisionParameters):
     """How the scheduler places units and allocates links."""
 
     strategy: Literal[
@@ -137,29 +156,17 @@ class ScheduleConfig(_Section):
     list; after the last list the first one follows again."""
     codecs: list[CodecName] = Field(default=["fp32"], min_length=1)
     """Allowed codecs; only `fp32` is lossless. `dssra` chooses one for each link, others use the first."""
-    penalty_weight: float = Field(default=100.0, gt=0)
-    """V of docs/scheduling.md (13): the weight of a round's duration against the energy queues."""
-    convergence_weight: float = Field(default=0.0, ge=0)
-    """Lambda of docs/scheduling.md (13): the weight of the convergence term."""
-    convergence_constants: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
-    """c0 to c4 of docs/scheduling.md (11), as `collapipe fit` prints them."""
-    max_convergence_term: float | None = Field(default=None, gt=0)
-    """Phi_max of docs/scheduling.md (13): the largest convergence term that a plan may have."""
     channel_rate_bps: float | None = Field(default=None, gt=0, le=1e15)
     """Rate that a cluster's wired links share in each direction, in bit/s. Without it, they share nothing."""
     channel_bandwidth_hz: float | None = Field(default=None, gt=0, le=1e15)
     """Bandwidth that the radio links of a cluster share, in Hz."""
-    migration_horizon_rounds: float = Field(default=10.0, gt=0)
-    """Number of rounds over which moving blocks to another host must pay off."""
-    hysteresis: float = Field(default=0.05, ge=0)
-    """Share of the objective that a new plan must save to replace the current plan."""
     silence_seconds: float = Field(default=10.0, gt=2, le=1e6)
     """A host that sends nothing for longer is lost, and the round is aborted."""
     wait_for_hosts_seconds: float = Field(default=60.0, gt=0, le=1e7)
     """How long a job waits for its hosts to register."""
 
 
-class JobConfig(_Section):
+class JobConfig(Section):
     """The content of a job file."""
 
     name: str = Field(default="job", pattern=r"^[A-Za-z0-9_.-]{1,64}$")

@@ -2,13 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from collapipe.codec_table import CodecName
 from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.errors import InvalidInputError
-from collapipe.job import divisors, explain_mistakes
+from collapipe.job import DecisionParameters, Section, divisors, explain_mistakes
 from collapipe.simulation.transformer_costs import TransformerName
 
 StrategyName = Literal["dssra", "pipeline", "titanic", "vanilla_fl", "centralized", "proportional"]
@@ -17,13 +17,7 @@ SweepParameter = Literal[
 ]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class HardwareSection(_Section):
+class HardwareSection(Section):
     """The hardware of a host. A value that is given here replaces the value of the profile."""
 
     profile: str | None = None
@@ -59,7 +53,7 @@ class DeviceSection(HardwareSection):
     """Number of such devices."""
 
 
-class ClusterSection(_Section):
+class ClusterSection(Section):
     """Clusters with the same devices."""
 
     count: int = Field(default=1, ge=1)
@@ -68,7 +62,7 @@ class ClusterSection(_Section):
     """Devices in registration order, unless `world.shuffle_devices` is set."""
 
 
-class ModelSection(_Section):
+class ModelSection(Section):
     """The model that is trained."""
 
     name: TransformerName = "bert-base"
@@ -79,7 +73,7 @@ class ModelSection(_Section):
     """Whether a segment keeps only its input and repeats the forward pass before the backward pass."""
 
 
-class TrainingSection(_Section):
+class TrainingSection(Section):
     """The training in a round."""
 
     mini_batch: int = Field(default=32, ge=1)
@@ -117,26 +111,14 @@ class TrainingSection(_Section):
         return tuple(sorted(set(self.micro_batches or divisors(self.mini_batch))))
 
 
-class ScheduleSection(_Section):
+class ScheduleSection(DecisionParameters):
     """The parameters of decisions, and the quality of the telemetry."""
 
-    penalty_weight: float = Field(default=100.0, gt=0)
-    """V of docs/scheduling.md (13)."""
-    convergence_weight: float = Field(default=0.0, ge=0)
-    """Weight λ of the convergence term in docs/scheduling.md (13)."""
-    convergence_constants: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
-    """c0 to c4 of docs/scheduling.md (11)."""
-    max_convergence_term: float | None = Field(default=None, gt=0)
-    """Limit of the convergence term. Not set: no limit."""
-    migration_horizon_rounds: float = Field(default=10.0, gt=0)
-    """Number of rounds over which the cost of moving units is spread."""
-    hysteresis: float = Field(default=0.05, ge=0)
-    """Share of the penalty that a new plan has to save to replace the previous one."""
     telemetry_noise: float = Field(default=0.0, ge=0, lt=1)
     """Standard deviation of the logarithm of measured speeds and rates around their true values."""
 
 
-class RadioSection(_Section):
+class RadioSection(Section):
     """Radio links between all hosts."""
 
     kind: Literal["radio"]
@@ -169,7 +151,7 @@ class RadioSection(_Section):
     """Round-trip time of a link."""
 
 
-class WireSection(_Section):
+class WireSection(Section):
     """Wired links between all hosts."""
 
     kind: Literal["wire"]
@@ -186,7 +168,7 @@ class WireSection(_Section):
     """Round-trip time of a link."""
 
 
-class WorldSection(_Section):
+class WorldSection(Section):
     """How hosts vary, and how fast they exchange weights."""
 
     speed_spread: float = Field(default=1.0, ge=1)
@@ -202,7 +184,7 @@ class WorldSection(_Section):
     """Rate at which a control unit uploads its weights. Not set: that takes no time."""
 
 
-class SweepSection(_Section):
+class SweepSection(Section):
     """One parameter that takes several values. Every value is a scenario of its own."""
 
     parameter: SweepParameter
@@ -213,7 +195,7 @@ class SweepSection(_Section):
     """Values of the parameter."""
 
 
-class Scenario(_Section):
+class Scenario(Section):
     """The whole file."""
 
     name: str = Field(default="scenario", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
