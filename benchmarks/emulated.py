@@ -15,7 +15,7 @@ from collapipe.errors import InfeasibleError
 from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision, full_round_seconds
 from collapipe_client import CollaPipeClient, LocalTestbed
-from collapipe_client.emulation_check import EmulationCheck
+from collapipe_client.emulation_check import EmulationReading
 from collapipe_client.testbed_processes import Device
 
 DEVICES = ("raspberry-pi-4", "laptop", "raspberry-pi-5", "raspberry-pi-4")
@@ -126,7 +126,8 @@ def run(
         InfeasibleError: The devices have too little memory.
     """
     seconds: list[float] = []
-    with bed.client() as client, EmulationCheck(bed) as watched:
+    before = EmulationReading.of(bed)
+    with bed.client() as client:
         job_id = client.submit(job)
         for event in client.watch(job_id):
             if event.HasField("round_committed"):
@@ -141,7 +142,7 @@ def run(
                 raise InfeasibleError(last.message)
             raise RuntimeError(f"job {job_id} did not run to its end: {last.message}")
         decisions = [_decision(client, job_id, index) for index in range(len(seconds))]
-    watched.verdict()
+    (EmulationReading.of(bed) - before).check()
     return [
         Round(index + 1, seconds[index], full_round_seconds(decision), decision)
         for index, decision in enumerate(decisions)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
-from typing_extensions import Self
 
 from collapipe.documents import read_document
 from collapipe.errors import WrongStateError
@@ -34,20 +33,57 @@ _OVERRUN = ("collapipe_emulation_overrun_seconds_total",)
 
 
 @dataclass(frozen=True)
-class EmulationReport:
-    """The measurements of a period.
+class EmulationReading:
+    """The counters of a testbed at one moment, or their growth: the later reading minus the earlier one.
 
     Args:
-        wall_seconds: Duration of the period.
+        processes: The processes of the testbed.
+        wall_seconds: Time of the monotonic clock.
         real_seconds: Processor time of all processes of the testbed.
         busy_seconds: Time in which the emulated devices computed for training.
         overrun_seconds: Time by which the real work exceeded that of the emulated devices.
     """
 
+    processes: Sequence[ProcessRecord]
     wall_seconds: float
     real_seconds: float
     busy_seconds: float
     overrun_seconds: float
+
+    @classmethod
+    def of(cls, testbed: LocalTestbed) -> "EmulationReading":
+        """Reads the counters of a started testbed. Raises `WrongStateError` if one cannot be read."""
+        emulation = testbed.emulation
+        if emulation is None or not emulation.devices:
+            raise WrongStateError("the testbed emulates no device, so there is nothing to check")
+        pages = [
+            _scrape(testbed.workspace, process.name)
+            for process in testbed.processes
+            if process.name in emulation.devices
+        ]
+        return cls(
+            testbed.processes,
+            time.monotonic(),
+            sum(map(processor_seconds, testbed.processes)),
+            sum(sum_of_metrics(page, _BUSY) for page in pages),
+            sum(sum_of_metrics(page, _OVERRUN) for page in pages),
+        )
+
+    def __sub__(self, earlier: "EmulationReading") -> "EmulationReading":
+        """Raises `WrongStateError` if a process ended or began between the readings."""
+        changed = {process.name for process in {*earlier.processes} ^ {*self.processes}}
+        if changed:
+            raise WrongStateError(
+                f"{', '.join(sorted(changed))} ended or began during the measurement, so their "
+                "work is unknown: measure again"
+            )
+        return EmulationReading(
+            self.processes,
+            self.wall_seconds - earlier.wall_seconds,
+            self.real_seconds - earlier.real_seconds,
+            self.busy_seconds - earlier.busy_seconds,
+            self.overrun_seconds - earlier.overrun_seconds,
+        )
 
     @property
     def real_cores(self) -> float:
@@ -62,7 +98,7 @@ class EmulationReport:
         return self.overrun_seconds / self.busy_seconds if self.busy_seconds else float("inf")
 
     def check(self) -> None:
-        """Raises `WrongStateError` if a limit is exceeded."""
+        """Raises `WrongStateError` if this growth exceeds a limit, because the emulation did not keep up."""
         if self.real_cores > MAX_REAL_CORES:
             raise WrongStateError(
                 f"the emulation did not keep up: real work took {self.real_cores:.2f} cores "
@@ -78,81 +114,6 @@ class EmulationReport:
                 f"{MAX_OVERRUN_RATIO:.0%}: raise time_scale of the emulation, or emulate slower "
                 "devices"
             )
-
-
-class EmulationCheck:
-    """Checks the emulation of a started testbed during a measurement.
-
-    with EmulationCheck(testbed) as check:
-        ...
-    check.verdict()
-    """
-
-    def __init__(self, testbed: LocalTestbed) -> None:
-        self._testbed = testbed
-        self._before: _Reading | None = None
-        self._after: _Reading | None = None
-
-    def __enter__(self) -> Self:
-        self._before, self._after = self._read(), None
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self._after = self._read()
-
-    def verdict(self) -> None:
-        """Raises `WrongStateError` if the emulation did not keep up or the measurements are incomplete."""
-        self.report().check()
-
-    def report(self) -> EmulationReport:
-        """Returns the measurements. Raises `WrongStateError` if they are incomplete."""
-        before, after = self._before, self._after
-        if before is None or after is None:
-            raise WrongStateError(
-                "there are no measurements: use EmulationCheck in `with`, to its end"
-            )
-        changed = {process.name for process in {*before.processes} ^ {*after.processes}}
-        if changed:
-            raise WrongStateError(
-                f"{', '.join(sorted(changed))} ended or began during the measurement, so their "
-                "work is unknown: measure again"
-            )
-        return EmulationReport(
-            wall_seconds=after.time - before.time,
-            real_seconds=after.real_seconds - before.real_seconds,
-            busy_seconds=after.busy_seconds - before.busy_seconds,
-            overrun_seconds=after.overrun_seconds - before.overrun_seconds,
-        )
-
-    def _read(self) -> "_Reading":
-        emulation = self._testbed.emulation
-        if emulation is None or not emulation.devices:
-            raise WrongStateError("the testbed emulates no device, so there is nothing to check")
-        processes = self._testbed.processes
-        pages = [
-            _scrape(self._testbed.workspace, process.name)
-            for process in processes
-            if process.name in emulation.devices
-        ]
-        return _Reading(
-            time.monotonic(),
-            processes,
-            sum(map(processor_seconds, processes)),
-            sum(sum_of_metrics(page, _BUSY) for page in pages),
-            sum(sum_of_metrics(page, _OVERRUN) for page in pages),
-        )
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """Counters at one moment."""
-
-    time: float
-    processes: Sequence[ProcessRecord]
-    real_seconds: float
-    busy_seconds: float
-    overrun_seconds: float
 
 
 def processor_seconds(process: ProcessRecord) -> float:

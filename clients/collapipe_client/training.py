@@ -1,12 +1,12 @@
 """Submits a job and follows it to its end."""
 
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from collapipe.errors import CollapipeError, PeerLostError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe_client.client import CollaPipeClient
-from collapipe_client.emulation_check import EmulationCheck
+from collapipe_client.emulation_check import EmulationReading
 from collapipe_client.live_view import Display
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.testbed_processes import SCHEDULER
@@ -31,19 +31,18 @@ def run_job(
         The job's id. The outcome is in `display.view`.
     """
     emulates = testbed is not None and testbed.emulation is not None and testbed.emulation.devices
-    check = EmulationCheck(testbed) if testbed is not None and emulates else None
+    before = EmulationReading.of(testbed) if testbed is not None and emulates else None
     job_id = client.submit(job, resume)
     try:
-        with check or nullcontext():
-            follow_job(client, job_id, display, testbed)
+        follow_job(client, job_id, display, testbed)
     except KeyboardInterrupt:
         # An error here would hide the interrupt. The scheduler may have ended already.
         with suppress(CollapipeError):
             client.cancel(job_id)
         raise
-    if check is not None:
+    if testbed is not None and before is not None:
         try:
-            check.verdict()
+            (EmulationReading.of(testbed) - before).check()
         except WrongStateError as error:
             display.note(f"round times are not those of the emulated devices: {error}")
     return job_id

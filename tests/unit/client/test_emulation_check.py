@@ -14,8 +14,7 @@ from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.errors import WrongStateError
 from collapipe_client import emulation_check
 from collapipe_client.emulation_check import (
-    EmulationCheck,
-    EmulationReport,
+    EmulationReading,
     processor_seconds,
     sum_of_metrics,
 )
@@ -98,24 +97,32 @@ def testbed(page: Page, tmp_path: Path) -> Any:
     return Testbed(tmp_path, page.address)
 
 
-def test_report_is_the_difference_between_both_ends(testbed: Any, page: Page) -> None:
-    with EmulationCheck(testbed) as check:
-        page.forward, page.overrun = 11.0, 0.125
-    report = check.report()
-    assert report.busy_seconds == 10.0
-    assert report.overrun_seconds == 0.125
-    assert report.wall_seconds > 0
-    assert 0 <= report.real_seconds <= 10 * report.wall_seconds + 1
-    assert report.overrun_ratio == 0.0125
+def test_difference_of_two_readings_is_the_growth_between_them(testbed: Any, page: Page) -> None:
+    before = EmulationReading.of(testbed)
+    page.forward, page.overrun = 11.0, 0.125
+    growth = EmulationReading.of(testbed) - before
+    assert growth.busy_seconds == 10.0
+    assert growth.overrun_seconds == 0.125
+    assert growth.wall_seconds > 0
+    assert 0 <= growth.real_seconds <= 10 * growth.wall_seconds + 1
+    assert growth.overrun_ratio == 0.0125
+
+
+def _growth(**changes: float) -> EmulationReading:
+    values = {
+        "wall_seconds": 10.0,
+        "real_seconds": 12.0,
+        "busy_seconds": 20.0,
+        "overrun_seconds": 0.0,
+    }
+    return EmulationReading(processes=(), **{**values, **changes})
 
 
 def test_emulation_that_keeps_up_is_accepted() -> None:
-    report = EmulationReport(
-        wall_seconds=10.0, real_seconds=15.0, busy_seconds=20.0, overrun_seconds=0.4
-    )
-    report.check()
-    assert (report.real_cores, report.overrun_ratio) == (1.5, 0.02)
-    EmulationReport(wall_seconds=1, real_seconds=0, busy_seconds=0, overrun_seconds=0).check()
+    growth = _growth(real_seconds=15.0, overrun_seconds=0.4)
+    growth.check()
+    assert (growth.real_cores, growth.overrun_ratio) == (1.5, 0.02)
+    _growth(wall_seconds=1, real_seconds=0, busy_seconds=0).check()
 
 
 @pytest.mark.parametrize(
@@ -132,45 +139,32 @@ def test_emulation_that_keeps_up_is_accepted() -> None:
 def test_emulation_that_does_not_keep_up_is_refused_with_the_numbers(
     changes: dict[str, float], message: str
 ) -> None:
-    values = {
-        "wall_seconds": 10.0,
-        "real_seconds": 12.0,
-        "busy_seconds": 20.0,
-        "overrun_seconds": 0.0,
-    }
     with pytest.raises(WrongStateError, match=message):
-        EmulationReport(**{**values, **changes}).check()
+        _growth(**changes).check()
 
 
-def test_verdict_refuses_overrun(testbed: Any, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overrun_between_two_readings_is_refused(
+    testbed: Any, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # the test takes so little time that one tick of processor time would exceed the limit
     monkeypatch.setattr(emulation_check, "processor_seconds", lambda process: 0.0)
-    with EmulationCheck(testbed) as check:
-        page.overrun = 3.0
+    before = EmulationReading.of(testbed)
+    page.overrun = 3.0
     with pytest.raises(WrongStateError, match="3.00 s longer"):
-        check.verdict()
+        (EmulationReading.of(testbed) - before).check()
 
 
 def test_process_that_began_during_the_measurement_makes_it_incomplete(
     testbed: Any, page: Page
 ) -> None:
-    with EmulationCheck(testbed) as check:
-        added = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        record = ProcessRecord("device-0-1", added.pid, start_seconds(added.pid))
-        testbed.processes += (record,)
+    before = EmulationReading.of(testbed)
+    added = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    record = ProcessRecord("device-0-1", added.pid, start_seconds(added.pid))
+    testbed.processes += (record,)
+    after = EmulationReading.of(testbed)
     added.communicate(b"\n", timeout=20)
     with pytest.raises(WrongStateError, match="device-0-1 ended or began"):
-        check.verdict()
-
-
-def test_incomplete_measurement_is_refused(testbed: Any) -> None:
-    check = EmulationCheck(testbed)
-    with pytest.raises(WrongStateError, match="in `with`"):
-        check.verdict()
-    with pytest.raises(KeyError), check:
-        raise KeyError("what was measured failed")
-    with pytest.raises(WrongStateError, match="in `with`"):
-        check.verdict()
+        after - before
 
 
 @pytest.mark.parametrize("emulation", [None, Emulation()])
@@ -178,17 +172,14 @@ def test_testbed_without_emulated_devices_is_refused(
     testbed: Any, emulation: Emulation | None
 ) -> None:
     testbed.emulation = emulation
-    with pytest.raises(WrongStateError, match="emulates no device"), EmulationCheck(testbed):
-        pass
+    with pytest.raises(WrongStateError, match="emulates no device"):
+        EmulationReading.of(testbed)
 
 
 def test_metrics_that_cannot_be_read_are_refused(testbed: Any, page: Page) -> None:
     testbed.workspace.ready_file("device-0-0").write_text('{"metrics_address": "127.0.0.1:1"}')
-    with (
-        pytest.raises(WrongStateError, match="device-0-0 at 127.0.0.1:1 cannot be read"),
-        EmulationCheck(testbed),
-    ):
-        pass
+    with pytest.raises(WrongStateError, match="device-0-0 at 127.0.0.1:1 cannot be read"):
+        EmulationReading.of(testbed)
 
 
 def test_processor_time_of_an_ended_process_is_unknown() -> None:
