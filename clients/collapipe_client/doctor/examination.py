@@ -28,7 +28,6 @@ def examine(
     """
     checks = _examine_machine(settings.state_dir or workspace, settings, role)
     if role is None:
-        checks.append(ports.check_loopback())
         checks += [machine.check_packages(each) for each in machine.PACKAGES]
     else:
         checks += _examine_ports(settings, role)
@@ -59,13 +58,10 @@ def _examine_machine(folder: Path, settings: BoxSettings, role: Role | None) -> 
             machine.check_torch(torch, jetson=is_jetson, wanted=settings.device, needed=is_box)
         )
     checks += [
-        machine.check_cores(of_box=is_box),
         machine.check_memory(psutil.virtual_memory().available, of_box=is_box),
         machine.check_swap(),
         machine.check_disk(folder, keeps_state=role != "device-agent"),
     ]
-    if not is_box:
-        checks.append(machine.check_workspace(folder))
     if platform.system() == "Linux":
         checks += [
             kernel.check_memory_cgroup(),

@@ -1,12 +1,10 @@
-"""Checks the machine: word size, torch, cores, memory, swap, disk and Python packages."""
+"""Checks the machine: word size, torch, memory, swap, disk and Python packages."""
 
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,18 +132,6 @@ def check_torch(
     return Check.ok("torch", found)
 
 
-def check_cores(*, of_box: bool = False) -> Check:
-    """Counts the processors. A testbed runs many processes with one thread each, a box only one process."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    if cores < 2 and not of_box:
-        remedy = "a local testbed will be slow: use fewer devices"
-        return Check.warn("cores", str(cores), remedy)
-    return Check.ok("cores", str(cores))
-
-
 def check_memory(available_bytes: int, *, of_box: bool = False) -> Check:
     """Checks the free memory. A process with torch takes about 0.4 GB before it loads a model.
 
@@ -178,18 +164,6 @@ def check_swap(table: Path = Path("/proc/swaps")) -> Check:
             "(Raspberry Pi OS 12: sudo systemctl disable --now dphys-swapfile)",
         )
     return Check.ok("swap", f"{', '.join(areas)} (compressed memory)" if areas else "none")
-
-
-def check_workspace(folder: Path) -> Check:
-    """Checks that this user can write to the workspace."""
-    existing = _existing_parent(folder)
-    try:
-        with tempfile.TemporaryFile(dir=existing):
-            pass
-    except OSError as error:
-        remedy = "choose a folder that you may write to, with --workspace DIR"
-        return Check.fail("workspace", f"{existing}: {error.strerror}", remedy)
-    return Check.ok("workspace", f"{folder.absolute()} can be written")
 
 
 def check_disk(folder: Path, *, keeps_state: bool = True) -> Check:

@@ -10,7 +10,6 @@ from collapipe_client.doctor.machine import (
     check_swap,
     check_torch,
     check_userland,
-    check_workspace,
     is_jetson,
 )
 
@@ -43,12 +42,6 @@ def test_missing_package_names_the_extra() -> None:
     assert (check.result, check.found) == ("warn", "missing torch")
     assert "collapipe[device]" in check.remedy
     assert check_packages("device-agent", lambda _: False, needed=True).result == "fail"
-
-
-def test_workspace_below_a_file_fails(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert check_workspace(tmp_path / "file" / "w").result == "fail"
-    assert check_workspace(tmp_path / "new" / "w").result == "ok"
 
 
 def test_torch_from_pypi_on_a_jetson_fails_where_cuda_is_wanted() -> None:

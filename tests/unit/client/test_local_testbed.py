@@ -79,6 +79,12 @@ def test_second_testbed_in_a_workspace_is_refused(
         second.start()
 
 
+def test_workspace_below_a_file_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WrongStateError, match="cannot be written.*--workspace DIR"):
+        Workspace(tmp_path / "file" / "w").create()
+
+
 def test_leftovers_of_a_killed_command_are_ended_first(
     behaviours: dict[str, str], tmp_path: Path
 ) -> None:
