@@ -17,6 +17,7 @@ import typer
 from collapipe.certificates import Identity, Role
 from collapipe.certificates.identity import OF_OPERATORS
 from collapipe.errors import InvalidInputError
+from collapipe_client.addresses import read_address
 from collapipe_client.cli_options import AsJson
 from collapipe_client.reporting import complain, exit_codes, print_json, say
 
@@ -189,14 +190,6 @@ def token(
         complain(f"{identity} can join once within {valid}: collapipe join TOKEN")
         if identity.role is Role.SCHEDULER:
             complain("hosts look for the scheduler at the address that their own tokens name")
-
-
-def read_address(option: str, text: str) -> tuple[str, int]:
-    """Reads HOST:PORT. Raises `InvalidInputError` for any other text."""
-    found = re.fullmatch(r"([^\s/]+):(\d{1,5})", text, re.ASCII)
-    if not found or not 0 < int(found[2]) < 65536:
-        raise InvalidInputError(f"{option} {text}: is not HOST:PORT, for example 192.168.1.10:7100")
-    return found[1], int(found[2])
 
 
 def read_duration(option: str, text: str) -> datetime.timedelta:

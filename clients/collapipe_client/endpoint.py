@@ -1,6 +1,5 @@
 """Finds the scheduler of a command."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import typer
 
 from collapipe.errors import InvalidInputError
 from collapipe.rpc import Security
+from collapipe_client.addresses import read_address
 from collapipe_client.cli_options import WorkspaceOption
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.local_testbed import LocalTestbed
@@ -86,10 +86,7 @@ def find_endpoint(options: EndpointOptions) -> Endpoint | None:
         InvalidInputError: The options contradict each other, or the started scheduler has ended.
     """
     if options.scheduler is not None:
-        if not re.fullmatch(r"\S+:\d{1,5}", options.scheduler):
-            raise InvalidInputError(
-                f"--scheduler {options.scheduler} is not HOST:PORT: give for example 192.168.1.10:7070"
-            )
+        read_address("--scheduler", options.scheduler)
         security = Security.of(options.insecure, options.tls_ca, options.tls_cert, options.tls_key)
         return Endpoint(options.scheduler, security)
     record = running_testbed(options.workspace)

@@ -14,7 +14,8 @@ from collapipe.errors import InvalidInputError
 from collapipe.rpc import call, open_authority_channel
 from collapipe.v1.enrollment_pb2 import EnrollRequest, JoinToken, RenewRequest
 from collapipe.v1.enrollment_pb2_grpc import EnrollmentServiceStub
-from collapipe_client.certs_commands import certs_exit_codes, read_address
+from collapipe_client.addresses import read_address
+from collapipe_client.certs_commands import certs_exit_codes
 from collapipe_client.cli_options import AsJson
 from collapipe_client.reporting import print_json, say
 

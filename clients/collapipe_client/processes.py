@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -12,6 +11,7 @@ import psutil
 from pydantic.dataclasses import dataclass
 
 from collapipe.errors import InvalidInputError
+from collapipe_client.addresses import listen_briefly, read_address
 
 _POLL_SECONDS = 0.05
 GRACE = timedelta(seconds=10)
@@ -153,18 +153,13 @@ def check_free(listen: str, name: str) -> None:
     Raises:
         InvalidInputError: The address is malformed or taken.
     """
-    host, separator, port = listen.rpartition(":")
-    if not separator or not port.isdigit():
-        raise InvalidInputError(
-            f"the address {listen!r} of {name} is not HOST:PORT, for example 127.0.0.1:0"
-        )
-    if port == "0":
+    host, port = read_address(f"the address of {name},", listen, least_port=0)
+    if port == 0:
         return
     try:
-        with socket.create_server((host.strip("[]"), int(port))):
-            pass
-    except (OSError, OverflowError) as error:
+        listen_briefly(host, port)
+    except OSError as error:
         raise InvalidInputError(
-            f"{name} cannot listen on {listen} ({getattr(error, 'strerror', None) or error}): free "
-            "the port, or give another address (port 0 takes any free one)"
+            f"{name} cannot listen on {listen} ({error.strerror or error}): free the port, or give "
+            "another address (port 0 takes any free one)"
         ) from error

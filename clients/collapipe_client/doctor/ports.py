@@ -1,10 +1,11 @@
 """Checks the ports of a service: each must be free, or be used by the service itself."""
 
 import errno
-import socket
 
 import psutil
 
+from collapipe.errors import InvalidInputError
+from collapipe_client.addresses import listen_briefly, read_address
 from collapipe_client.doctor.check import Check
 
 _LOOPBACK = ("127.", "localhost", "::1")
@@ -20,21 +21,19 @@ def check_port(purpose: str, setting: str, address: str, module: str) -> Check:
         module: The service's Python module, which identifies its process.
     """
     name = f"port: {purpose}"
-    host, separator, port = address.rpartition(":")
-    if host.strip("[]").startswith(_LOOPBACK):
-        remedy = f'set {setting} = "0.0.0.0:{port if port not in ("", "0") else 7100}"'
-        return Check.fail(name, f"{address} can be reached from this machine only", remedy)
     try:
-        if not separator:
-            raise ValueError("there is no port")
-        listen_briefly(host.strip("[]"), int(port))
-    except (OSError, ValueError, OverflowError) as error:
+        host, port = read_address(setting, address, least_port=0)
+        if host.startswith(_LOOPBACK):
+            remedy = f'set {setting} = "0.0.0.0:{port or 7100}"'
+            return Check.fail(name, f"{address} can be reached from this machine only", remedy)
+        listen_briefly(host, port)
+    except (OSError, ValueError, InvalidInputError) as error:
         reason = error.errno if isinstance(error, OSError) else None
         if reason == errno.EACCES:
             remedy = f"set {setting} to a port from 1024 to 65535"
             return Check.fail(name, f"{address}: only root may open this port", remedy)
         if reason == errno.EADDRINUSE:
-            return _check_listener(name, setting, address, find_listener(int(port)), module)
+            return _check_listener(name, setting, address, find_listener(port), module)
         found = f"{address} is not an address of this machine, or not host:port"
         remedy = f'set {setting} = "0.0.0.0:7100", or to an address that `ip address` lists'
         return Check.fail(name, found, remedy)
@@ -54,16 +53,6 @@ def _check_listener(name: str, setting: str, address: str, listener: str, module
     return Check.fail(name, f"{address} is taken by {listener}", remedy)
 
 
-def listen_briefly(host: str, port: int) -> None:
-    """Opens and closes a port. Raises `OSError` if that is not possible."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as trial:
-        # gRPC sets this too, so that closed connections of an earlier service do not occupy the port.
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        trial.bind((host, port))
-        trial.listen()
-
-
 def find_listener(port: int) -> str:
     """Returns the command line and pid of the process that listens on a port; empty if none is visible."""
     try:
@@ -75,17 +64,3 @@ def find_listener(port: int) -> str:
     except psutil.Error:
         pass
     return ""
-
-
-def check_loopback() -> Check:
-    """Checks that a port can be opened and reached on this machine."""
-    try:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname(), timeout=5),
-        ):
-            pass
-    except OSError as error:
-        found = f"127.0.0.1: {error.strerror}"
-        return Check.fail("ports", found, "allow connections on loopback")
-    return Check.ok("ports", "loopback ports can be opened and reached")
