@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from collapipe.certificates import Identity, Role
-from collapipe.certificates.identity import read_host
+from collapipe.certificates.identity import OF_OPERATORS, read_host
 from collapipe.errors import InvalidInputError
 from collapipe.rpc import call, open_authority_channel
 from collapipe.v1.enrollment_pb2 import EnrollRequest, JoinToken, RenewRequest
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 
 _DEADLINE_SECONDS = 20.0
 _MODULES = {
-    Role.SCHEDULER: "collapipe.scheduler",
-    Role.EDGE_SERVER: "collapipe.edge_server",
-    Role.CONTROL_UNIT: "collapipe.control_unit",
-    Role.DEVICE_AGENT: "collapipe.device_agent",
+    role: f"collapipe.{role.value.replace('-', '_')}"
+    for role in OF_OPERATORS
+    if role is not Role.CLIENT
 }
 """The service that a box runs, by its role. A client runs none."""
 _WITH_STATE = (Role.SCHEDULER, Role.EDGE_SERVER, Role.CONTROL_UNIT)

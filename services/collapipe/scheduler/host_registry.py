@@ -16,6 +16,11 @@ logger = logging.getLogger(__name__)
 DEVICE_AGENT = scheduler_pb2.HOST_ROLE_DEVICE_AGENT
 CONTROL_UNIT = scheduler_pb2.HOST_ROLE_CONTROL_UNIT
 EDGE_SERVER = scheduler_pb2.HOST_ROLE_EDGE_SERVER
+ROLE_NAMES = {
+    role: scheduler_pb2.HostRole.Name(role).removeprefix("HOST_ROLE_")
+    for role in (DEVICE_AGENT, CONTROL_UNIT, EDGE_SERVER)
+}
+"""The name of the role that a host registers. `certificates.Role` has the same names."""
 
 HEARTBEAT_SECONDS = 2.0
 SILENCE_SECONDS = 5 * HEARTBEAT_SECONDS
@@ -123,9 +128,8 @@ class HostRegistry:
 
     def _export_counts(self) -> None:
         roles = [host.role for host in self.alive()]
-        for role in (DEVICE_AGENT, CONTROL_UNIT, EDGE_SERVER):
-            name = scheduler_pb2.HostRole.Name(role).removeprefix("HOST_ROLE_").lower()
-            metrics.HOSTS.labels(name).set(roles.count(role))
+        for role, name in ROLE_NAMES.items():
+            metrics.HOSTS.labels(name.lower()).set(roles.count(role))
 
 
 def choose_hosts(

@@ -15,25 +15,12 @@ from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool, check_is_caller
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.explanation import explain
-from collapipe.scheduler.host_registry import (
-    CONTROL_UNIT,
-    DEVICE_AGENT,
-    EDGE_SERVER,
-    HEARTBEAT_SECONDS,
-    HostRegistry,
-)
+from collapipe.scheduler.host_registry import HEARTBEAT_SECONDS, ROLE_NAMES, HostRegistry
 from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.plan_messages import replay
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
-
-_ROLES = {
-    DEVICE_AGENT: Role.DEVICE_AGENT,
-    CONTROL_UNIT: Role.CONTROL_UNIT,
-    EDGE_SERVER: Role.EDGE_SERVER,
-}
-"""The role that the certificate of a registering host must have."""
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -62,12 +49,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise InvalidInputError(
                 "a host must register with a host id, a role, an address and an incarnation"
             )
-        if host.role not in _ROLES:
+        if host.role not in ROLE_NAMES:
             raise InvalidInputError(
                 f"host {host.host_id} has role {host.role}, which this scheduler does not know: run the same version of "
                 "CollaPipe on all machines"
             )
-        check_is_caller(context, host.host_id, _ROLES[host.role])
+        check_is_caller(context, host.host_id, Role[ROLE_NAMES[host.role]])
         if host.speed < 0:
             raise InvalidInputError(
                 f"host {host.host_id} has speed {host.speed}: give a positive speed, or 0 to have it measured"
