@@ -29,7 +29,6 @@ from collapipe.rpc import ChannelPool, Outbox, Security, serve
 from collapipe.stage_runtime import Mailbox
 from collapipe.tensors import Frame, FrameKind
 from collapipe.traffic_shaping.pacing import PacedShaper
-from collapipe.traffic_shaping.radio_driver import NoRadioDriver
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
 
 NO_EMULATION = EmulationFile(None)
@@ -59,7 +58,7 @@ def links_between(
     here: str, there: str, outbox: Outbox[Frame], deliver: Callable[[Frame], None]
 ) -> NeighbourLinks:
     labels = ("0", here)
-    outgoing = OutgoingLinks(here, NO_EMULATION, PacedShaper(), NoRadioDriver())
+    outgoing = OutgoingLinks(here, NO_EMULATION, PacedShaper())
     incoming = IncomingLink(there, here, labels, 1, NO_EMULATION, deliver)
     return NeighbourLinks(labels, outbox, outgoing.link_to(there, "", LinkSettings()), incoming)
 

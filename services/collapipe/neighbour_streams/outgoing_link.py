@@ -21,7 +21,7 @@ class OutgoingLinks:
     host_id: str
     emulation: EmulationFile
     shaper: Shaper
-    radio: RadioDriver
+    radio: RadioDriver | None = None
 
     def link_to(self, receiver: str, address: str, settings: LinkSettings) -> "OutgoingLink":
         """Returns the link to a host that serves at `address`, which is "host:port"."""
@@ -49,9 +49,11 @@ class OutgoingLink:
         read each time, so that a change applies from the next frame on.
         """
         sender, settings = self.host.host_id, self.settings
-        radio = self.host.radio.transmit(
-            sender, self.receiver, settings.bandwidth_hz, settings.transmit_power_watts
-        )
+        radio = None
+        if self.host.radio is not None:
+            radio = self.host.radio.transmit(
+                sender, self.receiver, settings.bandwidth_hz, settings.transmit_power_watts
+            )
         wire = self.host.emulation.current().link(sender, self.receiver)
         limits = [float(settings.rate_limit_bps), wire.rate_bps or 0.0]
         if radio is not None:

@@ -19,7 +19,7 @@ from collapipe.stage_host.host_resources import HostResources
 from collapipe.stage_host.registration import Registration
 from collapipe.telemetry.sensors import SensorReader
 from collapipe.traffic_shaping.pacing import PacedShaper, Shaper
-from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver, NoRadioDriver, RadioDriver
+from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver, RadioDriver
 from collapipe.traffic_shaping.tc.service_shaper import TrafficControlShaper
 from collapipe.traffic_shaping.wifi_radio import WifiRadioDriver
 from collapipe.v1 import blob_pb2_grpc, link_pb2_grpc, scheduler_pb2
@@ -140,12 +140,12 @@ def choose_shaper(settings: StageHostSettings) -> Shaper:
         return PacedShaper()
 
 
-def choose_radio(settings: StageHostSettings, emulation: EmulationFile) -> RadioDriver:
+def choose_radio(settings: StageHostSettings, emulation: EmulationFile) -> RadioDriver | None:
     """Returns the radio that the settings name; raises `InvalidInputError` if the interface has none."""
     if settings.radio == "iw":
         _check_interface(settings, "--radio iw")
         return WifiRadioDriver(settings.interface)
-    return EmulatedRadioDriver(emulation) if settings.radio == "emulated" else NoRadioDriver()
+    return EmulatedRadioDriver(emulation) if settings.radio == "emulated" else None
 
 
 def _check_interface(settings: StageHostSettings, option: str) -> None:

@@ -44,15 +44,6 @@ class RadioDriver(ABC):
         """
 
 
-class NoRadioDriver(RadioDriver):
-    """A host without a radio."""
-
-    def transmit(
-        self, sender: str, receiver: str, bandwidth_hz: float, power_watts: float
-    ) -> RadioState | None:
-        return None
-
-
 class EmulatedRadioDriver(RadioDriver):
     """An emulated radio: docs/scheduling.md (1) gives its rate.
 

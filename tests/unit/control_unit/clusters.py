@@ -19,7 +19,6 @@ from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, Security, serve
 from collapipe.stage_host import HostResources, StageServicer
 from collapipe.traffic_shaping.pacing import PacedShaper
-from collapipe.traffic_shaping.radio_driver import NoRadioDriver
 from collapipe.v1 import (
     blob_pb2_grpc,
     control_unit_pb2_grpc,
@@ -66,7 +65,7 @@ class Cluster:
         self.stop(name)
         owned = self._running[name] = ExitStack()
         stores = None if name.startswith("device") else JobStores(self.folder / name)
-        links = OutgoingLinks(name, EmulationFile(None), PacedShaper(), NoRadioDriver())
+        links = OutgoingLinks(name, EmulationFile(None), PacedShaper())
         resources = HostResources(torch.device("cpu"), self.channels, links, stores)
 
         def add_services(server: grpc.Server, address: str) -> None:

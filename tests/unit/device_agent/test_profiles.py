@@ -12,7 +12,6 @@ from collapipe.rpc import ChannelPool, Security
 from collapipe.stage_host import HostResources
 from collapipe.stage_runtime import block_profile
 from collapipe.traffic_shaping.pacing import PacedShaper
-from collapipe.traffic_shaping.radio_driver import NoRadioDriver
 from collapipe.v1.device_agent_pb2 import ProfileBlockRequest
 from collapipe.v1.plan_pb2 import ModelSpec
 
@@ -26,7 +25,7 @@ def _no_time_box(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def servicer(emulation: Path | None = None) -> DeviceAgentServicer:
     file = EmulationFile(emulation)
-    links = OutgoingLinks("device-0-0", file, PacedShaper(), NoRadioDriver())
+    links = OutgoingLinks("device-0-0", file, PacedShaper())
     channels = ChannelPool(Security.insecure())
     return DeviceAgentServicer(HostResources(torch.device("cpu"), channels, links))
 

@@ -14,7 +14,6 @@ from collapipe.tensors import ACTIVATION, Frame, FrameKind
 from collapipe.traffic_shaping.pacing import ShapedLink, Shaper
 from collapipe.traffic_shaping.radio_driver import (
     EmulatedRadioDriver,
-    NoRadioDriver,
     RadioDriver,
 )
 from collapipe.v1.stage_pb2 import FrameHeader
@@ -73,7 +72,7 @@ def link_of(
     radio: RadioDriver | None = None,
     here: str = "a",
 ) -> OutgoingLink:
-    host = OutgoingLinks(here, emulation.file, shaper, radio or NoRadioDriver())
+    host = OutgoingLinks(here, emulation.file, shaper, radio)
     return host.link_to("b", "b:1", settings or LinkSettings())
 
 

@@ -18,7 +18,6 @@ from collapipe.rpc import ChannelPool, Outbox, Security, serve, within_silence
 from collapipe.stage_host import HostResources, StageServicer
 from collapipe.tensors import Frame, FrameAssembler, FrameKind, encode_frame
 from collapipe.traffic_shaping.pacing import PacedShaper
-from collapipe.traffic_shaping.radio_driver import NoRadioDriver
 from collapipe.v1 import blob_pb2_grpc, stage_pb2_grpc
 from collapipe.v1.plan_pb2 import Attempt, ModelSpec, Plan, Stage, UnitState
 from collapipe.v1.stage_pb2 import (
@@ -243,7 +242,7 @@ def stage_host(
         ),
     )
     channels = ChannelPool(PLAIN)
-    links = OutgoingLinks("device-1", EmulationFile(None), PacedShaper(), NoRadioDriver())
+    links = OutgoingLinks("device-1", EmulationFile(None), PacedShaper())
     resources = HostResources(torch.device("cpu"), channels, links)
     servicer = StageServicer(resources)
 

@@ -8,7 +8,7 @@ from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError
 from collapipe.stage_host.host import StageHostSettings, choose_radio, choose_shaper
 from collapipe.traffic_shaping.pacing import PacedShaper
-from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver, NoRadioDriver
+from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver
 
 
 def settings_of(**values: object) -> StageHostSettings:
@@ -35,4 +35,4 @@ def test_refusal_of_the_kernel_falls_back_to_pacing_with_a_warning(
 def test_radio_is_emulated_by_default() -> None:
     nothing = EmulationFile(None)
     assert isinstance(choose_radio(settings_of(), nothing), EmulatedRadioDriver)
-    assert isinstance(choose_radio(settings_of(radio="none"), nothing), NoRadioDriver)
+    assert choose_radio(settings_of(radio="none"), nothing) is None

@@ -11,7 +11,6 @@ from collapipe.traffic_shaping.radio_driver import (
     NOMINAL_BANDWIDTH_HZ,
     NOMINAL_POWER_WATTS,
     EmulatedRadioDriver,
-    NoRadioDriver,
 )
 
 CHANNEL = {"gain": 1e-9, "noise_watts_per_hertz": 4e-21}
@@ -77,4 +76,3 @@ def test_emulated_radio_follows_a_channel_that_fades(tmp_path: Path) -> None:
 def test_links_without_a_radio_have_no_state(tmp_path: Path) -> None:
     assert EmulatedRadioDriver(make_emulation(tmp_path)).transmit("b", "a", 1e6, 0.1) is None
     assert EmulatedRadioDriver(EmulationFile(None)).transmit("a", "b", 1e6, 0.1) is None
-    assert NoRadioDriver().transmit("a", "b", 1e6, 0.1) is None
