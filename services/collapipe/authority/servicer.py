@@ -2,12 +2,13 @@
 
 import ipaddress
 import logging
+import threading
 import time
+from collections import OrderedDict
 from urllib.parse import unquote
 
 import grpc
 
-from collapipe.authority.failed_attempts import FailedAttempts
 from collapipe.certificates import pki
 from collapipe.certificates.authority_folder import AuthorityFolder
 from collapipe.certificates.tokens import SECRET_BYTES
@@ -17,6 +18,11 @@ from collapipe.v1 import enrollment_pb2, enrollment_pb2_grpc
 logger = logging.getLogger(__name__)
 
 _MAX_CERTIFICATE_BYTES = 4096
+_MAX_ATTEMPTS = 10
+"""The limit of a caller within `_WINDOW_SECONDS`. Nobody mistypes a join token so often."""
+_WINDOW_SECONDS = 60.0
+_MAX_CALLERS = 1024
+"""Beyond this number, the oldest callers are forgotten."""
 
 
 class EnrollmentServicer(enrollment_pb2_grpc.EnrollmentServiceServicer):
@@ -63,6 +69,39 @@ class EnrollmentServicer(enrollment_pb2_grpc.EnrollmentServiceServicer):
             )
         renewed = self._folder.renew(request.certificate, request.certificate_request)
         return enrollment_pb2.RenewResponse(certificate=pki.der(renewed.certificate))
+
+
+class FailedAttempts:
+    """Counts failed attempts by caller.
+
+    Nobody can guess a secret of 256 bits, but many attempts would slow the authority and fill its log.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def is_blocked(self, caller: str, now: float) -> bool:
+        """Returns whether a caller must wait.
+
+        Args:
+            caller: An IP address.
+            now: Time of a monotonic clock, in seconds.
+        """
+        with self._lock:
+            return self._current(caller, now)[1] >= _MAX_ATTEMPTS
+
+    def add(self, caller: str, now: float) -> None:
+        """Counts one failed attempt."""
+        with self._lock:
+            since, count = self._current(caller, now)
+            self._counts[caller] = (since, count + 1)
+            while len(self._counts) > _MAX_CALLERS:
+                self._counts.popitem(last=False)
+
+    def _current(self, caller: str, now: float) -> tuple[float, int]:
+        since, count = self._counts.get(caller, (now, 0))
+        return (since, count) if now - since < _WINDOW_SECONDS else (now, 0)
 
 
 def observed_host(peer: str) -> str | None:

@@ -1,17 +1,67 @@
-"""Runs the rounds of one strategy: draws conditions, decides, simulates, and updates the energy queues."""
+"""Runs a scenario, the rounds of one strategy, and the trial rounds of a baseline.
 
+A round draws conditions, decides, simulates, and updates the energy queues. A baseline cannot choose M
+(docs/scheduling.md, "Strategies"). For a fair comparison it gets the M that suits it best in trials before the
+first round.
+"""
+
+import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from collapipe.allocation import backlogs_after, decide_round, reference_seconds
+from collapipe.allocation import backlogs_after, decide_round, reference_seconds, violations
 from collapipe.allocation.round_model.prediction import convergence_term, penalty
 from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
 from collapipe.errors import InfeasibleError
-from collapipe.simulation.baseline_trials import check_feasible, micro_batch_options
 from collapipe.simulation.outcome import RoundOutcome, run_round
 from collapipe.simulation.records import DeviceRecord, RoundRecord, StrategyRun
 from collapipe.simulation.scenario import Scenario
 from collapipe.simulation.simulated_system import RoundConditions, SimulatedSystem
+
+_NUM_TRIALS = 4
+_FIRST_TRIAL = 1_000_000_000
+"""Round index of the first trial. No real round has such an index, so trials draw conditions of their own."""
+
+
+def num_rounds(scenario: Scenario) -> int:
+    """Returns the number of rounds of all runs together."""
+    runs = len(scenario.points()) * len(scenario.strategies) * len(scenario.seed_list)
+    return runs * scenario.rounds
+
+
+def run_scenario(
+    scenario: Scenario, *, jobs: int = 1, on_rounds: Callable[[int], None] = lambda count: None
+) -> list[StrategyRun]:
+    """Runs everything. The results do not depend on the number of processes.
+
+    Args:
+        jobs: Number of processes.
+        on_rounds: Called with the number of rounds that have ended since the last call.
+
+    Returns:
+        Runs by value, strategy and seed, in the scenario's order.
+    """
+    runs = [
+        (point, strategy, seed, value)
+        for value, point in scenario.points()
+        for strategy in scenario.strategies
+        for seed in scenario.seed_list
+    ]
+    if jobs == 1:
+        return [run_strategy(*run, on_round=lambda: on_rounds(1)) for run in runs]
+    # A process with threads, such as those of a progress bar, must not be forked.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        futures = [pool.submit(run_strategy, *run) for run in runs]
+        try:
+            for future in as_completed(futures):
+                future.result()
+                on_rounds(scenario.rounds)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        return [future.result() for future in futures]
 
 
 def run_strategy(
@@ -56,7 +106,7 @@ class _Rounds:
         self._scenario = scenario
         self._system = system
         self._strategy = strategy
-        self._options = micro_batch_options(scenario, system, strategy)
+        self._options = _micro_batch_options(scenario, system, strategy)
         self._reference_seconds = _reference_seconds(scenario, system)
         self._previous: RoundPlan | None = None
         self._budgets = {
@@ -82,7 +132,7 @@ class _Rounds:
             known, self._strategy, hysteresis=self._scenario.schedule.hysteresis
         )
         plans = decision.plans
-        check_feasible(known, plans)
+        _check_feasible(known, plans)
         decision_seconds = time.perf_counter() - started
         actual = self._problem(system.with_interference(drawn, plans), round_index)
         outcome = run_round(
@@ -146,6 +196,45 @@ class _Rounds:
         return over_budget, most_memory
 
 
+def _micro_batch_options(
+    scenario: Scenario, system: SimulatedSystem, strategy: str
+) -> tuple[int, ...]:
+    """Returns the values of M that a strategy may use.
+
+    `dssra` may use all values of the scenario. A baseline uses the value with the shortest trials.
+
+    Raises:
+        InfeasibleError: A baseline has no feasible plan with any M.
+    """
+    options = scenario.training.micro_batch_options
+    if strategy == "dssra" or len(options) == 1:
+        return options
+    conditions = [system.draw(_FIRST_TRIAL + trial) for trial in range(_NUM_TRIALS)]
+    seconds: dict[int, float] = {}
+    reason = ""
+    for option in options:
+        try:
+            total = 0.0
+            for drawn in conditions:
+                problem = system.problem(drawn, micro_batch_options=(option,))
+                plans = decide_round(problem, strategy).plans
+                _check_feasible(problem, plans)
+                total += run_round(problem, plans, forward_share=system.forward_share).seconds
+            seconds[option] = total
+        except InfeasibleError as error:
+            reason = str(error)
+    if not seconds:
+        raise InfeasibleError(reason)
+    return (min(seconds, key=seconds.__getitem__),)
+
+
+def _check_feasible(problem: RoundProblem, plans: RoundPlan) -> None:
+    """Raises `InfeasibleError` if plans break a limit: baselines respect only some of them."""
+    broken = violations(problem, plans)
+    if broken:
+        raise InfeasibleError("; ".join(broken))
+
+
 def _reference_seconds(scenario: Scenario, system: SimulatedSystem) -> float:
     """Returns tau_ref of docs/scheduling.md (13) under nominal conditions.
 
@@ -154,7 +243,7 @@ def _reference_seconds(scenario: Scenario, system: SimulatedSystem) -> float:
     nominal = system.nominal()
     seconds = reference_seconds(
         lambda strategy: system.problem(
-            nominal, micro_batch_options=micro_batch_options(scenario, system, strategy)
+            nominal, micro_batch_options=_micro_batch_options(scenario, system, strategy)
         )
     )
     if seconds is not None:

@@ -6,8 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from collapipe.authority.failed_attempts import FailedAttempts
-from collapipe.authority.servicer import observed_host
+from collapipe.authority.servicer import FailedAttempts, observed_host
 from collapipe.certificates import Identity, Role, pki
 from collapipe.errors import PeerLostError
 from collapipe.rpc import Security, call, open_authority_channel

@@ -2,8 +2,7 @@ import math
 
 import pytest
 
-from collapipe.simulation.rounds import run_strategy
-from collapipe.simulation.runner import num_rounds, run_scenario
+from collapipe.simulation.rounds import num_rounds, run_scenario, run_strategy
 from collapipe.simulation.simulated_system import SimulatedSystem
 
 from .scenarios import RADIO, document, scenario

@@ -9,7 +9,6 @@ from collapipe.documents import write_document
 from collapipe.emulation.network_profiles import LinkConditions
 from collapipe.errors import CorruptDataError, InvalidInputError, WrongStateError
 from collapipe.traffic_shaping.shaper_process.host_addresses import HostAddresses
-from collapipe.traffic_shaping.shaper_process.link_emulator import LinkEmulator
 from collapipe.traffic_shaping.shaper_process.links_file import (
     INITIAL,
     LinksFile,
@@ -20,6 +19,12 @@ from collapipe.traffic_shaping.shaper_process.status import (
     ShaperStatus,
     read_status,
 )
+from collapipe.traffic_shaping.tc.disciplines import (
+    Discipline,
+    Netem,
+    TokenBucket,
+    discipline_for,
+)
 from collapipe.traffic_shaping.tc.interface import Interface
 from collapipe.traffic_shaping.tc.segmentation import switch_offloads_off, switch_offloads_on
 
@@ -29,6 +34,7 @@ _NO_NETEM = "delay, jitter and loss are not emulated, because this kernel has no
 _CHECK_SECONDS = 10.0
 """How often to compare the kernel with links.json when nothing has changed."""
 _RETRY_SECONDS = 2.0
+_UNKNOWN_KIND = "qdisc kind is unknown"
 
 
 class HostShaper:
@@ -45,7 +51,7 @@ class HostShaper:
         self._host = host
         self._links_path = links_path
         self._interface = interface
-        self._emulator = LinkEmulator(interface)
+        self._emulator = _LinkEmulator(interface)
         self._status_path = status_path
         self._find_addresses = find_addresses
         self._links_file = LinksFile()
@@ -194,6 +200,45 @@ class HostShaper:
         if text and text != self._last_warnings.get(subject):
             logger.warning("%s", text)
         self._last_warnings[subject] = text
+
+
+class _LinkEmulator:
+    """Gives links their conditions: with netem, or with tbf in a kernel without netem.
+
+    The interface must have the handle of the shaper process.
+    """
+
+    def __init__(self, interface: Interface) -> None:
+        self._interface = interface
+        self.has_netem: bool | None = None
+        """Whether the kernel has netem. `None` until the first change."""
+
+    def emulate(self, by_address: Mapping[str, LinkConditions]) -> list[str]:
+        """Gives links their conditions, by address of the receiver. Returns the commands that tc ran.
+
+        Raises:
+            InvalidInputError: Another program shapes the interface, or tc failed.
+        """
+        root = self._interface.read()
+        if any(isinstance(known.discipline, TokenBucket) for known in root.classes.values()):
+            self.has_netem = False  # An earlier process found no netem.
+        desired: dict[str, Discipline] = {}
+        for address, conditions in by_address.items():
+            discipline = discipline_for(conditions, self.has_netem is not False)
+            if discipline is not None:
+                desired[address] = discipline
+        if not desired:
+            return self._interface.remove()
+        try:
+            lines = self._interface.change(root, desired)
+        except InvalidInputError as error:
+            if self.has_netem is False or _UNKNOWN_KIND not in str(error):
+                raise
+            self.has_netem = False
+            return self.emulate(by_address)
+        if any(isinstance(discipline, Netem) for discipline in desired.values()):
+            self.has_netem = True
+        return lines
 
 
 def _version(path: Path) -> tuple[int, int, int] | None:
