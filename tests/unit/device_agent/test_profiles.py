@@ -60,3 +60,8 @@ def test_profile_of_an_emulated_device_does_not_depend_on_sizes(
 def test_sequence_length_of_zero_is_refused(bert_config_json: str) -> None:
     with pytest.raises(InvalidInputError, match="at least 1"):
         servicer().ProfileBlock(request(bert_config_json, 2, length=0), NO_CONTEXT)
+
+
+def test_request_without_sizes_is_refused(bert_config_json: str) -> None:
+    with pytest.raises(InvalidInputError, match="needs micro-batch sizes"):
+        servicer().ProfileBlock(request(bert_config_json), NO_CONTEXT)
