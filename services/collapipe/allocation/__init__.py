@@ -1,10 +1,6 @@
 """The mathematics of docs/scheduling.md: pure functions, without network, torch or files.
 
-Reading order:
-
-1. `round_model`: the problem of a round, the plan that answers it, and what the plan leads to.
-2. `strategies`: the function that decides a round with the strategy of a given name, and the baselines.
-3. `search`: the strategy `dssra`, which searches for the plan with the best prediction.
+Read `round_model` first, then `strategies`, then `search`, which is the strategy `dssra`.
 """
 
 from collapipe.allocation.round_model.limits import violations as violations
