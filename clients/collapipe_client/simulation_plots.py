@@ -21,8 +21,6 @@ _COLOURS = {
 _GREY = "#6c757d"
 _BLACK = "black"
 _WIDTH, _HEIGHT = 6.4, 3.6  # of one panel, in inches
-_LABEL_GAP = 0.055
-"""Smallest distance between two labels, as a share of the panel's height."""
 _RANGE_FOR_LOGARITHMS = 8.0
 """An axis is logarithmic if its largest value is more than this many times its smallest."""
 
@@ -140,7 +138,6 @@ def _draw_curves(
     Args:
         diagonal: Label of a line on which the measure equals the swept value; `None` for no line.
     """
-    ends: list[tuple[float, float, str]] = []
     drawn: list[float] = []
     for strategy in dict.fromkeys(summary.strategy for summary in summaries):
         points = sorted(
@@ -155,38 +152,24 @@ def _draw_curves(
         values = [value for value, _ in points]
         medians = [found.median for _, found in points]
         colour = _COLOURS[strategy]
-        axes.plot(values, medians, color=colour, marker="o", markersize=3, linewidth=1.5)
+        axes.plot(
+            values, medians, color=colour, marker="o", markersize=3, linewidth=1.5, label=strategy
+        )
         lows, highs = [f.low for _, f in points], [f.high for _, f in points]
         axes.fill_between(values, lows, highs, color=colour, alpha=0.18, linewidth=0)
-        ends.append((values[-1], medians[-1], strategy))
         drawn += medians
     axes.set_ylabel(measure.label)
     axes.grid(axis="y", alpha=0.25)
     values = sorted({summary.value for summary in summaries if summary.value is not None})
     if diagonal is not None:
-        axes.plot(values, values, color=_BLACK, linewidth=0.8, linestyle=":")
-        ends.append((values[-1], values[-1], diagonal))
+        axes.plot(values, values, color=_BLACK, linewidth=0.8, linestyle=":", label=diagonal)
     if _is_wide(values):
         axes.set_xscale("log")
     if _is_wide(drawn):
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    _label_ends(axes, ends)
-
-
-def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str]]) -> None:
-    """Writes the name of each curve near its end, right of the panel. Names do not overlap."""
-    to_panel = axes.transData + axes.transAxes.inverted()
-    heights = sorted((float(to_panel.transform((x, y))[1]), name) for x, y, name in ends)
-    lowest_free = 0.0
-    for height, name in heights:
-        position = max(height, lowest_free)
-        colour = _COLOURS.get(name, _BLACK)
-        axes.text(
-            1.02, position, name, color=colour, transform=axes.transAxes, verticalalignment="center"
-        )
-        lowest_free = position + _LABEL_GAP
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 
 
 def _draw_bars(axes: Axes, summaries: Sequence[StrategySummary], measure: _Measure) -> None:
@@ -196,15 +179,14 @@ def _draw_bars(axes: Axes, summaries: Sequence[StrategySummary], measure: _Measu
         if found is None:
             axes.text(0, row, " infeasible", verticalalignment="center", color=_GREY)
             continue
-        axes.barh(row, found.median, height=0.6, color=_COLOURS[summary.strategy])
-        axes.plot([found.low, found.high], [row, row], color=_BLACK, linewidth=1.2)
-        axes.annotate(
-            f"{found.median:.3g} {measure.unit}",
-            (max(found.high, found.median), row),
-            xytext=(5, 0),
-            textcoords="offset points",
-            verticalalignment="center",
+        bars = axes.barh(
+            row,
+            found.median,
+            height=0.6,
+            color=_COLOURS[summary.strategy],
+            xerr=[[found.median - found.low], [found.high - found.median]],
         )
+        axes.bar_label(bars, [f"{found.median:.3g} {measure.unit}"], padding=5)
         largest = max(largest, found.high)
     axes.set_yticks(range(len(summaries)), [summary.strategy for summary in summaries])
     axes.invert_yaxis()
