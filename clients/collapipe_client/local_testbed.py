@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from collapipe.documents import read_document
 from collapipe.emulation.emulation_file import Emulation
-from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
+from collapipe.errors import PeerLostError, WrongStateError
 from collapipe.rpc import Security
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.processes import (
@@ -27,7 +27,6 @@ from collapipe_client.processes import (
     child_environment,
     describe_exit,
     end_processes,
-    kill_process,
     last_lines,
     start_seconds,
 )
@@ -197,17 +196,6 @@ class LocalTestbed:
         how = describe_exit(popen.poll() if popen else None)
         return f"{name} {how}; last lines of {log}:\n{last_lines(log)}"
 
-    def kill(self, name: str) -> None:
-        """Kills one process with SIGKILL, like a machine that fails."""
-        kill_process(self._known(name))
-        self._reap()
-
-    def restart(self, name: str) -> None:
-        """Starts an ended process again at its former address, and waits until it serves."""
-        self._known(name)
-        self._spawn(self._services[name], log_mode="ab")
-        self._wait_until_ready([name])
-
     @staticmethod
     def end(workspace: Path = DEFAULT_ROOT, grace: timedelta = GRACE) -> WorkspaceRecord | None:
         """Ends the detached testbed of a workspace, and returns its record; `None` if there was none."""
@@ -260,10 +248,10 @@ class LocalTestbed:
 
     def _start_together(self, names: Sequence[str]) -> None:
         for name in names:
-            self._spawn(self._services[name], log_mode="wb")
+            self._spawn(self._services[name])
         self._wait_until_ready(names)
 
-    def _spawn(self, service: Service, log_mode: str) -> None:
+    def _spawn(self, service: Service) -> None:
         """Starts a process and records it. A process that ran before gets its former address."""
         known = self._record.process(service.name)
         is_scheduler = service.name == SCHEDULER
@@ -271,7 +259,7 @@ class LocalTestbed:
         check_free(listen, service.name)
         self.workspace.ready_file(service.name).unlink(missing_ok=True)
         emulation_file = self.workspace.emulation_file
-        with open(self.workspace.log_file(service.name), log_mode) as log:
+        with open(self.workspace.log_file(service.name), "wb") as log:
             popen = subprocess.Popen(
                 command(
                     service,
@@ -299,7 +287,8 @@ class LocalTestbed:
                 popen = self._popen[name]
                 address = _ready_address(self.workspace.ready_file(name), popen.pid)
                 if address is not None:
-                    self._write(replace(self._known(name), address=address))
+                    pid = popen.pid
+                    self._write(ProcessRecord(name, pid, start_seconds(pid), address))
                     waiting.remove(name)
                 elif popen.poll() is not None:
                     raise PeerLostError(
@@ -329,15 +318,6 @@ class LocalTestbed:
             return popen.poll() is None
         process = self._record.process(name)
         return process is not None and process.alive
-
-    def _known(self, name: str) -> ProcessRecord:
-        process = self._record.process(name)
-        if process is None:
-            names = ", ".join(process.name for process in self._record.processes)
-            raise InvalidInputError(
-                f"the testbed has no process {name!r}: choose one of {names or 'none'}"
-            )
-        return process
 
     def _write(self, process: ProcessRecord) -> None:
         self._record = self._record.with_process(process)

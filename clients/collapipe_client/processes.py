@@ -73,12 +73,6 @@ def end_processes(records: Iterable[ProcessRecord], grace: timedelta = GRACE) ->
     return killed
 
 
-def kill_process(record: ProcessRecord) -> None:
-    """Sends SIGKILL to a process, and waits until it has ended."""
-    _send(record, signal.SIGKILL)
-    _wait_for_end([record], time.monotonic() + GRACE.total_seconds())
-
-
 def _send(record: ProcessRecord, signal_number: signal.Signals) -> bool:
     if not record.alive:
         return False

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from killed_processes import kill, restart
 
 from collapipe.v1.scheduler_pb2 import JOB_STATE_FAILED
 from collapipe_client import LocalTestbed
@@ -43,15 +44,15 @@ def test_job_resumes_bit_for_bit_after_a_kill(
     job = make_interruptible_job(tmp_path)
     killed: list[str] = []
 
-    def kill(run: Run) -> None:
+    def kill_victim(run: Run) -> None:
         killed.append(VICTIMS[victim](run))
-        testbed.kill(killed[0])
+        kill(testbed, killed[0])
 
-    broken = run_interrupted(testbed, job, MOMENTS[moment], kill)
+    broken = run_interrupted(testbed, job, MOMENTS[moment], kill_victim)
     assert killed, f"the job ended before the moment of the kill: {broken}"
     assert testbed.lost() == killed
     assert intact_commit(broken).num_rounds in (1, 2)
-    testbed.restart(killed[0])
+    restart(testbed, killed[0])
     with testbed.client() as client:
         status = client.find_job(broken.job_id)
     assert status.state == JOB_STATE_FAILED

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from killed_processes import kill
 from typer.testing import CliRunner
 
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
@@ -92,7 +93,7 @@ def test_train_without_a_testbed_runs_one_and_ends_it(
     testbeds: list[LocalTestbed] = []
 
     def watch(self: CollaPipeClient, *_: object, **__: object):  # type: ignore[no-untyped-def]
-        testbeds[0].kill("device-0-0")
+        kill(testbeds[0], "device-0-0")
         yield Event(status=JobStatus(state=JOB_STATE_FAILED, message="device-0-0 is lost"))
 
     def client(self: LocalTestbed) -> CollaPipeClient:

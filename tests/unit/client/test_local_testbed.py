@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from killed_processes import kill, restart
 
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
@@ -58,10 +59,10 @@ def test_error_names_a_process_that_does_not_serve_in_time(
 def test_restarted_process_keeps_its_address(behaviours: dict[str, str], tmp_path: Path) -> None:
     with LocalTestbed([1], tmp_path / "w") as testbed:
         before = {p.name: p for p in testbed.processes}
-        testbed.kill("device-0-0")
+        kill(testbed, "device-0-0")
         assert testbed.lost() == ["device-0-0"]
         assert "SIGKILL" in testbed.describe_loss("device-0-0")
-        testbed.restart("device-0-0")
+        restart(testbed, "device-0-0")
         assert testbed.lost() == []
         after = {p.name: p for p in testbed.processes}
         assert after["device-0-0"].pid != before["device-0-0"].pid
@@ -108,7 +109,7 @@ def test_detached_testbed_outlives_its_starter_and_the_next_start_repairs_it(
         with first:
             before = {p.name: p for p in first.processes}
         assert all(p.alive for p in before.values())
-        first.kill("control-unit-0")
+        kill(first, "control-unit-0")
 
         second = LocalTestbed([1], tmp_path / "w", detached=True)
         second.start()
@@ -234,8 +235,8 @@ def test_every_stage_host_gets_the_emulation_file(
             given = arguments_of(testbed, name)
             assert given[given.index("--emulation") + 1] == str(path)
         assert "--emulation" not in arguments_of(testbed, "scheduler")
-        testbed.kill("device-0-0")
-        testbed.restart("device-0-0")
+        kill(testbed, "device-0-0")
+        restart(testbed, "device-0-0")
         assert "--emulation" in arguments_of(testbed, "device-0-0")
 
 
