@@ -48,6 +48,7 @@ def check_certificate(
     try:
         presented = Security(ca_file, certificate_file, key_file).presented()
         assert presented is not None
+        hosts = pki.hosts_of(pki.read_certificate(certificate_file.read_bytes()))
     except InvalidInputError as error:
         return [Check.fail("certificate", str(error), f"replace all three files: {_JOIN}")]
     except WrongStateError as error:
@@ -60,7 +61,6 @@ def check_certificate(
         found = f"{holder}: peers will not accept it as {role}"
         remedy = f"delete its folder, and get a certificate for the role {role}: {_JOIN}"
         checks.append(Check.fail("certificate", found, remedy))
-    hosts = pki.hosts_of(pki.read_certificate(certificate_file.read_bytes()))
     if advertised_host and advertised_host not in hosts:
         names = ", ".join(sorted(hosts)) or "no host"
         found = f"{holder}: names {names}, but peers call this machine {advertised_host}"

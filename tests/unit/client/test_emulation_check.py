@@ -6,13 +6,14 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.errors import WrongStateError
-from collapipe_client import emulation_check
+from collapipe_client import emulation_check, training
 from collapipe_client.emulation_check import (
     EmulationReading,
     processor_seconds,
@@ -165,6 +166,22 @@ def test_process_that_began_during_the_measurement_makes_it_incomplete(
     added.communicate(b"\n", timeout=20)
     with pytest.raises(WrongStateError, match="device-0-1 ended or began"):
         after - before
+
+
+def test_device_that_ended_during_a_job_is_a_note_after_the_job(
+    testbed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def follow(*_: object) -> None:
+        testbed.processes = (ProcessRecord("device-0-0", os.getpid(), 1.0),)
+
+    notes: list[str] = []
+    display: Any = SimpleNamespace(note=notes.append)
+    client: Any = SimpleNamespace(submit=lambda job, resume: "job-1")
+    job: Any = None
+    monkeypatch.setattr(training, "follow_job", follow)
+    assert training.run_job(client, job, display, testbed=testbed) == "job-1"
+    (note,) = notes
+    assert "device-0-0" in note and "has ended" in note
 
 
 @pytest.mark.parametrize("emulation", [None, Emulation()])
