@@ -4,15 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
-from faults.interrupted import (
-    PATIENT_SECONDS,
-    final_digests,
-    intact_commit,
-    make_interruptible_job,
-    run_interrupted,
-)
+from faults.interrupted import undisturbed_digests
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +21,4 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
 @pytest.fixture(scope="session")
 def undisturbed(testbed: LocalTestbed, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The digests in the last commit of a job without faults."""
-    job = make_interruptible_job(tmp_path_factory.mktemp("data"), PATIENT_SECONDS)
-    run = run_interrupted(testbed, job)
-    assert run.final_state == JOB_STATE_SUCCEEDED, run.message
-    return final_digests(intact_commit(run))
+    return undisturbed_digests(testbed, tmp_path_factory.mktemp("data"))

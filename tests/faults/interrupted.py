@@ -199,3 +199,10 @@ def _take(run: Run, event: Any) -> None:
         run.round_index = event.round_started.round_index
     elif event.HasField("progress") and event.progress.cluster_index == 0:
         run.steps_done = event.progress.steps_done
+
+
+def undisturbed_digests(testbed: LocalTestbed, folder: Path) -> list[str]:
+    """Runs the job without faults, and returns the digests in its last commit."""
+    run = run_interrupted(testbed, make_interruptible_job(folder, PATIENT_SECONDS))
+    assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    return final_digests(intact_commit(run))

@@ -9,6 +9,15 @@ from pathlib import Path
 
 import grpc
 import pytest
+from faults.interrupted import (
+    PATIENT_SECONDS,
+    Run,
+    final_digests,
+    intact_commit,
+    make_interruptible_job,
+    run_interrupted,
+    undisturbed_digests,
+)
 
 from collapipe.v1.plan_pb2 import Attempt, UnitState
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
@@ -23,19 +32,14 @@ from collapipe.v1.stage_pb2 import (
 from collapipe.v1.stage_pb2_grpc import StageServiceStub
 from collapipe.v1.tensor_pb2 import CODEC_FP32, DATA_TYPE_FLOAT32, TensorHeader
 from collapipe_client import LocalTestbed
-from faults.interrupted import (
-    PATIENT_SECONDS,
-    Run,
-    final_digests,
-    intact_commit,
-    make_interruptible_job,
-    run_interrupted,
-)
-
-pytestmark = pytest.mark.heavy
 
 _ROUNDS_OF_FLOOD = 50
 """How often each device gets four wrong calls."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(testbed: LocalTestbed, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return undisturbed_digests(testbed, tmp_path_factory.mktemp("data"))
 
 
 def test_messages_of_other_attempts_change_nothing(
