@@ -66,7 +66,7 @@ def test_train_leaves_no_process_when_interrupted_or_killed_and_resumes(
     assert interrupted.popen.wait(_LIMIT_SECONDS) == 130
     assert not started.alive
     assert workspace.read_record() is None
-    assert "of 4 rounds are committed; go on from there with:" in interrupted.output()
+    assert "of 4 rounds are committed; continue with:" in interrupted.output()
     assert "--resume" in interrupted.output()
 
     killed = Command(tmp_path / "2.log", "train", *arguments, "--resume")

@@ -42,7 +42,9 @@ def test_error_names_frozen_process_which_disturbs_nothing_when_it_wakes_up(
     try:
         broken = run_interrupted(testbed, make_interruptible_job(tmp_path), MOMENTS["step"], freeze)
         assert broken.final_state == JOB_STATE_FAILED
-        silence = f"{frozen[0]} has said nothing for {SILENCE_SECONDS:g} s while it was to run"
+        silence = (
+            f"{frozen[0]} has sent no sign of life for {SILENCE_SECONDS:g} s while it should run"
+        )
         assert broken.message.startswith(silence)
         assert intact_commit(broken).num_rounds == 1
     finally:

@@ -131,7 +131,7 @@ def within_silence(
             except queue.Empty:
                 raise PeerLostError(
                     host_id,
-                    f"{host_id} has said nothing for {silence_seconds:g} s while it was to "
+                    f"{host_id} has sent no sign of life for {silence_seconds:g} s while it should "
                     f"{waiting_for()}: check that it runs and can be reached",
                 ) from None
             if answer is None:

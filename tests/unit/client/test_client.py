@@ -43,7 +43,7 @@ def test_watch_gives_up_on_silence(fake: FakeServices) -> None:
     silence = timedelta(seconds=0.2)
     with (
         CollaPipeClient(fake.address, Security.insecure(), silence_timeout=silence) as client,
-        pytest.raises(PeerLostError, match=r"said nothing for 0\.2 s"),
+        pytest.raises(PeerLostError, match=r"sent no sign of life for 0\.2 s"),
     ):
         list(client.watch("job-1"))
     release.set()

@@ -118,7 +118,7 @@ def test_silent_host_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(link_probe, "_SILENCE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(PeerLostError, match="device-9 has said nothing for 0.2 s"):
+        with pytest.raises(PeerLostError, match="device-9 has sent no sign of life for 0.2 s"):
             pair.measure("device-9", address)
 
 

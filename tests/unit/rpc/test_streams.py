@@ -81,7 +81,7 @@ def test_silent_peer_is_lost_and_the_error_names_its_task() -> None:
         over.set()
     assert raised.value.host_id == "device-1"
     assert str(raised.value).startswith(
-        "device-1 has said nothing for 0.2 s while it was to run step 4"
+        "device-1 has sent no sign of life for 0.2 s while it should run step 4"
     )
 
 
