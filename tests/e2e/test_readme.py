@@ -67,7 +67,7 @@ def write_own_data(folder: Path) -> None:
     pair = json.dumps({"en": "A man rides a horse.", "de": "Ein Mann reitet ein Pferd."}) + "\n"
     for name in re.findall(r"=([\w-]+\.(?:jsonl|conll))", "\n".join(OWN_DATA)):
         content = (
-            sentence * 90 if name.endswith("conll") else pair * 90 if "pairs" in name else rows
+            sentence * 90 if name.endswith("conll") else pair * 200 if "pairs" in name else rows
         )
         (folder / name).write_text(content, "utf-8")
 
