@@ -72,13 +72,21 @@ def write_own_data(folder: Path) -> None:
         (folder / name).write_text(content, "utf-8")
 
 
-@pytest.mark.parametrize("command", OWN_DATA[1:])
-def test_own_data_trains_its_first_round(checkout: Path, command: str) -> None:
-    """Runs a command until its first round is committed, then interrupts it as a user would."""
+@pytest.fixture(scope="module")
+def folder_with_data(checkout: Path) -> Path:
+    """A checkout with data, and with a testbed that the commands share, because its start takes half a minute."""
     write_own_data(checkout)
+    up = [".venv/bin/collapipe", "up", "--clusters", "2", "--devices", "3"]
+    subprocess.run(up, cwd=checkout, check=True)
+    return checkout
+
+
+@pytest.mark.parametrize("command", OWN_DATA[1:])
+def test_own_data_trains_its_first_round(folder_with_data: Path, command: str) -> None:
+    """Runs a command until its first round is committed, then interrupts it as a user would."""
     process = subprocess.Popen(
         ["bash", "-ec", f"{OWN_DATA[0]}; exec {command}"],
-        cwd=checkout,
+        cwd=folder_with_data,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
