@@ -4,6 +4,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from collapipe_client.job_files import load_job
+
 REPOSITORY = Path(__file__).parent.parent.parent
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 PATH = re.compile(r"`((?:services|clients|tests|deploy|protos|docs|benchmarks)/[\w./-]+)`")
@@ -57,3 +59,11 @@ def test_code_cites_no_document_that_is_not_in_the_repository() -> None:
         if old.search(line)
     ]
     assert not citing
+
+
+def test_job_file_of_the_running_page_is_a_job(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "running.md").read_text("utf-8")
+    [block] = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "job.toml"
+    path.write_text(block, "utf-8")
+    assert load_job(path, []).name == "questions"
