@@ -10,7 +10,9 @@ def read_address(option: str, text: str, *, least_port: int = 1) -> tuple[str, i
     """Reads HOST:PORT. Raises `InvalidInputError` for any other text."""
     found = re.fullmatch(r"([^\s/]+):(\d{1,5})", text, re.ASCII)
     if not found or not least_port <= int(found[2]) < 65536:
-        raise InvalidInputError(f"{option} {text}: is not HOST:PORT, for example 192.168.1.10:7100")
+        raise InvalidInputError(
+            f"{option} {text}: is not HOST:PORT with a port from {least_port} to 65535, for example 192.168.1.10:7100"
+        )
     return found[1].strip("[]"), int(found[2])
 
 

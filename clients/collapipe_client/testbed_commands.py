@@ -1,5 +1,6 @@
 """The commands about the local testbed: `collapipe up`, `down`, `status` and `logs`."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,13 +22,16 @@ from collapipe_client.reporting import (
     termination_as_interrupt,
 )
 from collapipe_client.testbed_options import LocalTestbedOptions
-from collapipe_client.testbed_processes import DEFAULT_DEVICES, LOOPBACK
+from collapipe_client.testbed_processes import DEFAULT_DEVICES, LOOPBACK, Device
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
 
 
 @takes_option_groups
 def up(
-    clusters: Annotated[int, typer.Option(min=1, help="Number of clusters.")] = 1,
+    clusters: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of clusters; 1 if no testbed is running."),
+    ] = None,
     *,
     testbed_options: LocalTestbedOptions,
     listen: Annotated[
@@ -41,12 +45,20 @@ def up(
 ) -> None:
     """Start a testbed on this machine that keeps running after this command.
 
-    If the testbed is running already, this command starts only the processes that have ended.
+    If the testbed is running already, this command starts only the processes that have ended. It needs no options
+    then.
     """
     with exit_codes(as_json), termination_as_interrupt():
-        counts = testbed_options.read_counts(clusters) or [DEFAULT_DEVICES] * clusters
+        devices = None
+        if clusters is None and not testbed_options.describe_devices:
+            devices = _running_devices(workspace)
+        if devices is None:
+            clusters = clusters or 1
+            counts = testbed_options.read_counts(clusters) or [DEFAULT_DEVICES] * clusters
+            devices = testbed_options.read_clusters(counts)
+        counts = [len(cluster) for cluster in devices]
         testbed = LocalTestbed(
-            testbed_options.read_clusters(counts),
+            devices,
             workspace,
             emulation=testbed_options.read_emulation(counts),
             detached=True,
@@ -60,9 +72,17 @@ def up(
         else:
             say(
                 f"up: {len(testbed.processes)} processes, scheduler at {testbed.scheduler_address}\n"
-                "`collapipe train --preset demo` trains a model, `collapipe status` shows the testbed, `collapipe "
-                "down` ends it"
+                f"`collapipe train --preset demo --set clusters={len(counts)} --set devices_per_cluster={min(counts)}` "
+                "trains a model, `collapipe status` shows the testbed, `collapipe down` ends it"
             )
+
+
+def _running_devices(workspace: Path) -> list[list[Device]] | None:
+    """Returns the devices of each cluster of the testbed that `collapipe up` started, if it still runs."""
+    record = Workspace(workspace).read_record()
+    if record is None or not record.detached or not record.alive:
+        return None
+    return [[Device(memory, speed) for memory, speed in cluster] for cluster in record.shape]
 
 
 def down(workspace: WorkspaceOption = DEFAULT_ROOT, as_json: AsJson = False) -> None:

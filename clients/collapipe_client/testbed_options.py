@@ -65,6 +65,13 @@ class LocalTestbedOptions:
         ),
     ] = None
 
+    @property
+    def describe_devices(self) -> bool:
+        """Whether an option says how many devices there are, or what they are."""
+        return not (
+            self.devices is None and self.device_memory is None and self.device_speed is None
+        )
+
     def read_counts(self, num_clusters: int) -> list[int] | None:
         """Returns the number of devices of each cluster; `None` without --devices."""
         if self.devices is None:

@@ -74,11 +74,11 @@ _HOW_TO_LOAD = {
     "classification": """\
 from transformers import pipeline
 classify = pipeline("text-classification", model={model!r})
-print(classify("Return the names of the files in a directory."))""",
+print(classify("A sentence of your own."))""",
     "ner": """\
 from transformers import pipeline
 tag = pipeline("token-classification", model={model!r}, aggregation_strategy="simple")
-print(tag("Ada Lovelace lived in London."))""",
+print(tag("A sentence of your own."))""",
     "translation": """\
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained({model!r})
@@ -98,6 +98,7 @@ def how_to_resume(view: JobView, command: str) -> str:
     if not view.num_rounds_committed:
         return "no round was committed: start again with the same command"
     return (
-        f"{view.num_rounds_committed} of {view.num_rounds} rounds are committed; continue with:\n"
+        f"{view.num_rounds_committed} of {view.num_rounds} rounds are committed; when every host is alive (`collapipe status`), continue "
+        "with:\n"
         f"  {command}"
     )

@@ -61,7 +61,7 @@ def check_certificate(
         found = f"{holder}: peers will not accept it as {role}"
         remedy = f"delete its folder, and get a certificate for the role {role}: {_JOIN}"
         checks.append(Check.fail("certificate", found, remedy))
-    if advertised_host and advertised_host not in hosts:
+    if advertised_host and advertised_host not in hosts | pki.OF_THIS_MACHINE:
         names = ", ".join(sorted(hosts)) or "no host"
         found = f"{holder}: names {names}, but peers call this machine {advertised_host}"
         remedy = (

@@ -87,9 +87,9 @@ _REMEDIES = [
     ),
     (
         "Socket closed",
-        "it closed the connection. If it runs, it refused the call: this side's certificate may have expired or be "
-        "of another authority (see `collapipe certs list`), or one side speaks TLS and the other plain text. With "
-        "GRPC_VERBOSITY=INFO in its environment, its log says which",
+        "it closed the connection. If it has ended, start it again. If it runs, it refused the call: this side's "
+        "certificate may have expired or be of another authority (see `collapipe certs list`), or one side speaks TLS "
+        "and the other plain text. With GRPC_VERBOSITY=INFO in its environment, its log says which",
     ),
 ]
 """Parts of gRPC's text about a failed connection, each with its remedy. The first part that occurs counts."""

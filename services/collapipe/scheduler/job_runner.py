@@ -120,7 +120,8 @@ class JobRunner:
             if time.monotonic() > deadline:
                 raise InfeasibleError(
                     f"the job needs {', '.join(missing)}, and has waited for {limit:g} s "
-                    "(schedule.wait_for_hosts_seconds): start them, or ask for fewer"
+                    "(schedule.wait_for_hosts_seconds): start them (`collapipe up` does so on a "
+                    "local testbed); a new job may also ask for fewer"
                 )
 
     def _prepare(self) -> None:
