@@ -152,12 +152,17 @@ class LocalTestbed:
         with ExitStack() as owned:
             owned.enter_context(self.workspace.locked())
             self._take_over()
+            before = self._record
             missing = [name for name in self._services if not self._is_alive(name)]
             try:
                 self._start_together([name for name in missing if name == SCHEDULER])
                 self._start_together([name for name in missing if name != SCHEDULER])
             except BaseException:
                 self._end(missing)
+                if before.processes:
+                    # Processes that still run call the ended ones at their recorded addresses.
+                    self._record = before
+                    self.workspace.write_record(before)
                 raise
             if not self._detached:
                 owned.callback(self._end, list(self._services))

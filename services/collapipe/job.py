@@ -5,7 +5,7 @@ Users write a job in TOML. Messages carry it as canonical JSON. Unknown keys are
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
@@ -81,14 +81,17 @@ class ModelConfig(Section):
     """Size of the BPE vocabulary of a model that is not pretrained, built from the first cluster's data."""
 
 
+_Share = Annotated[float, Field(ge=0, lt=1)]
+
+
 class TrainingConfig(Section):
     """The training procedure."""
 
-    rounds: int = Field(default=3, ge=1)
+    rounds: int = Field(default=3, ge=1, le=1_000_000)
     """Number of federated rounds."""
-    local_steps: int = Field(default=10, ge=1)
+    local_steps: int = Field(default=10, ge=1, le=1_000_000)
     """Mini-batches that each cluster trains in a round."""
-    mini_batch: int = Field(default=32, ge=1)
+    mini_batch: int = Field(default=32, ge=1, le=65_536)
     """Rows in a mini-batch of one cluster."""
     update_per: Literal["mini_batch", "micro_batch"] = "mini_batch"
     """When the optimizer steps. `mini_batch`: once for each mini-batch, with accumulated gradients.
@@ -98,7 +101,7 @@ class TrainingConfig(Section):
     """Peak learning rate."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay of matrices. Vectors (biases, layer norms) do not decay."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[_Share, _Share] = (0.9, 0.999)
     """Decay rates of AdamW's moments."""
     epsilon: float = Field(default=1e-8, gt=0)
     """Term that AdamW adds to the denominator."""
@@ -173,7 +176,7 @@ class JobConfig(Section):
     """Name of the job, and of the folder of its model."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of everything random: weights, order of rows, dropout."""
-    clusters: int = Field(default=1, ge=1)
+    clusters: int = Field(default=1, ge=1, le=1000)
     """Number of clusters. Their indices are 0 to clusters - 1."""
     devices_per_cluster: int | list[int] | None = None
     """Number of devices that each cluster uses, in registration order. Without it, a cluster uses all of its

@@ -11,7 +11,6 @@ from typing import Any
 
 from google.protobuf import json_format
 from safetensors import safe_open
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from collapipe.aggregation import federated_average
@@ -22,7 +21,7 @@ from collapipe.models import adapter_for, create_config_json, initial_model, joi
 from collapipe.tasks import write_tokenizer_files
 from collapipe.v1 import plan_pb2
 from collapipe.weights.blob_store import BlobStore
-from collapipe.weights.tensor_blob import TensorBlob
+from collapipe.weights.tensor_blob import TensorBlob, load_tensors
 
 
 class GlobalModel:
@@ -142,10 +141,10 @@ class GlobalModel:
         adapter = adapter_for(model_spec.family, model_spec.task, model_spec.config_json)
         units = self.commit().global_units
         model = join_model(
-            adapter, (load_file(self._store.path(unit.weights_digest)) for unit in units)
+            adapter, (load_tensors(self._store.read_checked(unit.weights_digest)) for unit in units)
         )
         model.save_pretrained(directory)
-        vocabulary = b"".join(self._store.read(document["vocabulary_digest"]))
+        vocabulary = self._store.read_checked(document["vocabulary_digest"])
         write_tokenizer_files(directory, vocabulary, model_spec.family, document["max_length"])
 
     def _average(

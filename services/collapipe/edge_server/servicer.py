@@ -41,7 +41,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 store_blob(store, self._channels, source.digest, source.address)
                 model = self._model(job_id)
                 job = JobConfig.from_json(request.job.config_json)
-                vocabulary = b"".join(store.read(source.digest))
+                vocabulary = store.read_checked(source.digest)
                 model.prepare(job_id, job, list(request.labels), vocabulary)
                 spec, num_blocks = model.model_spec()
                 commit = model.commit()

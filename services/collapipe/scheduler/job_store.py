@@ -122,11 +122,16 @@ class JobStore:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "jobs"
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._jobs: dict[str, JobDocument] = {}
         for path in self._directory.glob("*/job.json"):
-            document = _read(path, JobDocument)
-            if document is None:
+            try:
+                document = _read(path, JobDocument)
+                if document is None:
+                    continue
+                document.status()  # refuses a job file of another version
+            except (CorruptDataError, InvalidInputError, ValueError) as error:
+                logger.error("the job in %s is left out, the others are not: %s", path, error)
                 continue
             if document.state in _UNFINISHED:
                 document.state = scheduler_pb2.JOB_STATE_FAILED
@@ -134,14 +139,12 @@ class JobStore:
             self._jobs[document.job_id] = document
 
     def create(self, config: JobConfig) -> JobDocument:
-        with self._lock:
-            job_id = f"{config.name}-{uuid.uuid4().hex[:8]}"
-            document = JobDocument(
-                job_id=job_id, number=len(self._jobs), config_json=config.to_json()
-            )
-            self._jobs[job_id] = document
-        self.save(document)
-        return document
+        document = JobDocument(
+            job_id=f"{config.name}-{uuid.uuid4().hex[:8]}",
+            number=1 + max((job.number for job in self.all()), default=-1),
+            config_json=config.to_json(),
+        )
+        return self._add(document)
 
     def reopen(self, config: JobConfig) -> JobDocument:
         """Queues the last job of this name again, so that it continues from its last commit.
@@ -150,25 +153,33 @@ class JobStore:
             NotFoundError: There is no job of this name.
             InvalidInputError: The job still runs, or a setting that must not change has changed.
         """
-        jobs = [document for document in self.all() if document.job.name == config.name]
-        if not jobs:
-            raise NotFoundError(
-                f"there is no job named {config.name!r} to resume: run it without --resume first"
+        with self._lock:
+            jobs = [document for document in self.all() if document.job.name == config.name]
+            if not jobs:
+                raise NotFoundError(
+                    f"there is no job named {config.name!r} to resume: run it without --resume first"
+                )
+            document = jobs[-1]
+            if document.state in _UNFINISHED:
+                raise InvalidInputError(
+                    f"job {document.job_id} is still running: wait for it or cancel it"
+                )
+            changed = _changed_settings(document.job, config)
+            if changed:
+                raise InvalidInputError(
+                    f"job {document.job_id} cannot be resumed with other values of {', '.join(changed)}: use the old "
+                    "values, or start a new job (only the schedule, the rounds and the evaluation may change)"
+                )
+            queued = {"state": scheduler_pb2.JOB_STATE_QUEUED, "message": ""}
+            return self._add(
+                document.model_copy(update={"config_json": config.to_json(), **queued})
             )
-        document = jobs[-1]
-        if document.state in _UNFINISHED:
-            raise InvalidInputError(
-                f"job {document.job_id} is still running: wait for it or cancel it"
-            )
-        changed = _changed_settings(document.job, config)
-        if changed:
-            raise InvalidInputError(
-                f"job {document.job_id} cannot be resumed with other values of {', '.join(changed)}: use the old "
-                "values, or start a new job (only the schedule, the rounds and the evaluation may change)"
-            )
-        document.config_json = config.to_json()
-        document.state, document.message = scheduler_pb2.JOB_STATE_QUEUED, ""
+
+    def _add(self, document: JobDocument) -> JobDocument:
+        """Stores a queued job. Only a job that is on the disk counts."""
         self.save(document)
+        with self._lock:
+            self._jobs[document.job_id] = document
         return document
 
     def all(self) -> list[JobDocument]:

@@ -1,6 +1,7 @@
 """Serves the RPCs of protos/collapipe/v1/scheduler.proto."""
 
 import json
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.plan_messages import replay
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+logger = logging.getLogger(__name__)
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -164,7 +167,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 if self._closed:
                     return
                 runner = self._queue.popleft()
-            runner.run()
+            try:
+                runner.run()
+            except Exception:  # This thread runs all later jobs, too.
+                logger.exception("job %s ended without an outcome", runner.job_id)
             with self._changed:
                 # A new runner may have resumed the job meanwhile.
                 if self._runners[runner.job_id] is runner:

@@ -85,6 +85,21 @@ class BlobStore:
             while piece := file.read(1 << 20):
                 yield piece
 
+    def read_checked(self, digest: str) -> bytes:
+        """Returns a whole blob.
+
+        Raises:
+            NotFoundError: The blob is not stored here.
+            CorruptDataError: The file has changed since it was stored.
+        """
+        data = b"".join(self.read(digest))
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise CorruptDataError(
+                f"{self.path(digest)} is damaged: its bytes do not have the SHA-256 of its name; restore the file, "
+                "or delete it and resume the job, which fetches it again if another host has it"
+            )
+        return data
+
     def keep_only(self, digests: set[str]) -> None:
         for path in self._directory.iterdir():
             if path.suffix != ".partial" and path.name not in digests:

@@ -118,6 +118,15 @@ def test_detached_testbed_outlives_its_starter_and_the_next_start_repairs_it(
         assert replaced == ["control-unit-0"]
         assert second.scheduler_address == before["scheduler"].address
 
+        kill(second, "scheduler")
+        behaviours["scheduler"] = "dies"
+        with pytest.raises(PeerLostError):
+            LocalTestbed([1], tmp_path / "w", detached=True).start()
+        del behaviours["scheduler"]
+        third = LocalTestbed([1], tmp_path / "w", detached=True)
+        third.start()  # The hosts that still run call the scheduler at its former address.
+        assert third.scheduler_address == before["scheduler"].address
+
         with pytest.raises(WrongStateError, match="collapipe down"):
             LocalTestbed([2], tmp_path / "w", detached=True).start()
         with pytest.raises(WrongStateError, match="collapipe down"):

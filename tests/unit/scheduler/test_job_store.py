@@ -185,3 +185,29 @@ def test_micro_batches_are_fixed_when_each_of_them_updates_the_model(tmp_path: P
     finish(store, store.create(per_micro_batch(8)).job_id)
     with pytest.raises(InvalidInputError, match=r"other values of schedule\.num_micro_batches:"):
         store.reopen(per_micro_batch(4))
+
+
+@pytest.mark.parametrize("damage", ['{"a": 1}', "{", "config"])
+def test_job_that_cannot_be_read_is_left_out_and_the_others_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    store = JobStore(tmp_path)
+    bad, good = (store.create(make_job(name)).job_id for name in ("bad", "good"))
+    path = tmp_path / "jobs" / bad / "job.json"
+    if damage == "config":  # a setting that this version does not know
+        damage = path.read_text("utf-8").replace("clusters", "klusters")
+    path.write_text(damage, "utf-8")
+    assert [document.job_id for document in JobStore(tmp_path).all()] == [good]
+    assert str(path) in caplog.text
+
+
+def test_job_that_could_not_be_stored_is_not_queued(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    job_id = store.create(make_job()).job_id
+    finish(store, job_id)
+    path = tmp_path / "jobs" / job_id / "job.json"
+    (path.parent / "job.json.tmp").mkdir()  # Nothing can be written, as on a full disk.
+    with pytest.raises(OSError):
+        store.reopen(make_job())
+    (path.parent / "job.json.tmp").rmdir()
+    assert store.reopen(make_job()).job_id == job_id

@@ -39,6 +39,14 @@ def test_reading_starts_at_an_offset(store: BlobStore, offset: int) -> None:
     assert b"".join(store.read(DIGEST, offset)) == DATA[offset:]
 
 
+def test_blob_whose_file_has_changed_is_refused_with_its_path(store: BlobStore) -> None:
+    store.put_bytes(DATA)
+    assert store.read_checked(DIGEST) == DATA
+    store.path(DIGEST).write_bytes(DATA[:-1] + b"x")
+    with pytest.raises(CorruptDataError, match=f"{store.path(DIGEST)} is damaged"):
+        store.read_checked(DIGEST)
+
+
 def test_blob_with_another_digest_is_not_stored(store: BlobStore) -> None:
     with pytest.raises(CorruptDataError, match=f"instead of {DIGEST}"):
         store.put(DIGEST, [DATA[:-1]])
