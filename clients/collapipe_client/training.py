@@ -98,7 +98,6 @@ def how_to_resume(view: JobView, command: str) -> str:
     if not view.num_rounds_committed:
         return "no round was committed: start again with the same command"
     return (
-        f"{view.num_rounds_committed} of {view.num_rounds} rounds are committed; when every host is alive (`collapipe status`), continue "
-        "with:\n"
+        f"{view.num_rounds_committed} of {view.num_rounds} rounds are committed; continue with:\n"
         f"  {command}"
     )
