@@ -5,9 +5,18 @@ python -m benchmarks [NAME...]     # by default, all of them
 
 import sys
 
-from benchmarks import allocation, codecs, memory, throughput, transport
+from benchmarks import (
+    allocation,
+    averaging,
+    codecs,
+    growth,
+    memory,
+    throughput,
+    tracing,
+    transport,
+)
 
-for benchmark in (allocation, transport, codecs, throughput, memory):
+for benchmark in (allocation, transport, codecs, throughput, memory, tracing, averaging, growth):
     if sys.argv[1:] and benchmark.__name__.split(".")[-1] not in sys.argv[1:]:
         continue
     print(f"== {benchmark.__name__}: {(benchmark.__doc__ or '').splitlines()[0]}", flush=True)

@@ -175,7 +175,8 @@ def _round(
             busy_watts=5.0,
             energy_budget_joules=numbers.uniform(50, 200),
             backlog=numbers.choice([0.0, 0.5, 2.0]),
-            weights_bps=1e8,
+            push_bps=1e8,
+            fetch_bps=1e8,
         )
 
     clusters, assumed = [], []
@@ -201,7 +202,6 @@ def _round(
                 links,
                 options,
                 step_seconds=0.01,
-                upload_seconds=0.1,
                 weight=1 / num_clusters,
             )
         )

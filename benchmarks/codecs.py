@@ -14,7 +14,8 @@ from functools import partial
 import torch
 
 from collapipe.codec_numbers import CODEC_NAMES
-from collapipe.tensors.encoding import LOSSY_CODECS
+from collapipe.tensors.encoding import LOSSY_CODECS, LossyCodec
+from collapipe.weights.delta_codecs import UPLOAD_CODECS
 
 SHAPE = (8, 128, 768)
 """A micro-batch of 8 samples of 128 tokens with the hidden size of BERT-base: 3.1 MB."""
@@ -31,18 +32,22 @@ def milliseconds(action: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Measures every lossy codec."""
+    """Measures every lossy codec of activations and of uploads."""
     torch.set_num_threads(1)
     tensor = torch.randn(SHAPE)
     megabytes = tensor.nbytes / 1e6
-    for number, codec in LOSSY_CODECS.items():
+    codecs: dict[str, LossyCodec] = {
+        CODEC_NAMES[number]: codec for number, codec in LOSSY_CODECS.items()
+    }
+    codecs.update(UPLOAD_CODECS)
+    for name, codec in codecs.items():
         data = codec.encode(tensor)
         encode = milliseconds(partial(codec.encode, tensor))
         decode = milliseconds(partial(codec.decode, data, SHAPE))
         saved = 8 * (tensor.nbytes - data.nbytes)
         error = (codec.decode(data, SHAPE) - tensor).norm() / tensor.norm()
         print(
-            f"{CODEC_NAMES[number]}: encode {encode / megabytes:.3f} ms/MB, decode {decode / megabytes:.3f} ms/MB, "
+            f"{name}: encode {encode / megabytes:.3f} ms/MB, decode {decode / megabytes:.3f} ms/MB, "
             f"size {data.nbytes / tensor.nbytes:.3f}, relative error {error:.1e}, "
             f"saves time below {saved / (encode + decode) / 1e6:.1f} Gbit/s"
         )

@@ -4,16 +4,16 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from collapipe.allocation import RoundPlan
-from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
+from collapipe.emulation.emulation_file import EmulatedDevice, EmulatedRadio, Emulation
 from collapipe.emulation.links import LinkDescription
 from collapipe.errors import InfeasibleError
 from collapipe.job import JobConfig
-from collapipe.scheduler.decisions import RoundDecision, full_round_seconds
+from collapipe.scheduler.decisions import RoundDecision
 from collapipe_client import CollaPipeClient, LocalTestbed
 from collapipe_client.emulation_check import EmulationReading
 from collapipe_client.testbed_processes import Device
@@ -35,6 +35,8 @@ class Round:
 
     number: int
     seconds: float
+    training_seconds: float
+    """Of the slowest cluster."""
     predicted_seconds: float
     decision: RoundDecision
 
@@ -44,14 +46,51 @@ class Round:
         return {host: s.num_blocks for host, s in self.decision.plans[0].segments.items()}
 
 
+@dataclass(frozen=True)
+class World:
+    """The network between the hosts, which carries everything: activations, weights and control.
+
+    Args:
+        schedule: Settings of the section `schedule` that belong to it.
+    """
+
+    links: Mapping[str, LinkDescription] = field(default_factory=dict)
+    radios: Mapping[str, EmulatedRadio] = field(default_factory=dict)
+    schedule: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _wire(rate_bps: float) -> LinkDescription:
+    return LinkDescription(rate_bps=rate_bps, delay_seconds=0.004)
+
+
+def _radio(gain: float) -> EmulatedRadio:
+    return EmulatedRadio(gain=gain, noise_watts_per_hertz=1e-17, delay_seconds=0.002)
+
+
+WORLDS = {
+    "wires": World({"*": _wire(13e6)}),
+    # The fastest device is behind a slow line.
+    "unlike-wires": World(
+        {"*": _wire(40e6), "device-0-1>*": _wire(8e6), "*>device-0-1": _wire(8e6)}
+    ),
+    # 20 dB in 1 MHz at 0.1 W. The first and the last device are farther away.
+    "radio": World(
+        radios={"*": _radio(1e-8), "device-0-0>*": _radio(3e-9), "device-0-3>*": _radio(3e-9)},
+        schedule={"channel_bandwidth_hz": 10e6},
+    ),
+}
+
+
 def emulation(
-    slow: Mapping[str, float] | None = None, links: Mapping[str, LinkDescription] | None = None
+    slow: Mapping[str, float] | None = None,
+    links: Mapping[str, LinkDescription] | None = None,
+    world: World = WORLDS["wires"],
 ) -> Emulation:
-    """Returns a cluster of different devices, with links of 13 Mbit/s and a one-way delay of 4 ms.
+    """Returns a cluster of different devices in a world.
 
     Args:
         slow: Slowdown of some devices, by host id.
-        links: Links that differ from the others, by "sender>receiver".
+        links: Links that differ from those of the world, by "sender>receiver".
     """
     slow = slow or {}
     devices = {
@@ -60,8 +99,12 @@ def emulation(
     }
     for host_id in ("edge-server", "control-unit-0"):
         devices[host_id] = EmulatedDevice(profile="laptop")
-    usual = LinkDescription(rate_bps=13e6, delay_seconds=0.004)
-    return Emulation(devices=devices, links={"*": usual, **(links or {})}, time_scale=TIME_SCALE)
+    return Emulation(
+        devices=devices,
+        links={**world.links, **(links or {})},
+        radios=dict(world.radios),
+        time_scale=TIME_SCALE,
+    )
 
 
 def make_job(
@@ -103,13 +146,15 @@ def make_job(
 
 
 @contextmanager
-def testbed(directory: Path, devices: Sequence[Device]) -> Iterator[LocalTestbed]:
-    """Starts a testbed with one cluster of the usual `emulation`.
+def testbed(
+    directory: Path, devices: Sequence[Device], world: World = WORLDS["wires"]
+) -> Iterator[LocalTestbed]:
+    """Starts a testbed with one cluster of `emulation`.
 
     Args:
         devices: One for each profile in `DEVICES`.
     """
-    with LocalTestbed([devices], directory, emulation=emulation()) as started:
+    with LocalTestbed([devices], directory, emulation=emulation(world=world)) as started:
         started.wait_until_registered()
         yield started
 
@@ -126,12 +171,15 @@ def run(
         InfeasibleError: The devices have too little memory.
     """
     seconds: list[float] = []
+    training: list[float] = []
     before = EmulationReading.of(bed)
     with bed.client() as client:
         job_id = client.submit(job)
         for event in client.watch(job_id):
             if event.HasField("round_committed"):
-                seconds.append(event.round_committed.round_seconds)
+                committed = event.round_committed
+                seconds.append(committed.round_seconds)
+                training.append(max(each.training_seconds for each in committed.summaries))
                 after_round(len(seconds))
             if event.HasField("status") and event.status.message:
                 last = event.status
@@ -144,7 +192,13 @@ def run(
         decisions = [_decision(client, job_id, index) for index in range(len(seconds))]
     (EmulationReading.of(bed) - before).check()
     return [
-        Round(index + 1, seconds[index], full_round_seconds(decision), decision)
+        Round(
+            index + 1,
+            seconds[index],
+            training[index],
+            decision.prediction.full_round_seconds,
+            decision,
+        )
         for index, decision in enumerate(decisions)
     ]
 
@@ -152,6 +206,11 @@ def run(
 def settled(rounds: Sequence[Round]) -> float:
     """Returns the median time of the later half of the rounds. In the first rounds the hosts are still measured."""
     return statistics.median(one.seconds for one in rounds[len(rounds) // 2 :])
+
+
+def settled_training(rounds: Sequence[Round]) -> float:
+    """Returns the median time of training in the rounds of `settled`."""
+    return statistics.median(one.training_seconds for one in rounds[len(rounds) // 2 :])
 
 
 def describe(plans: RoundPlan) -> str:

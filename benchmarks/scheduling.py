@@ -1,10 +1,11 @@
 """Measures the decisions of DSSRA on a running testbed with emulated devices and shaped links.
 
     python -m benchmarks.scheduling              # all sections
-    python -m benchmarks.scheduling better       # one of: better, predicted, adaptive, noise
+    python -m benchmarks.scheduling better --worlds wires     # a section, in one of the worlds of benchmarks/emulated.py
 
-Emulated devices wait after real work, and pacing limits the links. If the real work does not fit into this
-machine, the benchmark fails. Each baseline uses the number of micro-batches that is best for it.
+The sections are better, predicted, adaptive and noise; the last two use wires only. Emulated devices wait after real
+work, and pacing limits all traffic between hosts. If the real work does not fit into this machine, the benchmark
+fails. Each baseline uses the number of micro-batches that is best for it.
 """
 
 import argparse
@@ -15,7 +16,19 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.emulated import DEVICES, Round, describe, emulation, make_job, run, settled, testbed
+from benchmarks.emulated import (
+    DEVICES,
+    WORLDS,
+    Round,
+    World,
+    describe,
+    emulation,
+    make_job,
+    run,
+    settled,
+    settled_training,
+    testbed,
+)
 from collapipe.emulation.emulation_file import Emulation
 from collapipe.emulation.links import LinkDescription
 from collapipe.errors import InfeasibleError
@@ -23,76 +36,96 @@ from collapipe.simulation.outcome import run_round
 from collapipe_client import LocalTestbed
 from collapipe_client.testbed_processes import Device
 
-BASELINES = ("pipeline", "titanic", "vanilla_fl")
+BASELINES = ("pipeline", "proportional", "titanic", "vanilla_fl", "centralized")
 MICRO_BATCHES = (4, 8, 16)
 REPETITIONS = 2
+UNMEASURED_ROUNDS = 2
+"""After so many rounds, the scheduler has measured everything that it predicts with."""
 MEMORY = (40_000_000, 48_000_000, 128_000_000, 40_000_000)
 """Memory of the devices, in bytes. One of them can hold the whole model, but it is slow."""
 
 
-def better(directory: Path) -> None:
-    """Measures round times of `dssra` and of every baseline in turn, each with its best number of micro-batches."""
-    with testbed(directory, _devices()) as bed:
-        best = {name: _best_micro_batches(bed, name) for name in BASELINES}
-        seconds: dict[str, list[float]] = {name: [] for name in ("dssra", *BASELINES)}
-        memory: dict[str, float] = {}
-        for _ in range(REPETITIONS):
-            for name in seconds:
-                if name != "dssra" and best[name] is None:
-                    continue
-                rounds = run(
-                    bed,
-                    make_job(
-                        name.replace("_", "-"),
-                        rounds=6,
-                        num_micro_batches=best.get(name) or 8,
-                        strategy=name,
-                    ),
-                )
-                seconds[name].append(settled(rounds))
-                memory[name] = _device_memory(rounds[-1])
-                _print_last(name, rounds)
-        mine = statistics.median(seconds["dssra"])
-        print(
-            "\nstrategy     round s   dssra is lower by   most memory of a device, by docs/scheduling.md (10)"
+def better(directory: Path, worlds: Sequence[str]) -> None:
+    """Measures whole rounds of `dssra` and of every baseline in turn, each with its best number of micro-batches."""
+    for world in worlds:
+        with testbed(directory / world, _devices(), WORLDS[world]) as bed:
+            print(f"\n{world}")
+            _compare_strategies(bed, WORLDS[world])
+
+
+def _compare_strategies(bed: LocalTestbed, world: World) -> None:
+    def rounds_of(strategy: str, rounds: int, num_micro_batches: int) -> list[Round]:
+        name = strategy.replace("_", "-")
+        return run(
+            bed,
+            make_job(
+                name,
+                rounds=rounds,
+                num_micro_batches=num_micro_batches,
+                strategy=strategy,
+                **world.schedule,
+            ),
         )
-        for name, times in seconds.items():
-            if not times:
-                print(f"{name:12} infeasible")
+
+    best = {name: _best_micro_batches(name, rounds_of) for name in BASELINES}
+    seconds: dict[str, list[float]] = {name: [] for name in ("dssra", *BASELINES)}
+    training: dict[str, list[float]] = {name: [] for name in seconds}
+    memory: dict[str, float] = {}
+    for _ in range(REPETITIONS):
+        for name in seconds:
+            if name != "dssra" and best[name] is None:
                 continue
-            median = statistics.median(times)
-            print(
-                f"{name:12} {median:7.2f}   {1 - mine / median:17.1%}   {memory[name] / 1e6:8.1f} MB "
-                f"({memory['dssra'] / memory[name]:.2f} times for dssra)"
-            )
+            rounds = rounds_of(name, 6, best.get(name) or 8)
+            seconds[name].append(settled(rounds))
+            training[name].append(settled_training(rounds))
+            memory[name] = _largest_memory(rounds[-1])
+            _print_last(name, rounds)
+    mine = statistics.median(seconds["dssra"])
+    print(
+        "\nstrategy     round s   of it training s   dssra is lower by   most memory of a host but the edge server, by docs/scheduling.md (10)"
+    )
+    for name, times in seconds.items():
+        if not times:
+            print(f"{name:12} infeasible")
+            continue
+        median = statistics.median(times)
+        print(
+            f"{name:12} {median:7.2f}   {statistics.median(training[name]):16.2f}   {1 - mine / median:17.1%}   "
+            f"{memory[name] / 1e6:8.1f} MB ({memory['dssra'] / memory[name]:.2f} times for dssra)"
+        )
 
 
-def predicted(directory: Path) -> None:
-    """Compares predicted and simulated round times of `dssra` with observed ones, from the third round on.
+def predicted(directory: Path, worlds: Sequence[str]) -> None:
+    """Compares predicted and simulated round times of `dssra` with observed ones.
 
     The simulator runs the pipeline event by event, on the measurements that the scheduler had before the round.
     """
     errors: dict[str, list[float]] = {"predicted": [], "simulated": []}
-    with testbed(directory, _devices()) as bed:
-        for share in (None, 40e6):
-            job = make_job("predicted", rounds=10, strategy="dssra", channel_rate_bps=share)
-            for one in run(bed, job)[2:]:
+    for world in worlds:
+        with testbed(directory / world, _devices(), WORLDS[world]) as bed:
+            print(f"\n{world}")
+            job = make_job("predicted", rounds=10, strategy="dssra", **WORLDS[world].schedule)
+            for one in run(bed, job):
                 question = one.decision.question
                 simulated = run_round(question.problem, one.decision.plans, num_steps=2).seconds
                 for name, seconds in (
                     ("predicted", one.predicted_seconds),
                     ("simulated", simulated),
                 ):
-                    errors[name].append(abs(seconds - one.seconds) / one.seconds)
+                    if one.number > UNMEASURED_ROUNDS:
+                        errors[name].append(abs(seconds - one.seconds) / one.seconds)
                 print(
                     f"round {one.number}: observed {one.seconds:.2f} s, predicted {one.predicted_seconds:.2f} s, "
                     f"simulated {simulated:.2f} s"
                 )
     for name, each in errors.items():
-        print(f"{name}: median error {statistics.median(each):.1%}, largest {max(each):.1%}")
+        print(
+            f"{name}: median error {statistics.median(each):.1%}, largest {max(each):.1%}, from round "
+            f"{UNMEASURED_ROUNDS + 1} on"
+        )
 
 
-def adaptive(directory: Path) -> None:
+def adaptive(directory: Path, worlds: Sequence[str]) -> None:
     """Slows a processor, and then the links of a device, to a quarter of their speed in the middle of a job."""
     slow_link = LinkDescription(rate_bps=3.25e6, delay_seconds=0.004)
     for what, changed in (
@@ -126,7 +159,7 @@ def adaptive(directory: Path) -> None:
         )
 
 
-def noise(directory: Path) -> None:
+def noise(directory: Path, worlds: Sequence[str]) -> None:
     """Counts the moves of blocks in 50 rounds in which the speed of every processor varies by 10 %."""
     import numpy as np
 
@@ -150,20 +183,14 @@ def _devices() -> list[Device]:
     return [Device(memory_bytes=limit) for limit in MEMORY]
 
 
-def _best_micro_batches(bed: LocalTestbed, strategy: str) -> int | None:
+def _best_micro_batches(
+    strategy: str, rounds_of: Callable[[str, int, int], list[Round]]
+) -> int | None:
     """Returns the number of micro-batches with the fastest rounds. `None` if the strategy is infeasible with all."""
     found: dict[int, float] = {}
     for number in MICRO_BATCHES:
         try:
-            rounds = run(
-                bed,
-                make_job(
-                    f"sweep-{strategy}".replace("_", "-"),
-                    rounds=3,
-                    num_micro_batches=number,
-                    strategy=strategy,
-                ),
-            )
+            rounds = rounds_of(strategy, 3, number)
         except InfeasibleError as error:
             print(f"{strategy} with {number} micro-batches: {error}")
             continue
@@ -172,12 +199,13 @@ def _best_micro_batches(bed: LocalTestbed, strategy: str) -> int | None:
     return min(found, key=found.__getitem__) if found else None
 
 
-def _device_memory(one: Round) -> float:
+def _largest_memory(one: Round) -> float:
+    """Returns the memory of the fullest device or control unit, in bytes: docs/scheduling.md (10)."""
     return max(
         stage.memory_bytes
         for cluster in one.decision.prediction.clusters
         for stage in cluster.stages
-        if stage.host_id.startswith("device")
+        if stage.host_id != "edge-server"
     )
 
 
@@ -188,7 +216,7 @@ def _print_last(name: str, rounds: Sequence[Round]) -> None:
     )
 
 
-SECTIONS: dict[str, Callable[[Path], None]] = {
+SECTIONS: dict[str, Callable[[Path, Sequence[str]], None]] = {
     "better": better,
     "predicted": predicted,
     "adaptive": adaptive,
@@ -200,10 +228,12 @@ def main(arguments: Sequence[str] = ()) -> None:
     """Runs the given sections. The default is all of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], default=[])
-    for name in parser.parse_args(arguments).sections or SECTIONS:
+    parser.add_argument("--worlds", nargs="+", choices=[*WORLDS], default=[*WORLDS])
+    options = parser.parse_args(arguments)
+    for name in options.sections or SECTIONS:
         print(f"-- {name}: {(SECTIONS[name].__doc__ or '').strip()}", flush=True)
         with tempfile.TemporaryDirectory() as directory:
-            SECTIONS[name](Path(directory))
+            SECTIONS[name](Path(directory), options.worlds)
 
 
 if __name__ == "__main__":

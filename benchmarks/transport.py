@@ -19,7 +19,7 @@ import torch
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.neighbour_streams.link_settings import LinkSettings
-from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
+from collapipe.neighbour_streams.outgoing_link import OutgoingLink
 from collapipe.neighbour_streams.stream import (
     NeighbourLinks,
     StreamToNextStage,
@@ -28,7 +28,7 @@ from collapipe.neighbour_streams.stream import (
 from collapipe.rpc import ChannelPool, Outbox, Security, serve
 from collapipe.stage_runtime import Mailbox
 from collapipe.tensors import Frame, FrameKind
-from collapipe.traffic_shaping.pacing import PacedShaper
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
 
 NO_EMULATION = EmulationFile(None)
@@ -58,9 +58,9 @@ def links_between(
     here: str, there: str, outbox: Outbox[Frame], deliver: Callable[[Frame], None]
 ) -> NeighbourLinks:
     labels = ("0", here)
-    outgoing = OutgoingLinks(here, NO_EMULATION, PacedShaper())
+    outgoing = OutgoingLink(OutgoingLinks.unlimited(here).link_to(there), LinkSettings())
     incoming = IncomingLink(there, here, labels, 1, NO_EMULATION, deliver)
-    return NeighbourLinks(labels, outbox, outgoing.link_to(there, "", LinkSettings()), incoming)
+    return NeighbourLinks(labels, outbox, outgoing, incoming)
 
 
 def receive(pipe: Connection) -> None:

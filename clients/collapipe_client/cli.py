@@ -49,6 +49,7 @@ from collapipe_client.simulate_command import simulate
 from collapipe_client.targets_command import targets
 from collapipe_client.testbed_options import LocalTestbedOptions
 from collapipe_client.testbed_processes import DEFAULT_DEVICES
+from collapipe_client.trace_command import trace
 from collapipe_client.training import follow_job, how_to_load, how_to_resume, run_job
 from collapipe_client.view_state import JobView, say_evaluation
 
@@ -82,7 +83,7 @@ def train(
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Continue from the last commit of the job of this name."),
+        typer.Option("--resume", help="Continue the last job of this name from its restore point."),
     ] = False,
     output: Annotated[
         Path | None,
@@ -286,5 +287,6 @@ for command in (
     simulate,
     fit,
     targets,
+    trace,
 ):
     app.command()(command)

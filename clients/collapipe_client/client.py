@@ -28,6 +28,8 @@ from collapipe.v1.scheduler_pb2 import (
     ExplainDecisionRequest,
     ExplainDecisionResponse,
     GetPlansRequest,
+    GetTraceRequest,
+    GetTraceResponse,
     HostStatus,
     JobStatus,
     ListHostsRequest,
@@ -101,7 +103,7 @@ class CollaPipeClient:
 
         Args:
             job: Its paths are paths on the machines of the control units.
-            resume: Continue the last job of this name from its last commit.
+            resume: Continue the last job of this name from its restore point.
         """
         request = SubmitJobRequest(config_json=job.to_json(), resume=resume)
         return str(self._call(self._scheduler.SubmitJob, request).job_id)
@@ -140,6 +142,12 @@ class CollaPipeClient:
         request = ReplayDecisionRequest(job_id=job_id, round_index=round_index)
         answer: ReplayDecisionResponse = self._call(self._scheduler.ReplayDecision, request)
         return answer
+
+    def trace(self, job_id: str, round_index: int) -> Iterator[GetTraceResponse]:
+        """Yields what every host did in the last attempt at a round, and which hosts are missing."""
+        request = GetTraceRequest(job_id=job_id, round_index=round_index)
+        task = f"send the trace of job {job_id}"
+        return self._stream(self._scheduler.GetTrace(request), self._scheduler_name, task)
 
     def export(self, job: str, directory: Path) -> list[Path]:
         """Fetches the model of a job's last commit, and returns the files that `save_pretrained` writes.

@@ -30,8 +30,8 @@ def fit(
     """Fit the constants of the convergence term, schedule.convergence_constants, to runs.
 
     `collapipe train JOB.toml --json > RUN.jsonl` records a run. Give runs of one job that differ in
-    training.rounds, local_steps and mini_batch, in the number of clusters, and in schedule.codecs if the
-    job may use a lossy codec. The fit needs at least one run more than it has constants to find; twice as
+    training.rounds, local_steps and mini_batch, in the number of clusters, and in schedule.codecs or
+    training.upload_codecs if the job may use a lossy codec. The fit needs at least one run more than it has constants to find; twice as
     many runs are better.
 
     The constants belong to one model, its data and its learning rate. Fit them again if one of these changes.

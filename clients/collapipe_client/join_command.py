@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import psutil
 import typer
 
 from collapipe.certificates import Identity, Role
@@ -34,6 +35,7 @@ _MODULES = {
 """The service that a box runs, by its role. A client runs none."""
 _WITH_STATE = (Role.SCHEDULER, Role.EDGE_SERVER, Role.CONTROL_UNIT)
 _IN_A_CLUSTER = (Role.CONTROL_UNIT, Role.DEVICE_AGENT)
+_COMPUTING = (Role.EDGE_SERVER, *_IN_A_CLUSTER)
 
 DEFAULT_FOLDER = Path("/etc/collapipe")
 BoxOption = Annotated[
@@ -213,6 +215,9 @@ def _settings(
         settings["cluster_index"] = token.cluster_index
     if identity.role in _WITH_STATE:
         settings["state_dir"] = str(state_dir)
+    if identity.role in _COMPUTING:
+        # A box computes for itself. Processes that share a machine keep the default of one thread.
+        settings["threads"] = psutil.cpu_count(logical=False) or 1
     return settings | {
         f"tls_{name}": str(box.tls / f"{name}.pem") for name in ("ca", "cert", "key")
     }

@@ -114,13 +114,24 @@ def _chosen_round(
         termination_as_interrupt(),
         client_for_past_jobs(options, as_json) as client,
     ):
-        if job is not None:
-            status = client.find_job(job)
-        elif jobs := client.jobs():
-            status = jobs[-1]
-        else:
-            raise NotFoundError("there is no job yet: train one with `collapipe train`")
-        yield client, status.job_id, round_number or max(1, status.num_rounds_committed)
+        yield client, *choose_round(client, job, round_number)
+
+
+def choose_round(
+    client: CollaPipeClient, job: str | None, round_number: int | None
+) -> tuple[str, int]:
+    """Returns the id of a job and the number of a round: by default the newest job and its last round.
+
+    Raises:
+        NotFoundError: There is no such job.
+    """
+    if job is not None:
+        status = client.find_job(job)
+    elif jobs := client.jobs():
+        status = jobs[-1]
+    else:
+        raise NotFoundError("there is no job yet: train one with `collapipe train`")
+    return status.job_id, round_number or max(1, status.num_rounds_committed)
 
 
 def _null(constant: str) -> None:

@@ -22,7 +22,7 @@ from collapipe.allocation import (
     StagePlan,
 )
 from collapipe.allocation.round_model.convergence_fit import TrainedRun, convergence_features
-from collapipe.codec_table import CODECS
+from collapipe.codec_table import CODECS, UPLOAD_CODECS
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 
@@ -35,6 +35,7 @@ _MAY_DIFFER = {
     "warm_up_steps",
     "recompute",
     "evaluate_every",
+    "upload_codecs",
 }
 """Keys of [training] in which the runs of one fit may differ."""
 
@@ -50,6 +51,7 @@ class _Plan(BaseModel):
     stages: list[_Stage]
     links: list[dict[str, Any]]
     num_micro_batches: int
+    upload_codec: Any = ""
 
 
 class _RoundStarted(BaseModel):
@@ -228,6 +230,7 @@ def _cluster_plan(plan: _Plan) -> ClusterPlan:
         tuple(StagePlan(s.host_id, s.start_unit, s.stop_unit, s.in_flight) for s in plan.stages),
         plan.num_micro_batches,
         tuple(LinkPlan(codec if codec in CODECS else "fp32") for codec in codecs),
+        plan.upload_codec if plan.upload_codec in UPLOAD_CODECS else "fp32",
     )
 
 

@@ -56,14 +56,12 @@ class Service:
         name: Also its host id.
         module: The argument of `python -m`.
         options: Flags that only this process gets.
-        is_stage_host: Whether it runs stages, so that it can emulate a device.
     """
 
     name: str
     module: str
     options: tuple[str, ...] = ()
     keeps_state: bool = True
-    is_stage_host: bool = True
 
 
 def expand_clusters(clusters: Clusters) -> list[list[Device]]:
@@ -84,7 +82,7 @@ def services(
 ) -> list[Service]:
     """Lists the services of a testbed, the scheduler first."""
     listed = [
-        Service(SCHEDULER, "collapipe.scheduler", tuple(scheduler_options), is_stage_host=False),
+        Service(SCHEDULER, "collapipe.scheduler", tuple(scheduler_options)),
         Service("edge-server", "collapipe.edge_server"),
     ]
     for cluster_index, devices in enumerate(clusters):
@@ -128,7 +126,7 @@ def command(
     line += ["--ready-file", str(workspace.ready_file(service.name))]
     if scheduler_address is not None:
         line += ["--scheduler", scheduler_address]
-    if emulation_file is not None and service.is_stage_host:
+    if emulation_file is not None:
         line += ["--emulation", str(emulation_file)]
     if service.keeps_state:
         line += ["--state-dir", str(workspace.state_dir(service.name))]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from collapipe.codec_table import CodecName
+from collapipe.codec_table import CodecName, UploadCodecName
 from collapipe.errors import InvalidInputError
 
 
@@ -115,8 +115,16 @@ class TrainingConfig(Section):
     """How the learning rate falls after the warm-up."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share of the target probability that is spread over all labels."""
+    upload_codecs: list[UploadCodecName] = Field(default=["fp32"], min_length=1)
+    """Allowed codecs of new weights on their way to the edge server; only `fp32` is lossless. The others send what a round
+    has changed, keep what the encoding loses for the next round, and need half as much memory again for the state of a
+    unit. `dssra` chooses one for each cluster and round, others use the first."""
     recompute: bool = False
     """Save memory: keep only the input of a segment, and repeat its forward pass before the backward pass."""
+    replicate_every: int = Field(default=10, ge=1)
+    """Number of rounds between two copies of the optimizer state from the devices to the control unit. A resumed job
+    repeats the rounds since the last complete copy: at most about twice this number, with the same result. A copy
+    moves two values for each parameter with AdamW, beside the training, and a device holds them twice meanwhile."""
     evaluate_every: int = Field(default=1, ge=0)
     """Number of rounds between evaluations; 0 means none. The final model is always evaluated."""
 
@@ -152,8 +160,8 @@ class ScheduleConfig(DecisionParameters):
     num_micro_batches: int = Field(default=8, ge=1)
     """Micro-batches in a mini-batch; it must divide `training.mini_batch`. `dssra` chooses its own number."""
     in_flight: int | None = Field(default=None, ge=1)
-    """In-flight window: forward micro-batches that a stage may hold. Without it, a stage gets what 1F1B
-    needs: one for itself and one for each later stage."""
+    """In-flight window: forward micro-batches that a stage may hold. Without it, a stage gets what its
+    latency loop needs (docs/scheduling.md (4)) and 2 more, at least one for itself and one for each later stage."""
     segments: list[list[int]] = Field(default_factory=list)
     """For `manual`: the number of blocks of each device, in registration order. Each round uses the next
     list; after the last list the first one follows again."""
@@ -163,8 +171,9 @@ class ScheduleConfig(DecisionParameters):
     """Rate that a cluster's wired links share in each direction, in bit/s. Without it, they share nothing."""
     channel_bandwidth_hz: float | None = Field(default=None, gt=0, le=1e15)
     """Bandwidth that the radio links of a cluster share, in Hz."""
-    silence_seconds: float = Field(default=10.0, gt=2, le=1e6)
-    """A host that sends nothing for longer is lost, and the round is aborted."""
+    silence_seconds: float = Field(default=10.0, ge=5, le=1e6)
+    """A host that sends nothing for longer is lost, and the round is aborted. On a paced link, weights may wait 4 s
+    for activations."""
     wait_for_hosts_seconds: float = Field(default=60.0, gt=0, le=1e7)
     """How long a job waits for its hosts to register."""
 

@@ -76,7 +76,10 @@ class ServiceSettings(BaseSettings):
     )
     log_format: LogFormat = Field(default="text", description="Format of log lines: text or json.")
     threads: int = Field(
-        default=1, ge=1, description="Threads that compute. Results depend on their number."
+        default=1,
+        ge=1,
+        description="Threads that compute. Results depend on their number. `collapipe join` sets it to the cores of "
+        "the box.",
     )
     config: Path | None = Field(default=None, description="TOML file with any of these settings.")
 

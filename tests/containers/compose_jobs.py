@@ -36,6 +36,7 @@ rounds = {rounds}
 local_steps = {local_steps}
 mini_batch = {mini_batch}
 evaluate_every = {evaluate_every}
+replicate_every = {replicate_every}
 
 [schedule]
 strategy = "{strategy}"
@@ -57,6 +58,7 @@ class Job:
     local_steps: int = 3
     mini_batch: int = 16
     evaluate_every: int = 1
+    replicate_every: int = 10
     more_schedule: str = ""
 
     def write(self, folder: Path, data: str) -> Path:

@@ -202,7 +202,9 @@ def test_prometheus_has_the_round_trip_of_every_link(
         testbed.start_job(f"{name}.toml", name)
         testbed.wait_for_end(name, JOB_SECONDS)
         rows = testbed.query("collapipe_link_round_trip_seconds")
-        assert len(rows) == 18, "nine pairs of hosts may be neighbours, in two directions"
+        assert len(rows) == 20, (
+            "ten pairs of hosts exchange activations or weights, in two directions"
+        )
         now = {row["link"] for row in rows if not round_trip_is_true(testbed, row)}
         missed = now if missed is None else missed & now
         if not missed:

@@ -84,7 +84,7 @@ def make_job(**schedule: object) -> JobConfig:
             },
             "training": {
                 "rounds": ROUNDS,
-                "local_steps": 3,
+                "local_steps": 2,
                 "mini_batch": 16,
                 "evaluate_every": 0,
             },

@@ -44,6 +44,7 @@ def make_job(rounds: int) -> JobConfig:
                 "local_steps": 2,
                 "mini_batch": 8,
                 "evaluate_every": 0,
+                "replicate_every": 2,
             },
             "schedule": {"strategy": "dssra", "num_micro_batches": 4, "silence_seconds": 60},
         }

@@ -23,7 +23,7 @@ from collapipe.v1.scheduler_pb2 import (
 )
 from collapipe_client import LocalTestbed
 
-SILENCE_SECONDS = 3.0
+SILENCE_SECONDS = 5.0
 PATIENT_SECONDS = 30.0
 """Silence deadline while many processes start at once and import modules on few cores."""
 _LIMIT_SECONDS = 90.0
@@ -75,10 +75,10 @@ Moment = Callable[[Run], bool]
 MOMENTS: dict[str, Moment] = {
     "configure": lambda run: run.round_index == 1,
     "step": lambda run: run.round_index == 1 and run.steps_done >= 1,
-    # The control unit has stored the weights and moments of its own unit, and one blob of a device.
-    "gather": lambda run: run.round_index == 1 and run.new_blobs("control-unit-0") >= 3,
-    # The edge server has stored the weights and moments of two heads, and one blob that it fetched.
-    "commit": lambda run: run.round_index == 1 and run.new_blobs("edge-server") >= 5,
+    # The control unit has copied the moments of its own unit, and those of one unit of a device.
+    "copy": lambda run: run.round_index == 1 and run.new_blobs("control-unit-0") >= 2,
+    # The edge server has one average among its blobs.
+    "commit": lambda run: run.round_index == 1 and run.new_blobs("edge-server") >= 1,
     "committed": lambda run: run.num_rounds_committed() == 2,
 }
 """Conditions for moments in the second of three rounds, at which a fault is injected."""
@@ -164,12 +164,15 @@ def final_digests(commit: Commit) -> list[str]:
 
 
 def intact_commit(run: Run) -> Commit:
-    """Returns the last commit. Fails unless every blob that it names exists and has the right content."""
+    """Returns the last commit.
+
+    Fails unless its weights, and everything that its restore point names, exist and have the right content.
+    """
     document = json.loads((run.directory("edge-server") / "commit.json").read_text())
     commit = json_format.ParseDict(document, Commit())
-    for unit in commit.global_units:
+    for unit in (*commit.global_units, *commit.restore_point.global_units):
         _check_blob(run, "edge-server", unit.weights_digest)
-    for cluster in commit.clusters:
+    for cluster in commit.restore_point.clusters:
         last = len(cluster.units) - 1
         for unit in cluster.units:
             if unit.optimizer_digest:
@@ -201,8 +204,8 @@ def _take(run: Run, event: Any) -> None:
         run.steps_done = event.progress.steps_done
 
 
-def undisturbed_digests(testbed: LocalTestbed, folder: Path) -> list[str]:
+def undisturbed_digests(testbed: LocalTestbed, folder: Path, **overrides: Any) -> list[str]:
     """Runs the job without faults, and returns the digests in its last commit."""
-    run = run_interrupted(testbed, make_interruptible_job(folder, PATIENT_SECONDS))
+    run = run_interrupted(testbed, make_interruptible_job(folder, PATIENT_SECONDS, **overrides))
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
     return final_digests(intact_commit(run))

@@ -17,6 +17,7 @@ from faults.interrupted import (
     make_interruptible_job,
     resume,
     run_interrupted,
+    undisturbed_digests,
 )
 
 pytestmark = pytest.mark.heavy
@@ -33,7 +34,7 @@ VICTIMS: dict[str, Callable[[Run], str]] = {
 CASES = [
     *itertools.product(("scheduler", "edge server", "control unit"), MOMENTS),
     *itertools.product(["middle device"], ("configure", "step", "committed")),
-    *itertools.product(["last device"], ("configure", "gather", "commit")),
+    *itertools.product(["last device"], ("configure", "copy", "commit")),
 ]
 
 
@@ -57,4 +58,38 @@ def test_job_resumes_bit_for_bit_after_a_kill(
         status = client.find_job(broken.job_id)
     assert status.state == JOB_STATE_FAILED
     assert killed[0] in status.message
+    assert final_digests(intact_commit(resume(testbed, broken))) == undisturbed
+
+
+def test_job_repeats_all_rounds_if_nothing_was_copied_before_a_device_died(
+    testbed: LocalTestbed, undisturbed: list[str], tmp_path: Path
+) -> None:
+    job = make_interruptible_job(tmp_path, training={"replicate_every": 10})
+    killed: list[str] = []
+
+    def kill_victim(run: Run) -> None:
+        killed.append(VICTIMS["last device"](run))
+        kill(testbed, killed[0])
+
+    broken = run_interrupted(testbed, job, MOMENTS["committed"], kill_victim)
+    commit = intact_commit(broken)
+    assert (commit.num_rounds, commit.restore_point.num_rounds) == (2, 0)
+    restart(testbed, killed[0])
+    assert final_digests(intact_commit(resume(testbed, broken))) == undisturbed
+
+
+def test_job_with_lossy_uploads_resumes_bit_for_bit(testbed: LocalTestbed, tmp_path: Path) -> None:
+    training = {"upload_codecs": ["int8"]}
+    undisturbed = undisturbed_digests(testbed, tmp_path, training=training)
+    job = make_interruptible_job(tmp_path, training=training)
+    killed: list[str] = []
+
+    def kill_victim(run: Run) -> None:
+        killed.append(VICTIMS["middle device"](run))
+        kill(testbed, killed[0])
+
+    broken = run_interrupted(testbed, job, MOMENTS["step"], kill_victim)
+    assert broken.plans[0].upload_codec == "int8"
+    assert intact_commit(broken).num_rounds == 1
+    restart(testbed, killed[0])
     assert final_digests(intact_commit(resume(testbed, broken))) == undisturbed

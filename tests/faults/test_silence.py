@@ -42,9 +42,8 @@ def test_error_names_frozen_process_which_disturbs_nothing_when_it_wakes_up(
     try:
         broken = run_interrupted(testbed, make_interruptible_job(tmp_path), MOMENTS["step"], freeze)
         assert broken.final_state == JOB_STATE_FAILED
-        silence = (
-            f"{frozen[0]} has sent no sign of life for {SILENCE_SECONDS:g} s while it should run"
-        )
+        # On a busy machine the round may be past its steps when the edge server stops: "finish the round", not "run".
+        silence = f"{frozen[0]} has sent no sign of life for {SILENCE_SECONDS:g} s while it should"
         assert broken.message.startswith(silence)
         assert intact_commit(broken).num_rounds == 1
     finally:

@@ -85,11 +85,11 @@ class FinishedJob:
         return self.state / service / "jobs" / self.job_id
 
 
-def run_job(testbed: LocalTestbed, job: JobConfig) -> FinishedJob:
-    """Runs a job to its end. Fails if the job fails."""
+def run_job(testbed: LocalTestbed, job: JobConfig, *, resume: bool = False) -> FinishedJob:
+    """Runs a job to its end, or continues the last job of its name. Fails if the job fails."""
     deadline = time.monotonic() + _LIMIT_SECONDS
     with testbed.client() as client:
-        finished = FinishedJob(job, client.submit(job), testbed.workspace.state)
+        finished = FinishedJob(job, client.submit(job, resume), testbed.workspace.state)
         last: Any = None
         for event in client.watch(finished.job_id, signs_of_life=True):
             if event.HasField("status"):

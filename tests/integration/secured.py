@@ -124,6 +124,7 @@ class SecuredDeployment:
             "READY_FILE": ready,
             "LISTEN": "127.0.0.1:0",
             "METRICS_LISTEN": "127.0.0.1:0",
+            "THREADS": "1",  # as the other processes of this machine, so that results are the same bits
         }
         self._spawn(
             "device-0-1",

@@ -12,7 +12,14 @@ from reference.tiny_jobs import make_job
 from collapipe.certificates import Role
 from collapipe.errors import NotPermittedError, PeerLostError
 from collapipe.rpc import Security, call, open_channel
-from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc, scheduler_pb2, stage_pb2_grpc
+from collapipe.v1 import (
+    edge_server_pb2,
+    edge_server_pb2_grpc,
+    scheduler_pb2,
+    stage_pb2_grpc,
+    trace_pb2,
+    trace_pb2_grpc,
+)
 from collapipe.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from integration.secured import SecuredDeployment, collapipe
 
@@ -57,7 +64,10 @@ def test_job_trains_over_mutual_tls_with_a_device_that_joined(
         (plan,) = client.plans(job_id, 0)
         assert {stage.host_id for stage in plan.stages} == HOSTS
         files = client.export(job_id, tmp_path / "model")
+        spans = {message.host_id: message for message in client.trace(job_id, 0)}
     assert any(path.name == "model.safetensors" for path in files)
+    assert set(spans) == HOSTS | {"scheduler"}
+    assert all(message.spans and not message.missing for message in spans.values())
 
 
 def test_process_takes_its_name_from_its_certificate(deployment: SecuredDeployment) -> None:
@@ -124,6 +134,30 @@ def test_device_cannot_command_other_hosts(deployment: SecuredDeployment) -> Non
         next(stage_pb2_grpc.StageServiceStub(channel).RunStage(iter(()), timeout=10))
     assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert "control-unit may" in str(raised.value.details())
+
+
+@pytest.mark.parametrize("caller", ["me", "device-0-0"])
+def test_only_the_scheduler_reads_the_spans_of_a_host(
+    deployment: SecuredDeployment, caller: str
+) -> None:
+    security = deployment.security(caller)
+    with open_channel(deployment.addresses["device-0-1"], security) as channel:
+        stub = trace_pb2_grpc.TraceServiceStub(channel)
+        with pytest.raises(NotPermittedError, match="/ReadClock: .*, scheduler may"):
+            call(stub.ReadClock, trace_pb2.ReadClockRequest(), "device-0-1", 10)
+        with pytest.raises(grpc.RpcError) as raised:
+            next(stub.GetSpans(trace_pb2.GetSpansRequest(), timeout=10))
+    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_device_cannot_collect_a_trace(deployment: SecuredDeployment) -> None:
+    security = deployment.security("device-0-0")
+    with open_channel(deployment.addresses["scheduler"], security, Role.SCHEDULER) as channel:
+        stub = SchedulerServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as raised:
+            next(stub.GetTrace(scheduler_pb2.GetTraceRequest(), timeout=10))
+    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert "client may" in str(raised.value.details())
 
 
 def test_certificate_of_another_authority_is_refused_and_the_log_says_so(

@@ -93,6 +93,7 @@ def make_job(
             "weight_decay": 0.1,
             "clip_norm": 0.1,  # so low that every step clips
             "evaluate_every": 0,
+            "replicate_every": 1,
             **(training or {}),
         },
         "schedule": {"num_micro_batches": 4, "silence_seconds": 60, **(schedule or {})},

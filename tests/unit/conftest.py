@@ -1,9 +1,11 @@
 """Fixtures that several packages need: one thread for torch, vocabularies and a tiny BERT."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from emulated_links import ChangingEmulation
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
@@ -34,6 +36,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def emulation(tmp_path: Path) -> ChangingEmulation:
+    return ChangingEmulation(tmp_path / "emulation.json")
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,8 @@ def test_every_codec_has_a_cost_a_number_and_an_implementation() -> None:
 
 
 def test_job_with_an_unknown_codec_is_refused() -> None:
-    job = {"task": {"kind": "ner"}, "schedule": {"codecs": ["fp32", "int4"]}}
-    with pytest.raises(InvalidInputError, match=r"codecs\.1 = 'int4': .*'fp32', 'bf16' or 'int8'"):
+    job = {"task": {"kind": "ner"}, "schedule": {"codecs": ["fp32", "int2"]}}
+    with pytest.raises(
+        InvalidInputError, match=r"codecs\.1 = 'int2': .*'fp32', 'bf16', 'int8' or 'int4'"
+    ):
         JobConfig.from_dict(job, "job.toml")

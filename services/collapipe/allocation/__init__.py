@@ -18,6 +18,8 @@ from collapipe.allocation.round_model.problem import RoundProblem as RoundProble
 from collapipe.allocation.round_model.problem import Segment as Segment
 from collapipe.allocation.round_model.problem import StagePlan as StagePlan
 from collapipe.allocation.round_model.problem import WiredLink as WiredLink
+from collapipe.allocation.round_model.problem import exchange_bps as exchange_bps
+from collapipe.allocation.round_model.problem import push_overlap as push_overlap
 from collapipe.allocation.round_model.virtual_queue import backlogs_after as backlogs_after
 from collapipe.allocation.strategies.decide import decide_round as decide_round
 from collapipe.allocation.strategies.decide import reference_seconds as reference_seconds

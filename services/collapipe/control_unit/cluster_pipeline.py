@@ -4,14 +4,15 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
+from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.remote_stage import RemoteStage
 from collapipe.control_unit.stage_configuration import stage_configuration
 from collapipe.control_unit.stall_detector import StallDetector
-from collapipe.control_unit.state_gathering import gather_weights_and_moments
 from collapipe.errors import (
     AttemptFailedError,
     CancelledError,
@@ -20,12 +21,12 @@ from collapipe.errors import (
     PeerLostError,
 )
 from collapipe.job import JobConfig
+from collapipe.rpc import SIGN_OF_LIFE_SECONDS
 from collapipe.stage_host import HostResources, StageSession
 from collapipe.stage_runtime import clip_scale
 from collapipe.tasks import MicroBatch
 from collapipe.tensors import Frame, FrameKind
 from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2, stage_pb2
-from collapipe.weights.blob_store import BlobStore
 
 _BLAME_SECONDS = 0.5
 """How long to wait for further failures before blaming a host. Neighbours notice a dead host first."""
@@ -36,7 +37,6 @@ class ClusterPipeline:
 
     Args:
         job: The job of the request, parsed.
-        store: The blobs of the job on the control unit's disk.
         own_address: Address of the control unit, from which stages fetch units.
     """
 
@@ -45,13 +45,11 @@ class ClusterPipeline:
         request: control_unit_pb2.RunRoundRequest,
         job: JobConfig,
         resources: HostResources,
-        store: BlobStore,
         own_address: str,
     ) -> None:
         self._request = request
         self._job = job
         self._resources = resources
-        self._store = store
         self._own_address = own_address
         self._stages = request.plan.stages
         self._aborted: CollapipeError | None = None
@@ -74,8 +72,8 @@ class ClusterPipeline:
         self._local = StageSession(configuration, resources, self._receive_backward)
         self._remotes: list[RemoteStage] = []
 
-    def configure(self) -> int:
-        """Brings the units of every stage into their state. Returns the bytes that stages had to fetch."""
+    def configure(self) -> list[job_pb2.WeightsTransfer]:
+        """Brings the units of every stage into their state. Returns what each host had to fetch."""
         for index, stage in enumerate(self._stages[1:], start=1):
             remote = RemoteStage(
                 stage,
@@ -85,34 +83,46 @@ class ClusterPipeline:
                 self.abort,
             )
             self._remotes.append(remote)
-        fetched = self._local.configure().fetched_bytes
-        for remote in self._remotes:
-            fetched += remote.expect("configured").configured.fetched_bytes
-        return fetched
+        configured = [self._local.configure()]
+        configured += [remote.expect("configured").configured for remote in self._remotes]
+        return self._transfers((each.fetched_bytes, each.fetch_seconds) for each in configured)
 
-    def run_mini_batch(
-        self, step_index: int, micro_batches: Sequence[MicroBatch]
-    ) -> tuple[float, float]:
-        """Trains one optimizer step. Its update stays pending until the next step or `finish`.
+    def train(self, batches: Iterable[Sequence[MicroBatch]]) -> Iterator[tuple[float, float]]:
+        """Trains one optimizer step for each item of `batches`, which are the micro-batches of the step.
 
-        Returns:
-            The mean loss of the targets, and the gradient norm of the whole model before clipping.
+        With clipping, the next step begins when every stage has reported its gradient norms. The last update
+        stays pending until `finish`. Without clipping, nothing waits for the norms: the next step begins as
+        soon as the control unit's own stage is ready, so results are collected one step late.
+
+        Yields:
+            For each step, the mean loss of the targets, and the gradient norm of the whole model before
+            clipping.
 
         Raises:
             DivergedError: The loss or the gradient norm is not finite.
             CollapipeError: A stage failed.
         """
-        self._phase = f"step {step_index}"
-        command = stage_pb2.RunStep(
-            step_index=step_index,
-            num_micro_batches=len(micro_batches),
-            num_targets=sum(micro_batch.num_targets for micro_batch in micro_batches),
-            pending_gradient_scale=self._pending_scale,
-        )
-        self._command(stage_pb2.RunStageRequest(run_step=command), f"run step {step_index}")
-        self._feed(FrameKind.FORWARD, step_index, micro_batches)
-        results = [self._local.run_step(command)]
-        results += [remote.expect("step_done").step_done for remote in self._remotes]
+        steps_ahead = 0 if self._job.training.clip_norm else 1
+        not_collected: deque[tuple[int, stage_pb2.StepDone]] = deque()
+        for step_index, micro_batches in enumerate(batches):
+            self._phase = f"step {step_index}"
+            command = stage_pb2.RunStep(
+                step_index=step_index,
+                num_micro_batches=len(micro_batches),
+                num_targets=sum(micro_batch.num_targets for micro_batch in micro_batches),
+                pending_gradient_scale=self._pending_scale,
+            )
+            self._command(stage_pb2.RunStageRequest(run_step=command), f"run step {step_index}")
+            self._feed(FrameKind.FORWARD, step_index, micro_batches)
+            not_collected.append((step_index, self._local.run_step(command)))
+            if len(not_collected) > steps_ahead:
+                yield self._collect(*not_collected.popleft())
+        while not_collected:
+            yield self._collect(*not_collected.popleft())
+
+    def _collect(self, step_index: int, own: stage_pb2.StepDone) -> tuple[float, float]:
+        """Waits for the results of the other stages. Returns the loss and the gradient norm of a step."""
+        results = [own, *(remote.expect("step_done").step_done for remote in self._remotes)]
         self._micro_batches_under_way = False
         loss = results[-1].loss
         squares = itertools.chain.from_iterable(r.squared_gradient_norms for r in results)
@@ -143,24 +153,36 @@ class ClusterPipeline:
         self._micro_batches_under_way = False
         return self._predictions
 
-    def finish(self) -> list[plan_pb2.UnitState]:
-        """Applies the last update. Returns the state of every unit, in order."""
-        self._phase = "finishing the round"
-        command = stage_pb2.FinishRound(pending_gradient_scale=self._pending_scale)
-        self._command(stage_pb2.RunStageRequest(finish=command), "finish the round")
-        states = list(self._local.finish(command).units)
-        for remote in self._remotes:
-            states += remote.expect("finished").finished.units
-        return states
+    def finish(
+        self, num_samples: int
+    ) -> tuple[list[plan_pb2.UnitState], list[job_pb2.WeightsTransfer]]:
+        """Applies the last update, and waits until the edge server has the new weights of every unit.
 
-    def gather_weights_and_moments(
-        self, states: Sequence[plan_pb2.UnitState]
-    ) -> list[job_pb2.GatheredState]:
-        """Copies weights and optimizer state from the devices. The edge server stores its own units."""
-        self._phase = "gathering segments"
-        edge_address = self._request.edge_address
-        devices = [stage for stage in self._stages[1:] if stage.address != edge_address]
-        return gather_weights_and_moments(states, devices, self._resources.channels, self._store)
+        Args:
+            num_samples: Training rows of the cluster.
+
+        Returns:
+            The state of every unit, in order, and what each host pushed to the edge server.
+        """
+        self._phase = "finishing the round"
+        command = stage_pb2.FinishRound(
+            pending_gradient_scale=self._pending_scale,
+            edge_address=self._request.edge_address,
+            edge_host_id=self._request.edge_host_id,
+            num_samples=num_samples,
+        )
+        self._command(stage_pb2.RunStageRequest(finish=command), "finish the round")
+        finished = [self._local.finish(command)]
+        finished += [remote.expect("finished").finished for remote in self._remotes]
+        states = [state for result in finished for state in result.units]
+        return states, self._transfers((each.pushed_bytes, each.push_seconds) for each in finished)
+
+    def wait_for(self, copy: MomentCopy) -> None:
+        """Waits for the end of a copy; raises the error that ends the attempt meanwhile."""
+        self._phase = "copying optimizer states"
+        while not copy.wait(SIGN_OF_LIFE_SECONDS):
+            if self._aborted is not None:
+                raise self._aborted
 
     def abort(self, reason: CollapipeError) -> None:
         """Makes everything that runs or waits end with `reason`. Any thread may call it."""
@@ -222,6 +244,14 @@ class ClusterPipeline:
         if is_stalled:
             silence = self._job.schedule.silence_seconds
             self.abort(AttemptFailedError(f"nothing has moved for {silence:g} s ({waiting_for})"))
+
+    def _transfers(self, moved: Iterable[tuple[int, float]]) -> list[job_pb2.WeightsTransfer]:
+        """Returns the bytes and seconds of the stages by their hosts, without those that moved nothing."""
+        return [
+            job_pb2.WeightsTransfer(host_id=stage.host_id, bytes=num_bytes, seconds=seconds)
+            for stage, (num_bytes, seconds) in zip(self._stages, moved, strict=True)
+            if num_bytes
+        ]
 
     def _command(self, request: stage_pb2.RunStageRequest, task: str) -> None:
         for remote in self._remotes:

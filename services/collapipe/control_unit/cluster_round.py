@@ -1,18 +1,28 @@
-"""One attempt of one cluster at one round: configure, evaluate, train, gather."""
+"""One attempt of one cluster at one round: configure, evaluate, train, push."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
+from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.documents import read_document, write_document
 from collapipe.errors import CancelledError, CollapipeError
 from collapipe.job import JobConfig
 from collapipe.tasks import Cursor, MicroBatch, Task, begin_round, draw
 from collapipe.telemetry import metrics
+from collapipe.telemetry.spans import SPANS
 from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2
 
+T = TypeVar("T")
+
 Emit = Callable[[control_unit_pb2.RunRoundResponse], None]
+
+_TRACK = "round"
+"""The track of the phases of a round in a trace."""
 
 
 class ClusterRound:
@@ -21,6 +31,7 @@ class ClusterRound:
     Args:
         job: The job of the request, parsed.
         state_directory: Directory of the job on this control unit's disk.
+        copy: The copy of optimizer states that runs beside the round, if any.
     """
 
     def __init__(
@@ -30,12 +41,14 @@ class ClusterRound:
         task: Task,
         pipeline: ClusterPipeline,
         state_directory: Path,
+        copy: MomentCopy | None = None,
     ) -> None:
         self._request = request
         self._job = job
         self._task = task
         self._pipeline = pipeline
         self._state_directory = state_directory
+        self._copy = copy
         self._cluster_index = request.plan.cluster_index
         self._summary = job_pb2.RoundSummary()
         self._steps_done = 0
@@ -50,6 +63,8 @@ class ClusterRound:
         try:
             self._run(emit)
         except CollapipeError as error:
+            if self._copy is not None:
+                self._copy.cancel()  # A resumed job begins at the restore point.
             raise self._pipeline.failure_cause(error) from None
         finally:
             self._pipeline.close()
@@ -78,17 +93,27 @@ class ClusterRound:
     def _run(self, emit: Emit) -> None:
         request, pipeline, summary = self._request, self._pipeline, self._summary
         started = time.perf_counter()
-        summary.fetched_bytes = pipeline.configure()
+        with SPANS.span(_TRACK, "configure"):
+            summary.fetched.extend(pipeline.configure())
+        summary.fetched_bytes = sum(transfer.bytes for transfer in summary.fetched)
         summary.configure_seconds = time.perf_counter() - started
+        copy = self._copy
+        if copy is not None:
+            copy.start()
         if request.evaluate:
             started = time.perf_counter()
-            emit(control_unit_pb2.RunRoundResponse(evaluation=self._evaluate()))
+            with SPANS.span(_TRACK, "evaluate"):
+                emit(control_unit_pb2.RunRoundResponse(evaluation=self._evaluate()))
             summary.evaluation_seconds = time.perf_counter() - started
-        cursor = self._train(emit) if request.local_steps else request.base.cursor
-        states = pipeline.finish()
+        with SPANS.span(_TRACK, "train"):
+            cursor = self._train(emit) if request.local_steps else request.base.cursor
         started = time.perf_counter()
-        summary.gathered.extend(pipeline.gather_weights_and_moments(states))
+        with SPANS.span(_TRACK, "finish"):
+            states, pushed = pipeline.finish(cursor.num_rows)
+        summary.pushed.extend(pushed)
         summary.gather_seconds = time.perf_counter() - started
+        if copy is not None and request.wait_for_copy:
+            pipeline.wait_for(copy)
         summary.stages.extend(pipeline.stage_reports())
         state = plan_pb2.ClusterState(
             cluster_index=self._cluster_index,
@@ -97,7 +122,11 @@ class ClusterRound:
             num_samples=cursor.num_rows,
             step_index=request.base.step_index + len(summary.losses),
         )
-        prepared = control_unit_pb2.RoundPrepared(state=state, summary=summary)
+        prepared = control_unit_pb2.RoundPrepared(
+            state=state,
+            summary=summary,
+            candidate_copied=copy is not None and copy.is_complete,
+        )
         emit(control_unit_pb2.RunRoundResponse(prepared=prepared))
 
     def _train(self, emit: Emit) -> plan_pb2.DataCursor:
@@ -106,40 +135,49 @@ class ClusterRound:
         cluster = str(self._cluster_index)
         base = self._request.base.cursor
         cursor = begin_round(Cursor(base.epoch, base.offset, base.num_rows), self._num_rows())
+        num_micro_batches = self._request.plan.num_micro_batches
+        # An optimizer step takes all micro-batches of a mini-batch, or each one alone.
+        num_updates = num_micro_batches if training.update_per == "micro_batch" else 1
+        size = num_micro_batches // num_updates
+
+        def draw_updates() -> Iterator[Sequence[MicroBatch]]:
+            nonlocal cursor
+            for _ in range(self._request.local_steps):
+                with SPANS.span("data", "draw a mini-batch"):
+                    indices, cursor = draw(
+                        self._job.seed, self._cluster_index, cursor, training.mini_batch
+                    )
+                    batch = self._task.micro_batches(indices, num_micro_batches)
+                yield from (batch[i : i + size] for i in range(0, num_micro_batches, size))
+
         self._training_started = time.perf_counter()
-        for _ in range(self._request.local_steps):
-            indices, cursor = draw(self._job.seed, self._cluster_index, cursor, training.mini_batch)
-            batch = self._task.micro_batches(indices, self._request.plan.num_micro_batches)
-            for micro_batches in self._batches_of_updates(batch):
-                loss, norm = self._pipeline.run_mini_batch(len(summary.losses), micro_batches)
+        with closing(_one_ahead(draw_updates())) as batches:
+            for loss, norm in self._pipeline.train(batches):
                 summary.losses.append(loss)
                 summary.gradient_norms.append(norm)
-            self._steps_done += 1
-            metrics.TRAINED_SAMPLES.labels(cluster).inc(training.mini_batch)
-            metrics.TRAINING_LOSS.labels(cluster).set(summary.losses[-1])
-            emit(self.progress())
+                if len(summary.losses) % num_updates == 0:
+                    self._steps_done += 1
+                    metrics.TRAINED_SAMPLES.labels(cluster).inc(training.mini_batch)
+                    metrics.TRAINING_LOSS.labels(cluster).set(loss)
+                    emit(self.progress())
         summary.training_seconds = time.perf_counter() - self._training_started
         return plan_pb2.DataCursor(
             epoch=cursor.epoch, offset=cursor.offset, num_rows=cursor.num_rows
         )
 
-    def _batches_of_updates(self, batch: Sequence[MicroBatch]) -> Iterator[Sequence[MicroBatch]]:
-        """Yields the micro-batches of each optimizer step: all of the mini-batch, or each one alone."""
-        if self._job.training.update_per == "micro_batch":
-            yield from ([micro_batch] for micro_batch in batch)
-        else:
-            yield batch
-
     def _num_rows(self) -> int:
-        """Returns the rows that the first attempt at this round found, so that a retry uses the same rows."""
+        """Returns the rows that the first attempt at this round found, so that a repetition uses the same rows."""
         path = self._state_directory / "round.json"
+        recorded = read_document(path) or {"num_rows": {}}
+        # The keys of a JSON object are text.
+        num_rows = {int(index): int(rows) for index, rows in recorded["num_rows"].items()}
         round_index = self._request.attempt.round_index
-        recorded = read_document(path)
-        if recorded is not None and recorded["round_index"] == round_index:
-            return int(recorded["num_rows"])
-        num_rows = self._task.refresh()
-        write_document(path, {"round_index": round_index, "num_rows": num_rows})
-        return num_rows
+        if round_index not in num_rows:
+            num_rows[round_index] = self._task.refresh()
+            first = self._request.restore_num_rounds
+            kept = {str(index): rows for index, rows in num_rows.items() if index >= first}
+            write_document(path, {"num_rows": kept})
+        return num_rows[round_index]
 
     def _evaluate(self) -> job_pb2.Evaluation:
         size = max(1, self._job.training.mini_batch // self._request.plan.num_micro_batches)
@@ -153,3 +191,12 @@ class ClusterRound:
             num_rows=self._task.num_held_out_rows,
             cluster_index=self._cluster_index,
         )
+
+
+def _one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
+    """Yields the items of an iterator. A thread makes the next one meanwhile; its errors are raised here."""
+    with ThreadPoolExecutor(1, thread_name_prefix="next mini-batch") as thread:
+        made = thread.submit(next, items, None)
+        while (item := made.result()) is not None:
+            made = thread.submit(next, items, None)
+            yield item

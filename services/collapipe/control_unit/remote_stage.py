@@ -1,6 +1,7 @@
 """A stage on another host, as the control unit drives it."""
 
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 from collapipe.errors import AttemptFailedError, CollapipeError, PeerLostError
@@ -35,7 +36,7 @@ class RemoteStage:
         self._silence_seconds = silence_seconds
         self._on_failure = on_failure
         self._requests: Outbox[Request] = Outbox()
-        self._events: dict[str, Response] = {}
+        self._events: defaultdict[str, deque[Response]] = defaultdict(deque)
         self._changed = threading.Condition()
         self._closed = False
         self._aborted: CollapipeError | None = None
@@ -51,17 +52,17 @@ class RemoteStage:
         self._requests.put(request)
 
     def expect(self, event: str) -> Response:
-        """Waits for an answer.
+        """Waits for an answer. Answers of one kind come in the order of their commands.
 
         Raises:
             CollapipeError: The stage failed, or the attempt was aborted.
         """
         with self._changed:
-            while event not in self._events:
+            while not self._events[event]:
                 if reason := self.failure or self._aborted:
                     raise reason
                 self._changed.wait()
-            return self._events.pop(event)
+            return self._events[event].popleft()
 
     def abort(self, reason: CollapipeError) -> None:
         """Makes every present and later `expect` raise."""
@@ -90,7 +91,7 @@ class RemoteStage:
                 with self._changed:
                     # The event is newer than the last report of what the stage waits for.
                     self.progress.waiting_for = ""
-                    self._events[event] = response
+                    self._events[event].append(response)
                     self._changed.notify_all()
             raise PeerLostError(
                 self.host_id, f"{self.host_id} ended its session in the middle of the round"

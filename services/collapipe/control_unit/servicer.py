@@ -5,15 +5,17 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
+from collapipe.attempts import order
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.control_unit.cluster_round import ClusterRound, Emit
+from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.errors import CancelledError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.rpc import work_with_signs_of_life
 from collapipe.stage_host import HostResources
 from collapipe.tasks import Task, load_task
 from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
-from collapipe.weights.blob_store import JobStores
+from collapipe.weights.blob_store import BlobStore, JobStores
 from collapipe.weights.transfer import store_blob
 
 
@@ -26,7 +28,8 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         self._address = address
         self._tasks: dict[str, Task] = {}
         self._one_attempt = threading.Lock()
-        self._latest: dict[str, tuple[int, int]] = {}
+        self._latest: dict[str, plan_pb2.Attempt] = {}
+        self._copy: MomentCopy | None = None
 
     def PrepareData(
         self, request: control_unit_pb2.PrepareDataRequest, context: grpc.ServicerContext
@@ -75,13 +78,13 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         """Refuses an attempt whose caller went away, or that is not newer than the last one."""
         if not context.is_active():
             raise CancelledError("the caller went away before the attempt began")
-        job_id, order = attempt.job_id, (attempt.round_index, attempt.attempt)
-        if order <= self._latest.get(job_id, (-1, -1)):
+        latest = self._latest.get(attempt.job_id)
+        if latest is not None and order(attempt) <= order(latest):
             raise WrongStateError(
-                f"round {order[0]}, attempt {order[1]} of job {job_id} is not newer than round "
-                f"{self._latest[job_id][0]}, attempt {self._latest[job_id][1]}, which ran here already"
+                f"round {attempt.round_index}, attempt {attempt.attempt} of job {attempt.job_id} is not newer than "
+                f"round {latest.round_index}, attempt {latest.attempt}, which ran here already"
             )
-        self._latest[job_id] = order
+        self._latest[attempt.job_id] = attempt
 
     def _open(self, request: control_unit_pb2.RunRoundRequest) -> ClusterRound:
         """Prepares an attempt, and deletes blobs that neither it nor a later attempt needs."""
@@ -95,11 +98,30 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         job = JobConfig.from_json(request.job.config_json)
         task.set_labels(list(request.labels))
         store = self._stores.store(job_id)
-        units = request.base.units
-        kept = {digest for unit in units for digest in (unit.weights_digest, unit.optimizer_digest)}
-        store.keep_only(kept | {request.vocabulary.digest})
-        pipeline = ClusterPipeline(request, job, self._resources, store, self._address)
-        return ClusterRound(request, job, task, pipeline, self._stores.directory(job_id))
+        copy = self._copy_of(request, job, store)
+        units = (*request.restore_point.units, *request.candidate.units)
+        store.keep_only({unit.optimizer_digest for unit in units} | {request.vocabulary.digest})
+        pipeline = ClusterPipeline(request, job, self._resources, self._address)
+        return ClusterRound(request, job, task, pipeline, self._stores.directory(job_id), copy)
+
+    def _copy_of(
+        self, request: control_unit_pb2.RunRoundRequest, job: JobConfig, store: BlobStore
+    ) -> MomentCopy | None:
+        """Returns the copy of the request's candidate, which may have begun in an earlier round. A copy that failed goes on."""
+        wanted = request.candidate if request.HasField("candidate") else None
+        if self._copy is not None and (self._copy.candidate != wanted or self._copy.has_failed):
+            self._copy.cancel()
+            self._copy = None
+        if self._copy is None and wanted is not None:
+            self._copy = MomentCopy(
+                wanted,
+                request.candidate_stages,
+                request.edge_address,
+                self._resources,
+                store,
+                job.schedule.silence_seconds,
+            )
+        return self._copy
 
 
 class _Attempt:

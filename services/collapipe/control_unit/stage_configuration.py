@@ -12,7 +12,7 @@ def stage_configuration(
     """Returns the first command to one stage of the plan.
 
     Args:
-        own_address: Address of the control unit, which has a copy of every unit.
+        own_address: Address of the control unit, which has the optimizer states of the restore point.
     """
     stage = request.plan.stages[stage_index]
     units = range(stage.start_unit, stage.stop_unit)
@@ -32,14 +32,29 @@ def stage_configuration(
         sources=[
             stage_pb2.UnitSource(
                 unit_index=unit,
-                addresses=_other_hosts(
+                weights_addresses=_other_hosts(
+                    # Only the edge server has the average of several clusters.
+                    [
+                        previous_owners.get(unit) if job.clusters == 1 else None,
+                        request.edge_address,
+                    ],
+                    stage.address,
+                ),
+                optimizer_addresses=_other_hosts(
                     [previous_owners.get(unit), own_address, request.edge_address], stage.address
                 ),
             )
             for unit in units
         ],
         step_index=request.base.step_index,
-        total_steps=job.total_steps,
+        total_steps=request.total_steps,
+        silence_seconds=job.schedule.silence_seconds,
+        # The edge server has stored its own at the commit.
+        kept_optimizer_digests=[
+            state.optimizer_digest
+            for state in request.candidate.units
+            if state.optimizer_digest and stage.address != request.edge_address
+        ],
     )
 
 

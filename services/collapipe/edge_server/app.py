@@ -35,7 +35,7 @@ def start(settings: EdgeServerSettings, metrics_address: str) -> Running:
     def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:
         stage_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(resources), server)
         edge_server_pb2_grpc.add_EdgeServerServiceServicer_to_server(
-            EdgeServerServicer(stores, resources.channels), server
+            EdgeServerServicer(stores, resources), server
         )
 
     return start_stage_host(settings, metrics_address, host, stores, add_services)

@@ -5,16 +5,14 @@ the blobs that they refer to. Only the replacement of `commit.json` commits a ro
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format
-from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from collapipe.aggregation import federated_average
 from collapipe.documents import read_document, write_document
+from collapipe.edge_server.pushed_units import PushedUnits
 from collapipe.errors import InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for, create_config_json, initial_model, join_model, split_state
@@ -66,7 +64,9 @@ class GlobalModel:
         clusters = [
             plan_pb2.ClusterState(cluster_index=index, units=units) for index in range(job.clusters)
         ]
-        self._write_commit(plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters))
+        initial = plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters)
+        initial.restore_point.CopyFrom(_without_restore_points(initial))
+        self._write_commit(initial)
 
     def commit(self) -> plan_pb2.Commit:
         """Returns the last commit; raises `NotFoundError`."""
@@ -77,6 +77,26 @@ class GlobalModel:
             )
         return json_format.ParseDict(document, plan_pb2.Commit())
 
+    def unit_bytes(self) -> list[int]:
+        """Returns the size of the weights of each unit; raises `NotFoundError`."""
+        units = self.commit().global_units
+        return [self._store.total_bytes(unit.weights_digest) for unit in units]
+
+    def global_weights(self, unit_index: int, digest: str) -> Path:
+        """Returns the file of a unit's weights, with which the next round begins.
+
+        Raises:
+            WrongStateError: Neither the last commit nor the restore point, where a resumed job begins, has them.
+        """
+        last = self.commit()
+        for commit in (last, last.restore_point):
+            if commit.global_units[unit_index].weights_digest == digest:
+                return self._store.path(digest)
+        raise WrongStateError(
+            f"neither the last commit nor the restore point gives unit {unit_index} the weights {digest}: run the "
+            "round again"
+        )
+
     def model_spec(self) -> tuple[plan_pb2.ModelSpec, int]:
         """Returns the model and its number of blocks; raises `NotFoundError`."""
         document = self._job_document()
@@ -86,42 +106,61 @@ class GlobalModel:
         self,
         attempt: plan_pb2.Attempt,
         clusters: Sequence[plan_pb2.ClusterState],
-        fetch: Callable[[], None],
+        pushed: PushedUnits,
+        *,
+        candidate_copied: bool = False,
+        is_candidate: bool = False,
+        store_moments: Callable[[plan_pb2.Commit], None] = lambda commit: None,
     ) -> plan_pb2.Commit:
-        """Averages the prepared states of all clusters and commits the result.
+        """Commits the averages of the prepared states of all clusters.
 
-        A repeated request changes nothing.
+        A repeated request changes nothing but the restore point.
 
         Args:
             clusters: The state of each cluster, in cluster order.
-            fetch: Fetches the weights of all clusters into the store.
+            pushed: Has the weights that the clusters pushed.
+            candidate_copied: Whether the candidate becomes the restore point.
+            is_candidate: Whether the new commit becomes the candidate.
+            store_moments: Stores the optimizer states of the edge server's own units that a commit names.
 
         Raises:
-            WrongStateError: The round is not the next one.
-            InvalidInputError: A cluster is missing, or no cluster has samples.
+            WrongStateError: The round is not the next one, or the attempt did not push these states.
+            InvalidInputError: A cluster or a unit is missing, or no cluster has samples.
         """
         last = self.commit()
         if (attempt.round_index + 1, attempt.attempt) == (last.num_rounds, last.attempt):
+            if candidate_copied and last.HasField("candidate"):
+                last.restore_point.CopyFrom(last.candidate)
+                last.ClearField("candidate")
+                self._write_commit(last)
+                self._delete_unreferenced_blobs(last)
             return last
-        if attempt.round_index != last.num_rounds:
-            raise WrongStateError(
-                f"round {attempt.round_index}, attempt {attempt.attempt} cannot be committed: "
-                f"{last.num_rounds} rounds are committed, the last by attempt {last.attempt}, so the "
-                f"next is round {last.num_rounds}"
-            )
+        self.check_is_next(attempt)
         indices = [cluster.cluster_index for cluster in clusters]
         if indices != list(range(len(last.clusters))):
             raise InvalidInputError(
                 f"clusters {indices} prepared round {attempt.round_index}, but a commit needs all of "
                 f"{list(range(len(last.clusters)))}, in this order"
             )
-        fetch()
+        expected = list(range(len(last.global_units)))
+        for cluster in clusters:
+            found = [unit.unit_index for unit in cluster.units]
+            if found != expected:
+                raise InvalidInputError(
+                    f"cluster {cluster.cluster_index} prepared units {found}, but the model has units {expected}: run "
+                    "the same version everywhere"
+                )
+        averages = list(pushed.averages(attempt, clusters))
+        for average in averages:
+            self._store.adopt(average.digest, average.path)
+        self._store.sync()
         global_units = [
-            self._average(unit_index, clusters) for unit_index in range(len(last.global_units))
+            plan_pb2.UnitState(unit_index=index, weights_digest=average.digest)
+            for index, average in enumerate(averages)
         ]
         commit = plan_pb2.Commit(
             job_id=last.job_id,
-            num_rounds=last.num_rounds + 1,
+            num_rounds=attempt.round_index + 1,
             global_units=global_units,
             attempt=attempt.attempt,
         )
@@ -130,9 +169,36 @@ class GlobalModel:
             state.CopyFrom(cluster)
             for unit, averaged in zip(state.units, global_units, strict=True):
                 unit.weights_digest = averaged.weights_digest
+        commit.restore_point.CopyFrom(last.restore_point)
+        # The optimizer states of an earlier run's candidate may be lost.
+        if attempt.attempt == last.attempt and last.HasField("candidate"):
+            kept = commit.restore_point if candidate_copied else commit.candidate
+            kept.CopyFrom(last.candidate)
+        if is_candidate:
+            store_moments(commit)
+            commit.candidate.CopyFrom(_without_restore_points(commit))
         self._write_commit(commit)
         self._delete_unreferenced_blobs(commit)
         return commit
+
+    def check_is_next(self, attempt: plan_pb2.Attempt) -> None:
+        """Refuses an attempt whose round is not the next one.
+
+        The first round of a new run of the job follows the last commit or the restore point.
+
+        Raises:
+            WrongStateError: Another round is the next one.
+        """
+        last = self.commit()
+        rounds = {last.num_rounds}
+        if attempt.attempt > last.attempt:
+            rounds.add(last.restore_point.num_rounds)
+        if attempt.attempt < last.attempt or attempt.round_index not in rounds:
+            raise WrongStateError(
+                f"round {attempt.round_index}, attempt {attempt.attempt} cannot be committed: "
+                f"{last.num_rounds} rounds are committed, the last by attempt {last.attempt}, so the "
+                f"next is round {' or '.join(map(str, sorted(rounds)))}"
+            )
 
     def export(self, directory: Path) -> None:
         """Writes the model and the vocabulary to a directory, as `save_pretrained` does."""
@@ -146,25 +212,6 @@ class GlobalModel:
         model.save_pretrained(directory)
         vocabulary = self._store.read_checked(document["vocabulary_digest"])
         write_tokenizer_files(directory, vocabulary, model_spec.family, document["max_length"])
-
-    def _average(
-        self, unit_index: int, clusters: Sequence[plan_pb2.ClusterState]
-    ) -> plan_pb2.UnitState:
-        digests = [cluster.units[unit_index].weights_digest for cluster in clusters]
-        if len(set(digests)) == 1:  # Equal states are their own average.
-            return plan_pb2.UnitState(unit_index=unit_index, weights_digest=digests[0])
-        with ExitStack() as stack:
-            files = [
-                stack.enter_context(safe_open(self._store.path(digest), "pt")) for digest in digests
-            ]
-            averaged = federated_average(
-                files[0].keys(),
-                [file.get_tensor for file in files],
-                [cluster.num_samples for cluster in clusters],
-            )
-        return plan_pb2.UnitState(
-            unit_index=unit_index, weights_digest=self._put(TensorBlob(averaged))
-        )
 
     def _put(self, blob: TensorBlob) -> str:
         if blob.digest not in self._store:
@@ -184,6 +231,18 @@ class GlobalModel:
         write_document(self._directory / "commit.json", document)
 
     def _delete_unreferenced_blobs(self, commit: plan_pb2.Commit) -> None:
-        units = [*commit.global_units, *(unit for c in commit.clusters for unit in c.units)]
+        units: list[plan_pb2.UnitState] = []
+        for kept in (commit, commit.restore_point, commit.candidate):
+            units.extend(kept.global_units)
+            for cluster in kept.clusters:
+                units.extend(cluster.units)
         keep = {digest for unit in units for digest in (unit.weights_digest, unit.optimizer_digest)}
         self._store.keep_only(keep | {self._job_document()["vocabulary_digest"]})
+
+
+def _without_restore_points(commit: plan_pb2.Commit) -> plan_pb2.Commit:
+    copied = plan_pb2.Commit()
+    copied.CopyFrom(commit)
+    copied.ClearField("restore_point")
+    copied.ClearField("candidate")
+    return copied

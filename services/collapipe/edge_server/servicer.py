@@ -4,30 +4,40 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
 
 from collapipe.edge_server.global_model import GlobalModel
-from collapipe.errors import CancelledError
+from collapipe.edge_server.pushed_units import PushedUnits, PushStream, receive_push
+from collapipe.errors import CancelledError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for
-from collapipe.rpc import ChannelPool, work_with_signs_of_life
+from collapipe.rpc import work_with_signs_of_life
+from collapipe.stage_host import HostResources
 from collapipe.telemetry import metrics
+from collapipe.telemetry.spans import SPANS
 from collapipe.tensors import CHUNK_BYTES
-from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc
+from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc, plan_pb2
 from collapipe.weights.blob_store import JobStores
+from collapipe.weights.tensor_blob import TensorBlob
 from collapipe.weights.transfer import store_blob
 
 
 class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
     """Serves the global models of all jobs, one change at a time."""
 
-    def __init__(self, stores: JobStores, channels: ChannelPool) -> None:
+    def __init__(self, stores: JobStores, resources: HostResources) -> None:
         self._stores = stores
-        self._channels = channels
+        self._resources = resources
+        self._channels = resources.channels
+        resources.keep_unit = self._keep_unit
         self._changing = threading.Lock()
+        self._opening = threading.Lock()
+        self._pushed_job = ""
+        stores.delete("pushed")  # An earlier process may have died during pushes.
+        self._pushed: PushedUnits | None = None
 
     def PrepareJob(
         self, request: edge_server_pb2.PrepareJobRequest, context: grpc.ServicerContext
@@ -45,6 +55,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 model.prepare(job_id, job, list(request.labels), vocabulary)
                 spec, num_blocks = model.model_spec()
                 commit = model.commit()
+                self._pushed_units(job_id)  # From now on, only this job's units are pushed.
                 answer = edge_server_pb2.PrepareJobResponse(
                     commit=commit,
                     model=spec,
@@ -52,9 +63,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                     hidden_size=adapter_for(
                         spec.family, spec.task, spec.config_json
                     ).config.hidden_size,
-                    unit_bytes=[
-                        store.total_bytes(unit.weights_digest) for unit in commit.global_units
-                    ],
+                    unit_bytes=model.unit_bytes(),
                 )
             emit(answer)
 
@@ -65,32 +74,46 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
     def CommitRound(
         self, request: edge_server_pb2.CommitRoundRequest, context: grpc.ServicerContext
     ) -> Iterator[edge_server_pb2.CommitRoundResponse]:
-        """Averages the prepared states of all clusters and commits the result."""
+        """Commits the averages of what the clusters pushed."""
         job_id = request.attempt.job_id
-        store = self._stores.store(job_id)
-
-        def fetch(cluster: edge_server_pb2.PreparedCluster) -> None:
-            for unit in cluster.state.units:
-                store_blob(store, self._channels, unit.weights_digest, cluster.address)
-
-        def fetch_all() -> None:
-            with ThreadPoolExecutor(len(request.clusters), "upload") as executor:
-                list(executor.map(fetch, request.clusters))
 
         def work(emit: Callable[[edge_server_pb2.CommitRoundResponse], None]) -> None:
-            clusters = [cluster.state for cluster in request.clusters]
             with self._changing:
                 # The caller may have gone while this request waited for the lock.
                 if not context.is_active():
                     raise CancelledError("the caller went away before the commit began")
                 started = time.perf_counter()
-                commit = self._model(job_id).commit_round(request.attempt, clusters, fetch_all)
+                attempt = request.attempt
+                SPANS.begin_round(job_id, attempt.round_index, attempt.attempt)
+                with SPANS.span("commit", "commit"):
+                    pushed = self._pushed_units(job_id)
+                    commit = self._model(job_id).commit_round(
+                        attempt,
+                        request.clusters,
+                        pushed,
+                        candidate_copied=request.candidate_copied,
+                        is_candidate=request.is_candidate,
+                        store_moments=self._store_moments,
+                    )
+                    pushed.drop(attempt)
                 metrics.AGGREGATION_SECONDS.observe(time.perf_counter() - started)
             emit(edge_server_pb2.CommitRoundResponse(commit=commit))
 
         yield from work_with_signs_of_life(
             work, edge_server_pb2.CommitRoundResponse, _finish_anyway, context
         )
+
+    def PushUnit(
+        self,
+        request_iterator: Iterator[edge_server_pb2.PushUnitRequest],
+        context: grpc.ServicerContext,
+    ) -> Iterator[edge_server_pb2.PushUnitResponse]:
+        """Receives the new weights of one unit of a cluster."""
+        yield from receive_push(request_iterator, self._begin)
+
+    def _keep_unit(self, unit: edge_server_pb2.PushedUnit, blob: TensorBlob) -> None:
+        """Takes the new weights of a unit of this host's own stage."""
+        self._begin(unit).take(blob)
 
     def ExportModel(
         self, request: edge_server_pb2.ExportModelRequest, context: grpc.ServicerContext
@@ -113,6 +136,42 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 with open(path, "rb") as file:
                     while chunk := file.read(CHUNK_BYTES):
                         yield edge_server_pb2.ExportModelResponse(chunk=chunk)
+
+    def _begin(self, unit: edge_server_pb2.PushedUnit) -> PushStream:
+        """Begins a push. Refuses it unless it belongs to the next round of the job that was prepared last."""
+        job_id = unit.attempt.job_id
+        with self._opening:
+            pushed = self._pushed if job_id == self._pushed_job else None
+        if pushed is None:
+            raise WrongStateError(
+                f"a unit of job {job_id!r} cannot be pushed: the job that runs here is {self._pushed_job!r}"
+            )
+        self._model(job_id).check_is_next(unit.attempt)
+        return pushed.begin(unit)
+
+    def _store_moments(self, commit: plan_pb2.Commit) -> None:
+        """Stores the optimizer states of a commit that are in the memory of this host."""
+        store = self._stores.store(commit.job_id)
+        for state in (unit for cluster in commit.clusters for unit in cluster.units):
+            with suppress(NotFoundError):  # The devices and the control units have the others.
+                blob = self._resources.held_blob(state.optimizer_digest)
+                store.put(state.optimizer_digest, blob.read(), is_checked=True)
+
+    def _pushed_units(self, job_id: str) -> PushedUnits:
+        """Returns what the clusters push for a job. Drops what they pushed for an earlier one."""
+        with self._opening:
+            if self._pushed is None or job_id != self._pushed_job:
+                if self._pushed is not None:
+                    self._pushed.close()
+                model = self._model(job_id)
+                self._pushed = PushedUnits(
+                    self._stores.directory(job_id) / "pushed",
+                    len(model.commit().clusters),
+                    model.unit_bytes(),
+                    model.global_weights,
+                )
+                self._pushed_job = job_id
+            return self._pushed
 
     def _model(self, job_id: str) -> GlobalModel:
         return GlobalModel(self._stores.directory(job_id), self._stores.store(job_id))

@@ -11,6 +11,8 @@ class DeviceProfile(StrictModel):
 
     flops_per_second: float
     """Sustained single-precision operations per second in training, forward and backward."""
+    threads: int
+    """Compute threads of the device for which the figures stand. The process that imitates it computes with one."""
     memory_bytes_per_second: float
     """Sustained rate of plain streaming. It limits optimizer steps and gradients of embedding tables."""
     seconds_per_micro_batch: float

@@ -56,7 +56,8 @@ class Emulation(StrictModel):
     """The content of emulation.json. Pacing emulates only the rate and the delay of a network profile.
 
     The keys of devices are host ids. The keys of links and radios are "sender>receiver", where * is any
-    host, or "*" for every link.
+    host, or "*" for every link. The scheduler is the host `scheduler`. Clients are no hosts, and the links
+    between them and the hosts are not emulated.
     """
 
     devices: dict[str, EmulatedDevice] = Field(default_factory=dict)
@@ -113,6 +114,11 @@ class EmulationFile:
         """Modification time and inode of the file that was read last."""
         self._current = Emulation()
         self._last_error = ""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is an emulation file."""
+        return self._path is not None
 
     def current(self) -> Emulation:
         """Returns the emulation. The call is cheap enough to make before every micro-batch.

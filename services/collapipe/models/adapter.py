@@ -53,6 +53,8 @@ class ModelAdapter(ABC):
 
     def __init__(self, task: str, config_json: str) -> None:
         self.task = task
+        self._last_masks: tuple[Tensor, Tensor | None] | None = None
+        """The attention mask of the last micro-batch, and its expanded form."""
         try:
             self._document: dict[str, Any] = json.loads(config_json)
         except ValueError as error:
@@ -205,15 +207,23 @@ class ModelAdapter(ABC):
             self.fill_constants(model, module)
 
     def _run_block(self, block: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
+        assert activation is not None
+        output: Tensor = block(activation, self._expanded_mask(activation, side["attention_mask"]))
+        return output
+
+    def _expanded_mask(self, activation: Tensor, attention_mask: Tensor) -> Tensor | None:
+        """Returns the mask in the form that blocks take. All blocks of a stage use the same one."""
         # The import is slow, and only hosts that run blocks need it.
         from transformers.masking_utils import create_bidirectional_mask
 
-        assert activation is not None
-        mask = create_bidirectional_mask(
-            config=self.config, inputs_embeds=activation, attention_mask=side["attention_mask"]
-        )
-        output: Tensor = block(activation, mask)
-        return output
+        # Another thread may run blocks of the same adapter, so the pair is read and replaced as a whole.
+        last = self._last_masks
+        if last is None or last[0] is not attention_mask:
+            expanded: Any = create_bidirectional_mask(
+                config=self.config, inputs_embeds=activation, attention_mask=attention_mask
+            )
+            self._last_masks = last = (attention_mask, expanded)
+        return last[1]
 
     def _run_embedding(self, module: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
         return self.run_embedding(module, side)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.telemetry import metrics
+from collapipe.telemetry.spans import SPANS
 from collapipe.tensors import Frame, FrameAssembler
 from collapipe.v1 import stage_pb2, tensor_pb2
 
@@ -78,6 +79,15 @@ class IncomingLink:
         metrics.LINK_TRANSFER_SECONDS.labels(link).inc(seconds)
 
     def _complete(self, frame: Frame) -> None:
+        SPANS.record(
+            f"receive from {self._sender}",
+            f"receive {frame.kind.name.lower()}",
+            self._header_arrived_at,
+            peer=self._sender,
+            step=frame.step_index,
+            micro_batch=frame.micro_batch,
+            num_bytes=sum(tensor.byte_length for tensor in self._header.tensors),
+        )
         labels = (*self._stage_labels, "forward" if frame.kind.towards_head else "backward")
         metrics.LINK_BYTES.labels(*labels, "received").inc(frame.byte_length)
         delay = self._emulation.current().delay_seconds(self._sender, self._receiver)

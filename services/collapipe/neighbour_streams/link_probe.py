@@ -12,10 +12,10 @@ import grpc
 
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError, PeerLostError
-from collapipe.neighbour_streams.link_settings import LinkSettings
-from collapipe.neighbour_streams.outgoing_link import OutgoingLink, OutgoingLinks
 from collapipe.rpc import ChannelPool, Outbox, within_silence
 from collapipe.telemetry import metrics
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks, SharedLink
+from collapipe.traffic_shaping.pacing import Traffic
 from collapipe.v1 import link_pb2, link_pb2_grpc
 
 Request = link_pb2.ReceiveProbeRequest
@@ -54,7 +54,7 @@ class LinkServicer(link_pb2_grpc.LinkServiceServicer):
             raise InvalidInputError(
                 f"a link is measured to a host and its address, not to {request.host_id!r} at {request.address!r}"
             )
-        link = self._links.link_to(request.host_id, request.address, LinkSettings())
+        link = self._links.link_to(request.host_id, request.address)
         stub = link_pb2_grpc.LinkServiceStub(self._channels.channel(request.address))
         with self._one_probe:  # Two bursts at the same time would slow each other down.
             return measure_link(stub, link)
@@ -67,15 +67,17 @@ class LinkServicer(link_pb2_grpc.LinkServiceServicer):
 
 
 def measure_link(
-    stub: link_pb2_grpc.LinkServiceStub, link: OutgoingLink
+    stub: link_pb2_grpc.LinkServiceStub, link: SharedLink
 ) -> link_pb2.MeasureLinkResponse:
     """Probes a link; raises `PeerLostError` if the receiver cannot be reached."""
-    host_id, receiver = link.host.host_id, link.receiver
+    host_id, receiver = link.links.host_id, link.receiver
     round_trip_requests: Outbox[Request] = Outbox()
 
     def requests() -> Iterator[Request]:
         yield from round_trip_requests
-        for chunk in link.paced_burst(_growing_chunks):
+        rate_bps = link.rate_bps(planned=False, reports=True)
+        chunks = _growing_chunks(link.shaped.quantum_bytes(rate_bps, _LARGEST_CHUNK_BYTES))
+        for chunk in link.paced(chunks, Traffic.ACTIVATIONS, planned=False):
             yield Request(host_id=host_id, chunk=chunk)
         yield Request(host_id=host_id, last=True)
 
@@ -152,7 +154,7 @@ def _growing_chunks(most_bytes: int) -> Iterator[bytes]:
     while number < _LEAST_CHUNKS or (
         sent < _BURST_BYTES and time.monotonic() - started < _BURST_SECONDS
     ):
-        size = min(size, most_bytes, _LARGEST_CHUNK_BYTES, max(_BURST_BYTES - sent, 1))
+        size = min(size, most_bytes, max(_BURST_BYTES - sent, 1))
         yield bytes(size)
         sent += size
         size *= 2

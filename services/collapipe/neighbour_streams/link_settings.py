@@ -5,23 +5,16 @@ from dataclasses import dataclass
 
 from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.errors import InvalidInputError
+from collapipe.traffic_shaping.outgoing_links import NO_SHARE, LinkShare
 from collapipe.v1 import plan_pb2, tensor_pb2
 
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """The settings of one direction of a link. By default it is lossless and has no limit.
-
-    Args:
-        rate_limit_bps: 0 means no limit.
-        bandwidth_hz: Share of the radio channel; 0 if the plan gives none.
-        transmit_power_watts: Power of the sending host; 0 leaves the power as it is.
-    """
+    """The settings of one direction of a link. By default it is lossless and has no limit."""
 
     codec: tensor_pb2.Codec = tensor_pb2.CODEC_FP32
-    rate_limit_bps: int = 0
-    bandwidth_hz: float = 0.0
-    transmit_power_watts: float = 0.0
+    share: LinkShare = NO_SHARE
 
 
 def link_settings(plan: plan_pb2.Plan, sender_index: int, receiver_index: int) -> LinkSettings:
@@ -47,4 +40,4 @@ def link_settings(plan: plan_pb2.Plan, sender_index: int, receiver_index: int) -
             raise InvalidInputError(
                 f"link {index} of the plan has a {name} of {value}: it needs a finite value of at least 0"
             )
-    return LinkSettings(codec, link.rate_limit_bps, link.bandwidth_hz, power)
+    return LinkSettings(codec, LinkShare(link.rate_limit_bps, link.bandwidth_hz, power))

@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 import grpc
 
 from collapipe.certificates.identity import Role
+from collapipe.rpc.call_shaping import ShapedCalls
 from collapipe.rpc.credentials import Security
 from collapipe.rpc.options import COMMON_OPTIONS
 from collapipe.rpc.status import to_error
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks, SharedLink
 
 T = TypeVar("T")
 
@@ -56,17 +58,25 @@ _CHANNEL_OPTIONS = [
 ]
 
 
-def open_channel(address: str, security: Security, role: Role | None = None) -> grpc.Channel:
+_OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
+"""Without this option, channels to the same peer share one connection."""
+
+
+def open_channel(
+    address: str, security: Security, role: Role | None = None, *, for_weights: bool = False
+) -> grpc.Channel:
     """Opens a channel to "host:port", which connects when it is first used.
 
     Args:
         role: The role that the peer's certificate must have. Without a role, the certificate must name the
             host of the address. Another machine can take over an address, but not a role.
+        for_weights: Whether the channel has a connection of its own.
     """
+    options = [*_CHANNEL_OPTIONS, *_expecting(role), *([_OWN_CONNECTION] if for_weights else [])]
     credentials = security.channel_credentials()
     if credentials is None:
-        return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, credentials, options=[*_CHANNEL_OPTIONS, *_expecting(role)])
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, credentials, options=options)
 
 
 def open_authority_channel(address: str, authority_pem: bytes) -> grpc.Channel:
@@ -84,19 +94,44 @@ def _expecting(role: Role | None) -> list[tuple[str, str]]:
 
 
 class ChannelPool:
-    """Opens a channel to each peer on first use, and keeps it for later calls."""
+    """Opens a channel to each peer on first use, and keeps it for later calls.
 
-    def __init__(self, security: Security) -> None:
+    Args:
+        links: The links that leave this host; `None` for a process that is no host. The calls of a host name the
+            host, and share the links with its other traffic.
+    """
+
+    def __init__(self, security: Security, links: OutgoingLinks | None = None) -> None:
         self._security = security
+        self._links = links
         self._lock = threading.Lock()
-        self._channels: dict[tuple[str, Role | None], grpc.Channel] = {}
+        self._channels: dict[tuple[str, Role | None, bool], grpc.Channel] = {}
 
-    def channel(self, address: str, role: Role | None = None) -> grpc.Channel:
-        """Returns the channel to "host:port"; see `open_channel`."""
+    def channel(
+        self, address: str, role: Role | None = None, *, for_weights: bool = False
+    ) -> grpc.Channel:
+        """Returns the channel to "host:port"; see `open_channel`.
+
+        Weights have a connection of their own. The kernel takes in many bytes of a connection at once. On a slow
+        link, signs of life behind these bytes would come too late.
+        """
+        key = address, role, for_weights
         with self._lock:
-            if (address, role) not in self._channels:
-                self._channels[address, role] = open_channel(address, self._security, role)
-            return self._channels[address, role]
+            if key not in self._channels:
+                channel = open_channel(address, self._security, role, for_weights=for_weights)
+                if self._links is not None:
+                    channel = grpc.intercept_channel(channel, ShapedCalls(self._links, address))
+                self._channels[key] = channel
+            return self._channels[key]
+
+    def link(self, address: str) -> SharedLink:
+        """Returns the link to the host at "host:port", for streams that send much data."""
+        return (self._links or OutgoingLinks.unlimited()).link_at(address)
+
+    def know(self, host_id: str, address: str) -> None:
+        """Remembers which host serves at "host:port", so that calls share the link to it."""
+        if self._links is not None:
+            self._links.link_to(host_id, address)
 
     def close(self) -> None:
         """Closes every channel, and ends calls in progress."""

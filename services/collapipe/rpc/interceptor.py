@@ -9,9 +9,11 @@ from typing import Any
 import grpc
 
 from collapipe.errors import CollapipeError
+from collapipe.rpc.call_shaping import shaped_handler
 from collapipe.rpc.permissions import Permissions, check_permitted
 from collapipe.rpc.status import details, to_code, trailing_metadata
 from collapipe.telemetry import metrics
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +32,15 @@ _HEALTH = "/grpc.health.v1.Health/"
 
 
 class CallInterceptor(grpc.ServerInterceptor):
-    """Wraps every handler but those of the health service. Without permissions, it allows every call."""
+    """Wraps every handler but those of the health service. Without permissions, it allows every call.
 
-    def __init__(self, permissions: Permissions | None) -> None:
+    Args:
+        links: The links of the answers; `None` if nothing shapes them.
+    """
+
+    def __init__(self, permissions: Permissions | None, links: OutgoingLinks | None = None) -> None:
         self._permissions = permissions
+        self._links = links
 
     def intercept_service(
         self,
@@ -48,6 +55,8 @@ class CallInterceptor(grpc.ServerInterceptor):
         kind = (bool(handler.request_streaming), bool(handler.response_streaming))
         grpc_type, factory, attribute = _KINDS[kind]
         function = getattr(handler, attribute)
+        if self._links is not None:
+            function = shaped_handler(function, kind, handler_call_details, self._links)
 
         def answer(request: Any, context: grpc.ServicerContext) -> Any:
             with self._around_call(method, grpc_type, context):

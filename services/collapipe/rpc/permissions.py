@@ -23,6 +23,7 @@ PERMISSIONS: Permissions = {
     "collapipe.v1.DeviceAgentService": {"ProfileBlock": _SCHEDULER},
     "collapipe.v1.EdgeServerService": {
         "PrepareJob": _SCHEDULER,
+        "PushUnit": frozenset({Role.CONTROL_UNIT, Role.DEVICE_AGENT}),
         "CommitRound": _SCHEDULER,
         "ExportModel": _CLIENT,
     },
@@ -40,12 +41,15 @@ PERMISSIONS: Permissions = {
         "GetPlans": _CLIENT,
         "ExplainDecision": _CLIENT,
         "ReplayDecision": _CLIENT,
+        "GetTrace": _CLIENT,
     },
     "collapipe.v1.StageService": {
         "RunStage": frozenset({Role.CONTROL_UNIT}),
         # The previous stage calls this, and the stage with the head is never a previous stage.
         "ExchangeActivations": frozenset({Role.CONTROL_UNIT, Role.DEVICE_AGENT}),
     },
+    # Clients get the spans of all hosts from the scheduler, so that they need to reach no other host.
+    "collapipe.v1.TraceService": {"ReadClock": _SCHEDULER, "GetSpans": _SCHEDULER},
 }
 """The roles that may call each method of each service. A new RPC needs a line here and nothing else.
 

@@ -11,11 +11,12 @@ from collapipe.rpc.credentials import Security
 from collapipe.rpc.interceptor import CallInterceptor
 from collapipe.rpc.options import PUBLIC_SERVER_OPTIONS, SERVER_OPTIONS
 from collapipe.rpc.permissions import PERMISSIONS, Permissions
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 
-MAX_CONCURRENT_CALLS = 64
+MAX_CONCURRENT_CALLS = 256
 """Most calls that a server works on at the same time. An open stream is one call.
 
-An edge server needs two streams for each cluster, a device needs three. A scheduler needs one for each client
+An edge server needs two streams for each cluster, and one for each host that pushes. A device needs three. A scheduler needs one for each client
 that watches a job."""
 
 _DRAIN_SECONDS = 5.0
@@ -43,6 +44,7 @@ def serve(
     security: Security,
     add_services: Callable[[grpc.Server, str], None],
     permissions: Permissions = PERMISSIONS,
+    links: OutgoingLinks | None = None,
 ) -> Server:
     """Starts a server.
 
@@ -50,6 +52,7 @@ def serve(
         listen: "host:port"; port 0 takes a free port.
         add_services: Adds the services to the server, given the address of the server.
         permissions: Ignored with plain text, which knows no roles.
+        links: The links that leave this host; `None` if nothing shapes its answers.
 
     Raises:
         InvalidInputError: The address is invalid or in use.
@@ -57,7 +60,7 @@ def serve(
     pool = ThreadPoolExecutor(MAX_CONCURRENT_CALLS, thread_name_prefix="call")
     server = grpc.server(
         pool,
-        interceptors=[CallInterceptor(None if security.is_insecure else permissions)],
+        interceptors=[CallInterceptor(None if security.is_insecure else permissions, links)],
         options=SERVER_OPTIONS if security.asks_callers else PUBLIC_SERVER_OPTIONS,
     )
     # Health checks have their own thread, because a server whose calls are all busy is still healthy.

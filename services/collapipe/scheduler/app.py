@@ -6,6 +6,8 @@ from typing import Literal
 import grpc
 from pydantic import Field
 
+from collapipe.certificates import Role
+from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.rpc import ChannelPool, serve
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobStore
@@ -16,6 +18,9 @@ from collapipe.telemetry import metrics
 from collapipe.telemetry.sources import TelemetrySource
 from collapipe.telemetry.sources.prometheus import PrometheusSource
 from collapipe.telemetry.sources.scrape import ScrapeSource
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
+from collapipe.traffic_shaping.pacing import PacedShaper
+from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver
 from collapipe.v1 import scheduler_pb2_grpc
 
 
@@ -36,13 +41,23 @@ class SchedulerSettings(ServiceSettings):
     telemetry_interval_seconds: float = Field(
         default=1.0,
         gt=0,
-        description="Seconds between two scrapes; with Prometheus, its scrape interval.",
+        description="Least seconds between two scrapes; with Prometheus, its scrape interval.",
+    )
+    emulation: Path | None = Field(
+        default=None,
+        description="JSON file of emulated links. It is read again when it changes.",
     )
 
 
 def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     """Starts the server and the thread that runs jobs."""
-    channels = ChannelPool(settings.security)
+    emulation = EmulationFile(settings.emulation)
+    emulation.current()  # Refuses a file that cannot be used.
+    # In the emulation file, every scheduler has the name of its role, which its hosts know.
+    links = OutgoingLinks(
+        Role.SCHEDULER.value, emulation, PacedShaper(), EmulatedRadioDriver(emulation)
+    )
+    channels = ChannelPool(settings.security, links)
     registry = HostRegistry()
     telemetry = Telemetry(_source(settings, registry), settings.telemetry_interval_seconds)
     metrics.create_scheduler_series(telemetry.source.name)
@@ -52,7 +67,7 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     def add_services(server: grpc.Server, address: str) -> None:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
 
-    server = serve(settings.listen, settings.security, add_services)
+    server = serve(settings.listen, settings.security, add_services, links=links)
 
     def drain() -> None:
         servicer.close()

@@ -135,19 +135,6 @@ def decide_again(decision: RoundDecision) -> RoundDecision:
     return decide(decision.question, decision.estimates, time_limit_seconds=None)
 
 
-def full_round_seconds(decision: RoundDecision) -> float:
-    """Returns the predicted duration of the round with the full time of migration.
-
-    The prediction itself counts only a part of this time: it divides it by the migration horizon.
-    """
-    problem = decision.question.problem
-    horizon = problem.migration_horizon_rounds
-    return problem.fixed_seconds + max(
-        cluster.round_seconds + cluster.migrate_seconds * (1 - 1 / horizon)
-        for cluster in decision.prediction.clusters
-    )
-
-
 def hosts_of(plans: RoundPlan) -> set[str]:
     """Returns the ids of the hosts that run stages."""
     return {stage.host_id for plan in plans for stage in plan.stages}

@@ -83,6 +83,10 @@ def _explain_cluster(decision: RoundDecision, index: int) -> Iterator[str]:
     if moved := num_moved_blocks(cluster.previous, plan):
         verb = "block moves" if moved == 1 else "blocks move"
         yield f"{moved} {verb} to another host, which takes {predicted.migrate_seconds:.3g} s once"
+    back = f", and {predicted.fetch_seconds:.3g} s back" if len(problem.clusters) > 1 else ""
+    yield (
+        f"weights take {predicted.push_seconds:.3g} s to the edge server with the codec {plan.upload_codec}{back}"
+    )
     yield f"bottleneck is {_bottleneck(decision, index)}"
     yield from _binding_limits(decision, index)
 

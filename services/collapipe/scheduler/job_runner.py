@@ -25,6 +25,7 @@ from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.round_problem import ModelSizes
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.telemetry import metrics
+from collapipe.telemetry.spans import SPANS
 from collapipe.v1 import (
     control_unit_pb2,
     control_unit_pb2_grpc,
@@ -36,6 +37,9 @@ from collapipe.v1 import (
 )
 
 logger = logging.getLogger(__name__)
+
+_TRACK = "round"
+"""The track of the phases of a round in a trace."""
 
 
 class JobRunner:
@@ -151,7 +155,8 @@ class JobRunner:
         )
         call = self._edge_server_stub().PrepareJob(request, wait_for_ready=True)
         answer = self._calls.last_answer(call, edge_server.host_id, "make the model")
-        self._commit, self._model = answer.commit, answer.model
+        self._model = answer.model
+        self._begin_at(answer.commit)
         self._jobs.save(document)
         self._set_state(scheduler_pb2.JOB_STATE_PREPARING, "profiling devices")
         self._planner = self._calls.run_detached(
@@ -166,6 +171,29 @@ class JobRunner:
             )
         )
         self._previous_plans: list[plan_pb2.Plan | None] = [None] * self._job.clusters
+        self._candidate_plans: list[plan_pb2.Plan] = []
+
+    def _begin_at(self, last: plan_pb2.Commit) -> None:
+        """Chooses the commit from which this run continues, given the last commit."""
+        reached = max(self._document.num_rounds_reached, last.num_rounds)
+        self._document.num_rounds_reached = reached
+        self._restore_point = last.restore_point
+        self._commit = plan_pb2.Commit()
+        self._commit.CopyFrom(self._restore_point)
+        if last.num_rounds >= self._job.training.rounds:
+            # Only the evaluation is missing, which needs no optimizer states.
+            self._commit.CopyFrom(last)
+            self._commit.ClearField("candidate")
+            for unit in (unit for cluster in self._commit.clusters for unit in cluster.units):
+                unit.optimizer_digest = ""
+        repeated = last.num_rounds - self._commit.num_rounds
+        if repeated:
+            logger.info(
+                "job %s repeats %d rounds, because optimizer states were last copied after round %d",
+                self.job_id,
+                repeated,
+                self._commit.num_rounds,
+            )
 
     def _prepare_data(
         self, cluster_index: int, vocabulary: job_pb2.BlobSource | None
@@ -191,14 +219,20 @@ class JobRunner:
         assert planner is not None
         round_index = self._commit.num_rounds
         earlier = self._jobs.find_round(self.job_id, round_index)
-        plans, decision = planner.decide(
-            round_index,
-            [plan.num_micro_batches for plan in earlier.plans] if earlier else None,
-            evaluation_only=not local_steps,
-        )
-        attempt = earlier.attempt + 1 if earlier else 0
-        document = RoundDocument(attempt=attempt, plans=plans, decision=decision.to_json())
-        self._jobs.save_round(self.job_id, round_index, document)
+        attempt = self._document.attempt
+        SPANS.begin_round(self.job_id, round_index, attempt)
+        with SPANS.span(_TRACK, "plan"):
+            plans, decision = planner.decide(
+                round_index,
+                earlier.plans if earlier else (),
+                evaluation_only=not local_steps,
+            )
+            is_repeated = round_index < self._document.num_rounds_reached
+            total_steps = earlier.total_steps if earlier and is_repeated else self._job.total_steps
+            document = RoundDocument(
+                attempt=attempt, plans=plans, decision=decision.to_json(), total_steps=total_steps
+            )
+            self._jobs.save_round(self.job_id, round_index, document)
         if local_steps:
             planner.round_started(decision)
             self._publish(
@@ -207,17 +241,27 @@ class JobRunner:
                 )
             )
         try:
-            prepared = self._calls.in_parallel(
-                lambda plan: self._run_cluster(plan, attempt, local_steps), plans
-            )
+            with SPANS.span(_TRACK, "run"):
+                prepared = self._calls.in_parallel(
+                    lambda plan: self._run_cluster(plan, local_steps, total_steps), plans
+                )
         except CollapipeError as error:
             outcome = "cancelled" if isinstance(error, CancelledError) else "aborted"
             metrics.ROUND_SECONDS.labels(outcome).observe(time.monotonic() - started)
             raise
         self._previous_plans = list(plans)
+        copied = self._commit.HasField("candidate") and all(p.candidate_copied for p in prepared)
         if not local_steps:
+            if copied:  # The last commit is repeated with the new restore point.
+                self._commit_round(round_index - 1, [], copied)
             return
-        self._commit = self._commit_round(attempt, [cluster.state for cluster in prepared])
+        with SPANS.span(_TRACK, "commit"):
+            self._commit = self._commit_round(
+                round_index, [cluster.state for cluster in prepared], copied
+            )
+        self._restore_point = self._commit.restore_point
+        if self._commit.candidate.num_rounds == self._commit.num_rounds:
+            self._candidate_plans = list(plans)
         seconds = time.monotonic() - started
         metrics.ROUND_SECONDS.labels("committed").observe(seconds)
         summaries = [cluster.summary for cluster in prepared]
@@ -232,6 +276,8 @@ class JobRunner:
         planner.round_committed(decision, summaries, seconds)
         self._jobs.save_planner_state(self.job_id, planner.state())
         self._document.num_rounds_committed = self._commit.num_rounds
+        reached = max(self._document.num_rounds_reached, self._commit.num_rounds)
+        self._document.num_rounds_reached = reached
         self._jobs.save(self._document)
         self._publish(
             round_committed=scheduler_pb2.RoundCommitted(
@@ -240,13 +286,13 @@ class JobRunner:
         )
 
     def _run_cluster(
-        self, plan: plan_pb2.Plan, attempt: int, local_steps: int
+        self, plan: plan_pb2.Plan, local_steps: int, total_steps: int
     ) -> control_unit_pb2.RoundPrepared:
         index = plan.cluster_index
         host_id = self._hosts.clusters[index].control_unit.host_id
         previous = self._previous_plans[index]
         request = control_unit_pb2.RunRoundRequest(
-            attempt=self._attempt(attempt, plan.plan_id),
+            attempt=self._attempt(self._commit.num_rounds, plan.plan_id),
             job=self._spec,
             model=self._model,
             plan=plan,
@@ -256,8 +302,16 @@ class JobRunner:
             evaluate=index == 0 and self._evaluates(local_steps),
             previous_stages=previous.stages if previous else (),
             edge_address=self._hosts.edge_server.address,
+            edge_host_id=self._hosts.edge_server.host_id,
             vocabulary=self._vocabulary,
+            restore_point=self._restore_point.clusters[index],
+            restore_num_rounds=self._restore_point.num_rounds,
+            total_steps=total_steps,
         )
+        if self._commit.HasField("candidate"):
+            request.candidate.CopyFrom(self._commit.candidate.clusters[index])
+            request.candidate_stages.extend(self._candidate_plans[index].stages)
+            request.wait_for_copy = not local_steps or self._makes_candidate()
         call = self._control_unit_stub(index).RunRound(request, wait_for_ready=True)
         prepared = None
         for response in self._calls.answers(call, host_id, "run its round"):
@@ -274,14 +328,16 @@ class JobRunner:
         return prepared
 
     def _commit_round(
-        self, attempt: int, states: Sequence[plan_pb2.ClusterState]
+        self,
+        round_index: int,
+        states: Sequence[plan_pb2.ClusterState],
+        candidate_copied: bool,
     ) -> plan_pb2.Commit:
         request = edge_server_pb2.CommitRoundRequest(
-            attempt=self._attempt(attempt),
-            clusters=[
-                edge_server_pb2.PreparedCluster(state=state, address=cluster.control_unit.address)
-                for state, cluster in zip(states, self._hosts.clusters, strict=True)
-            ],
+            attempt=self._attempt(round_index),
+            clusters=states,
+            candidate_copied=candidate_copied,
+            is_candidate=self._makes_candidate(),
         )
         call = self._edge_server_stub().CommitRound(request, wait_for_ready=True)
         host_id = self._hosts.edge_server.host_id
@@ -293,11 +349,15 @@ class JobRunner:
         num_rounds = self._commit.num_rounds
         return not local_steps or bool(every and num_rounds and num_rounds % every == 0)
 
-    def _attempt(self, attempt: int, plan_id: str = "") -> plan_pb2.Attempt:
+    def _makes_candidate(self) -> bool:
+        """Returns whether the optimizer states of the next commit are to be copied."""
+        return (self._commit.num_rounds + 1) % self._job.training.replicate_every == 0
+
+    def _attempt(self, round_index: int, plan_id: str = "") -> plan_pb2.Attempt:
         return plan_pb2.Attempt(
             job_id=self.job_id,
-            round_index=self._commit.num_rounds,
-            attempt=attempt,
+            round_index=round_index,
+            attempt=self._document.attempt,
             plan_id=plan_id,
         )
 

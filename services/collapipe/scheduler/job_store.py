@@ -82,6 +82,10 @@ class JobDocument(_Document):
     """A `scheduler_pb2.JobState`."""
     message: str = ""
     num_rounds_committed: int = 0
+    num_rounds_reached: int = 0
+    """The largest `num_rounds_committed` of all runs. Earlier rounds are repetitions."""
+    attempt: int = 0
+    """Number of times that the job was resumed."""
     labels: list[str] = Field(default_factory=list)
     vocabulary_digest: str = ""
     evaluation: _Evaluation | None = None
@@ -108,13 +112,15 @@ class JobDocument(_Document):
 class RoundDocument(_Document):
     """The last attempt at a round, stored before the attempt begins."""
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     """Format version. Increase it when an older document, its plans or its decision cannot be read."""
     attempt: int
     plans: list[_Plan]
     """One for each cluster."""
     decision: dict[str, Any]
     """The document of `RoundDecision.to_json`."""
+    total_steps: int
+    """Optimizer steps of the whole job, as the learning rate of this round takes them."""
 
 
 class JobStore:
@@ -147,7 +153,7 @@ class JobStore:
         return self._add(document)
 
     def reopen(self, config: JobConfig) -> JobDocument:
-        """Queues the last job of this name again, so that it continues from its last commit.
+        """Queues the last job of this name again, so that it continues from its restore point.
 
         Raises:
             NotFoundError: There is no job of this name.
@@ -170,10 +176,13 @@ class JobStore:
                     f"job {document.job_id} cannot be resumed with other values of {', '.join(changed)}: use the old "
                     "values, or start a new job (only the schedule, the rounds and the evaluation may change)"
                 )
-            queued = {"state": scheduler_pb2.JOB_STATE_QUEUED, "message": ""}
-            return self._add(
-                document.model_copy(update={"config_json": config.to_json(), **queued})
-            )
+            changes = {
+                "config_json": config.to_json(),
+                "state": scheduler_pb2.JOB_STATE_QUEUED,
+                "message": "",
+                "attempt": document.attempt + 1,
+            }
+            return self._add(document.model_copy(update=changes))
 
     def _add(self, document: JobDocument) -> JobDocument:
         """Stores a queued job. Only a job that is on the disk counts."""
@@ -265,6 +274,7 @@ def _may_change(setting: str, job: JobConfig) -> bool:
         return job.training.update_per != "micro_batch"
     return setting.startswith("schedule.") or setting in (
         "training.rounds",
+        "training.replicate_every",
         "training.evaluate_every",
         "data.max_held_out_rows",
     )

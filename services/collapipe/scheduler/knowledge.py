@@ -3,8 +3,9 @@
 The first values come from profiles and probes. Telemetry of each round then updates them. They are stored
 with the job, so that a restarted scheduler continues with them.
 
-At the end of a round, a control unit gathers the unit states of its devices: weights and optimizer moments.
-The rate of this gathering is measured for each device, because it decides which devices should hold blocks.
+At the end of a round, the hosts push their weights to the edge server, and with several clusters they fetch the
+average before the next one. Both rates are measured for each host, because they decide which devices should hold
+blocks.
 """
 
 import math
@@ -32,7 +33,7 @@ _PROBE_NOISE = 1.5
 """Two probes of an unchanged link differ by less than this factor."""
 
 _MIN_MICRO_BATCHES = 2
-"""Times measured on fewer micro-batches are ignored."""
+"""Times measured on fewer micro-batches only replace a guess, and are a guess themselves."""
 
 _MIN_BYTES = 4096
 """Rates measured on fewer bytes are ignored."""
@@ -71,12 +72,12 @@ class LinkKnowledge(_Known):
     efficiency: float = 1.0
     """Measured rate of a radio link divided by the rate of docs/scheduling.md (1)."""
     probed_bps: float = 0.0
-    """Result of the last probe that ran while the sender had no blocks; 0 without one. A probe is compared
+    """Result of the last probe that ran while a host of the link was idle; 0 without one. A probe is compared
     with other probes only."""
-    gather_bps: float | None = None
-    """Rate at which unit states were gathered over this link; `None` before the first gathering."""
-    probed_bps_at_gathering: float = 0.0
-    """The rate that a probe found, or would have found, when `gather_bps` was measured; 0 before any probe."""
+    weights_bps: float | None = None
+    """Rate of weights to or from the edge server, for the sum of docs/scheduling.md (6); `None` before it is measured."""
+    probed_bps_at_transfer: float = 0.0
+    """The rate that a probe found, or would have found, when `weights_bps` was measured; 0 before any probe."""
 
     def update_channel(self, measured: LinkEstimate) -> None:
         if measured.round_trip_seconds is not None:
@@ -85,37 +86,29 @@ class LinkKnowledge(_Known):
             self.gain = measured.channel_gain
             self.noise_watts_per_hertz = measured.noise_watts_per_hertz
 
-    def update_gather_rate(self, rate_bps: float) -> None:
-        before = self.gather_bps
-        self.gather_bps = _average(before, rate_bps)
-        has_changed = self.gather_bps == rate_bps
-        if before and has_changed and self.probed_bps == self.probed_bps_at_gathering:
+    def update_weights_rate(self, rate_bps: float) -> None:
+        before = self.weights_bps
+        self.weights_bps = _average(before, rate_bps)
+        has_changed = self.weights_bps == rate_bps
+        if before and has_changed and self.probed_bps == self.probed_bps_at_transfer:
             # No probe has run since the change. Assume that the link itself has changed: then the result of
             # a new probe would change by the same factor.
             self.probed_bps *= rate_bps / before
-        self.probed_bps_at_gathering = self.probed_bps
+        self.probed_bps_at_transfer = self.probed_bps
 
     def update_probed_rate(self, goodput_bps: float) -> None:
-        """Updates the rates after a probe during which the sender had no blocks."""
-        self.probed_bps = goodput_bps
-        # If the rate is much lower now, the link probably became slow before the last gathering.
-        is_slower = goodput_bps * _PROBE_NOISE < self.probed_bps_at_gathering
-        if is_slower or not self.probed_bps_at_gathering:
-            self.probed_bps_at_gathering = goodput_bps
+        """Updates the rates after a probe during which a host of the link was idle.
 
-    def expected_gather_bps(self, default_bps: float) -> float:
-        """Returns the rate at which unit states would be gathered over this link now.
-
-        If probes show that the link has become faster since the last gathering, the rate grows by the same
-        factor, but not above `default_bps`. The device can then get blocks again, so that its rate is
-        measured. Before the first gathering, the rate is `default_bps`, which is that of the other devices.
+        If the link has become faster since weights used it last, their rate is forgotten. The host can then get
+        blocks again, so that the rate is measured.
         """
-        if self.gather_bps is None:
-            return default_bps
-        if self.probed_bps <= _PROBE_NOISE * self.probed_bps_at_gathering:
-            return self.gather_bps
-        scaled = self.gather_bps * self.probed_bps / self.probed_bps_at_gathering
-        return min(scaled, max(self.gather_bps, default_bps))
+        self.probed_bps = goodput_bps
+        if goodput_bps > _PROBE_NOISE * self.probed_bps_at_transfer > 0:
+            self.weights_bps = None
+        # If the rate is much lower now, the link probably became slow before weights used it last.
+        is_slower = goodput_bps * _PROBE_NOISE < self.probed_bps_at_transfer
+        if is_slower or not self.probed_bps_at_transfer:
+            self.probed_bps_at_transfer = goodput_bps
 
 
 class Knowledge(_Known):
@@ -132,10 +125,8 @@ class Knowledge(_Known):
     """Size of one sample's activation in fp32."""
     step_seconds: dict[int, float] = Field(default_factory=dict)
     """T_step of docs/scheduling.md (5), by cluster."""
-    default_gather_bps: float = math.inf
-    """Gather rate of a device that never sent unit states: the best recent rate of the other devices."""
     fixed_seconds: float = 0.0
-    """Time of a round outside training, gathering and evaluation."""
+    """Time of a round beside training, evaluation and transfers of weights."""
     reference_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """tau_ref of docs/scheduling.md (13)."""
     backlogs: dict[str, float] = Field(default_factory=dict)
@@ -187,8 +178,8 @@ class Knowledge(_Known):
         """Updates devices and links that were idle in the last round, from new profiles and probes.
 
         Args:
-            used_hosts: Hosts with a stage in the last round. Probes of their links do not change gather
-                rates: the last gathering is newer, and the streams of the round slowed the probes down.
+            used_hosts: Hosts with a stage in the last round. Probes of links between them do not change the
+                rates of weights: these are newer, and the streams of the round slowed the probes down.
         """
         for host_id, profiled in seconds_per_sample.items():
             host = self.hosts[host_id]
@@ -200,7 +191,7 @@ class Knowledge(_Known):
             link = self.links.setdefault(name, LinkKnowledge())
             link.capacity_bps = probed.capacity_bps
             link.round_trip_seconds = probed.round_trip_seconds
-            if probed.capacity_bps and name.partition(">")[0] not in used_hosts:
+            if probed.capacity_bps and not set(name.split(">")) <= set(used_hosts):
                 link.update_probed_rate(probed.capacity_bps)
 
     def update_radio_links(self, estimates: Estimates) -> None:
@@ -211,31 +202,18 @@ class Knowledge(_Known):
     def update_fixed_seconds(self, seconds: float) -> None:
         self.fixed_seconds = _average(self.fixed_seconds or None, max(seconds, 0.0))
 
-    def update_gather_rates(self, clusters: Iterable[Mapping[str, tuple[float, float]]]) -> None:
-        """Updates the gather rates after a round.
+    def update_weights_rates(self, transfers: Mapping[str, tuple[float, float]]) -> None:
+        """Updates the rates of weights after all hosts of a cluster pushed, or after all of them fetched.
 
         Args:
-            clusters: One mapping for each cluster, from "device>control unit" to two numbers: the gathered
-                bytes, and the seconds from the common start of all devices to the end of this device.
+            transfers: By "sender>receiver": bytes, and the seconds from the common start of all hosts to the
+                end of this host.
         """
-        rates: list[float] = []
-        for gathered in clusters:
-            seconds = _split_shared_time({name: end for name, (_, end) in gathered.items()})
-            for name, (num_bytes, _) in gathered.items():
-                if num_bytes >= _MIN_BYTES and seconds[name] > 0:
-                    rates.append(8 * num_bytes / seconds[name])
-                    self.links.setdefault(name, LinkKnowledge()).update_gather_rate(rates[-1])
-        if rates:
-            best = max(rates)
-            before = self.default_gather_bps if math.isfinite(self.default_gather_bps) else best
-            # The default falls slowly. If one device holds all blocks and its link is slow, then the links of
-            # the other devices need not be slow.
-            self.default_gather_bps = max(best, _OLD_WEIGHT * before + (1 - _OLD_WEIGHT) * best)
-
-    def gather_bps(self, device: str, control_unit: str) -> float:
-        """Returns the rate at which the unit states of a device would be gathered now."""
-        link = self.links.get(f"{device}>{control_unit}") or LinkKnowledge()
-        return link.expected_gather_bps(self.default_gather_bps)
+        seconds = _split_shared_time({name: end for name, (_, end) in transfers.items()})
+        for name, (num_bytes, _) in transfers.items():
+            if num_bytes >= _MIN_BYTES and seconds[name] > 0:
+                link = self.links.setdefault(name, LinkKnowledge())
+                link.update_weights_rate(8 * num_bytes / seconds[name])
 
     def update_backlogs(
         self, energy_joules: Mapping[str, float], budgets: Mapping[str, float]
@@ -246,6 +224,7 @@ class Knowledge(_Known):
             metrics.BACKLOG.labels(host_id).set(self.backlogs[host_id])
 
     def _update_host(self, host_id: str, measured: HostEstimate) -> None:
+        known = self.hosts.get(host_id)
         if measured.seconds_per_sample and measured.micro_batches >= _MIN_MICRO_BATCHES:
             host = self.hosts.setdefault(host_id, HostKnowledge(seconds_per_sample=0.0))
             before = host.seconds_per_sample if host.source == "rounds" else None
@@ -254,6 +233,8 @@ class Knowledge(_Known):
                 # The result of a new profile would change by the same factor.
                 host.profiled_seconds_per_sample *= host.seconds_per_sample / before
             host.source = "rounds"
+        elif measured.seconds_per_sample and (known is None or known.source == "guess"):
+            self.hosts[host_id] = HostKnowledge(seconds_per_sample=measured.seconds_per_sample)
         if measured.busy_watts and host_id in self.hosts:
             host = self.hosts[host_id]
             host.busy_watts = _average(host.busy_watts or None, measured.busy_watts)

@@ -45,6 +45,7 @@ def _plan_message(
             )
             for stage in decided.stages
         ],
+        upload_codec="" if decided.upload_codec == "fp32" else decided.upload_codec,
     )
     links = problem.clusters[cluster_index].links
     for (before, after), link in zip(

@@ -7,7 +7,8 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from collapipe.allocation import RoundPlan, reference_seconds
 from collapipe.errors import InfeasibleError
@@ -17,7 +18,6 @@ from collapipe.scheduler.decisions import (
     Question,
     RoundDecision,
     decide,
-    full_round_seconds,
     hosts_of,
     keep_current,
     link_shares,
@@ -115,15 +115,15 @@ class Planner:
     def decide(
         self,
         round_index: int,
-        earlier_micro_batches: Sequence[int] | None,
+        earlier: Sequence[plan_pb2.Plan],
         *,
         evaluation_only: bool = False,
     ) -> tuple[list[plan_pb2.Plan], RoundDecision]:
         """Decides one round.
 
         Args:
-            earlier_micro_batches: Micro-batches of each cluster in an earlier attempt at this round. A retry
-                keeps them, because another number would change the result of the training.
+            earlier: The plans of an earlier attempt at this round; empty if there was none. A retry keeps what
+                would change the result of the training.
             evaluation_only: The round trains nothing, so the current plans are kept.
 
         Raises:
@@ -140,14 +140,14 @@ class Planner:
             self._knowledge,
             round_index=round_index,
             previous=self._current_plans,
-            earlier_micro_batches=earlier_micro_batches,
+            earlier=earlier,
         )
         schedule = self._job.schedule
         question = Question(schedule.strategy, schedule.segments, schedule.hysteresis, problem)
         decision = None
         if evaluation_only:
             decision = keep_current(question, "evaluation", estimates)
-        elif self._telemetry_is_stale(estimates) and earlier_micro_batches is None:
+        elif self._telemetry_is_stale(estimates) and not earlier:
             decision = keep_current(question, "telemetry_missing", estimates)
         decision = decision or self._solve(question, estimates)
         if not evaluation_only:
@@ -174,23 +174,36 @@ class Planner:
         measured = {h for h, known in self._knowledge.hosts.items() if known.source == "rounds"}
         # Without measurements of all its hosts, the prediction is a guess.
         if hosts_of(decision.plans) <= measured:
-            predicted = full_round_seconds(decision)
+            predicted = decision.prediction.full_round_seconds
             metrics.ROUND_PREDICTED_SECONDS.set(predicted)
             metrics.ROUND_OBSERVED_SECONDS.set(observed)
             metrics.ROUND_PREDICTION_ERROR_RATIO.observe(abs(predicted - observed) / observed)
         # In the first round, hosts also load code and open connections, so its times are not typical.
         if self._has_committed:
-            if not any(cluster.migrate_seconds for cluster in decision.prediction.clusters):
+            moved = [
+                num_moved_blocks(cluster.previous, plan) > 0
+                for cluster, plan in zip(
+                    decision.question.problem.clusters, decision.plans, strict=True
+                )
+            ]
+            if not any(moved):
                 slowest = summaries[trained.index(max(trained))]
-                overhead = observed - slowest.training_seconds - slowest.gather_seconds
+                weights = _longest(slowest.pushed) + _longest(slowest.fetched)
+                overhead = observed - slowest.training_seconds - weights
                 self._knowledge.update_fixed_seconds(overhead)
-            self._knowledge.update_gather_rates(
-                {
-                    f"{sent.host_id}>{cluster.control_unit.host_id}": (sent.bytes, sent.seconds)
-                    for sent in summary.gathered
-                }
-                for cluster, summary in zip(self._hosts.clusters, summaries, strict=True)
-            )
+            edge_server = self._hosts.edge_server.host_id
+            for summary, has_moved in zip(summaries, moved, strict=True):
+                self._knowledge.update_weights_rates(
+                    {f"{t.host_id}>{edge_server}": (t.bytes, t.seconds) for t in summary.pushed}
+                )
+                # The states of moved blocks do not come from the edge server alone.
+                if not has_moved:
+                    self._knowledge.update_weights_rates(
+                        {
+                            f"{edge_server}>{t.host_id}": (t.bytes, t.seconds)
+                            for t in summary.fetched
+                        }
+                    )
         self._has_committed = True
         budgets = {
             host_id: host.energy_budget_joules
@@ -271,8 +284,10 @@ class Planner:
             self._hosts,
             self._knowledge,
             round_index=round_index,
-            earlier_micro_batches=[self._job.schedule.num_micro_batches] * self._job.clusters,
         )
+        options = (self._job.schedule.num_micro_batches,)
+        clusters = tuple(replace(c, micro_batch_options=options) for c in problem.clusters)
+        problem = replace(problem, clusters=clusters)
         return reference_seconds(lambda strategy: problem) or 1.0
 
     def _export_metrics(self, decision: RoundDecision) -> None:
@@ -292,6 +307,10 @@ class Planner:
                 metrics.PLACED_BLOCKS.labels(host_id).set(num_blocks)
             metrics.MOVED_BLOCKS.labels(str(index)).inc(num_moved_blocks(before, plan))
             metrics.PLANNED_MICRO_BATCHES.labels(str(index)).set(plan.num_micro_batches)
+
+
+def _longest(transfers: Iterable[job_pb2.WeightsTransfer]) -> float:
+    return max((transfer.seconds for transfer in transfers), default=0.0)
 
 
 def _energy_joules(

@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from collapipe.allocation import (
     ClusterProblem,
@@ -14,12 +15,15 @@ from collapipe.allocation import (
     RoundPlan,
     RoundProblem,
     WiredLink,
+    exchange_bps,
+    push_overlap,
 )
+from collapipe.codec_table import UploadCodecName
 from collapipe.job import JobConfig, divisors
 from collapipe.scheduler.host_registry import ClusterHosts, JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.traffic_shaping.radio_driver import NOMINAL_BANDWIDTH_HZ
-from collapipe.v1 import scheduler_pb2
+from collapipe.v1 import plan_pb2, scheduler_pb2
 
 _STATE_PER_WEIGHT = 4
 """Training keeps a weight, a gradient and two moments for each weight: docs/scheduling.md (10)."""
@@ -52,6 +56,12 @@ def _micro_batch_options(job: JobConfig) -> tuple[int, ...]:
     return tuple(divisors(job.training.mini_batch))
 
 
+def _upload_codecs(job: JobConfig) -> tuple[UploadCodecName, ...]:
+    """Returns the codecs of uploads that the strategy may choose from."""
+    codecs = tuple(job.training.upload_codecs)
+    return codecs if job.schedule.strategy == "dssra" else codecs[:1]
+
+
 def build_problem(
     job: JobConfig,
     model: ModelSizes,
@@ -60,24 +70,27 @@ def build_problem(
     *,
     round_index: int,
     previous: RoundPlan = (),
-    earlier_micro_batches: Sequence[int] | None = None,
+    earlier: Sequence[plan_pb2.Plan] = (),
 ) -> RoundProblem:
     """Builds the problem of one round.
 
     Args:
         previous: The plans of the last committed round; empty before the first one.
-        earlier_micro_batches: Micro-batches of each cluster in an earlier attempt at this round; a retry
-            keeps them.
+        earlier: The plans of an earlier attempt at this round. A retry keeps their micro-batches and codecs of
+            uploads, because others would change the result of the training. Empty if there was none.
     """
     schedule = job.schedule
     channels: dict[str, float] = {}
+    cost = _model_cost(job, model, knowledge)
     fastest = min(_fastest_sample_seconds(cluster, knowledge) for cluster in hosts.clusters)
     edge_server = _host(hosts.edge_server, knowledge, fastest * model.head_blocks)
     clusters = []
     for index, cluster in enumerate(hosts.clusters):
-        options = _micro_batch_options(job)
-        if earlier_micro_batches is not None:
-            options = (earlier_micro_batches[index],)
+        options, upload_codecs = _micro_batch_options(job), _upload_codecs(job)
+        if earlier:
+            options = (earlier[index].num_micro_batches,)
+            kept = earlier[index].upload_codec or "fp32"
+            upload_codecs = tuple(name for name in job.training.upload_codecs if name == kept)
         links = _links(cluster, hosts.edge_server, knowledge)
         on_radio = any(isinstance(link, RadioLink) for link in links.values())
         shared = schedule.channel_rate_bps
@@ -88,29 +101,36 @@ def build_problem(
             channel = f"cluster {index}"
             channels[channel] = shared
         embedding_seconds = _EMBEDDING_GUESS * _fastest_sample_seconds(cluster, knowledge)
-        control_unit = cluster.control_unit
+        before = previous[index] if previous else None
+        # Before the first round, all hosts may get equally much.
+        overlap = 1.0 + len(cluster.devices)
+        if before is not None:
+            overlap = push_overlap(cost, links, edge_server.host_id, before)
+        with_rates = partial(
+            _with_weights_rates,
+            edge_server=edge_server,
+            links=links,
+            knowledge=knowledge,
+            overlap=overlap,
+            channel=math.inf if shared is None else shared,
+        )
         clusters.append(
             ClusterProblem(
-                control_unit=_host(control_unit, knowledge, embedding_seconds),
-                devices=tuple(
-                    replace(
-                        _host(device, knowledge),
-                        weights_bps=knowledge.gather_bps(device.host_id, control_unit.host_id),
-                    )
-                    for device in cluster.devices
-                ),
+                control_unit=with_rates(_host(cluster.control_unit, knowledge, embedding_seconds)),
+                devices=tuple(with_rates(_host(device, knowledge)) for device in cluster.devices),
                 edge_server=edge_server,
                 links=links,
                 micro_batch_options=options,
                 channel=channel,
-                previous=previous[index] if previous else None,
+                previous=before,
                 step_seconds=knowledge.step_seconds.get(index, 0.0),
+                upload_codecs=upload_codecs or _upload_codecs(job),
                 weight=1 / len(hosts.clusters),
             )
         )
     return RoundProblem(
         clusters=tuple(clusters),
-        model=_model_cost(job, model, knowledge),
+        model=cost,
         mini_batch=job.training.mini_batch,
         local_steps=job.training.local_steps,
         channels=channels,
@@ -132,12 +152,12 @@ def build_problem(
 
 
 def link_pairs(cluster: ClusterHosts, edge_server: scheduler_pb2.Host) -> list[tuple[str, str]]:
-    """Returns every (sender, receiver) that a pipeline of the cluster may contain, in both directions."""
+    """Returns every (sender, receiver) of a cluster between which activations or weights may travel."""
     devices = [device.host_id for device in cluster.devices]
     control_unit, edge = cluster.control_unit.host_id, edge_server.host_id
-    pairs = list(itertools.permutations(devices, 2))
-    for device in devices:
-        pairs += [(control_unit, device), (device, control_unit), (device, edge), (edge, device)]
+    pairs = list(itertools.permutations([*devices, control_unit], 2))
+    for host in (*devices, control_unit):
+        pairs += [(host, edge), (edge, host)]
     return pairs
 
 
@@ -158,6 +178,25 @@ def _host(host: scheduler_pb2.Host, knowledge: Knowledge, guessed_seconds: float
         backlog=knowledge.backlogs.get(host.host_id, 0.0),
         max_transmit_watts=host.max_transmit_watts if on_radio else 0.0,
     )
+
+
+def _with_weights_rates(
+    host: Host,
+    edge_server: Host,
+    links: Mapping[tuple[str, str], WiredLink | RadioLink],
+    knowledge: Knowledge,
+    overlap: float,
+    channel: float,
+) -> Host:
+    """Returns a host with the measured rates of its weights. Before the first measurement, the links give them."""
+
+    def rate(sender: Host, receiver: Host) -> float:
+        known = knowledge.links.get(f"{sender.host_id}>{receiver.host_id}")
+        if known is not None and known.weights_bps is not None:
+            return known.weights_bps
+        return exchange_bps(links[sender.host_id, receiver.host_id], sender, overlap, channel)
+
+    return replace(host, push_bps=rate(host, edge_server), fetch_bps=rate(edge_server, host))
 
 
 def _links(
@@ -189,4 +228,5 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         embedding_stash_bytes=knowledge.activation_bytes,
         head_stash_bytes=model.head_blocks * knowledge.block_stash_bytes,
         recompute=job.training.recompute,
+        lossy_uploads=_upload_codecs(job) != ("fp32",),
     )

@@ -21,7 +21,8 @@ from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.plan_messages import replay
 from collapipe.scheduler.telemetry_window import Telemetry
-from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
+from collapipe.scheduler.trace_collection import collect_trace
+from collapipe.v1 import plan_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 f"host {host.host_id} has speed {host.speed}: give a positive speed, or 0 to have it measured"
             )
         self._registry.register(host)
+        self._channels.know(host.host_id, host.address)
         answer = scheduler_pb2.RegisterHostResponse()
         answer.heartbeat_interval.FromMilliseconds(int(HEARTBEAT_SECONDS * 1000))
         return answer
@@ -148,6 +150,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         with _refusing_contradictions():
             replayed = replay(RoundDecision.from_json(document.decision), document.plans)
         return scheduler_pb2.ReplayDecisionResponse(recorded=document.plans, replayed=replayed)
+
+    def GetTrace(
+        self, request: scheduler_pb2.GetTraceRequest, context: grpc.ServicerContext
+    ) -> Iterator[scheduler_pb2.GetTraceResponse]:
+        """Streams the spans of every host in the last attempt at a round."""
+        document = self._jobs.round(request.job_id, request.round_index)
+        attempt = plan_pb2.Attempt(
+            job_id=request.job_id, round_index=request.round_index, attempt=document.attempt
+        )
+        yield from collect_trace(attempt, document.plans, self._registry.statuses(), self._channels)
 
     def close(self) -> None:
         """Cancels the running job, and starts no other."""

@@ -55,5 +55,9 @@ class Telemetry:
             if host.metrics_address
         }
         return estimate(
-            series, host_ids, knowledge.host_priors(), end=end, max_age_seconds=min_seconds
+            series,
+            host_ids,
+            knowledge.host_priors(),
+            end=end,
+            max_age_seconds=max(min_seconds, self.source.max_gap_seconds),
         )

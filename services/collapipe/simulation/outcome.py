@@ -2,15 +2,18 @@
 
 `round_model.prediction` gives compute times, transfer times and energy, because these add up without
 interaction. `collapipe.simulation.pipeline_events` simulates the time of a mini-batch, which depends on how stages
-wait for each other.
+wait for each other. The weights of all hosts move at once, over the links of the round.
 """
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
 from collapipe.allocation.round_model.prediction import (
     ClusterPrediction,
     bubble_ratio,
+    moved_states,
     moved_units,
     predict,
 )
@@ -21,6 +24,7 @@ from collapipe.allocation.round_model.problem import (
     RoundPlan,
     RoundProblem,
 )
+from collapipe.codec_table import UPLOAD_CODECS
 from collapipe.simulation.pipeline_events import (
     SimulatedLink,
     SimulatedPipeline,
@@ -51,8 +55,8 @@ class RoundOutcome:
     """One round.
 
     Args:
-        seconds: docs/scheduling.md (6) with simulated mini-batches, and with T_migrate not divided by the
-            horizon.
+        seconds: docs/scheduling.md (6) with simulated mini-batches, with T_migrate not divided by the
+            horizon, and with transfers of weights that overlap where links are separate.
         energy_joules: Energy of every host that took part: docs/scheduling.md (8), (9).
         memory_bytes: Largest memory of every host that took part: docs/scheduling.md (10) with the
             micro-batches that its stages really held, which may be fewer than their windows.
@@ -87,11 +91,8 @@ def run_round(
     memory: dict[str, float] = {}
     for (cluster, plan, predicted), run in zip(parts, runs, strict=True):
         mini_batch_seconds = run.seconds / num_steps
-        seconds = (
-            problem.local_steps * mini_batch_seconds
-            + predicted.gather_seconds
-            + predicted.migrate_seconds
-            + cluster.upload_seconds
+        seconds = problem.local_steps * mini_batch_seconds + _weights_seconds(
+            problem, cluster, plan
         )
         computes = [stage.compute_seconds for stage in predicted.stages]
         bubble = bubble_ratio(plan.num_micro_batches, computes, mini_batch_seconds)
@@ -108,6 +109,48 @@ def run_round(
     return RoundOutcome(
         slowest + problem.fixed_seconds, tuple(clusters), prediction.energy_joules, memory
     )
+
+
+def _weights_seconds(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan) -> float:
+    """Returns the time in which hosts fetch their units before the training, and push them after it."""
+    edge_server = cluster.edge_server.host_id
+    pushes, fetches = [], []
+    ratio = UPLOAD_CODECS[plan.upload_codec].bytes_ratio
+    for stage in plan.stages:
+        if stage.host_id == edge_server:
+            continue
+        units = (stage.start_unit, stage.stop_unit)
+        weights = problem.model.weights_bytes(*units)
+        pushes.append((stage.host_id, edge_server, ratio * weights))
+        if len(problem.clusters) > 1:
+            fetches.append((edge_server, stage.host_id, weights))
+        moved = moved_states(problem, cluster, cluster.hosts[stage.host_id], *units)
+        fetches += [(sender, stage.host_id, num_bytes) for sender, num_bytes in moved]
+    return _transfer_seconds(problem, cluster, pushes) + _transfer_seconds(
+        problem, cluster, fetches
+    )
+
+
+def _transfer_seconds(
+    problem: RoundProblem, cluster: ClusterProblem, transfers: Iterable[tuple[str, str, float]]
+) -> float:
+    """Returns the time of transfers (sender, receiver, bytes) that start together.
+
+    Transfers on separate wires overlap. What shares a channel takes turns, on radios with full power.
+    """
+    channel = problem.channels.get(cluster.channel or "", math.inf)
+    turns, wires = 0.0, dict[tuple[str, str], float]()
+    for sender, receiver, num_bytes in transfers:
+        if not num_bytes:
+            continue
+        link, bits = cluster.links[sender, receiver], 8 * num_bytes
+        if isinstance(link, RadioLink):
+            turns += bits / link.rate_bps(channel, cluster.hosts[sender].max_transmit_watts)
+        else:
+            turns += bits / channel
+            seconds = wires.get((sender, receiver), 0.0) + bits / link.capacity_bps
+            wires[sender, receiver] = seconds
+    return max(turns, *wires.values(), 0.0)
 
 
 def _pipeline(

@@ -1,8 +1,8 @@
 """Simulates 1F1B pipelines event by event, with stages and links that wait for each other.
 
 This simulation checks the formula of docs/scheduling.md (5), so it shares no code with it. A stage chooses
-its next action by the rule of real stages (`collapipe.stage_runtime.action_order`): a backward pass before a
-forward pass, and never more forward micro-batches than its window.
+its next action by the rule of real stages (`collapipe.stage_runtime.action_order`): passes alternate as far
+as frames have arrived, and a stage never holds more forward micro-batches than its window.
 """
 
 from collections.abc import Sequence
@@ -91,6 +91,7 @@ def simulate(pipelines: Sequence[SimulatedPipeline]) -> list[PipelineRun]:
     activations, gradients = [0] * len(nodes), [0] * len(nodes)  # arrived, and not yet used
     held, peaks, done = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)
     busy = [False] * len(nodes)
+    prefers_forward = [False] * len(nodes)
     steps_left = [pipeline.num_steps for pipeline in pipelines]
     finished = [0.0] * len(pipelines)
     # An event is (time, kind, -node, whether the ended pass was a forward pass). Later stages come first.
@@ -143,12 +144,14 @@ def simulate(pipelines: Sequence[SimulatedPipeline]) -> list[PipelineRun]:
                         heappush(events, (end, _ACTIVATION_ARRIVED, -node, False))
         if busy[node]:
             continue
-        if gradients[node]:
+        may_run_forward = activations[node] and held[node] < stage.in_flight
+        if gradients[node] and not (may_run_forward and prefers_forward[node]):
             gradients[node] -= 1
-            busy[node] = True
+            busy[node] = prefers_forward[node] = True
             heappush(events, (now + stage.backward_seconds, _PASS_ENDED, -node, False))
-        elif activations[node] and held[node] < stage.in_flight:
+        elif may_run_forward:
             activations[node] -= 1
+            prefers_forward[node] = False
             held[node] += 1
             peaks[node] = max(peaks[node], held[node])
             busy[node] = True

@@ -148,7 +148,7 @@ class _Rounds:
         return RoundRecord(
             round_index=round_index,
             delay_seconds=outcome.seconds,
-            predicted_seconds=decision.prediction.round_seconds,
+            predicted_seconds=decision.prediction.full_round_seconds,
             energy_joules_mean=_mean(
                 [outcome.energy_joules.get(device.host_id, 0.0) for device in self.devices]
             ),

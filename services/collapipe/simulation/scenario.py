@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from collapipe.codec_table import CodecName
+from collapipe.codec_table import CodecName, UploadCodecName
 from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.errors import InvalidInputError
 from collapipe.job import DecisionParameters, Section, divisors, explain_mistakes
@@ -88,6 +88,8 @@ class TrainingSection(Section):
     """Largest in-flight window of a stage. Not set: only memory limits it."""
     codecs: list[CodecName] = Field(default=["fp32"], min_length=1)
     """Codecs that `dssra` may choose from. All other strategies use the first."""
+    upload_codecs: list[UploadCodecName] = Field(default=["fp32"], min_length=1)
+    """Codecs of uploads that `dssra` may choose from. All other strategies use the first."""
     step_seconds: float = Field(default=0.0, ge=0)
     """Time of gradient clipping and the optimizer in one step."""
     simulated_steps: int = Field(default=1, ge=1)
@@ -169,7 +171,7 @@ class WireSection(Section):
 
 
 class WorldSection(Section):
-    """How hosts vary, and how fast they exchange weights."""
+    """How hosts vary."""
 
     speed_spread: float = Field(default=1.0, ge=1)
     """Largest factor between the speed of a device and its given speed, up or down. Drawn once; the mean
@@ -178,10 +180,6 @@ class WorldSection(Section):
     """Standard deviation of the logarithm of a host's speed. Drawn anew every round."""
     shuffle_devices: bool = True
     """Whether devices register in random order."""
-    weights_bps: float | None = Field(default=None, gt=0)
-    """Rate at which a device sends and receives unit states. Not set: that takes no time."""
-    upload_bps: float | None = Field(default=None, gt=0)
-    """Rate at which a control unit uploads its weights. Not set: that takes no time."""
 
 
 class SweepSection(Section):

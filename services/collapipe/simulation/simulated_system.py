@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from collapipe.allocation.round_model.problem import (
     RoundPlan,
     RoundProblem,
     WiredLink,
+    exchange_bps,
+    push_overlap,
 )
 from collapipe.emulation.device_profiles import device_profile
 from collapipe.simulation.radio_propagation import (
@@ -28,14 +31,12 @@ from collapipe.simulation.radio_propagation import (
     rayleigh_fading,
 )
 from collapipe.simulation.scenario import HardwareSection, RadioSection, Scenario
-from collapipe.simulation.transformer_costs import STATE_BYTES_PER_PARAMETER, TRANSFORMERS
+from collapipe.simulation.transformer_costs import TRANSFORMERS
 
 EDGE_SERVER = "edge-server"
 
 _LAYOUT, _ROUND, _TELEMETRY = range(3)
 """Independent streams of random numbers of a seed."""
-
-_BYTES_PER_WEIGHT = 4
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,10 @@ class SimulatedSystem:
         self._seed = seed
         rng = self._rng(_LAYOUT)
         shape, model = TRANSFORMERS[scenario.model.name], scenario.model
-        self.model: ModelCost = shape.cost(model.sequence_length, recompute=model.recompute)
+        self.model: ModelCost = replace(
+            shape.cost(model.sequence_length, recompute=model.recompute),
+            lossy_uploads=scenario.training.upload_codecs != ["fp32"],
+        )
         self._block_flops = shape.block_flops(model.sequence_length, recompute=model.recompute)
         self.forward_share = 1 / 4 if model.recompute else 1 / 3
         """Share of the compute time that the forward pass takes. A backward pass takes twice as long."""
@@ -174,18 +178,32 @@ class SimulatedSystem:
         shared = channel.bandwidth_hz if channel.kind == "radio" else channel.shared_rate_bps
         clusters = []
         for index, hosts in enumerate(self._clusters):
-            control_unit, *devices = (self._host_now(host, conditions, backlogs) for host in hosts)
+            before = previous[index] if previous else None
+            links = self._cluster_links(index, conditions)
+            # Before the first round, all hosts may get equally much.
+            overlap = float(len(hosts))
+            if before is not None:
+                overlap = push_overlap(self.model, links, EDGE_SERVER, before)
+            exchange = partial(exchange_bps, overlap=overlap, channel=shared or math.inf)
+            control_unit, *devices = (
+                replace(
+                    self._host_now(host, conditions, backlogs),
+                    push_bps=exchange(links[host.host_id, EDGE_SERVER], host),
+                    fetch_bps=exchange(links[EDGE_SERVER, host.host_id], edge_server),
+                )
+                for host in hosts
+            )
             clusters.append(
                 ClusterProblem(
                     control_unit=control_unit,
                     devices=tuple(devices),
                     edge_server=edge_server,
-                    links=self._cluster_links(index, conditions),
+                    links=links,
                     micro_batch_options=micro_batch_options or training.micro_batch_options,
                     channel=None if shared is None else f"channel-{index}",
-                    previous=previous[index] if previous else None,
+                    previous=before,
                     step_seconds=training.step_seconds,
-                    upload_seconds=self._upload_seconds(),
+                    upload_codecs=tuple(training.upload_codecs),
                     weight=1 / len(self._clusters),
                 )
             )
@@ -238,7 +256,6 @@ class SimulatedSystem:
             busy_watts=watts or 0.0,
             energy_budget_joules=hardware.energy_budget_joules,
             max_transmit_watts=hardware.transmit_watts if scenario.channel.kind == "radio" else 0.0,
-            weights_bps=scenario.world.weights_bps or math.inf,
         )
 
     def _host_now(
@@ -288,14 +305,6 @@ class SimulatedSystem:
             (names[i], names[j]): RadioLink(table[i][j], density[j], channel.round_trip_seconds)
             for i, j in pairs
         }
-
-    def _upload_seconds(self) -> float:
-        """Returns the time in which a control unit uploads the weights of the embedding and of the blocks."""
-        rate = self._scenario.world.upload_bps
-        if rate is None:
-            return 0.0
-        state = self.model.state_bytes(0, self.model.num_blocks + 1)
-        return 8 * _BYTES_PER_WEIGHT * (state / STATE_BYTES_PER_PARAMETER) / rate
 
 
 def _speed_factors(rng: np.random.Generator, count: int, spread: float) -> list[float]:

@@ -9,20 +9,22 @@ import grpc
 import torch
 from pydantic import Field
 
+from collapipe.certificates import Role
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError
 from collapipe.neighbour_streams.link_probe import LinkServicer
-from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, serve
 from collapipe.service_process import Running, ServiceSettings
 from collapipe.stage_host.host_resources import HostResources
 from collapipe.stage_host.registration import Registration
 from collapipe.telemetry.sensors import SensorReader
+from collapipe.trace_service import TraceServicer
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.traffic_shaping.pacing import PacedShaper, Shaper
 from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver, RadioDriver
 from collapipe.traffic_shaping.tc.service_shaper import TrafficControlShaper
 from collapipe.traffic_shaping.wifi_radio import WifiRadioDriver
-from collapipe.v1 import blob_pb2_grpc, link_pb2_grpc, scheduler_pb2
+from collapipe.v1 import blob_pb2_grpc, link_pb2_grpc, scheduler_pb2, trace_pb2_grpc
 from collapipe.weights.blob_store import JobStores
 from collapipe.weights.transfer import BlobServicer
 
@@ -61,7 +63,7 @@ def start_stage_host(
     stores: JobStores | None,
     add_services: Callable[[grpc.Server, HostResources, str], None],
 ) -> Running:
-    """Serves blobs, link probes and the services of a role, and registers with the scheduler.
+    """Serves blobs, link probes, spans and the services of a role, and registers with the scheduler.
 
     Args:
         host: The entry to register. This function fills in the host's id, addresses and transmit power.
@@ -73,25 +75,28 @@ def start_stage_host(
     """
     _check_machine(settings)
     torch.set_num_threads(settings.threads)
-    channels = ChannelPool(settings.security)
     emulation = EmulationFile(settings.emulation)
     emulation.current()  # Refuses a file that cannot be used.
     shaper, radio = choose_shaper(settings), choose_radio(settings, emulation)
+    links = OutgoingLinks(settings.host_id, emulation, shaper, radio)
+    channels = ChannelPool(settings.security, links)
 
     def add_all_services(server: grpc.Server, address: str) -> None:
         host.address = settings.advertise or address
         host.host_id = settings.host_id or f"host-{host.address}"
         host.metrics_address = _reachable(metrics_address, host.address)
         host.max_transmit_watts = settings.max_transmit_watts
-        links = OutgoingLinks(host.host_id, emulation, shaper, radio)
+        links.host_id = host.host_id
         device = torch.device(settings.device)
         resources = HostResources(device, channels, links, stores, host.busy_watts)
-        blobs = BlobServicer(resources.find_blob)
+        blobs = BlobServicer(resources.find_blob, links)
         blob_pb2_grpc.add_BlobServiceServicer_to_server(blobs, server)
         link_pb2_grpc.add_LinkServiceServicer_to_server(LinkServicer(links, channels), server)
+        trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(), server)
         add_services(server, resources, host.address)
 
-    server = serve(settings.listen, settings.security, add_all_services)
+    server = serve(settings.listen, settings.security, add_all_services, links=links)
+    links.link_to(Role.SCHEDULER.value, settings.scheduler)
     registration = Registration(host, settings.scheduler, channels)
     # The sensors of this machine do not measure what an emulated device would draw.
     sensors = None if host.host_id in emulation.current().devices else SensorReader()

@@ -1,6 +1,7 @@
 """The resources that all sessions on one host share."""
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -8,11 +9,12 @@ import torch
 from collapipe.errors import NotFoundError
 from collapipe.job import TrainingConfig
 from collapipe.models import adapter_for
-from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool
 from collapipe.stage_runtime import EmulatedProcessor, ResidentUnits
-from collapipe.v1 import stage_pb2
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
+from collapipe.v1 import edge_server_pb2, stage_pb2
 from collapipe.weights.blob_store import BlobStore, JobStores
+from collapipe.weights.tensor_blob import TensorBlob
 from collapipe.weights.transfer import Readable
 
 
@@ -38,6 +40,8 @@ class HostResources:
         self.links = links
         self.busy_watts = busy_watts
         self.processor = EmulatedProcessor(links.emulation, links.host_id)
+        self.keep_unit: Callable[[edge_server_pb2.PushedUnit, TensorBlob], None] | None = None
+        """Takes the new weights of the host's own units. Only the edge server sets it; others push weights to it."""
         self._stores = stores
         self._lock = threading.Lock()
         self._job_id = ""
@@ -61,11 +65,18 @@ class HostResources:
 
     def find_blob(self, digest: str) -> Readable:
         """Finds a blob among the units in memory, then on the disk; raises `NotFoundError`."""
+        try:
+            return self.held_blob(digest)
+        except NotFoundError:
+            if self._stores is None:
+                raise
+            return self._stores.find(digest)
+
+    def held_blob(self, digest: str) -> Readable:
+        """Finds a blob among the units in memory; raises `NotFoundError`."""
         for units in list(self._units_of_clusters.values()):
             with suppress(NotFoundError):
                 return units.blob(digest)
-        if self._stores is not None:
-            return self._stores.find(digest)
         raise NotFoundError(f"blob {digest} is not held by {self.host_id}")
 
     def store(self, job_id: str) -> BlobStore | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from collapipe.attempts import order
 from collapipe.errors import (
     CancelledError,
     CollapipeError,
@@ -132,7 +133,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
 
         def on_end() -> None:
             # To the thread that reads requests, a broken call may look like one that ends in good order.
-            session.abort(PeerLostError("", "the previous stage broke its stream"))
+            session.lose_stream(PeerLostError("", "the previous stage broke its stream"))
 
         if not context.add_callback(on_end):
             on_end()
@@ -144,7 +145,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         admitted = _AdmittedSession(StageSession(configure, self._resources))
         with self._lock:
             latest = self._latest.get((cluster_index, attempt.job_id))
-            if latest is not None and _order(attempt) <= _order(latest):
+            if latest is not None and order(attempt) <= order(latest):
                 raise WrongStateError(
                     f"round {attempt.round_index}, attempt {attempt.attempt} of job {attempt.job_id} is not "
                     f"newer than round {latest.round_index}, attempt {latest.attempt}, which was served already"
@@ -175,10 +176,6 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 )
             admitted.has_upstream = True
             return admitted.session
-
-
-def _order(attempt: plan_pb2.Attempt) -> tuple[int, int]:
-    return attempt.round_index, attempt.attempt
 
 
 def _execute(

@@ -1,11 +1,15 @@
 """One stage in one attempt at a round, from its configuration to its prepared state."""
 
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
+from collapipe.codec_table import UPLOAD_CODECS, UploadCodecName
 from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
 from collapipe.job import TrainingConfig
 from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.neighbour_streams.link_settings import link_settings
+from collapipe.neighbour_streams.outgoing_link import OutgoingLink
 from collapipe.neighbour_streams.stream import (
     NeighbourLinks,
     StreamToNextStage,
@@ -13,6 +17,7 @@ from collapipe.neighbour_streams.stream import (
 )
 from collapipe.rpc import Outbox
 from collapipe.stage_host.host_resources import HostResources
+from collapipe.stage_host.unit_pushes import Report, UnitPushes
 from collapipe.stage_runtime import (
     Mailbox,
     ResidentUnit,
@@ -21,14 +26,16 @@ from collapipe.stage_runtime import (
     StageContext,
     StageMetrics,
 )
-from collapipe.stage_runtime.resident_units import StateDigests
+from collapipe.stage_runtime.resident_units import StateDigests, Upload
+from collapipe.telemetry.spans import SPANS
 from collapipe.tensors import Frame
-from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
-from collapipe.weights.transfer import fetch_blob
+from collapipe.v1 import edge_server_pb2, plan_pb2, stage_pb2, stage_pb2_grpc
+from collapipe.weights.transfer import fetch_blob, push_unit
 
 
 class StageSession:
-    """One stage in one attempt. One thread calls every method but `abort`, in the order of the commands.
+    """One stage in one attempt. One thread calls every method but `abort` and `lose_stream`, in the order of the
+    commands.
 
     Args:
         send_backward: Takes the frames for the previous stage. By default the stream of that stage sends them.
@@ -55,17 +62,23 @@ class StageSession:
         self._to_next_stage: Outbox[Frame] = Outbox()
         self._send_backward = send_backward or self._to_previous_stage.put
         self._incoming: list[IncomingLink] = []
+        self._shares = ExitStack()
         self._stream_to_next_stage: StreamToNextStage | None = None
         self._resident_units: ResidentUnits | None = None
         self._units: list[ResidentUnit] = []
         self._stage: Stage | None = None
+        self._pushes: UnitPushes | None = None
         self._phase = "be configured"
         self._finished = False
+        self._aborted: CollapipeError | None = None
+        self._pushed_bytes = 0
 
     @property
     def waiting_for(self) -> str:
         """What the stage waits for, in words; empty while it computes."""
-        stage = self._stage
+        pushes, stage = self._pushes, self._stage  # `close` forgets both, in another thread.
+        if pushes is not None and pushes.waiting_for:
+            return pushes.waiting_for
         return stage.waiting_for if stage else self._phase
 
     @property
@@ -76,28 +89,45 @@ class StageSession:
     def configure(self) -> stage_pb2.StageConfigured:
         """Brings the units of the stage into the wanted state. Fetches those that this host does not have."""
         configure, resources = self._configure, self._resources
+        attempt = configure.attempt
+        SPANS.begin_round(attempt.job_id, attempt.round_index, attempt.attempt)
         store = resources.store(configure.attempt.job_id)
-        sources = {source.unit_index: list(source.addresses) for source in configure.sources}
-        fetched_bytes = 0
+        for stage in configure.plan.stages:
+            # Calls to their addresses use the links to these hosts.
+            resources.links.link_to(stage.host_id, stage.address)
+        self._take_shares()
+        addresses: dict[str, list[str]] = {}
+        wanted = {}
+        for state, source in zip(configure.units, configure.sources, strict=True):
+            addresses[state.weights_digest] = list(source.weights_addresses)
+            addresses[state.optimizer_digest] = list(source.optimizer_addresses)
+            wanted[state.unit_index] = StateDigests(state.weights_digest, state.optimizer_digest)
+        fetched_bytes, fetch_seconds = 0, 0.0
 
         def fetch(unit_index: int, digest: str) -> bytes:
-            nonlocal fetched_bytes
+            nonlocal fetched_bytes, fetch_seconds
             self._phase = f"fetch unit {unit_index}"
             if store is not None and digest in store:
-                return b"".join(store.read(digest))
-            data = fetch_blob(resources.channels, digest, sources.get(unit_index, []))
+                return store.read_checked(digest)
+            track = f"weights of cluster {self._cluster_index}"
+            started = time.perf_counter()
+            with SPANS.span(track, "fetch", unit=unit_index) as moved:
+                data = fetch_blob(
+                    resources.channels, digest, addresses[digest], configure.silence_seconds
+                )
+                moved.num_bytes = len(data)
             fetched_bytes += len(data)
+            fetch_seconds += time.perf_counter() - started
             return data
 
-        wanted = {
-            state.unit_index: StateDigests(state.weights_digest, state.optimizer_digest)
-            for state in configure.units
-        }
         # On a slow host, the import of a model family can take longer than `silence_seconds`. So the import
         # happens here, where signs of life are sent, and not in the constructor.
         self._phase = "import its model's code"
         self._resident_units = resources.resident_units(configure, self._training)
-        self._units, num_reused = self._resident_units.take(wanted, fetch)
+        self._resident_units.keep_moments(configure.kept_optimizer_digests)
+        self._units, num_reused = self._resident_units.take(
+            wanted, fetch, _upload_codec(configure.plan)
+        )
         context = StageContext(
             adapter=self._resident_units.adapter,
             training=self._training,
@@ -119,7 +149,9 @@ class StageSession:
             StageMetrics(self._cluster_index, self.stage_index, resources.busy_watts),
             resources.processor,
         )
-        return stage_pb2.StageConfigured(fetched_bytes=fetched_bytes, reused_units=num_reused)
+        return stage_pb2.StageConfigured(
+            fetched_bytes=fetched_bytes, reused_units=num_reused, fetch_seconds=fetch_seconds
+        )
 
     def run_step(self, command: stage_pb2.RunStep) -> stage_pb2.StepDone:
         result = self._ready_stage().run_step(
@@ -140,15 +172,26 @@ class StageSession:
         return stage_pb2.EvaluationDone()
 
     def finish(self, command: stage_pb2.FinishRound) -> stage_pb2.RoundFinished:
-        """Applies the last update, computes the digests of the units, and stores the units if the host has a disk."""
-        self._ready_stage().apply_update(command.pending_gradient_scale)
-        store = self._resources.store(self.attempt.job_id)
+        """Applies the last update, and pushes each unit as soon as it has its update.
+
+        The digests of the optimizer states are computed while the weights travel.
+        """
+        stage = self._ready_stage()
+        self._resources.links.link_to(command.edge_host_id, command.edge_address)
+        pushes = self._pushes = UnitPushes(
+            lambda upload, report: self._push(upload, command, report),
+        )
+        if reason := self._aborted:
+            pushes.abort(reason)
+        stage.apply_update(
+            command.pending_gradient_scale,
+            (lambda unit: pushes.put(unit.upload())) if command.edge_address else None,
+        )
         states = []
         for unit in self._units:
-            digests = unit.seal()
-            for blob in unit.blobs():
-                if store is not None and blob.digest not in store:
-                    store.put(blob.digest, blob.read())
+            track = f"weights of cluster {self._cluster_index}"
+            with SPANS.span(track, "seal", unit=unit.unit_index):
+                digests = unit.seal()
             states.append(
                 plan_pb2.UnitState(
                     unit_index=unit.unit_index,
@@ -156,30 +199,68 @@ class StageSession:
                     optimizer_digest=digests.optimizer,
                 )
             )
+        pushes.wait()
         self._finished = True
-        return stage_pb2.RoundFinished(units=states)
+        return stage_pb2.RoundFinished(
+            units=states, pushed_bytes=self._pushed_bytes, push_seconds=pushes.seconds
+        )
 
     def serve_previous_stage(
         self, requests: Iterator[stage_pb2.ExchangeActivationsRequest]
     ) -> Iterator[stage_pb2.ExchangeActivationsResponse]:
         """Serves the stream of the previous stage, from the message after the opening one."""
         links = self._links_with(self.stage_index - 1, self._to_previous_stage)
-        return serve_previous_stage(requests, links, self.abort)
+        return serve_previous_stage(requests, links, self.lose_stream)
+
+    def lose_stream(self, reason: CollapipeError) -> None:
+        """Fails the micro-batches that are under way or come later. Any thread may call it.
+
+        Pushes go on, because they need no stream: a connection that broke during a push carries the rest later.
+        """
+        self.mailbox.fail(reason)
 
     def abort(self, reason: CollapipeError) -> None:
         """Makes everything that runs or waits in this session end with `reason`. Any thread may call it."""
+        self._aborted = self._aborted or reason
         self.mailbox.fail(reason)
+        pushes = self._pushes
+        if pushes is not None:
+            pushes.abort(reason)
 
     def close(self) -> None:
         """Ends the streams, drops units of an unfinished attempt, and releases the other units."""
-        self.mailbox.fail(WrongStateError("the session has ended"))
+        self.abort(WrongStateError("the session has ended"))
         if self._stream_to_next_stage is not None:
             self._stream_to_next_stage.close(broken=not self._finished)
         self._to_previous_stage.close()
+        self._shares.close()
         if self._resident_units is not None:
             self._resident_units.drop_unsealed()
-        # Whoever still refers to this session must not keep units in memory that have moved to another host.
+        # Whoever still refers to this session must not keep units in memory that have moved to another host, or
+        # that belong to an ended job. Sessions and streams refer to each other, so they are freed late.
         self._stage, self._units, self._phase = None, [], "end"
+        self._resident_units = self._pushes = None
+
+    def _push(self, upload: Upload, command: stage_pb2.FinishRound, report: Report) -> None:
+        """Brings the new weights of a unit to the edge server."""
+        blob = upload.blob
+        announced = edge_server_pb2.PushedUnit(
+            attempt=self.attempt,
+            cluster_index=self._cluster_index,
+            unit_index=upload.unit_index,
+            total_bytes=blob.total_bytes,
+            num_samples=command.num_samples,
+            base_digest=upload.base_digest,
+        )
+        resources = self._resources
+        if resources.keep_unit is not None:
+            resources.keep_unit(announced, blob)
+            return
+        silence, track = self._configure.silence_seconds, "weights to the edge server"
+        with SPANS.span(track, "push", unit=upload.unit_index) as moved:
+            push_unit(resources.channels, command.edge_address, announced, blob, silence, report)
+            moved.num_bytes = blob.total_bytes
+        self._pushed_bytes += blob.total_bytes
 
     def _ready_stage(self) -> Stage:
         """Returns the stage for a command. The first command also opens the stream to the next stage.
@@ -205,7 +286,16 @@ class StageSession:
         address = self._configure.plan.stages[next_index].address
         stub = stage_pb2_grpc.StageServiceStub(self._resources.channels.channel(address))
         links = self._links_with(next_index, self._to_next_stage)
-        return StreamToNextStage(stub, opening, links, self.abort)
+        return StreamToNextStage(stub, opening, links, self.lose_stream)
+
+    def _take_shares(self) -> None:
+        """Gives the links to both neighbours their shares of the plan, until the session is closed."""
+        plan = self._configure.plan
+        for index in (self.stage_index - 1, self.stage_index + 1):
+            if 0 <= index < len(plan.stages):
+                link = self._resources.links.link_to(plan.stages[index].host_id)
+                share = link_settings(plan, self.stage_index, index).share
+                self._shares.enter_context(link.limited_to(share))
 
     def _links_with(self, neighbour_index: int, outbox: Outbox[Frame]) -> NeighbourLinks:
         plan, links = self._configure.plan, self._resources.links
@@ -221,8 +311,8 @@ class StageSession:
             self.mailbox.put,
         )
         self._incoming.append(incoming)
-        outgoing = links.link_to(neighbour.host_id, neighbour.address, settings)
-        return NeighbourLinks(stage_labels, outbox, outgoing, incoming)
+        shared = links.link_to(neighbour.host_id, neighbour.address)
+        return NeighbourLinks(stage_labels, outbox, OutgoingLink(shared, settings), incoming)
 
     def _link_capacity(self, neighbour_index: int) -> int:
         """Returns the larger in-flight window of this stage and a neighbour."""
@@ -247,6 +337,19 @@ def _check_configuration(configure: stage_pb2.ConfigureStage) -> None:
         raise InvalidInputError(
             f"stage {configure.stage_index} has an in-flight window of 0: it needs at least 1"
         )
+    _upload_codec(configure.plan)
     for index in range(len(configure.plan.links)):
         link_settings(configure.plan, index, index + 1)
         link_settings(configure.plan, index + 1, index)
+
+
+def _upload_codec(plan: plan_pb2.Plan) -> UploadCodecName:
+    """Returns the codec of uploads in a plan. Raises `InvalidInputError` if this version does not know it."""
+    name = plan.upload_codec or "fp32"
+    for known in UPLOAD_CODECS:
+        if known == name:
+            return known
+    raise InvalidInputError(
+        f"the plan uploads with codec {name!r}, which this version does not know: use one of {', '.join(UPLOAD_CODECS)}, "
+        "or run the same version on all hosts"
+    )

@@ -37,14 +37,15 @@ class Mailbox:
             self._failure = self._failure or failure
             self._changed.notify_all()
 
-    def take(self, *, forward: bool, backward: bool) -> Frame:
-        """Waits for a frame and removes it. Prefers a frame that goes backward.
+    def take(self, *, forward: bool, backward: bool, prefers_forward: bool = False) -> Frame:
+        """Waits for a frame and removes it.
 
         There is no deadline. The thread that watches the neighbours must call `fail` when it loses one.
 
         Args:
             forward: Whether a frame towards the head is wanted.
             backward: Whether a frame towards the embedding is wanted.
+            prefers_forward: Which of the two comes first if frames of both directions wait.
 
         Raises:
             CollapipeError: The failure that `fail` was given.
@@ -53,10 +54,12 @@ class Mailbox:
             while True:
                 if self._failure is not None:
                     raise self._failure
-                if backward and self._towards_embedding:
-                    return self._pop(self._towards_embedding)
-                if forward and self._towards_head:
+                has_forward = forward and self._towards_head
+                has_backward = backward and self._towards_embedding
+                if has_forward and (prefers_forward or not has_backward):
                     return self._pop(self._towards_head)
+                if has_backward:
+                    return self._pop(self._towards_embedding)
                 self._changed.wait()
 
     def _pop(self, queue: deque[Frame]) -> Frame:

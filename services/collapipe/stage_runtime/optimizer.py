@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from collapipe.job import TrainingConfig
 
@@ -50,12 +50,12 @@ def learning_rate(training: TrainingConfig, step_index: int, total_steps: int) -
     return peak
 
 
-def squared_norms(parameters: Iterable[nn.Parameter]) -> list[float]:
-    """Returns the squared gradient norm of each parameter that has a gradient, in double precision."""
+def squared_norms(gradients: Iterable[Tensor | None]) -> list[float]:
+    """Returns the squared norm of each gradient that is not `None`, in double precision."""
     return [
-        float(torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)) ** 2
-        for parameter in parameters
-        if parameter.grad is not None
+        float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
+        for gradient in gradients
+        if gradient is not None
     ]
 
 

@@ -5,20 +5,24 @@ fetches the state of every other unit. A unit that an aborted attempt has change
 never reused.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from collapipe.codec_table import UploadCodecName
 from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
-from collapipe.stage_runtime.optimizer import make_optimizer, update_parameters
+from collapipe.stage_runtime.optimizer import make_optimizer, squared_norms, update_parameters
+from collapipe.stage_runtime.row_gradients import use_row_gradients
+from collapipe.weights.delta_codecs import encode_delta
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors
 
 Fetch = Callable[[int, str], bytes]
-"""Fetches a blob of a unit: (unit index, digest) to bytes."""
+"""Fetches a blob of a unit: (unit index, digest) to bytes, whose digest `Fetch` has checked."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,51 @@ class StateDigests:
     weights: str
     optimizer: str
     """Empty for an optimizer that has taken no step."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What the edge server gets of a unit after a round.
+
+    Args:
+        base_digest: Digest of the weights that an encoded delta refers to. Empty if the blob has the weights
+            themselves.
+    """
+
+    unit_index: int
+    blob: TensorBlob
+    base_digest: str = ""
+
+
+_RESIDUAL = "upload_residual"
+"""Entry of the optimizer state of a parameter: what uploads have lost so far."""
+
+
+class KeptMoments:
+    """An optimizer state that must stay readable until it is copied, although its unit trains on.
+
+    The next update of the unit would change the tensors. So the unit calls `detach` before, which copies them if
+    they are still needed.
+    """
+
+    def __init__(self, blob: TensorBlob) -> None:
+        self.digest = blob.digest
+        self.total_bytes = blob.total_bytes
+        self._blob = blob
+        self._lock = threading.Lock()
+
+    def read(self, offset: int = 0) -> Iterator[bytes]:
+        """Yields the bytes from an offset on, in pieces of at most 1 MiB."""
+        while offset < self.total_bytes:
+            with self._lock:
+                piece = bytes(next(self._blob.read(offset)))
+            yield piece
+            offset += len(piece)
+
+    def detach(self) -> None:
+        """Makes later changes of the unit's tensors harmless."""
+        with self._lock:
+            self._blob = self._blob.copy()
 
 
 class ResidentUnit:
@@ -41,33 +90,94 @@ class ResidentUnit:
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         }
+        self._tables = use_row_gradients(module)
         self._training = training
         self.optimizer = make_optimizer(self.parameters, training)
         self._weights_blob: TensorBlob | None = None
         self._optimizer_blob: TensorBlob | None = None
+        self._is_sealed = False
+        self._base: tuple[str, dict[str, Tensor]] | None = None
+        """Digest and copy of the weights before the first update of a round, if the upload is a delta."""
+        self.upload_codec: UploadCodecName = "fp32"
+        """How the weights are pushed after this round."""
+        self.kept: KeptMoments | None = None
+        """The present optimizer state, if it is kept for a copy."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         return list(self._named_parameters.values())
 
     @property
+    def optimizer_blob(self) -> TensorBlob | None:
+        """The optimizer state of a sealed unit; `None` before the first step."""
+        return self._optimizer_blob
+
+    @property
     def digests(self) -> StateDigests | None:
         """The digests of the content. `None` after an update, until `seal`."""
-        if self._weights_blob is None:
+        if not self._is_sealed or self._weights_blob is None:
             return None
         blob = self._optimizer_blob
         return StateDigests(self._weights_blob.digest, blob.digest if blob else "")
 
+    def squared_norms(self) -> list[float]:
+        """Returns the squared gradient norm of each parameter that has a gradient, in double precision."""
+        tables = self._tables
+        return squared_norms(
+            tables[parameter].used_gradient() if parameter in tables else parameter.grad
+            for parameter in self.parameters
+        )
+
     def update(self, learning_rate: float, gradient_scale: float) -> None:
-        self._weights_blob = self._optimizer_blob = None
+        if self.kept is not None:
+            self.kept.detach()
+            self.kept = None
+        digests = self.digests
+        # Without a codec, what earlier uploads have lost is still to be sent, so that nothing gets lost for good.
+        if digests is not None and (self.upload_codec != "fp32" or self._has_residual()):
+            state = self.module.state_dict()
+            self._base = digests.weights, {name: state[name].clone() for name in state}
+        self._unseal()
         update_parameters(self.optimizer, learning_rate, gradient_scale)
+
+    def weights_blob(self) -> TensorBlob:
+        """Returns the present weights as a blob, which may be used until the next update."""
+        if self._weights_blob is None:
+            self._weights_blob = TensorBlob(self.module.state_dict())
+        return self._weights_blob
+
+    def upload(self) -> Upload:
+        """Returns what to push after the last update of a round.
+
+        If it is an encoded delta, the unit continues from the weights that the edge server decodes. With a single
+        cluster, these are the next global weights, so nothing is fetched. With the codec `fp32`, the upload adds
+        what earlier uploads have lost to the weights. Nothing is left then, so the next upload is no delta.
+        """
+        if self._base is None:
+            return Upload(self.unit_index, self.weights_blob())
+        base_digest, base = self._base
+        # A tied parameter has several names in the state of a module, and one residual.
+        states = {
+            name: self.optimizer.state[parameter]
+            for name, parameter in self.module.named_parameters(remove_duplicate=False)
+        }
+        residual = {name: state[_RESIDUAL] for name, state in states.items() if _RESIDUAL in state}
+        encoded = encode_delta(self.upload_codec, self.module.state_dict(), base, residual)
+        self._load_weights(encoded.weights)
+        for state in states.values():
+            state.pop(_RESIDUAL, None)
+        for name, tensor in encoded.residual.items():
+            states[name][_RESIDUAL] = tensor.to(base[name].device)
+        self._base = None
+        return Upload(self.unit_index, TensorBlob(encoded.tensors), base_digest)
 
     def seal(self) -> StateDigests:
         """Makes blobs of the present content, so that it can be served, and returns their digests."""
-        if self._weights_blob is None:
-            self._weights_blob = TensorBlob(self.module.state_dict())
+        if not self._is_sealed:
+            self.weights_blob()
             state = self._optimizer_tensors()
             self._optimizer_blob = TensorBlob(state) if state else None
+            self._is_sealed = True
         digests = self.digests
         assert digests is not None
         return digests
@@ -76,23 +186,37 @@ class ResidentUnit:
         """Brings the unit into a wanted state. Fetches only the blobs that differ.
 
         Raises:
-            CorruptDataError: The fetched state does not fit the unit, or has other digests.
+            CorruptDataError: The fetched state does not fit the unit.
         """
+        self._base = None
         held = self.digests
         if held is None or held.weights != wanted.weights:
             self._load_weights(load_tensors(fetch(self.unit_index, wanted.weights)))
         if held is None or held.optimizer != wanted.optimizer:
             data = fetch(self.unit_index, wanted.optimizer) if wanted.optimizer else None
             self._load_optimizer(load_tensors(data) if data is not None else {})
-        self._weights_blob = self._optimizer_blob = None
-        if self.seal() != wanted:
+        # `fetch` has checked the digests, so nothing is hashed again here.
+        state = self._optimizer_tensors()
+        if bool(state) != bool(wanted.optimizer):
             raise CorruptDataError(
-                f"unit {self.unit_index} was loaded but has content {self.digests} instead of {wanted}"
+                f"the optimizer state of unit {self.unit_index} has {len(state)} tensors that fit the unit: it is "
+                "of another job"
             )
+        self._weights_blob = TensorBlob(self.module.state_dict(), wanted.weights)
+        self._optimizer_blob = TensorBlob(state, wanted.optimizer) if state else None
+        self._is_sealed = True
 
     def blobs(self) -> Iterator[TensorBlob]:
-        """Yields the blobs of a sealed unit."""
-        yield from (blob for blob in (self._weights_blob, self._optimizer_blob) if blob is not None)
+        """Yields the blobs of a sealed unit, its weights first."""
+        if self._is_sealed:
+            yield from (b for b in (self._weights_blob, self._optimizer_blob) if b is not None)
+
+    def _has_residual(self) -> bool:
+        return any(_RESIDUAL in state for state in self.optimizer.state.values())
+
+    def _unseal(self) -> None:
+        self._weights_blob = self._optimizer_blob = None
+        self._is_sealed = False
 
     def _load_weights(self, tensors: dict[str, Tensor]) -> None:
         try:
@@ -104,6 +228,7 @@ class ResidentUnit:
 
     def _load_optimizer(self, tensors: dict[str, Tensor]) -> None:
         self.optimizer = make_optimizer(self.parameters, self._training)
+        self.kept = None
         for full_name, tensor in tensors.items():
             name, _, key = full_name.rpartition("//")
             parameter = self._named_parameters.get(name)
@@ -130,9 +255,18 @@ class ResidentUnits:
         self._training = training
         self._device = device
         self._units: dict[int, ResidentUnit] = {}
+        self._kept: dict[str, KeptMoments] = {}
 
-    def take(self, wanted: dict[int, StateDigests], fetch: Fetch) -> tuple[list[ResidentUnit], int]:
+    def take(
+        self,
+        wanted: dict[int, StateDigests],
+        fetch: Fetch,
+        upload_codec: UploadCodecName = "fp32",
+    ) -> tuple[list[ResidentUnit], int]:
         """Brings units into wanted states, given by unit index.
+
+        Args:
+            upload_codec: How the weights are pushed after this round.
 
         Returns:
             The units in order, and how many of them were held in the wanted state already.
@@ -150,9 +284,25 @@ class ResidentUnits:
             else:
                 self._units.pop(unit_index, None)  # if `load` fails, the half-loaded unit is gone
                 unit.load(digests, fetch)
+            unit.upload_codec = upload_codec
             self._units[unit_index] = unit
             units.append(unit)
         return units, num_reused
+
+    def keep_moments(self, digests: Iterable[str]) -> None:
+        """Keeps these optimizer states readable, as far as they are here, and no others.
+
+        Call it before `take`, while the units still have them. A state stays until this method is called without it.
+        """
+        wanted = set(digests)
+        kept = {digest: state for digest, state in self._kept.items() if digest in wanted}
+        for unit in self._units.values():
+            blob = unit.optimizer_blob
+            if blob is None or blob.digest not in wanted:
+                unit.kept = None
+            elif blob.digest not in kept:
+                unit.kept = kept[blob.digest] = KeptMoments(blob)
+        self._kept = kept  # Other threads look for blobs meanwhile.
 
     def retain(self, unit_indices: Iterable[int]) -> None:
         """Keeps only the units with these indices."""
@@ -163,8 +313,11 @@ class ResidentUnits:
         """Drops the units that an unfinished attempt has changed."""
         self.retain([index for index, unit in self._units.items() if unit.digests is not None])
 
-    def blob(self, digest: str) -> TensorBlob:
-        """Finds a blob of a unit; raises `NotFoundError`."""
+    def blob(self, digest: str) -> TensorBlob | KeptMoments:
+        """Finds a blob of a unit, or a kept optimizer state; raises `NotFoundError`."""
+        kept = self._kept.get(digest)
+        if kept is not None:
+            return kept
         for unit in list(self._units.values()):
             for blob in unit.blobs():
                 if blob.digest == digest:

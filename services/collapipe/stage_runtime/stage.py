@@ -17,9 +17,10 @@ from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.stage_runtime.emulated_processor import FORWARD_SHARE, EmulatedProcessor
 from collapipe.stage_runtime.mailbox import Mailbox
 from collapipe.stage_runtime.operation_counts import StageWork, Work
-from collapipe.stage_runtime.optimizer import learning_rate, squared_norms
+from collapipe.stage_runtime.optimizer import learning_rate
 from collapipe.stage_runtime.resident_units import ResidentUnit
 from collapipe.stage_runtime.stage_metrics import StageMetrics
+from collapipe.telemetry.spans import SPANS
 from collapipe.tensors import ACTIVATION, Frame, FrameKind
 
 _IDLE = "get the next command"
@@ -133,21 +134,26 @@ class Stage:
         self._has_embedding = bool(units) and units[0].unit_index == 0
         self._has_pending_update = False
         self._num_updates = 0
+        self._track = f"compute for cluster {context.cluster_index}"
+        """The track of this stage in a trace. The edge server has a stage for each cluster."""
         self.waiting_for = _IDLE
         """Completes the sentence "The stage waits to ...". Empty while the stage computes."""
+        self._idle_since: float | None = time.perf_counter()
+        """When the stage began to wait for a command; `None` while it runs one."""
 
     def run_step(
         self, step_index: int, num_micro_batches: int, num_targets: int, pending_scale: float
     ) -> StepResult:
         """Runs one mini-batch forward and backward.
 
-        The update of the parameters waits for the next call or for `apply_update`, because it needs the
-        gradient norm of all stages.
+        With clipping, the update of the parameters waits for the next call or for `apply_update`, because it
+        needs the gradient norm of all stages. Without clipping, it follows the last backward pass at once.
 
         Args:
             step_index: Counted within the round.
             num_targets: Valid targets of the whole mini-batch. Losses are divided by it.
-            pending_scale: Factor for the gradients of the previous mini-batch, whose update is applied first.
+            pending_scale: Factor for the gradients of the previous mini-batch, if its update is pending. That
+                update is applied first.
 
         Raises:
             WrongStateError: A frame of another step or micro-batch arrived.
@@ -172,23 +178,40 @@ class Stage:
             frame = self._take(step)
             if frame.kind is FrameKind.FORWARD:
                 self._forward(step, frame)
-                progress.forwards += 1
+                progress.ran_forward()
                 if self._head is None:
                     continue
                 # The head computes the loss, so its backward pass needs no gradient from another stage.
                 frame = Frame(FrameKind.BACKWARD, frame.step_index, frame.micro_batch)
             self._backward(step, frame)
-            progress.backwards += 1
+            progress.ran_backward()
         step.times.total_seconds = time.perf_counter() - started
         self._metrics.stepped(step.stash.most_micro_batches, step.stash.most_bytes)
         self._has_pending_update = True
-        self.waiting_for = _IDLE
-        norms = [square for unit in self._units for square in squared_norms(unit.parameters)]
+        started = time.perf_counter()
+        norms = [square for unit in self._units for square in unit.squared_norms()]
+        SPANS.record(self._track, "gradient norms", started)
+        if not self._context.training.clip_norm:
+            self.apply_update(1.0)
+        self._end_command()
         return StepResult(norms, step.loss if self._head is not None else None, step.times)
 
-    def apply_update(self, gradient_scale: float) -> None:
-        """Takes the pending optimizer step, if any, with the gradients multiplied by `gradient_scale`."""
+    def apply_update(
+        self,
+        gradient_scale: float,
+        on_updated: Callable[[ResidentUnit], None] | None = None,
+    ) -> None:
+        """Takes the pending optimizer step, if any, with the gradients multiplied by `gradient_scale`.
+
+        Args:
+            on_updated: Called for each unit as soon as it has its last update of the round, which may be an
+                earlier one. Its time counts as computing.
+        """
+        self._begin_command()
         if not self._has_pending_update:
+            if on_updated is not None and self._num_updates:
+                for unit in self._units:
+                    on_updated(unit)
             return
         context = self._context
         rate = learning_rate(
@@ -198,13 +221,17 @@ class Stage:
             started = time.perf_counter()
             for unit in self._units:
                 unit.update(rate, gradient_scale)
+                if on_updated is not None:
+                    on_updated(unit)
             seconds = self._finish_work(started, self._work.update(), 0.0)
+            SPANS.record(self._track, "update", started)
         self._metrics.updated(seconds)
         self._num_updates += 1
         self._has_pending_update = False
 
     def run_evaluation(self, num_micro_batches: int) -> None:
         """Runs micro-batches forward only. The predictions travel back through all stages to the first."""
+        self._begin_command()
         for unit in self._units:
             unit.module.eval()
         progress = Progress(num_micro_batches, self._context.in_flight)
@@ -218,30 +245,42 @@ class Stage:
             frame = self._take(step)
             if frame.kind is FrameKind.EVALUATE:
                 frame = self._evaluate(frame)  # predictions, at the head
-                progress.forwards += 1
+                progress.ran_forward()
             if frame.kind is FrameKind.EVALUATE:
                 self._send_forward(frame)
             else:
                 self._send_backward(frame)
-                progress.backwards += 1
-        self.waiting_for = _IDLE
+                progress.ran_backward()
+        self._end_command()
+
+    def _begin_command(self) -> None:
+        if self._idle_since is not None:
+            SPANS.record(self._track, "wait for a command", self._idle_since)
+            self._idle_since = None
+
+    def _end_command(self) -> None:
+        self.waiting_for, self._idle_since = _IDLE, time.perf_counter()
 
     def _take(self, step: _Step) -> Frame:
         progress = step.progress
         wanted = [
-            f"get the {kind.name.lower()} frame of micro-batch {number}"
+            (kind.name.lower(), number)
             for kind, number, may_run in (
                 (step.frames_to_embedding, progress.backwards, progress.may_run_backward),
                 (step.frames_to_head, progress.forwards, progress.may_run_forward),
             )
             if may_run
         ]
-        self.waiting_for = f"{' or '.join(wanted)} in step {step.index}"
+        texts = [f"get the {kind} frame of micro-batch {number}" for kind, number in wanted]
+        self.waiting_for = f"{' or '.join(texts)} in step {step.index}"
         started = time.perf_counter()
         frame = self._mailbox.take(
-            forward=progress.may_run_forward, backward=progress.may_run_backward
+            forward=progress.may_run_forward,
+            backward=progress.may_run_backward,
+            prefers_forward=progress.prefers_forward,
         )
         waited = time.perf_counter() - started
+        self._record(f"wait for {' or '.join(kind for kind, _ in wanted)}", started, frame)
         step.times.waiting_seconds += waited
         self._metrics.waited(waited)
         self.waiting_for = ""
@@ -271,6 +310,7 @@ class Stage:
                 assert outputs is not None
                 step.loss += float(outputs.detach())
             seconds = self._finish_work(started, self._work.forward(side), FORWARD_SHARE)
+            self._record("forward", started, frame)
         step.times.forward_seconds += seconds
         self._metrics.acted(frame.kind, frame.micro_batch, seconds)
         if self._head is None:
@@ -287,11 +327,13 @@ class Stage:
                 outputs = stashed.outputs
                 if self._recomputes:
                     outputs = self._run_units(step, frame.micro_batch, stashed.inputs, stashed.side)
+                    self._record("recompute", started, frame)
                 assert outputs is not None
                 torch.autograd.backward(outputs, gradient)
             seconds = self._finish_work(
                 started, self._work.backward(stashed.side), 1 - FORWARD_SHARE
             )
+            self._record("backward", started, frame)
         step.times.backward_seconds += seconds
         self._metrics.acted(frame.kind, frame.micro_batch, seconds)
         num_samples = stashed.side["attention_mask"].shape[0]
@@ -334,11 +376,18 @@ class Stage:
                 assert activation is not None
                 predictions = self._head.predict(activation, side)
             seconds = self._finish_work(started, self._work.forward(side), FORWARD_SHARE)
+            self._record("evaluate", started, frame)
         self._metrics.evaluated(seconds)
         if self._head is None:
             return self._frame_for_next_stage(frame, activation, side)
         return Frame(
             FrameKind.PREDICTION, frame.step_index, frame.micro_batch, {"predictions": predictions}
+        )
+
+    def _record(self, action: str, started: float, frame: Frame) -> None:
+        """Records what the stage did with a micro-batch until now, or that it waited for it."""
+        SPANS.record(
+            self._track, action, started, step=frame.step_index, micro_batch=frame.micro_batch
         )
 
     def _finish_work(self, started: float, work: Work, overhead_share: float) -> float:
@@ -363,7 +412,12 @@ class Stage:
     def _seed(self, step: _Step, micro_batch: int, unit_index: int) -> None:
         context = self._context
         place = (context.cluster_index, context.round_index, step.index, micro_batch, unit_index)
-        torch.manual_seed(dropout_key(context.seed, *place))
+        key = dropout_key(context.seed, *place)
+        # `torch.manual_seed` sets the same states. But for each kind of accelerator that this process does not
+        # use, it formats the call stack, which takes a millisecond.
+        torch.default_generator.manual_seed(key)
+        if context.device.type == "cuda":
+            torch.cuda.manual_seed_all(key)
 
     def _to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self._context.device) for name, tensor in tensors.items()}

@@ -5,6 +5,10 @@ starts from the recorded cursor. So it draws the same rows, even if rows were ap
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
 
 from collapipe.errors import InvalidInputError
 from collapipe.tasks import stable_random
@@ -59,9 +63,13 @@ def draw(
         )
     if cursor.offset >= per_epoch:
         cursor = Cursor(cursor.epoch + 1, 0, cursor.num_rows)
-    order = stable_random.permutation(
-        "epoch", seed, cluster_index, cursor.epoch, cursor.num_rows, count=cursor.num_rows
-    )
+    order = _order(seed, cluster_index, cursor.epoch, cursor.num_rows)
     start = cursor.offset * mini_batch
     rows: list[int] = order[start : start + mini_batch].tolist()
     return rows, Cursor(cursor.epoch, cursor.offset + 1, cursor.num_rows)
+
+
+@lru_cache(maxsize=1)
+def _order(seed: int, cluster_index: int, epoch: int, num_rows: int) -> npt.NDArray[np.int64]:
+    """Returns the rows of an epoch in their order. All mini-batches of the epoch use the same array."""
+    return stable_random.permutation("epoch", seed, cluster_index, epoch, num_rows, count=num_rows)

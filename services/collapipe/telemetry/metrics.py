@@ -165,7 +165,7 @@ ROUND_PHASE_SECONDS = Gauge(
 )
 AGGREGATION_SECONDS = Histogram(
     "collapipe_aggregation_seconds",
-    "Time to collect the weights of the clusters, average them and commit the result.",
+    "Time to check, sync and commit the averages of a round.",
     buckets=_ROUND_BUCKETS,
 )
 

@@ -31,7 +31,7 @@ class PrepareDataResponse(_message.Message):
     def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., num_held_out_rows: _Optional[int] = ...) -> None: ...
 
 class RunRoundRequest(_message.Message):
-    __slots__ = ("attempt", "job", "model", "plan", "base", "labels", "local_steps", "evaluate", "previous_stages", "edge_address", "vocabulary")
+    __slots__ = ("attempt", "job", "model", "plan", "base", "labels", "local_steps", "evaluate", "previous_stages", "edge_address", "edge_host_id", "vocabulary", "restore_point", "restore_num_rounds", "candidate", "candidate_stages", "wait_for_copy", "total_steps")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -42,7 +42,14 @@ class RunRoundRequest(_message.Message):
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_STAGES_FIELD_NUMBER: _ClassVar[int]
     EDGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EDGE_HOST_ID_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_POINT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_STAGES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FOR_COPY_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     job: _job_pb2.JobSpec
     model: _plan_pb2.ModelSpec
@@ -53,8 +60,15 @@ class RunRoundRequest(_message.Message):
     evaluate: bool
     previous_stages: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Stage]
     edge_address: str
+    edge_host_id: str
     vocabulary: _job_pb2.BlobSource
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., base: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., local_steps: _Optional[int] = ..., evaluate: bool = ..., previous_stages: _Optional[_Iterable[_Union[_plan_pb2.Stage, _Mapping]]] = ..., edge_address: _Optional[str] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ...) -> None: ...
+    restore_point: _plan_pb2.ClusterState
+    restore_num_rounds: int
+    candidate: _plan_pb2.ClusterState
+    candidate_stages: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Stage]
+    wait_for_copy: bool
+    total_steps: int
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., base: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., local_steps: _Optional[int] = ..., evaluate: bool = ..., previous_stages: _Optional[_Iterable[_Union[_plan_pb2.Stage, _Mapping]]] = ..., edge_address: _Optional[str] = ..., edge_host_id: _Optional[str] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., restore_point: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., restore_num_rounds: _Optional[int] = ..., candidate: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., candidate_stages: _Optional[_Iterable[_Union[_plan_pb2.Stage, _Mapping]]] = ..., wait_for_copy: bool = ..., total_steps: _Optional[int] = ...) -> None: ...
 
 class RunRoundResponse(_message.Message):
     __slots__ = ("progress", "evaluation", "prepared")
@@ -67,9 +81,11 @@ class RunRoundResponse(_message.Message):
     def __init__(self, progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., prepared: _Optional[_Union[RoundPrepared, _Mapping]] = ...) -> None: ...
 
 class RoundPrepared(_message.Message):
-    __slots__ = ("state", "summary")
+    __slots__ = ("state", "summary", "candidate_copied")
     STATE_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_COPIED_FIELD_NUMBER: _ClassVar[int]
     state: _plan_pb2.ClusterState
     summary: _job_pb2.RoundSummary
-    def __init__(self, state: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., summary: _Optional[_Union[_job_pb2.RoundSummary, _Mapping]] = ...) -> None: ...
+    candidate_copied: bool
+    def __init__(self, state: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., summary: _Optional[_Union[_job_pb2.RoundSummary, _Mapping]] = ..., candidate_copied: bool = ...) -> None: ...

@@ -59,7 +59,7 @@ class ControlUnitServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RunRound(self, request, context):
-        """Runs one attempt at a round: configure, evaluate, train, gather. The last response is the prepared state.
+        """Runs one attempt at a round: configure, evaluate, train, push. The last response is the prepared state.
         If the caller cancels the call, the attempt is aborted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -88,7 +88,7 @@ class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, 
     """Loads the data of the cluster and describes it. Makes a vocabulary if the request has none."""
 
     RunRound: _ControlUnitServiceRunRoundType
-    """Runs one attempt at a round: configure, evaluate, train, gather. The last response is the prepared state.
+    """Runs one attempt at a round: configure, evaluate, train, push. The last response is the prepared state.
     If the caller cancels the call, the attempt is aborted.
     """
 
@@ -120,7 +120,7 @@ class ControlUnitServiceServicer(metaclass=abc.ABCMeta):
         request: collapipe.v1.control_unit_pb2.RunRoundRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[collapipe.v1.control_unit_pb2.RunRoundResponse], collections.abc.AsyncIterator[collapipe.v1.control_unit_pb2.RunRoundResponse]]:
-        """Runs one attempt at a round: configure, evaluate, train, gather. The last response is the prepared state.
+        """Runs one attempt at a round: configure, evaluate, train, push. The last response is the prepared state.
         If the caller cancels the call, the attempt is aborted.
         """
 

@@ -32,21 +32,51 @@ class PrepareJobResponse(_message.Message):
     hidden_size: int
     def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., num_blocks: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ...) -> None: ...
 
+class PushUnitRequest(_message.Message):
+    __slots__ = ("unit", "chunk", "digest")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    unit: PushedUnit
+    chunk: bytes
+    digest: str
+    def __init__(self, unit: _Optional[_Union[PushedUnit, _Mapping]] = ..., chunk: _Optional[bytes] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class PushedUnit(_message.Message):
+    __slots__ = ("attempt", "cluster_index", "unit_index", "total_bytes", "num_samples", "base_digest")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    UNIT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    attempt: _plan_pb2.Attempt
+    cluster_index: int
+    unit_index: int
+    total_bytes: int
+    num_samples: int
+    base_digest: str
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., cluster_index: _Optional[int] = ..., unit_index: _Optional[int] = ..., total_bytes: _Optional[int] = ..., num_samples: _Optional[int] = ..., base_digest: _Optional[str] = ...) -> None: ...
+
+class PushUnitResponse(_message.Message):
+    __slots__ = ("received_bytes", "complete")
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    received_bytes: int
+    complete: bool
+    def __init__(self, received_bytes: _Optional[int] = ..., complete: bool = ...) -> None: ...
+
 class CommitRoundRequest(_message.Message):
-    __slots__ = ("attempt", "clusters")
+    __slots__ = ("attempt", "clusters", "candidate_copied", "is_candidate")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_COPIED_FIELD_NUMBER: _ClassVar[int]
+    IS_CANDIDATE_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
-    clusters: _containers.RepeatedCompositeFieldContainer[PreparedCluster]
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., clusters: _Optional[_Iterable[_Union[PreparedCluster, _Mapping]]] = ...) -> None: ...
-
-class PreparedCluster(_message.Message):
-    __slots__ = ("state", "address")
-    STATE_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    state: _plan_pb2.ClusterState
-    address: str
-    def __init__(self, state: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., address: _Optional[str] = ...) -> None: ...
+    clusters: _containers.RepeatedCompositeFieldContainer[_plan_pb2.ClusterState]
+    candidate_copied: bool
+    is_candidate: bool
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., clusters: _Optional[_Iterable[_Union[_plan_pb2.ClusterState, _Mapping]]] = ..., candidate_copied: bool = ..., is_candidate: bool = ...) -> None: ...
 
 class CommitRoundResponse(_message.Message):
     __slots__ = ("commit",)

@@ -40,6 +40,11 @@ class EdgeServerServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_edge__server__pb2.PrepareJobRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_edge__server__pb2.PrepareJobResponse.FromString,
                 _registered_method=True)
+        self.PushUnit = channel.stream_stream(
+                '/collapipe.v1.EdgeServerService/PushUnit',
+                request_serializer=collapipe_dot_v1_dot_edge__server__pb2.PushUnitRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_edge__server__pb2.PushUnitResponse.FromString,
+                _registered_method=True)
         self.CommitRound = channel.unary_stream(
                 '/collapipe.v1.EdgeServerService/CommitRound',
                 request_serializer=collapipe_dot_v1_dot_edge__server__pb2.CommitRoundRequest.SerializeToString,
@@ -63,8 +68,15 @@ class EdgeServerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PushUnit(self, request_iterator, context):
+        """Receives the new weights of one unit of a cluster. When every cluster has sent a unit, the edge server averages it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CommitRound(self, request, context):
-        """Averages the prepared states of the clusters into the next global model, and commits it atomically.
+        """Commits the averages of all units as the next global model, atomically.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +96,11 @@ def add_EdgeServerServiceServicer_to_server(servicer, server):
                     servicer.PrepareJob,
                     request_deserializer=collapipe_dot_v1_dot_edge__server__pb2.PrepareJobRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_edge__server__pb2.PrepareJobResponse.SerializeToString,
+            ),
+            'PushUnit': grpc.stream_stream_rpc_method_handler(
+                    servicer.PushUnit,
+                    request_deserializer=collapipe_dot_v1_dot_edge__server__pb2.PushUnitRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_edge__server__pb2.PushUnitResponse.SerializeToString,
             ),
             'CommitRound': grpc.unary_stream_rpc_method_handler(
                     servicer.CommitRound,
@@ -124,6 +141,33 @@ class EdgeServerService(object):
             '/collapipe.v1.EdgeServerService/PrepareJob',
             collapipe_dot_v1_dot_edge__server__pb2.PrepareJobRequest.SerializeToString,
             collapipe_dot_v1_dot_edge__server__pb2.PrepareJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PushUnit(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/collapipe.v1.EdgeServerService/PushUnit',
+            collapipe_dot_v1_dot_edge__server__pb2.PushUnitRequest.SerializeToString,
+            collapipe_dot_v1_dot_edge__server__pb2.PushUnitResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,22 @@ _EdgeServerServicePrepareJobType = typing_extensions.TypeVar(
     ],
 )
 
+_EdgeServerServicePushUnitType = typing_extensions.TypeVar(
+    '_EdgeServerServicePushUnitType',
+    grpc.StreamStreamMultiCallable[
+        collapipe.v1.edge_server_pb2.PushUnitRequest,
+        collapipe.v1.edge_server_pb2.PushUnitResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        collapipe.v1.edge_server_pb2.PushUnitRequest,
+        collapipe.v1.edge_server_pb2.PushUnitResponse,
+    ],
+    default=grpc.StreamStreamMultiCallable[
+        collapipe.v1.edge_server_pb2.PushUnitRequest,
+        collapipe.v1.edge_server_pb2.PushUnitResponse,
+    ],
+)
+
 _EdgeServerServiceCommitRoundType = typing_extensions.TypeVar(
     '_EdgeServerServiceCommitRoundType',
     grpc.UnaryStreamMultiCallable[
@@ -73,7 +89,7 @@ _EdgeServerServiceExportModelType = typing_extensions.TypeVar(
     ],
 )
 
-class EdgeServerServiceStub(typing.Generic[_EdgeServerServicePrepareJobType, _EdgeServerServiceCommitRoundType, _EdgeServerServiceExportModelType]):
+class EdgeServerServiceStub(typing.Generic[_EdgeServerServicePrepareJobType, _EdgeServerServicePushUnitType, _EdgeServerServiceCommitRoundType, _EdgeServerServiceExportModelType]):
     """Prepares jobs, commits rounds and exports models. The edge server also serves StageService and BlobService."""
 
     @typing.overload
@@ -81,6 +97,10 @@ class EdgeServerServiceStub(typing.Generic[_EdgeServerServicePrepareJobType, _Ed
         grpc.UnaryStreamMultiCallable[
             collapipe.v1.edge_server_pb2.PrepareJobRequest,
             collapipe.v1.edge_server_pb2.PrepareJobResponse,
+        ],
+        grpc.StreamStreamMultiCallable[
+            collapipe.v1.edge_server_pb2.PushUnitRequest,
+            collapipe.v1.edge_server_pb2.PushUnitResponse,
         ],
         grpc.UnaryStreamMultiCallable[
             collapipe.v1.edge_server_pb2.CommitRoundRequest,
@@ -98,6 +118,10 @@ class EdgeServerServiceStub(typing.Generic[_EdgeServerServicePrepareJobType, _Ed
             collapipe.v1.edge_server_pb2.PrepareJobRequest,
             collapipe.v1.edge_server_pb2.PrepareJobResponse,
         ],
+        grpc.aio.StreamStreamMultiCallable[
+            collapipe.v1.edge_server_pb2.PushUnitRequest,
+            collapipe.v1.edge_server_pb2.PushUnitResponse,
+        ],
         grpc.aio.UnaryStreamMultiCallable[
             collapipe.v1.edge_server_pb2.CommitRoundRequest,
             collapipe.v1.edge_server_pb2.CommitRoundResponse,
@@ -111,8 +135,11 @@ class EdgeServerServiceStub(typing.Generic[_EdgeServerServicePrepareJobType, _Ed
     PrepareJob: _EdgeServerServicePrepareJobType
     """Makes the initial model of a new job, or finds the last commit of a known job."""
 
+    PushUnit: _EdgeServerServicePushUnitType
+    """Receives the new weights of one unit of a cluster. When every cluster has sent a unit, the edge server averages it."""
+
     CommitRound: _EdgeServerServiceCommitRoundType
-    """Averages the prepared states of the clusters into the next global model, and commits it atomically."""
+    """Commits the averages of all units as the next global model, atomically."""
 
     ExportModel: _EdgeServerServiceExportModelType
     """Sends the trained model as the files that `save_pretrained` writes."""
@@ -121,6 +148,10 @@ EdgeServerServiceAsyncStub: typing_extensions.TypeAlias = EdgeServerServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.edge_server_pb2.PrepareJobRequest,
         collapipe.v1.edge_server_pb2.PrepareJobResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        collapipe.v1.edge_server_pb2.PushUnitRequest,
+        collapipe.v1.edge_server_pb2.PushUnitResponse,
     ],
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.edge_server_pb2.CommitRoundRequest,
@@ -144,12 +175,20 @@ class EdgeServerServiceServicer(metaclass=abc.ABCMeta):
         """Makes the initial model of a new job, or finds the last commit of a known job."""
 
     @abc.abstractmethod
+    def PushUnit(
+        self,
+        request_iterator: _MaybeAsyncIterator[collapipe.v1.edge_server_pb2.PushUnitRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[collapipe.v1.edge_server_pb2.PushUnitResponse], collections.abc.AsyncIterator[collapipe.v1.edge_server_pb2.PushUnitResponse]]:
+        """Receives the new weights of one unit of a cluster. When every cluster has sent a unit, the edge server averages it."""
+
+    @abc.abstractmethod
     def CommitRound(
         self,
         request: collapipe.v1.edge_server_pb2.CommitRoundRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[collapipe.v1.edge_server_pb2.CommitRoundResponse], collections.abc.AsyncIterator[collapipe.v1.edge_server_pb2.CommitRoundResponse]]:
-        """Averages the prepared states of the clusters into the next global model, and commits it atomically."""
+        """Commits the averages of all units as the next global model, atomically."""
 
     @abc.abstractmethod
     def ExportModel(

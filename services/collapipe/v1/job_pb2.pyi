@@ -70,7 +70,7 @@ class Evaluation(_message.Message):
     def __init__(self, num_rounds: _Optional[int] = ..., metric: _Optional[str] = ..., value: _Optional[float] = ..., num_rows: _Optional[int] = ..., cluster_index: _Optional[int] = ...) -> None: ...
 
 class RoundSummary(_message.Message):
-    __slots__ = ("losses", "gradient_norms", "training_seconds", "configure_seconds", "gather_seconds", "fetched_bytes", "stages", "evaluation_seconds", "gathered")
+    __slots__ = ("losses", "gradient_norms", "training_seconds", "configure_seconds", "gather_seconds", "fetched_bytes", "stages", "evaluation_seconds", "pushed", "fetched")
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORMS_FIELD_NUMBER: _ClassVar[int]
     TRAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -79,7 +79,8 @@ class RoundSummary(_message.Message):
     FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    GATHERED_FIELD_NUMBER: _ClassVar[int]
+    PUSHED_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_FIELD_NUMBER: _ClassVar[int]
     losses: _containers.RepeatedScalarFieldContainer[float]
     gradient_norms: _containers.RepeatedScalarFieldContainer[float]
     training_seconds: float
@@ -88,10 +89,11 @@ class RoundSummary(_message.Message):
     fetched_bytes: int
     stages: _containers.RepeatedCompositeFieldContainer[StageReport]
     evaluation_seconds: float
-    gathered: _containers.RepeatedCompositeFieldContainer[GatheredState]
-    def __init__(self, losses: _Optional[_Iterable[float]] = ..., gradient_norms: _Optional[_Iterable[float]] = ..., training_seconds: _Optional[float] = ..., configure_seconds: _Optional[float] = ..., gather_seconds: _Optional[float] = ..., fetched_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., evaluation_seconds: _Optional[float] = ..., gathered: _Optional[_Iterable[_Union[GatheredState, _Mapping]]] = ...) -> None: ...
+    pushed: _containers.RepeatedCompositeFieldContainer[WeightsTransfer]
+    fetched: _containers.RepeatedCompositeFieldContainer[WeightsTransfer]
+    def __init__(self, losses: _Optional[_Iterable[float]] = ..., gradient_norms: _Optional[_Iterable[float]] = ..., training_seconds: _Optional[float] = ..., configure_seconds: _Optional[float] = ..., gather_seconds: _Optional[float] = ..., fetched_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., evaluation_seconds: _Optional[float] = ..., pushed: _Optional[_Iterable[_Union[WeightsTransfer, _Mapping]]] = ..., fetched: _Optional[_Iterable[_Union[WeightsTransfer, _Mapping]]] = ...) -> None: ...
 
-class GatheredState(_message.Message):
+class WeightsTransfer(_message.Message):
     __slots__ = ("host_id", "bytes", "seconds")
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]

@@ -48,18 +48,20 @@ class LinkPlan(_message.Message):
     def __init__(self, codec: _Optional[_Union[_tensor_pb2.Codec, str]] = ..., rate_limit_bps: _Optional[int] = ..., transmit_power_watts: _Optional[float] = ..., bandwidth_hz: _Optional[float] = ..., return_transmit_power_watts: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("plan_id", "cluster_index", "stages", "num_micro_batches", "links")
+    __slots__ = ("plan_id", "cluster_index", "stages", "num_micro_batches", "links", "upload_codec")
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_CODEC_FIELD_NUMBER: _ClassVar[int]
     plan_id: str
     cluster_index: int
     stages: _containers.RepeatedCompositeFieldContainer[Stage]
     num_micro_batches: int
     links: _containers.RepeatedCompositeFieldContainer[LinkPlan]
-    def __init__(self, plan_id: _Optional[str] = ..., cluster_index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., num_micro_batches: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkPlan, _Mapping]]] = ...) -> None: ...
+    upload_codec: str
+    def __init__(self, plan_id: _Optional[str] = ..., cluster_index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., num_micro_batches: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkPlan, _Mapping]]] = ..., upload_codec: _Optional[str] = ...) -> None: ...
 
 class UnitState(_message.Message):
     __slots__ = ("unit_index", "weights_digest", "optimizer_digest")
@@ -96,18 +98,22 @@ class ClusterState(_message.Message):
     def __init__(self, cluster_index: _Optional[int] = ..., units: _Optional[_Iterable[_Union[UnitState, _Mapping]]] = ..., cursor: _Optional[_Union[DataCursor, _Mapping]] = ..., num_samples: _Optional[int] = ..., step_index: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("job_id", "num_rounds", "global_units", "clusters", "attempt")
+    __slots__ = ("job_id", "num_rounds", "global_units", "clusters", "attempt", "restore_point", "candidate")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_UNITS_FIELD_NUMBER: _ClassVar[int]
     CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_POINT_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     num_rounds: int
     global_units: _containers.RepeatedCompositeFieldContainer[UnitState]
     clusters: _containers.RepeatedCompositeFieldContainer[ClusterState]
     attempt: int
-    def __init__(self, job_id: _Optional[str] = ..., num_rounds: _Optional[int] = ..., global_units: _Optional[_Iterable[_Union[UnitState, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterState, _Mapping]]] = ..., attempt: _Optional[int] = ...) -> None: ...
+    restore_point: Commit
+    candidate: Commit
+    def __init__(self, job_id: _Optional[str] = ..., num_rounds: _Optional[int] = ..., global_units: _Optional[_Iterable[_Union[UnitState, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterState, _Mapping]]] = ..., attempt: _Optional[int] = ..., restore_point: _Optional[_Union[Commit, _Mapping]] = ..., candidate: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
     __slots__ = ("family", "task", "config_json")

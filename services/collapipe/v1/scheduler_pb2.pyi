@@ -2,6 +2,7 @@ import datetime
 
 from collapipe.v1 import job_pb2 as _job_pb2
 from collapipe.v1 import plan_pb2 as _plan_pb2
+from collapipe.v1 import trace_pb2 as _trace_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -250,3 +251,27 @@ class ReplayDecisionResponse(_message.Message):
     recorded: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Plan]
     replayed: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Plan]
     def __init__(self, recorded: _Optional[_Iterable[_Union[_plan_pb2.Plan, _Mapping]]] = ..., replayed: _Optional[_Iterable[_Union[_plan_pb2.Plan, _Mapping]]] = ...) -> None: ...
+
+class GetTraceRequest(_message.Message):
+    __slots__ = ("job_id", "round_index")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_INDEX_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    round_index: int
+    def __init__(self, job_id: _Optional[str] = ..., round_index: _Optional[int] = ...) -> None: ...
+
+class GetTraceResponse(_message.Message):
+    __slots__ = ("host_id", "clock_offset_seconds", "clock_uncertainty_seconds", "unix_offset_seconds", "spans", "missing")
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_UNCERTAINTY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UNIX_OFFSET_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    host_id: str
+    clock_offset_seconds: float
+    clock_uncertainty_seconds: float
+    unix_offset_seconds: float
+    spans: _containers.RepeatedCompositeFieldContainer[_trace_pb2.Span]
+    missing: str
+    def __init__(self, host_id: _Optional[str] = ..., clock_offset_seconds: _Optional[float] = ..., clock_uncertainty_seconds: _Optional[float] = ..., unix_offset_seconds: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[_trace_pb2.Span, _Mapping]]] = ..., missing: _Optional[str] = ...) -> None: ...

@@ -85,6 +85,11 @@ class SchedulerServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionResponse.FromString,
                 _registered_method=True)
+        self.GetTrace = channel.unary_stream(
+                '/collapipe.v1.SchedulerService/GetTrace',
+                request_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetTraceRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.GetTraceResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -161,6 +166,13 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTrace(self, request, context):
+        """Collects what every host did in a round, with the scheduler's own part.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -213,6 +225,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ReplayDecision,
                     request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionResponse.SerializeToString,
+            ),
+            'GetTrace': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTrace,
+                    request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.GetTraceRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetTraceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -486,6 +503,33 @@ class SchedulerService(object):
             '/collapipe.v1.SchedulerService/ReplayDecision',
             collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionRequest.SerializeToString,
             collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/collapipe.v1.SchedulerService/GetTrace',
+            collapipe_dot_v1_dot_scheduler__pb2.GetTraceRequest.SerializeToString,
+            collapipe_dot_v1_dot_scheduler__pb2.GetTraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -185,7 +185,23 @@ _SchedulerServiceReplayDecisionType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType]):
+_SchedulerServiceGetTraceType = typing_extensions.TypeVar(
+    '_SchedulerServiceGetTraceType',
+    grpc.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.GetTraceRequest,
+        collapipe.v1.scheduler_pb2.GetTraceResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.GetTraceRequest,
+        collapipe.v1.scheduler_pb2.GetTraceResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.GetTraceRequest,
+        collapipe.v1.scheduler_pb2.GetTraceResponse,
+    ],
+)
+
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetTraceType]):
     """Serves hosts (registration and heartbeats) and clients (jobs and plans)."""
 
     @typing.overload
@@ -229,6 +245,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
         grpc.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.ReplayDecisionRequest,
             collapipe.v1.scheduler_pb2.ReplayDecisionResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            collapipe.v1.scheduler_pb2.GetTraceRequest,
+            collapipe.v1.scheduler_pb2.GetTraceResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -274,6 +294,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
             collapipe.v1.scheduler_pb2.ReplayDecisionRequest,
             collapipe.v1.scheduler_pb2.ReplayDecisionResponse,
         ],
+        grpc.aio.UnaryStreamMultiCallable[
+            collapipe.v1.scheduler_pb2.GetTraceRequest,
+            collapipe.v1.scheduler_pb2.GetTraceResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     RegisterHost: _SchedulerServiceRegisterHostType
@@ -305,6 +329,9 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
 
     ReplayDecision: _SchedulerServiceReplayDecisionType
     """Decides a round again from its recorded input."""
+
+    GetTrace: _SchedulerServiceGetTraceType
+    """Collects what every host did in a round, with the scheduler's own part."""
 
 SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -346,6 +373,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         collapipe.v1.scheduler_pb2.ReplayDecisionRequest,
         collapipe.v1.scheduler_pb2.ReplayDecisionResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.GetTraceRequest,
+        collapipe.v1.scheduler_pb2.GetTraceResponse,
     ],
 ]
 
@@ -431,5 +462,13 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collapipe.v1.scheduler_pb2.ReplayDecisionResponse, collections.abc.Awaitable[collapipe.v1.scheduler_pb2.ReplayDecisionResponse]]:
         """Decides a round again from its recorded input."""
+
+    @abc.abstractmethod
+    def GetTrace(
+        self,
+        request: collapipe.v1.scheduler_pb2.GetTraceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[collapipe.v1.scheduler_pb2.GetTraceResponse], collections.abc.AsyncIterator[collapipe.v1.scheduler_pb2.GetTraceResponse]]:
+        """Collects what every host did in a round, with the scheduler's own part."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -51,7 +51,7 @@ class RunStageResponse(_message.Message):
     def __init__(self, configured: _Optional[_Union[StageConfigured, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., evaluation_done: _Optional[_Union[EvaluationDone, _Mapping]] = ..., finished: _Optional[_Union[RoundFinished, _Mapping]] = ..., progress: _Optional[_Union[StageProgress, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ...) -> None: ...
 
 class ConfigureStage(_message.Message):
-    __slots__ = ("attempt", "plan", "stage_index", "model", "training_json", "seed", "units", "sources", "step_index", "total_steps")
+    __slots__ = ("attempt", "plan", "stage_index", "model", "training_json", "seed", "units", "sources", "step_index", "total_steps", "silence_seconds", "kept_optimizer_digests")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,8 @@ class ConfigureStage(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_OPTIMIZER_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     plan: _plan_pb2.Plan
     stage_index: int
@@ -72,23 +74,29 @@ class ConfigureStage(_message.Message):
     sources: _containers.RepeatedCompositeFieldContainer[UnitSource]
     step_index: int
     total_steps: int
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., training_json: _Optional[str] = ..., seed: _Optional[int] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ...) -> None: ...
+    silence_seconds: float
+    kept_optimizer_digests: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., training_json: _Optional[str] = ..., seed: _Optional[int] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., kept_optimizer_digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class UnitSource(_message.Message):
-    __slots__ = ("unit_index", "addresses")
+    __slots__ = ("unit_index", "weights_addresses", "optimizer_addresses")
     UNIT_INDEX_FIELD_NUMBER: _ClassVar[int]
-    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     unit_index: int
-    addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, unit_index: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    weights_addresses: _containers.RepeatedScalarFieldContainer[str]
+    optimizer_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, unit_index: _Optional[int] = ..., weights_addresses: _Optional[_Iterable[str]] = ..., optimizer_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StageConfigured(_message.Message):
-    __slots__ = ("fetched_bytes", "reused_units")
+    __slots__ = ("fetched_bytes", "reused_units", "fetch_seconds")
     FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
     REUSED_UNITS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
     fetched_bytes: int
     reused_units: int
-    def __init__(self, fetched_bytes: _Optional[int] = ..., reused_units: _Optional[int] = ...) -> None: ...
+    fetch_seconds: float
+    def __init__(self, fetched_bytes: _Optional[int] = ..., reused_units: _Optional[int] = ..., fetch_seconds: _Optional[float] = ...) -> None: ...
 
 class RunStep(_message.Message):
     __slots__ = ("step_index", "num_micro_batches", "num_targets", "pending_gradient_scale")
@@ -137,16 +145,26 @@ class EvaluationDone(_message.Message):
     def __init__(self) -> None: ...
 
 class FinishRound(_message.Message):
-    __slots__ = ("pending_gradient_scale",)
+    __slots__ = ("pending_gradient_scale", "edge_address", "num_samples", "edge_host_id")
     PENDING_GRADIENT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    EDGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    EDGE_HOST_ID_FIELD_NUMBER: _ClassVar[int]
     pending_gradient_scale: float
-    def __init__(self, pending_gradient_scale: _Optional[float] = ...) -> None: ...
+    edge_address: str
+    num_samples: int
+    edge_host_id: str
+    def __init__(self, pending_gradient_scale: _Optional[float] = ..., edge_address: _Optional[str] = ..., num_samples: _Optional[int] = ..., edge_host_id: _Optional[str] = ...) -> None: ...
 
 class RoundFinished(_message.Message):
-    __slots__ = ("units",)
+    __slots__ = ("units", "pushed_bytes", "push_seconds")
     UNITS_FIELD_NUMBER: _ClassVar[int]
+    PUSHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PUSH_SECONDS_FIELD_NUMBER: _ClassVar[int]
     units: _containers.RepeatedCompositeFieldContainer[_plan_pb2.UnitState]
-    def __init__(self, units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ...) -> None: ...
+    pushed_bytes: int
+    push_seconds: float
+    def __init__(self, units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., pushed_bytes: _Optional[int] = ..., push_seconds: _Optional[float] = ...) -> None: ...
 
 class StageProgress(_message.Message):
     __slots__ = ("waiting_for", "received_bytes")

@@ -24,6 +24,7 @@ class Codec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CODEC_FP32: _ClassVar[Codec]
     CODEC_BF16: _ClassVar[Codec]
     CODEC_INT8: _ClassVar[Codec]
+    CODEC_INT4: _ClassVar[Codec]
 DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_BFLOAT16: DataType
@@ -36,6 +37,7 @@ CODEC_UNSPECIFIED: Codec
 CODEC_FP32: Codec
 CODEC_BF16: Codec
 CODEC_INT8: Codec
+CODEC_INT4: Codec
 
 class TensorHeader(_message.Message):
     __slots__ = ("name", "data_type", "shape", "codec", "byte_length", "crc32")

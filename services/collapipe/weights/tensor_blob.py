@@ -7,8 +7,11 @@ writes it from the memory of the tensors. The library reads it.
 
 import hashlib
 import json
+import math
+import threading
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from dataclasses import dataclass
+from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -23,21 +26,30 @@ _TYPE_NAMES = {
     torch.float16: "F16",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_TYPES = {name: dtype for dtype, name in _TYPE_NAMES.items()}
+
+_PIECE_BYTES = 1 << 20
+
+_MAX_HEADER_BYTES = 64 << 20
 
 
 class TensorBlob:
     """Named tensors as a blob in the safetensors format.
 
-    The blob refers to the tensors, so they must not change while the blob is in use. Only one tensor at a
-    time is copied from an accelerator.
+    The blob refers to the tensors, so they must not change while the blob is in use. Only one piece at a
+    time is copied from an accelerator. Each byte is hashed once: by the first `read`, or by `digest`.
+
+    Args:
+        digest: SHA-256 of the blob, if it is known already.
 
     Raises:
         InvalidInputError: A tensor has an element type that cannot be stored.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], digest: str = "") -> None:
         self._tensors = [(name, tensors[name].detach()) for name in sorted(tensors)]
         header, position = {}, 0
         for name, tensor in self._tensors:
@@ -56,28 +68,83 @@ class TensorBlob:
         text += b" " * (-len(text) % 8)  # aligns the tensors
         self._prefix = len(text).to_bytes(8, "little") + text
         self.total_bytes = len(self._prefix) + position
+        self._digest = digest
+        self._checksum = hashlib.sha256()
+        self._hashed_bytes = 0
+        self._hashing = threading.Lock()
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """SHA-256 of the blob, in hexadecimal."""
-        checksum = hashlib.sha256()
-        for piece in self._pieces():
-            checksum.update(piece)
-        return checksum.hexdigest()
+        if not self._digest:
+            for _ in self.read(self._hashed_bytes):
+                pass
+            self._digest = self._checksum.hexdigest()
+        return self._digest
 
     def read(self, offset: int = 0) -> Iterator[memoryview]:
-        """Yields the bytes from an offset on, in one piece for each tensor."""
-        for piece in self._pieces():
-            if offset < len(piece):
-                yield piece[offset:]
-            offset = max(offset - len(piece), 0)
+        """Yields the bytes from an offset on, in pieces of at most 1 MiB.
 
-    def _pieces(self) -> Iterator[memoryview]:
-        yield memoryview(self._prefix)
+        Before the digest is known, the offset must not be beyond the bytes that were read so far.
+        """
+        start = 0
+        for part in self._parts():
+            for first in range(max(offset - start, 0), len(part), _PIECE_BYTES):
+                piece = part[first : first + _PIECE_BYTES].cpu().numpy().data
+                if not self._digest:
+                    self._hash(piece, start + first + len(piece))
+                yield piece
+            start += len(part)
+
+    def _hash(self, piece: memoryview, end: int) -> None:
+        """Hashes what is new in a piece that ends at the byte `end` of the blob."""
+        with self._hashing:  # A transfer that broke off may still read while the next one begins.
+            new = end - self._hashed_bytes
+            if new > 0:
+                self._checksum.update(piece[-new:])
+                self._hashed_bytes = end
+
+    def copy(self) -> "TensorBlob":
+        """Returns the same blob with tensors of its own."""
+        return TensorBlob({name: tensor.clone() for name, tensor in self._tensors}, self.digest)
+
+    def _parts(self) -> Iterator[Tensor]:
+        """Yields the bytes of the header and of each tensor, where the tensor lies."""
+        yield torch.frombuffer(bytearray(self._prefix), dtype=torch.uint8)
         for _, tensor in self._tensors:
-            if tensor.nbytes:
-                flat = tensor.cpu().contiguous().reshape(-1)
-                yield flat.view(torch.uint8).numpy().data
+            yield tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+@dataclass(frozen=True)
+class BlobLayout:
+    """The header of a blob: which tensors lie where. Two blobs with equal layouts have equal headers."""
+
+    prefix: bytes
+    """The first bytes of the blob, up to the first tensor."""
+    tensors: tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]
+    """Name, element type, shape and size in bytes of each tensor, in the order of their bytes."""
+
+
+def read_layout(file: BinaryIO) -> BlobLayout:
+    """Reads the header of a blob from a file, up to its first tensor; raises `CorruptDataError`."""
+    length = file.read(8)
+    num_bytes = int.from_bytes(length, "little")
+    try:
+        if num_bytes > _MAX_HEADER_BYTES:
+            raise ValueError(f"the header has {num_bytes} bytes, over {_MAX_HEADER_BYTES}")
+        text = file.read(num_bytes)
+        entries = sorted(json.loads(text).items(), key=lambda entry: entry[1]["data_offsets"])
+        tensors, position = [], 0
+        for name, entry in entries:
+            begin, end = entry["data_offsets"]
+            dtype, shape = _TYPES[entry["dtype"]], tuple(entry["shape"])
+            if begin != position or end - begin != math.prod(shape) * dtype.itemsize:
+                raise ValueError(f"tensor {name!r} has other bytes than its shape needs")
+            position = end
+            tensors.append((name, dtype, shape, end - begin))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptDataError(f"a blob has no header of safetensors: {error}") from error
+    return BlobLayout(length + text, tuple(tensors))
 
 
 def load_tensors(data: bytes) -> dict[str, Tensor]:

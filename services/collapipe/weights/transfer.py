@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -9,19 +10,32 @@ from typing import Protocol
 import grpc
 
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, PeerLostError
-from collapipe.rpc import ChannelPool, within_silence
+from collapipe.rpc import ChannelPool, link_to_caller, within_silence
 from collapipe.telemetry import metrics
+from collapipe.telemetry.spans import SPANS
 from collapipe.tensors import CHUNK_BYTES
-from collapipe.v1 import blob_pb2, blob_pb2_grpc
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
+from collapipe.v1 import blob_pb2, blob_pb2_grpc, edge_server_pb2, edge_server_pb2_grpc
 from collapipe.weights.blob_store import BlobStore
+from collapipe.weights.tensor_blob import TensorBlob
 
 logger = logging.getLogger(__name__)
 
 _MAX_BLOB_BYTES = 8 << 30
 """Largest blob that a host fetches."""
 
+ACKNOWLEDGE_BYTES = 1 << 20
+"""The edge server tells how far a push is at least after so many bytes."""
+
+_MAX_UNACKNOWLEDGED_BYTES = 2 * ACKNOWLEDGE_BYTES
+"""A sender is at most so far ahead of the edge server. Otherwise, gRPC would buffer the pushes of many clusters."""
+
 _TRIES = 3
-_SILENCE_SECONDS = 10.0
+"""Transfers without a single new byte, after which a transfer is given up."""
+
+_PAUSE_SECONDS = 0.2
+DEFAULT_SILENCE_SECONDS = 10.0
+"""How long a transfer may bring no byte, where no job says it."""
 
 
 class Readable(Protocol):
@@ -35,10 +49,19 @@ class Readable(Protocol):
 
 
 class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
-    """Serves the blobs that `find` returns for a digest."""
+    """Serves the blobs that `find` returns for a digest.
 
-    def __init__(self, find: Callable[[str], Readable]) -> None:
+    Args:
+        links: The links over which the blobs leave; by default without limits.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Readable],
+        links: OutgoingLinks | None = None,
+    ) -> None:
         self._find = find
+        self._links = links or OutgoingLinks.unlimited()
 
     def FetchBlob(
         self, request: blob_pb2.FetchBlobRequest, context: grpc.ServicerContext
@@ -49,16 +72,25 @@ class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
             raise InvalidInputError(
                 f"offset {request.offset} is beyond the {blob.total_bytes} bytes of blob {request.digest}"
             )
-        yield blob_pb2.FetchBlobResponse(total_bytes=blob.total_bytes)
-        for piece in blob.read(request.offset):
-            for start in range(0, len(piece), CHUNK_BYTES):
-                chunk = bytes(piece[start : start + CHUNK_BYTES])
+        link = link_to_caller(context, self._links)
+        with SPANS.span("weights to others", "send a blob") as moved:
+            yield blob_pb2.FetchBlobResponse(total_bytes=blob.total_bytes)
+            for chunk in link.paced_weights(blob.read(request.offset), CHUNK_BYTES):
                 metrics.BLOB_BYTES.labels("sent").inc(len(chunk))
                 yield blob_pb2.FetchBlobResponse(chunk=chunk)
+                moved.num_bytes += len(chunk)
 
 
-def fetch_blob(channels: ChannelPool, digest: str, addresses: Sequence[str]) -> bytes:
+def fetch_blob(
+    channels: ChannelPool,
+    digest: str,
+    addresses: Sequence[str],
+    silence_seconds: float = DEFAULT_SILENCE_SECONDS,
+) -> bytes:
     """Fetches a blob into memory from the first address that has it.
+
+    Args:
+        silence_seconds: Longest time in which no byte arrives.
 
     Raises:
         PeerLostError: The last host could not be reached, or became silent.
@@ -68,33 +100,133 @@ def fetch_blob(channels: ChannelPool, digest: str, addresses: Sequence[str]) -> 
     failure: Exception = NotFoundError(f"no address of a host with blob {digest} is known")
     for address in addresses:
         try:
-            data = b"".join(_receive(channels, digest, address))
+            checksum, pieces = hashlib.sha256(), []
+            for piece in _receive(channels, digest, address, silence_seconds):
+                checksum.update(piece)  # while the network brings the next piece
+                pieces.append(piece)
         except (NotFoundError, PeerLostError) as error:
             logger.info("blob %s was not fetched from %s: %s", digest[:12], address, error)
             failure = error
             continue
-        if hashlib.sha256(data).hexdigest() != digest:
+        if checksum.hexdigest() != digest:
             raise CorruptDataError(
                 f"blob {digest} arrived garbled from {address}: run the round again"
             )
-        return data
+        return b"".join(pieces)
     raise failure
 
 
-def store_blob(store: BlobStore, channels: ChannelPool, digest: str, address: str) -> None:
+def store_blob(
+    store: BlobStore,
+    channels: ChannelPool,
+    digest: str,
+    address: str,
+    silence_seconds: float = DEFAULT_SILENCE_SECONDS,
+) -> None:
     """Fetches a blob into a store unless it is stored already. Raises the errors of `fetch_blob`."""
     if digest not in store:
-        store.put(digest, _receive(channels, digest, address))
+        store.put(digest, _receive(channels, digest, address, silence_seconds))
 
 
-def _receive(channels: ChannelPool, digest: str, address: str) -> Iterator[bytes]:
-    stub = blob_pb2_grpc.BlobServiceStub(channels.channel(address))
+def push_unit(
+    channels: ChannelPool,
+    address: str,
+    unit: edge_server_pb2.PushedUnit,
+    blob: TensorBlob,
+    silence_seconds: float,
+    report: Callable[[int], None] = lambda received_bytes: None,
+) -> None:
+    """Sends the new weights of a unit to the edge server, and hashes them on the way.
+
+    A transfer that broke off continues at the byte that the edge server reached.
+
+    Args:
+        unit: Announces the blob.
+        report: Told how many bytes the edge server has. It may raise an error, which ends the transfer.
+
+    Raises:
+        PeerLostError: The edge server could not be reached, or received nothing for `silence_seconds`.
+        WrongStateError: The edge server serves a newer attempt.
+        CorruptDataError: The edge server received other bytes.
+    """
+    reached, tries_left = 0, _TRIES
+    while True:
+        received = reached
+        try:
+            for answer in _push(channels, address, unit, blob, silence_seconds):
+                received = answer.received_bytes
+                report(received)
+                if answer.complete:
+                    return
+            raise PeerLostError(address, f"{address} ended the transfer of unit {unit.unit_index}")
+        except PeerLostError as error:
+            tries_left = _TRIES if received > reached else tries_left - 1
+            reached = received
+            if not tries_left:
+                raise
+            logger.info("the push of unit %d broke off: %s", unit.unit_index, error)
+            report(reached)
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _push(
+    channels: ChannelPool,
+    address: str,
+    unit: edge_server_pb2.PushedUnit,
+    blob: TensorBlob,
+    silence_seconds: float,
+) -> Iterator[edge_server_pb2.PushUnitResponse]:
+    """Makes one call of PushUnit. Yields every answer."""
+    link = channels.link(address)
+    acknowledged: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def requests() -> Iterator[edge_server_pb2.PushUnitRequest]:
+        yield edge_server_pb2.PushUnitRequest(unit=unit)
+        reached = acknowledged.get()
+        if reached is None:
+            return
+        if reached:
+            logger.info("unit %d is pushed on from byte %d", unit.unit_index, reached)
+        sent = reached
+        for chunk in link.paced_weights(blob.read(sent), CHUNK_BYTES):
+            sent += len(chunk)
+            while sent - reached > _MAX_UNACKNOWLEDGED_BYTES:
+                newer = acknowledged.get()
+                if newer is None:
+                    return
+                reached = newer
+            metrics.BLOB_BYTES.labels("sent").inc(len(chunk))
+            yield edge_server_pb2.PushUnitRequest(chunk=chunk)
+        yield edge_server_pb2.PushUnitRequest(digest=blob.digest)
+
+    stub = edge_server_pb2_grpc.EdgeServerServiceStub(channels.channel(address, for_weights=True))
+    call = stub.PushUnit(requests())
+    try:
+        for answer in within_silence(
+            call, silence_seconds, address, lambda: f"receive unit {unit.unit_index}"
+        ):
+            acknowledged.put(answer.received_bytes)
+            yield answer
+    finally:
+        # Otherwise the thread of gRPC that sends the requests would wait for ever.
+        acknowledged.put(None)
+
+
+def _receive(
+    channels: ChannelPool,
+    digest: str,
+    address: str,
+    silence_seconds: float,
+) -> Iterator[bytes]:
+    stub = blob_pb2_grpc.BlobServiceStub(channels.channel(address, for_weights=True))
     num_received = total_bytes = 0
-    for tries_left in reversed(range(_TRIES)):
-        request = blob_pb2.FetchBlobRequest(digest=digest, offset=num_received)
+    tries_left = _TRIES
+    while True:
+        reached = num_received
+        request = blob_pb2.FetchBlobRequest(digest=digest, offset=reached)
         try:
             answers = within_silence(
-                stub.FetchBlob(request), _SILENCE_SECONDS, address, lambda: f"send blob {digest}"
+                stub.FetchBlob(request), silence_seconds, address, lambda: f"send blob {digest}"
             )
             for answer in answers:
                 total_bytes = answer.total_bytes or total_bytes
@@ -113,6 +245,7 @@ def _receive(channels: ChannelPool, digest: str, address: str) -> Iterator[bytes
                 yield chunk
             return
         except PeerLostError:
+            tries_left = _TRIES if num_received > reached else tries_left - 1
             if not tries_left:
                 raise
-            time.sleep(0.2)
+            time.sleep(_PAUSE_SECONDS)

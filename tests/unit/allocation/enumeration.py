@@ -102,7 +102,8 @@ def _plans(
                             replace(assumed[pair], codec=codec)
                             for pair, codec in zip(pairs, codecs, strict=True)
                         )
-                        yield ClusterPlan(stages, num_micro_batches, links)
+                        for upload_codec in cluster.upload_codecs:
+                            yield ClusterPlan(stages, num_micro_batches, links, upload_codec)
 
 
 def _windows(

@@ -63,16 +63,15 @@ def random_problem(
                 energy_budget_joules=float(rng.uniform(5, 50)),
                 backlog=float(rng.uniform(0, backlog)) if rng.uniform() < 0.7 else 0.0,
                 max_transmit_watts=float(rng.uniform(0.1, 0.5)),
-                weights_bps=state_bps,
+                push_bps=state_bps,
+                fetch_bps=state_bps,
             )
             for k in range(num_devices)
         )
         head = Host("edge", 0.002, 0.0005, max_transmit_watts=1.0)
         names = [entry.host_id, *(device.host_id for device in devices), head.host_id]
         links = {pair: link() for pair in itertools.permutations(names, 2)}
-        clusters.append(
-            ClusterProblem(entry, devices, head, links, options, "air", None, 0.01, 0.1)
-        )
+        clusters.append(ClusterProblem(entry, devices, head, links, options, "air", None, 0.01))
     model = ModelCost(num_blocks, 1e8, 1e5, 5e4, embedding_work=0.2, head_work=0.3)
     return RoundProblem(
         tuple(clusters),
@@ -205,7 +204,7 @@ def objectives(
                 loop = sum(computes[k:]) + sum(loops[k:], np.zeros(len(shares)))
                 worst = np.maximum(worst, loop / stage.in_flight)
         step = sum(computes) + sum(loops, np.zeros(len(shares))) + (count - 1) * worst
-        rounds.append(problem.local_steps * (step + cluster.step_seconds) + cluster.upload_seconds)
+        rounds.append(problem.local_steps * (step + cluster.step_seconds))
     slowest = np.max(rounds, axis=0)
     return np.asarray(problem.penalty_weight * slowest / problem.reference_seconds + drift)
 

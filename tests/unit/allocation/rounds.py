@@ -31,6 +31,7 @@ def rounds(
     devices: tuple[int, int] = (1, 3),
     blocks: tuple[int, int] = (3, 5),
     codecs: int = 1,
+    upload_codecs: int = 1,
     micro_batches: tuple[int, ...] = (1, 2, 4, 8),
     max_options: int = 2,
 ) -> Round:
@@ -55,6 +56,7 @@ def rounds(
         embedding_stash_bytes=2.0,
         head_stash_bytes=4.0,
         recompute=draw(st.booleans()),
+        lossy_uploads=upload_codecs > 1,
     )
     head = Host(
         "edge",
@@ -75,7 +77,12 @@ def rounds(
             numbers, n, num_devices[n], head, num_blocks, tight, energy, radio, moves
         )
         problems.append(
-            replace(cluster, micro_batch_options=tuple(options), weight=1 / num_clusters)
+            replace(
+                cluster,
+                micro_batch_options=tuple(options),
+                upload_codecs=("fp32", "int8", "top_k")[:upload_codecs],
+                weight=1 / num_clusters,
+            )
         )
         assumed.append(links)
     names = ("fp32", "int8", "bf16")[:codecs]
@@ -131,7 +138,8 @@ def _cluster(
             energy_budget_joules=numbers.choice([5.0, 40.0]) if has_budget else None,
             backlog=numbers.choice([0.0, 0.5, 3.0]) if has_budget else 0.0,
             max_transmit_watts=1.0,
-            weights_bps=numbers.choice([math.inf, 500.0]) if moves else math.inf,
+            push_bps=numbers.choice([math.inf, 500.0]) if moves else math.inf,
+            fetch_bps=numbers.choice([math.inf, 300.0]) if moves else math.inf,
         )
 
     memory = (250, 600) if tight else (500, 3000)
@@ -172,7 +180,6 @@ def _cluster(
         channel=f"channel-{index}",
         previous=_previous(numbers, names, num_blocks) if moves else None,
         step_seconds=numbers.choice([0.0, 0.2]),
-        upload_seconds=numbers.choice([0.0, 1.0]),
         loss_probability=numbers.choice([0.0, 0.3]),
     )
     return cluster, assumed

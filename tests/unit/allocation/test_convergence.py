@@ -30,13 +30,14 @@ def _problem(**changes: object) -> RoundProblem:
     return replace(given, **changes)  # type: ignore[arg-type]
 
 
-def _plan(codec: str = "fp32") -> ClusterPlan:
+def _plan(codec: str = "fp32", upload_codec: str = "fp32") -> ClusterPlan:
     stages = (
         StagePlan("control-unit", 0, 1, 1),
         StagePlan("device-0", 1, 3, 1),
         StagePlan("edge-server", 3, 4, 1),
     )
-    return ClusterPlan(stages, 4, (LinkPlan("fp32"), LinkPlan(codec)))  # type: ignore[arg-type]
+    links = (LinkPlan("fp32"), LinkPlan(codec))  # type: ignore[arg-type]
+    return ClusterPlan(stages, 4, links, upload_codec)  # type: ignore[arg-type]
 
 
 def _run(features: Features, samples: float, measured: float) -> TrainedRun:
@@ -75,8 +76,9 @@ def test_features_times_constants_are_the_term(per_micro_batch: bool) -> None:
 def test_features_are_the_factors_of_the_term() -> None:
     updates = 4  # one for each micro-batch
     given = _problem(update_per_micro_batch=True)
-    features = convergence_features(given, (_plan("int8"),))
-    expected = (1 / (10 * 5 * updates), updates / (32 / updates), (10 * updates) ** 2, 2**-7, 0.0)
+    features = convergence_features(given, (_plan("int8", upload_codec="bf16"),))
+    errors = 2**-7 + 2**-9
+    expected = (1 / (10 * 5 * updates), updates / (32 / updates), (10 * updates) ** 2, errors, 0.0)
     assert features == pytest.approx(expected)
 
 

@@ -84,6 +84,7 @@ def test_decide_is_near_the_best_of_every_plan_on_a_fine_joint_grid() -> None:
 def test_decide_with_current_plans_finds_what_it_finds_without() -> None:
     for seed in range(6):
         problem = random_problem(seed, 2, 2, num_blocks=3)
+        problem = replace(problem, model=replace(problem.model, block_state_bytes=0.0))
         other = decide(random_problem(seed + 100, 2, 2, num_blocks=3), None).plans
         cold = decide(problem, None).prediction.objective
         warm = decide(problem, other, hysteresis=0.0).prediction.objective

@@ -62,6 +62,11 @@ def test_plan_with_lossy_codecs_is_the_best_of_all(drawn: Round) -> None:
     check(*drawn)
 
 
+@given(rounds(clusters=(1, 2), devices=(1, 2), blocks=(3, 4), upload_codecs=3))
+def test_plan_with_lossy_uploads_is_the_best_of_all(drawn: Round) -> None:
+    check(*drawn)
+
+
 @given(rounds(clusters=(3, 3), devices=(1, 2), blocks=(3, 4)))
 def test_plan_of_three_clusters_is_the_best_of_all(drawn: Round) -> None:
     check(*drawn)
@@ -154,6 +159,37 @@ def test_limit_on_the_convergence_term_changes_codecs_and_segments() -> None:
     assert [link.codec for link in least[0].links] == ["fp32"] * 2
     values = [predict(problem, plans).objective for plans in (free, less, least)]
     assert values == sorted(set(values))
+
+
+def _uploading(push_bps: float, limit: float = math.inf, price: float = 0.0) -> str:
+    """Returns the codec of uploads that a plan gets, for a rate and a limit or a price of codec errors."""
+    problem, assumed = line()
+    (cluster,) = problem.clusters
+    devices = tuple(replace(device, push_bps=push_bps) for device in cluster.devices)
+    cluster = replace(cluster, devices=devices, upload_codecs=("fp32", "int8", "top_k"))
+    constants = (0.0, 0.0, 0.0, 1.0, 0.0)
+    problem = replace(
+        problem,
+        clusters=(cluster,),
+        model=replace(problem.model, lossy_uploads=True),
+        convergence=Convergence(constants, weight=price, limit=limit),
+    )
+    (plan,) = place_segments(problem, assumed)
+    assert violations(problem, (plan,)) == []
+    return plan.upload_codec
+
+
+def test_codec_of_uploads_follows_the_rate_of_the_uplink() -> None:
+    assert [_uploading(bps, price=10.0) for bps in (math.inf, 20.0, 0.1)] == [
+        "fp32",
+        "int8",
+        "top_k",
+    ]
+
+
+def test_limit_on_the_convergence_term_forbids_codecs_of_uploads() -> None:
+    found = [_uploading(0.1, limit) for limit in (math.inf, 0.5, 2.0**-8)]
+    assert found == ["top_k", "int8", "fp32"]
 
 
 def test_windows_are_no_larger_than_their_delay_needs() -> None:

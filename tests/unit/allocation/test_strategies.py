@@ -66,15 +66,15 @@ def test_segments_of_every_placement_are_contiguous_and_cover_all_blocks(
         assert positions == sorted(positions)
 
 
-def test_window_by_default_counts_the_stages_to_the_head() -> None:
+def test_window_without_measured_transfers_counts_the_stages_to_the_head_and_the_slack() -> None:
     (plan,) = place_equally(problem(speeds=[1, 1, 1], num_micro_batches=8))
-    assert [stage.in_flight for stage in plan.stages] == [5, 4, 3, 2, 1]
+    assert [stage.in_flight for stage in plan.stages] == [5 + 2, 4 + 2, 3 + 2, 2 + 2, 1]
     assert plan.num_micro_batches == 8
 
 
 def test_window_never_exceeds_the_micro_batches() -> None:
     (plan,) = place_equally(problem(speeds=[1, 1, 1], num_micro_batches=3))
-    assert [stage.in_flight for stage in plan.stages] == [3, 3, 3, 2, 1]
+    assert [stage.in_flight for stage in plan.stages] == [3, 3, 3, 3, 1]
 
 
 @pytest.mark.parametrize(("in_flight", "expected"), [(1, 1), (6, 6), (99, 8)])
@@ -286,6 +286,15 @@ def test_links_share_their_channel_equally_at_full_power() -> None:
     assert [link.share for plan in plans for link in plan.links] == [2e6] * 6
     assert [link.forward_watts for link in plans[0].links] == [0.0, 0.1, 0.0]
     assert [link.backward_watts for link in plans[0].links] == [0.1, 0.0, 0.0]
+
+
+def test_window_has_slack_beyond_the_need_of_its_loop_even_if_that_is_the_window_of_1f1b() -> None:
+    given_problem = problem(speeds=[1, 1], num_micro_batches=8)
+    cluster = given_problem.clusters[0]
+    links = {pair: WiredLink(1e12, round_trip_seconds=1e-3) for pair in cluster.links}
+    (plan,) = place_equally(replace(given_problem, clusters=(replace(cluster, links=links),)))
+    # Two equal devices, and an embedding and a head that take no time: loops of 2 and 1 micro-batches, and a bit.
+    assert [stage.in_flight for stage in plan.stages] == [3 + 2, 3 + 2, 2 + 2, 1]
 
 
 def test_window_grows_with_a_slow_link_as_far_as_memory_allows() -> None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from collapipe.authority.app import AuthoritySettings
@@ -129,6 +130,7 @@ def test_box_gets_certificate_key_and_the_settings_of_its_service(
     assert (settings.host_id, settings.cluster_index, settings.scheduler) == ("pi", 2, SCHEDULER)
     assert (settings.listen, settings.metrics_listen) == ("0.0.0.0:7100", "0.0.0.0:9100")
     assert settings.advertise == "127.0.0.1:7100"
+    assert settings.threads == psutil.cpu_count(logical=False)
     presented = settings.security.presented()
     assert presented is not None and str(presented.identity) == "device-agent:pi"
 
@@ -144,9 +146,9 @@ def test_key_never_leaves_the_box(served: Served, tmp_path: Path) -> None:
     ("holder", "keys"),
     [
         ("scheduler:s", {"state_dir"}),
-        ("edge-server:e", {"state_dir", "scheduler"}),
-        ("control-unit:c", {"state_dir", "scheduler", "cluster_index"}),
-        ("device-agent:d", {"scheduler", "cluster_index"}),
+        ("edge-server:e", {"state_dir", "scheduler", "threads"}),
+        ("control-unit:c", {"state_dir", "scheduler", "cluster_index", "threads"}),
+        ("device-agent:d", {"scheduler", "cluster_index", "threads"}),
     ],
 )
 def test_settings_file_has_the_settings_of_its_role(

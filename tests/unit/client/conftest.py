@@ -37,6 +37,8 @@ class FakeServices(
         self.cancelled: list[str] = []
         self.explanation = scheduler_pb2.ExplainDecisionResponse()
         self.plans: list[plan_pb2.Plan] = []
+        self.trace: list[scheduler_pb2.GetTraceResponse] = []
+        self.traced: list[scheduler_pb2.GetTraceRequest] = []
 
     def ListHosts(self, request, context):  # type: ignore[no-untyped-def]
         return scheduler_pb2.ListHostsResponse(hosts=self.hosts)
@@ -61,6 +63,10 @@ class FakeServices(
 
     def ExplainDecision(self, request, context):  # type: ignore[no-untyped-def]
         return self.explanation
+
+    def GetTrace(self, request, context):  # type: ignore[no-untyped-def]
+        self.traced.append(request)
+        yield from self.trace
 
     def GetPlans(self, request, context):  # type: ignore[no-untyped-def]
         return scheduler_pb2.GetPlansResponse(plans=self.plans)

@@ -55,6 +55,7 @@ def _round(
     *,
     attempt: int = 0,
     codec: int = CODEC_FP32,
+    upload_codec: str = "",
     committed: bool = True,
 ) -> list[dict[str, object]]:
     """Returns the events of a round in which each cluster makes one step with the given gradient norm."""
@@ -68,6 +69,7 @@ def _round(
             stages=stages,
             num_micro_batches=4,
             links=[LinkPlan(codec=codec), LinkPlan(codec=codec)],  # type: ignore[arg-type]
+            upload_codec=upload_codec,
         )
         for cluster in range(len(norms))
     ]
@@ -140,12 +142,13 @@ def test_features_are_means_over_rounds_and_norms_over_clusters(tmp_path: Path) 
     events = [
         _job(2, 1, 8, clusters=2),
         *_round(0, [1.0, 3.0]),
-        *_round(1, [2.0, 4.0], codec=CODEC_INT8),
+        *_round(1, [2.0, 4.0], codec=CODEC_INT8, upload_codec="bf16"),
     ]
     path = _write(tmp_path / "run.jsonl", *events)
     run = _fit(*_some_runs(tmp_path), path)["runs"][-1]
     assert run["squared_gradient_norm"] == pytest.approx((1 + 9 + 4 + 16) / 4)
-    assert run["features"][3] == pytest.approx(2 * 2**-7 / 2)  # two links, half of the rounds
+    errors = 2 * 2**-7 + 2**-9  # of two links and of the uploads
+    assert run["features"][3] == pytest.approx(errors / 2)  # in half of the rounds
 
 
 def test_aborted_attempts_give_the_loss_probability(tmp_path: Path) -> None:

@@ -234,16 +234,13 @@ def arguments_of(testbed: LocalTestbed, name: str) -> list[str]:
     return command_line.read_text().split("\0")
 
 
-def test_every_stage_host_gets_the_emulation_file(
-    behaviours: dict[str, str], tmp_path: Path
-) -> None:
+def test_every_process_gets_the_emulation_file(behaviours: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "w" / "emulation.json"
     with LocalTestbed([1], tmp_path / "w", emulation=PI) as testbed:
         assert EmulationFile(path).current() == PI
-        for name in ("edge-server", "control-unit-0", "device-0-0"):
+        for name in ("scheduler", "edge-server", "control-unit-0", "device-0-0"):
             given = arguments_of(testbed, name)
             assert given[given.index("--emulation") + 1] == str(path)
-        assert "--emulation" not in arguments_of(testbed, "scheduler")
         kill(testbed, "device-0-0")
         restart(testbed, "device-0-0")
         assert "--emulation" in arguments_of(testbed, "device-0-0")

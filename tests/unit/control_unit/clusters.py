@@ -13,12 +13,10 @@ from torch import Tensor
 
 from collapipe.control_unit.servicer import ControlUnitServicer
 from collapipe.edge_server.servicer import EdgeServerServicer
-from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.job import JobConfig
-from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, Security, serve
 from collapipe.stage_host import HostResources, StageServicer
-from collapipe.traffic_shaping.pacing import PacedShaper
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.v1 import (
     blob_pb2_grpc,
     control_unit_pb2_grpc,
@@ -26,7 +24,7 @@ from collapipe.v1 import (
     stage_pb2_grpc,
 )
 from collapipe.v1.control_unit_pb2 import PrepareDataRequest, RoundPrepared, RunRoundRequest
-from collapipe.v1.edge_server_pb2 import CommitRoundRequest, PreparedCluster, PrepareJobRequest
+from collapipe.v1.edge_server_pb2 import CommitRoundRequest, PrepareJobRequest
 from collapipe.v1.job_pb2 import Evaluation, JobSpec
 from collapipe.v1.plan_pb2 import Attempt, Commit, LinkPlan, Plan, Stage
 from collapipe.v1.tensor_pb2 import CODEC_FP32
@@ -51,13 +49,15 @@ class Cluster:
     addresses: dict[str, str] = field(default_factory=dict)
     resources: dict[str, HostResources] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
-    gathered: list[dict[str, int]] = field(default_factory=list)
-    """For each round, the bytes that the control unit gathered from each device."""
+    pushed: list[dict[str, int]] = field(default_factory=list)
+    fetched: list[dict[str, int]] = field(default_factory=list)
+    """For each round, the bytes that each host pushed to the edge server, and that it fetched before."""
     evaluations: list[Evaluation] = field(default_factory=list)
     commit: Commit = field(default_factory=Commit)
     num_units: int = 0
-    _attempts: int = 0
+    _runs: int = 0
     _previous: list[Stage] = field(default_factory=list)
+    _candidate_stages: list[Stage] = field(default_factory=list)
     _running: dict[str, ExitStack] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
@@ -65,12 +65,12 @@ class Cluster:
         self.stop(name)
         owned = self._running[name] = ExitStack()
         stores = None if name.startswith("device") else JobStores(self.folder / name)
-        links = OutgoingLinks(name, EmulationFile(None), PacedShaper())
+        links = OutgoingLinks.unlimited(name)
         resources = HostResources(torch.device("cpu"), self.channels, links, stores)
 
         def add_services(server: grpc.Server, address: str) -> None:
             blob_pb2_grpc.add_BlobServiceServicer_to_server(
-                BlobServicer(resources.find_blob), server
+                BlobServicer(resources.find_blob, links), server
             )
             if stores is not None and name.startswith("control"):
                 control_unit_pb2_grpc.add_ControlUnitServiceServicer_to_server(
@@ -80,7 +80,7 @@ class Cluster:
             stage_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(resources), server)
             if stores is not None:
                 edge_server_pb2_grpc.add_EdgeServerServiceServicer_to_server(
-                    EdgeServerServicer(stores, self.channels), server
+                    EdgeServerServicer(stores, resources), server
                 )
 
         server = serve("127.0.0.1:0", PLAIN, add_services)
@@ -94,17 +94,25 @@ class Cluster:
             self._running.pop(name).close()
 
     def prepare(self) -> None:
-        """Loads the data and finds the last commit, as at the beginning of a job or when it resumes."""
+        """Loads the data and finds the restore point, as at the beginning of a job or when it resumes."""
         spec = JobSpec(job_id=JOB_ID, config_json=self.job.to_json())
-        data = _last(
-            self._control_unit().PrepareData(PrepareDataRequest(job=spec), timeout=SECONDS)
-        )
+        request = PrepareDataRequest(job=spec)
+        if self._runs:
+            request.vocabulary.CopyFrom(
+                self._vocabulary
+            )  # as the scheduler does when a job resumes
+        data = _last(self._control_unit().PrepareData(request, timeout=SECONDS))
         # The scheduler orders labels in the same way.
         self._labels = sorted(data.labels, key=lambda label: (label != "O", label))
         self._vocabulary = data.vocabulary
         request = PrepareJobRequest(job=spec, labels=self._labels, vocabulary=data.vocabulary)
         prepared = _last(self._edge_server().PrepareJob(request, timeout=SECONDS))
-        self.commit, self._model = prepared.commit, prepared.model
+        self.last_commit = prepared.commit
+        self._restore_point = prepared.commit.restore_point
+        self.commit, self._model = self._restore_point, prepared.model
+        self._runs += 1
+        self._previous = []
+        del self.losses[self.commit.num_rounds * self.job.training.local_steps :]
         self.num_units = prepared.num_blocks + 2
 
     def run_round(self, ranges: Ranges, *, evaluate: bool = False, train: bool = True) -> None:
@@ -112,10 +120,10 @@ class Cluster:
         attempt = Attempt(
             job_id=JOB_ID,
             round_index=self.commit.num_rounds,
-            attempt=self._attempts,
+            attempt=self._runs - 1,
             plan_id="plan",
         )
-        self._attempts += 1
+        is_candidate = (self.commit.num_rounds + 1) % self.job.training.replicate_every == 0
         stages = [
             Stage(
                 host_id=host,
@@ -144,7 +152,14 @@ class Cluster:
             previous_stages=self._previous,
             edge_address=self.addresses["edge-server"],
             vocabulary=self._vocabulary,
+            restore_point=self._restore_point.clusters[0],
+            restore_num_rounds=self._restore_point.num_rounds,
+            total_steps=self.job.total_steps,
+            wait_for_copy=is_candidate or not train,
         )
+        if self.commit.HasField("candidate"):
+            request.candidate.CopyFrom(self.commit.candidate.clusters[0])
+            request.candidate_stages.extend(self._candidate_stages)
         prepared: RoundPrepared | None = None
         for response in self._control_unit().RunRound(request, timeout=SECONDS):
             if response.HasField("evaluation"):
@@ -153,23 +168,31 @@ class Cluster:
                 prepared = response.prepared
         assert prepared is not None
         self._previous = stages
-        sent = prepared.summary.gathered
+        sent = prepared.summary.pushed
         assert all(0 < each.seconds <= prepared.summary.gather_seconds for each in sent)
-        self.gathered.append({each.host_id: each.bytes for each in sent})
+        self.pushed.append({each.host_id: each.bytes for each in sent})
+        fetched = prepared.summary.fetched
+        assert all(0 < each.seconds <= prepared.summary.configure_seconds for each in fetched)
+        self.fetched.append({each.host_id: each.bytes for each in fetched})
         if train:
             self.losses += prepared.summary.losses
-            cluster = PreparedCluster(
-                state=prepared.state, address=self.addresses["control-unit-0"]
+            commit = CommitRoundRequest(
+                attempt=attempt,
+                clusters=[prepared.state],
+                candidate_copied=prepared.candidate_copied,
+                is_candidate=is_candidate,
             )
-            commit = CommitRoundRequest(attempt=attempt, clusters=[cluster])
+            if is_candidate:
+                self._candidate_stages = stages
             self.commit = _last(self._edge_server().CommitRound(commit, timeout=SECONDS)).commit
+            self._restore_point = self.commit.restore_point
 
     def weights(self) -> dict[str, Tensor]:
         """Returns the weights of the global model from the disk of the edge server."""
         return self._load("edge-server", [u.weights_digest for u in self.commit.global_units])
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """Returns the optimizer state from the disk of the control unit."""
+        """Returns the optimizer state from the disk of the control unit, which must have copied it."""
         units = self.commit.clusters[0].units
         digests = [unit.optimizer_digest for unit in units if unit.optimizer_digest]
         return self._load("control-unit-0", digests)

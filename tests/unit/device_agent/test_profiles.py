@@ -7,10 +7,10 @@ import torch
 from collapipe.device_agent.servicer import DeviceAgentServicer
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError
-from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, Security
 from collapipe.stage_host import HostResources
 from collapipe.stage_runtime import block_profile
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.traffic_shaping.pacing import PacedShaper
 from collapipe.v1.device_agent_pb2 import ProfileBlockRequest
 from collapipe.v1.plan_pb2 import ModelSpec

@@ -1,6 +1,8 @@
+import hashlib
 import json
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +11,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from collapipe.edge_server.global_model import GlobalModel
-from collapipe.errors import InvalidInputError, NotFoundError, PeerLostError, WrongStateError
+from collapipe.edge_server.pushed_units import PushedUnits
+from collapipe.errors import InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import DataConfig, JobConfig, ModelConfig, TaskConfig
+from collapipe.v1.edge_server_pb2 import PushedUnit
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, DataCursor, UnitState
 from collapipe.weights.blob_store import BlobStore
-from collapipe.weights.tensor_blob import TensorBlob
+from collapipe.weights.tensor_blob import TensorBlob, load_tensors
 
 TINY = {
     "hidden_size": 16,
@@ -26,10 +30,6 @@ SAMPLES = [30, 10]
 OPTIMIZER = b"moments of the head"
 
 
-def nothing_to_fetch() -> None:
-    """Fetches nothing, because the store has all weights already."""
-
-
 class Edge:
     """The global model of one job, and clusters that pretend to train."""
 
@@ -37,11 +37,15 @@ class Edge:
         self.directory = directory
         self._vocabulary = vocabulary
         self._num_clusters = num_clusters
+        self.trained: dict[str, TensorBlob] = {}
         self.restart()
 
     def restart(self) -> None:
         self.store = BlobStore(self.directory / "blobs")
         self.model = GlobalModel(self.directory, self.store)
+        self.pushed = PushedUnits(
+            self.directory / "pushed", self._num_clusters, [1 << 20] * 9, self.model.global_weights
+        )
 
     def prepare(self, seed: int = 0) -> Commit:
         job = JobConfig(
@@ -55,13 +59,19 @@ class Edge:
         return self.model.commit()
 
     def weights(self, units: list[UnitState]) -> dict[str, Tensor]:
+        """Returns the weights of units that are committed or trained."""
         tensors: dict[str, Tensor] = {}
         for unit in units:
-            tensors |= load_file(self.store.path(unit.weights_digest))
+            blob = self.trained.get(unit.weights_digest)
+            tensors |= (
+                load_tensors(b"".join(blob.read()))
+                if blob is not None
+                else load_file(self.store.path(unit.weights_digest))
+            )
         return tensors
 
     def train(self, cluster_index: int) -> ClusterState:
-        """Changes all weights at random, stores them, and returns the state that a cluster would prepare."""
+        """Changes all weights at random, and returns the state that a cluster would prepare."""
         state = ClusterState(
             cluster_index=cluster_index,
             num_samples=SAMPLES[cluster_index],
@@ -78,7 +88,7 @@ class Edge:
                 for name, tensor in load_file(self.store.path(unit.weights_digest)).items()
             }
             blob = TensorBlob(changed)
-            self.store.put(blob.digest, blob.read())
+            self.trained[blob.digest] = blob
             state.units.append(UnitState(unit_index=unit.unit_index, weights_digest=blob.digest))
         state.units[-1].optimizer_digest = self.store.put_bytes(OPTIMIZER + bytes([cluster_index]))
         return state
@@ -90,11 +100,31 @@ class Edge:
         self,
         clusters: list[ClusterState],
         round_index: int = 0,
-        fetch: Callable[[], None] = nothing_to_fetch,
         attempt: int = 2,
+        **restore_points: Any,
     ) -> Commit:
+        """Commits a round. Each cluster has pushed its units before, the last cluster first."""
         asking = Attempt(job_id="job", round_index=round_index, attempt=attempt)
-        return self.model.commit_round(asking, clusters, fetch)
+        with suppress(WrongStateError):  # `commit_round` refuses the attempt, too
+            self.model.check_is_next(asking)
+            for cluster in reversed(clusters):
+                self.push(asking, cluster)
+        return self.model.commit_round(asking, clusters, self.pushed, **restore_points)
+
+    def push(self, attempt: Attempt, cluster: ClusterState) -> None:
+        for unit in cluster.units:
+            blob = self.trained[unit.weights_digest]
+            announced = PushedUnit(
+                attempt=attempt,
+                cluster_index=cluster.cluster_index,
+                unit_index=unit.unit_index,
+                total_bytes=blob.total_bytes,
+                num_samples=cluster.num_samples,
+            )
+            stream = self.pushed.begin(announced)
+            for piece in blob.read(stream.received_bytes):
+                stream.write(piece)
+            stream.complete(blob.digest)
 
     def blobs(self) -> set[str]:
         return {path.name for path in (self.directory / "blobs").iterdir()}
@@ -207,22 +237,20 @@ def test_commit_survives_a_restart(edge: Edge) -> None:
 def test_repeated_request_changes_nothing(edge: Edge) -> None:
     states = edge.train_all()
     commit = edge.commit(states)
-
-    def fetch() -> None:
-        raise AssertionError("fetched again")
-
-    assert edge.commit(states, fetch=fetch) == commit
-    assert edge.commit([], fetch=fetch) == commit
+    edge.restart()
+    assert edge.commit(states) == commit
+    assert edge.commit([]) == commit
     assert edge.model.commit() == commit
 
 
-@pytest.mark.parametrize("attempt", [0, 1, 3])
-def test_other_attempt_at_a_committed_round_is_refused(edge: Edge, attempt: int) -> None:
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_older_attempt_at_a_committed_round_is_refused(edge: Edge, attempt: int) -> None:
     commit = edge.commit(edge.train_all(), attempt=2)
+    late = Attempt(job_id="job", attempt=attempt)
     with pytest.raises(
         WrongStateError, match=f"round 0, attempt {attempt} cannot be committed: 1 rounds are"
     ):
-        edge.commit(edge.train_all(), attempt=attempt)
+        edge.model.commit_round(late, edge.train_all(), edge.pushed)
     assert edge.model.commit() == commit
 
 
@@ -255,6 +283,19 @@ def test_round_without_all_clusters_in_order_is_refused(edge: Edge, present: lis
     assert edge.model.commit() == before
 
 
+@pytest.mark.parametrize("change", ["swapped", "missing"])
+def test_round_without_all_units_in_order_is_refused(edge: Edge, change: str) -> None:
+    before, states = edge.model.commit(), edge.train_all()
+    units = list(states[1].units)
+    states[1].ClearField("units")
+    states[1].units.extend(units[1:] if change == "missing" else units[::-1])
+    with pytest.raises(
+        InvalidInputError, match=r"cluster 1 prepared units \[.*\], but the model has"
+    ):
+        edge.commit(states)
+    assert edge.model.commit() == before
+
+
 def test_clusters_without_samples_are_refused(edge: Edge) -> None:
     before, states = edge.model.commit(), edge.train_all()
     for state in states:
@@ -264,6 +305,77 @@ def test_clusters_without_samples_are_refused(edge: Edge) -> None:
     assert edge.model.commit() == before
 
 
+# --- restore points
+
+
+def test_initial_model_is_the_first_restore_point(edge: Edge) -> None:
+    initial = edge.model.commit()
+    assert initial.restore_point.num_rounds == 0
+    assert list(initial.restore_point.clusters) == list(initial.clusters)
+    assert not initial.HasField("candidate")
+
+
+def test_candidate_becomes_the_restore_point_when_it_is_copied(edge: Edge) -> None:
+    first = edge.commit(edge.train_all(), 0, is_candidate=True)
+    assert (first.candidate.num_rounds, first.restore_point.num_rounds) == (1, 0)
+    assert list(first.candidate.clusters) == list(first.clusters)
+    second = edge.commit(edge.train_all(), 1)
+    assert (second.candidate.num_rounds, second.restore_point.num_rounds) == (1, 0)
+    assert edge.weights(list(second.candidate.global_units))
+    third = edge.commit(edge.train_all(), 2, candidate_copied=True, is_candidate=True)
+    assert (third.candidate.num_rounds, third.restore_point.num_rounds) == (3, 1)
+    assert third.restore_point == first.candidate
+    edge.restart()
+    assert edge.model.commit() == third
+    assert edge.weights(list(third.restore_point.global_units))
+
+
+def test_restore_point_moves_when_the_last_commit_is_repeated(edge: Edge) -> None:
+    edge.commit(edge.train_all(), 0, is_candidate=True)
+    repeated = edge.commit([], 0, candidate_copied=True)
+    assert (repeated.num_rounds, repeated.restore_point.num_rounds) == (1, 1)
+    assert not repeated.HasField("candidate")
+    assert edge.model.commit() == repeated
+
+
+def test_changes_may_refer_to_the_last_commit_and_to_the_restore_point_only(edge: Edge) -> None:
+    commits = [edge.model.commit()]
+    commits += [edge.commit(edge.train_all(), round_index) for round_index in range(2)]
+    digests = [commit.global_units[1].weights_digest for commit in commits]
+    for round_index in (0, 2):
+        path = edge.model.global_weights(1, digests[round_index])
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == digests[round_index]
+    for unit_index, digest in ((1, digests[1]), (2, digests[0])):
+        with pytest.raises(WrongStateError, match=digest):
+            edge.model.global_weights(unit_index, digest)
+
+
+def test_next_run_repeats_the_rounds_since_the_restore_point(edge: Edge) -> None:
+    states = edge.train_all()
+    first = edge.commit(states, 0, is_candidate=True)
+    for round_index in (1, 2):
+        edge.commit(edge.train_all(), round_index)
+    with pytest.raises(WrongStateError, match="next is round 0 or 3"):
+        edge.commit(states, 1, attempt=3)
+    again = edge.commit(states, 0, attempt=3)
+    assert (again.num_rounds, again.attempt) == (1, 3)
+    assert list(again.global_units) == list(first.global_units)
+    assert not again.HasField("candidate"), "its optimizer states may be lost"
+    with pytest.raises(WrongStateError, match="the last by attempt 3, so the next is round 1"):
+        edge.commit(states, 2, attempt=2)
+
+
+def test_own_optimizer_states_are_stored_before_a_commit_becomes_the_candidate(edge: Edge) -> None:
+    def die(commit: Commit) -> None:
+        raise ProcessEnd
+
+    before, states = edge.model.commit(), edge.train_all()
+    with pytest.raises(ProcessEnd):
+        edge.commit(states, is_candidate=True, store_moments=die)
+    assert edge.model.commit() == before
+    assert edge.commit(states).num_rounds == 1
+
+
 # --- the process ends during a commit
 
 
@@ -271,14 +383,17 @@ class ProcessEnd(BaseException):
     """Stands for the end of the process."""
 
 
-def test_old_commit_stays_if_weights_cannot_be_fetched(edge: Edge) -> None:
+def test_old_commit_stays_if_a_cluster_has_not_pushed_what_it_prepared(edge: Edge) -> None:
     before, states = edge.model.commit(), edge.train_all()
-
-    def fetch() -> None:
-        raise PeerLostError("control-unit-1", "gone")
-
-    with pytest.raises(PeerLostError):
-        edge.commit(states, fetch=fetch)
+    asking = Attempt(job_id="job", attempt=1)
+    edge.push(asking, states[0])
+    with pytest.raises(WrongStateError, match="unit 0 of cluster 1 .* was not pushed by round 0"):
+        edge.model.commit_round(asking, states, edge.pushed)
+    edge.push(asking, edge.train(1))
+    states[1].num_samples += 1
+    with pytest.raises(WrongStateError, match="unit 0 of cluster 1 .* and 11 samples"):
+        edge.model.commit_round(asking, states, edge.pushed)
+    states[1].num_samples -= 1
     edge.restart()
     assert edge.model.commit() == before
     assert edge.weights(list(before.global_units))  # the blobs are still stored
@@ -290,15 +405,15 @@ def test_old_commit_stays_if_the_process_ends_before_the_commit(
     edge: Edge, monkeypatch: pytest.MonkeyPatch, blobs_written: int
 ) -> None:
     before, states = edge.model.commit(), edge.train_all()
-    put, count = BlobStore.put, iter(range(100))
+    adopt, count = BlobStore.adopt, iter(range(100))
 
-    def put_until_the_end(store: BlobStore, digest: str, pieces: object) -> None:
+    def adopt_until_the_end(store: BlobStore, digest: str, path: Path) -> None:
         if next(count) == blobs_written:
             raise ProcessEnd
-        put(store, digest, pieces)  # type: ignore[arg-type]
+        adopt(store, digest, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(BlobStore, "put", put_until_the_end)
+        patch.setattr(BlobStore, "adopt", adopt_until_the_end)
         with pytest.raises(ProcessEnd):
             edge.commit(states)
     edge.restart()
@@ -328,7 +443,7 @@ def test_new_commit_stays_if_the_process_ends_after_the_commit(
 # --- blobs and export
 
 
-def test_only_blobs_of_the_commit_and_the_vocabulary_are_kept(
+def test_only_blobs_of_the_commit_the_restore_point_and_the_vocabulary_are_kept(
     edge: Edge, vocabulary: bytes
 ) -> None:
     kept, commit = [], Commit()
@@ -337,6 +452,7 @@ def test_only_blobs_of_the_commit_and_the_vocabulary_are_kept(
         kept.append(edge.blobs())
     named = {unit.weights_digest for unit in commit.global_units}
     named |= {cluster.units[-1].optimizer_digest for cluster in commit.clusters}
+    named |= {unit.weights_digest for unit in commit.restore_point.global_units}
     assert kept[-1] == named | {edge.store.put_bytes(vocabulary)}
     assert len(set(map(len, kept))) == 1, "the store grows with the rounds"
 

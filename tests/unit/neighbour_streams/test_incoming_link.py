@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from emulated_links import ChangingEmulation
 from prometheus_client import REGISTRY
 
 from collapipe.errors import CorruptDataError
@@ -12,8 +13,6 @@ from collapipe.neighbour_streams import incoming_link
 from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.tensors import ACTIVATION, Frame, FrameKind, encode_frame
 from collapipe.v1.tensor_pb2 import CODEC_BF16, CODEC_FP32, CODEC_INT8, Codec
-
-from .conftest import ChangingEmulation
 
 
 def value(name: str, **labels: str) -> float | None:

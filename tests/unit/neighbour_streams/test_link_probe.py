@@ -12,8 +12,8 @@ from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError, PeerLostError
 from collapipe.neighbour_streams import link_probe
 from collapipe.neighbour_streams.link_probe import LinkServicer, answer_probe
-from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, Security, call, serve
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.traffic_shaping.pacing import PacedShaper
 from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver
 from collapipe.v1 import link_pb2_grpc

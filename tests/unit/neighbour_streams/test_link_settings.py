@@ -4,6 +4,7 @@ import pytest
 
 from collapipe.errors import InvalidInputError
 from collapipe.neighbour_streams.link_settings import LinkSettings, link_settings
+from collapipe.traffic_shaping.outgoing_links import LinkShare
 from collapipe.v1.plan_pb2 import LinkPlan, Plan
 from collapipe.v1.tensor_pb2 import CODEC_INT8
 
@@ -20,8 +21,8 @@ def test_directions_differ_only_in_the_power_of_their_sender() -> None:
         transmit_power_watts=0.1,
         return_transmit_power_watts=0.2,
     )
-    assert link_settings(plan, 1, 2) == LinkSettings(CODEC_INT8, 5, 3.0, 0.1)
-    assert link_settings(plan, 2, 1) == LinkSettings(CODEC_INT8, 5, 3.0, 0.2)
+    assert link_settings(plan, 1, 2) == LinkSettings(CODEC_INT8, LinkShare(5, 3.0, 0.1))
+    assert link_settings(plan, 2, 1) == LinkSettings(CODEC_INT8, LinkShare(5, 3.0, 0.2))
 
 
 def test_link_without_settings_in_the_plan_is_lossless_and_unlimited() -> None:

@@ -8,11 +8,11 @@ import grpc
 import pytest
 
 from collapipe.errors import PeerLostError
-from collapipe.rpc import Security, open_channel, serve
+from collapipe.rpc import ChannelPool, Security, open_channel, serve
 from collapipe.rpc.channel import _IDEMPOTENT
 from collapipe.v1 import device_agent_pb2, scheduler_pb2
 
-from .serving import ECHO, serving
+from .serving import ECHO, SERVICE, serving
 
 SECONDS = 20.0
 SCHEDULER = "collapipe.v1.SchedulerService"
@@ -93,3 +93,20 @@ def test_channel_ignores_the_proxy_of_the_machine(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with serving(ECHO) as served:
         assert served.call("unary_unary", b"hello") == [b"hello"]
+
+
+def test_weights_have_a_connection_of_their_own() -> None:
+    method = f"/{SERVICE}/unary_unary"
+    with serving({"unary_unary": lambda request, context: context.peer().encode()}) as served:
+        pools = ChannelPool(Security.insecure()), ChannelPool(Security.insecure())
+        usual, weights = (
+            {
+                pool.channel(served.server.address, for_weights=own).unary_unary(method)(b"")
+                for pool in pools
+            }
+            for own in (False, True)
+        )
+        for pool in pools:
+            pool.close()
+    assert len(usual) == 1  # The other channels to a peer share one connection.
+    assert len(weights) == 2 and not usual & weights

@@ -24,11 +24,11 @@ from collapipe.v1.scheduler_pb2 import Host
 SIZES = ModelSizes(num_blocks=6, unit_bytes=(1000, *[4000] * 6, 2000), hidden_size=64)
 
 
-def job(**schedule: Any) -> JobConfig:
+def job(training: Mapping[str, Any] | None = None, **schedule: Any) -> JobConfig:
     return JobConfig.model_validate(
         {
             "task": {"kind": "classification"},
-            "training": {"mini_batch": 16, "local_steps": 5},
+            "training": {"mini_batch": 16, "local_steps": 5, **(training or {})},
             "schedule": {"strategy": "dssra", "num_micro_batches": 4, **schedule},
         }
     )
@@ -75,6 +75,7 @@ class Source:
     """A telemetry source whose answer a test sets; without an answer it is down."""
 
     name: str = "scripted"
+    max_gap_seconds: float = 0.0
     series: Sequence[Series] | None = None
     asked: list[tuple[float, float]] = field(default_factory=list)
 
@@ -127,14 +128,14 @@ def planner(
 
 
 def summary(
-    of: JobHosts, busy_seconds: float = 1.0, gathered_seconds: Mapping[str, float] | None = None
+    of: JobHosts, busy_seconds: float = 1.0, pushed_seconds: Mapping[str, float] | None = None
 ) -> job_pb2.RoundSummary:
-    """A round in which every host computed for `busy_seconds`, and some devices sent 24 kB each."""
+    """A round in which every host computed for `busy_seconds`, and some devices pushed 24 kB each."""
     result = job_pb2.RoundSummary(training_seconds=4.0, gather_seconds=0.5, configure_seconds=0.2)
     for host in (of.clusters[0].control_unit, *of.clusters[0].devices, of.edge_server):
         report = result.stages.add(host_id=host.host_id)
         report.times.forward_seconds = busy_seconds / 3
         report.times.backward_seconds = 2 * busy_seconds / 3
-    for host_id, seconds in (gathered_seconds or {}).items():
-        result.gathered.add(host_id=host_id, bytes=24000, seconds=seconds)
+    for host_id, seconds in (pushed_seconds or {}).items():
+        result.pushed.add(host_id=host_id, bytes=24000, seconds=seconds)
     return result

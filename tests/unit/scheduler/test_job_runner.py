@@ -30,13 +30,14 @@ class ScriptedPlanner:
         self._host_id, self._micro_batches, self._feasible = host_id, micro_batches, feasible
 
     def decide(
-        self, round_index: int, earlier: Sequence[int] | None, *, evaluation_only: bool
+        self, round_index: int, earlier: Sequence[Plan], *, evaluation_only: bool
     ) -> tuple[list[Plan], Decision]:
         if not self._feasible:
             raise InfeasibleError("no plan")
+        numbers = [plan.num_micro_batches for plan in earlier] or self._micro_batches
         plans = [
             Plan(plan_id=self._host_id, cluster_index=index, num_micro_batches=number)
-            for index, number in enumerate(earlier or self._micro_batches)
+            for index, number in enumerate(numbers)
         ]
         return plans, Decision()
 
@@ -69,12 +70,34 @@ def test_retry_counts_the_attempt_and_keeps_the_micro_batches_of_each_cluster(
         run_round(store, document, ScriptedPlanner("device-0", 8, 2))
     assert store.round(document.job_id, 0).attempt == 0
     restarted = JobStore(tmp_path)
+    document = restarted.reopen(job())
     with pytest.raises(AttemptFailedError):
         run_round(restarted, document, ScriptedPlanner("device-1", 4, 4))
     retried = restarted.round(document.job_id, 0)
     assert retried.attempt == 1
     assert [plan.num_micro_batches for plan in retried.plans] == [8, 2]
     assert {plan.plan_id for plan in retried.plans} == {"device-1"}  # other hosts may run it
+
+
+def test_only_a_repeated_round_keeps_its_number_of_steps(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    document = store.create(job())
+    longer = job()
+    longer = longer.model_copy(
+        update={"training": longer.training.model_copy(update={"rounds": 99})}
+    )
+    planner = ScriptedPlanner("device-0", 4)
+    for round_index in range(2):
+        with pytest.raises(AttemptFailedError):
+            run_round(store, document, planner, round_index)
+    document.num_rounds_reached = 1  # the second round was never committed
+    document = document.model_copy(update={"config_json": longer.to_json()})
+    for round_index in range(2):
+        with pytest.raises(AttemptFailedError):
+            run_round(store, document, planner, round_index)
+    steps = [store.round(document.job_id, index).total_steps for index in range(2)]
+    assert steps == [job().total_steps, longer.total_steps]
+    assert steps[0] != steps[1]
 
 
 def test_each_round_decides_its_own_micro_batches(tmp_path: Path) -> None:

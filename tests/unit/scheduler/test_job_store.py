@@ -29,7 +29,9 @@ def attempt_of(attempt: int, host_id: str, *micro_batches: int) -> RoundDocument
         Plan(plan_id=host_id, cluster_index=index, stages=[stage], num_micro_batches=number)
         for index, number in enumerate(micro_batches)
     ]
-    return RoundDocument(attempt=attempt, plans=plans, decision={"decided_by": host_id})
+    return RoundDocument(
+        attempt=attempt, plans=plans, decision={"decided_by": host_id}, total_steps=7
+    )
 
 
 def finish(store: JobStore, job_id: str) -> None:
@@ -104,8 +106,8 @@ def test_round_that_was_never_planned_is_not_found(tmp_path: Path) -> None:
         ({"plans": None}, "is damaged"),
         ({"plans": [{"stages": 3}]}, "is damaged"),
         ({"attempt": "x"}, "is damaged"),
-        ({"version": 1}, "has format version 1, but this scheduler reads version 2"),
-        ({"version": 3}, "has format version 3, but this scheduler reads version 2"),
+        ({"version": 2}, "has format version 2, but this scheduler reads version 3"),
+        ({"version": 4}, "has format version 4, but this scheduler reads version 3"),
     ],
 )
 def test_round_document_that_cannot_be_read_is_refused_with_its_path(
@@ -131,7 +133,7 @@ def test_round_document_without_a_version_is_refused_as_version_1(tmp_path: Path
     del document["version"]
     path.write_text(json.dumps(document), encoding="utf-8")
     with pytest.raises(
-        CorruptDataError, match="format version 1, but this scheduler reads version 2"
+        CorruptDataError, match="format version 1, but this scheduler reads version 3"
     ):
         store.find_round(job_id, 0)
 

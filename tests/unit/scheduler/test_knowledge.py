@@ -1,5 +1,6 @@
 import math
 from collections.abc import Collection
+from typing import Literal
 
 import pytest
 
@@ -14,40 +15,50 @@ def learn(known: Knowledge, share: float = math.inf, **estimates: object) -> Kno
     return known
 
 
-def seen(seconds: float) -> dict[str, HostEstimate]:
-    return {"device-0": HostEstimate(seconds_per_sample=seconds, micro_batches=20)}
+def seen(seconds: float, micro_batches: float = 20) -> dict[str, HostEstimate]:
+    return {"device-0": HostEstimate(seconds_per_sample=seconds, micro_batches=micro_batches)}
 
 
 def carried(bps: float, **more: float) -> dict[str, LinkEstimate]:
     return {LINK: LinkEstimate(goodput_bps=bps, transfer_bytes=1e6, **more)}
 
 
-def gather(known: Knowledge, *seconds: float) -> None:
-    """Gathers 8 Mbit from each device. `seconds` are the times from the common start to each end."""
-    names = [f"device-{k}>control-unit" for k in range(len(seconds))]
-    known.update_gather_rates(
-        [{name: (1e6, each) for name, each in zip(names, seconds, strict=True)}]
+def push(known: Knowledge, *seconds: float) -> None:
+    """Each device pushes 8 Mbit. `seconds` are the times from the common start to each end."""
+    names = [f"device-{k}>edge-server" for k in range(len(seconds))]
+    known.update_weights_rates(
+        {name: (1e6, each) for name, each in zip(names, seconds, strict=True)}
     )
 
 
-def probe(known: Knowledge, bps: float, working: Collection[str] = ()) -> None:
+def probe(known: Knowledge, bps: float, working: Collection[str] = ("edge-server",)) -> None:
     link = LinkKnowledge(capacity_bps=bps)
-    known.update_idle({}, {"device-0>control-unit": link}, working)
+    known.update_idle({}, {"device-0>edge-server": link}, working)
 
 
-def gathered_at(known: Knowledge, device: int = 0) -> float:
-    return known.gather_bps(f"device-{device}", "control-unit")
+def push_bps(known: Knowledge, device: int = 0) -> float | None:
+    link = known.links.get(f"device-{device}>edge-server")
+    return link.weights_bps if link else None
 
 
 def probed(bps: float) -> Knowledge:
     link = LinkKnowledge(capacity_bps=bps, probed_bps=bps)
-    return Knowledge(links={"device-0>control-unit": link})
+    return Knowledge(links={"device-0>edge-server": link})
 
 
 def test_first_measurement_replaces_the_profile() -> None:
     known = Knowledge(hosts={"device-0": HostKnowledge(seconds_per_sample=1.0, source="profile")})
     learn(known, hosts=seen(1.1))
     assert known.hosts["device-0"] == HostKnowledge(seconds_per_sample=1.1, source="rounds")
+
+
+@pytest.mark.parametrize(("source", "expected"), [("guess", 1.1), ("profile", 1.0)])
+def test_single_micro_batch_replaces_only_a_guess(
+    source: Literal["guess", "profile"], expected: float
+) -> None:
+    known = Knowledge(hosts={"device-0": HostKnowledge(seconds_per_sample=1.0, source=source)})
+    learn(known, hosts=seen(1.1, micro_batches=1))
+    assert known.hosts["device-0"].seconds_per_sample == expected
 
 
 def test_similar_measurements_are_averaged() -> None:
@@ -160,110 +171,79 @@ def test_unused_link_has_the_rate_of_its_last_probe() -> None:
     assert (seen.capacity_bps, seen.round_trip_seconds, seen.gain) == (2e6, 0.01, 1e-9)
 
 
-def test_gathering_time_is_divided_among_the_devices_that_still_send() -> None:
+def test_pushing_time_is_divided_among_the_hosts_that_still_send() -> None:
     known = Knowledge()
-    gather(known, 3.0, 3.0, 3.0)  # together they send at 8 Mbit/s
-    assert [gathered_at(known, k) for k in range(3)] == pytest.approx([8e6] * 3)
-    gather(known, 101.0, 3.0, 3.0)
-    assert gathered_at(known, 0) == pytest.approx(8e6 / 99)
-    assert [gathered_at(known, k) for k in (1, 2)] == pytest.approx([8e6] * 2)
+    push(known, 3.0, 3.0, 3.0)  # together they send at 8 Mbit/s
+    assert [push_bps(known, k) for k in range(3)] == pytest.approx([8e6] * 3)
+    push(known, 101.0, 3.0, 3.0)
+    assert push_bps(known, 0) == pytest.approx(8e6 / 99)
+    assert [push_bps(known, k) for k in (1, 2)] == pytest.approx([8e6] * 2)
 
 
-def test_device_that_sends_more_bytes_gets_no_lower_rate() -> None:
+def test_host_that_sends_more_bytes_gets_no_lower_rate() -> None:
     known = Knowledge()
-    known.update_gather_rates([{"a>control-unit": (4e6, 5.0), "b>control-unit": (1e6, 2.0)}])
-    assert known.gather_bps("a", "control-unit") == pytest.approx(8e6)
-    assert known.gather_bps("b", "control-unit") == pytest.approx(8e6)
+    known.update_weights_rates({"a>edge-server": (4e6, 5.0), "b>edge-server": (1e6, 2.0)})
+    assert known.links["a>edge-server"].weights_bps == pytest.approx(8e6)
+    assert known.links["b>edge-server"].weights_bps == pytest.approx(8e6)
 
 
-def test_device_without_a_gathering_gets_the_best_rate_of_the_others() -> None:
+def test_transfer_of_a_few_bytes_is_ignored() -> None:
     known = Knowledge()
-    assert gathered_at(known) == math.inf
-    gather(known, 3.0, 100.0)
-    assert gathered_at(known, 7) == pytest.approx(8e6 / 1.5)
-
-
-def test_slow_link_of_the_only_device_in_use_hardly_lowers_the_rate_of_others() -> None:
-    known = Knowledge()
-    gather(known, 1.0)
-    gather(known, 100.0)
-    assert gathered_at(known, 0) == pytest.approx(8e4)
-    assert gathered_at(known, 1) > 4e6
-
-
-def test_gathering_of_a_few_bytes_is_ignored() -> None:
-    known = Knowledge()
-    known.update_gather_rates([{"device-0>control-unit": (100, 3.0)}, {}])
-    assert gathered_at(known) == math.inf
+    known.update_weights_rates({"device-0>edge-server": (100, 3.0)})
+    assert push_bps(known) is None
 
 
 @pytest.mark.parametrize("probed_while_slow", [True, False])
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_gather_rate_recovers_when_the_link_is_restored(
+def test_rate_of_weights_is_forgotten_when_the_link_is_restored(
     rounds: int, probed_while_slow: bool
 ) -> None:
     known = probed(1e8)
-    gather(known, 1.0)
+    push(known, 1.0)
     for _ in range(rounds):
-        gather(known, 50.0)
+        push(known, 50.0)
     if probed_while_slow:
         probe(known, 2e6)
-        assert gathered_at(known) == pytest.approx(8e6 / 50)
-    known.default_gather_bps = 8e6  # measured on the devices in use meanwhile
+        assert push_bps(known) == pytest.approx(8e6 / 50)
     probe(known, 1e8)
-    assert gathered_at(known) == pytest.approx(8e6)
+    assert push_bps(known) is None  # the link is measured again
 
 
-def test_gather_rate_of_a_link_that_was_slow_from_the_start_recovers() -> None:
+def test_rate_of_weights_on_a_link_that_was_slow_from_the_start_is_forgotten() -> None:
     known = probed(1e8)  # the probe ran before the link became slow
-    gather(known, 50.0, 1.0)
+    push(known, 50.0, 1.0)
     probe(known, 2e6)
-    slow = gathered_at(known)
-    assert slow < 2e5
+    assert push_bps(known) < 2e5  # type: ignore[operator]
     probe(known, 1e8)
-    assert slow < gathered_at(known) <= known.default_gather_bps
+    assert push_bps(known) is None
 
 
 def test_device_that_is_slow_for_another_reason_is_tried_again_only_once() -> None:
     known = probed(1e8)
-    gather(known, 1.0)
-    gather(known, 50.0)
-    known.default_gather_bps = 8e6
+    push(known, 1.0)
+    push(known, 50.0)
     probe(known, 1e8)
-    assert gathered_at(known) > 4e6  # it may be fast again
-    gather(known, 50.0)
-    known.default_gather_bps = 8e6
+    assert push_bps(known) is None  # it may be fast again
+    push(known, 50.0)
     probe(known, 1e8)
-    assert gathered_at(known) == pytest.approx(8e6 / 50)
+    assert push_bps(known) == pytest.approx(8e6 / 50)
 
 
-def test_link_that_became_faster_while_in_use_is_not_scaled_up_again() -> None:
+def test_link_that_became_faster_while_in_use_keeps_its_rate() -> None:
     known = probed(1e8)
     for seconds in (1.0, 50.0, 1.0):
-        gather(known, seconds)
-    known.default_gather_bps = 1e9
+        push(known, seconds)
     probe(known, 1e8)
-    assert gathered_at(known) == pytest.approx(8e6)
+    assert push_bps(known) == pytest.approx(8e6)
 
 
 @pytest.mark.parametrize("change", ["noise", "working", "failed probe"])
-def test_probe_without_new_information_leaves_the_gather_rate(change: str) -> None:
+def test_probe_without_new_information_leaves_the_rate_of_weights(change: str) -> None:
     known = probed(1e8)
-    gather(known, 50.0)
-    known.default_gather_bps = 8e6
+    push(known, 50.0)
     probe(
         known,
         {"noise": 1.4e8, "working": 9e8, "failed probe": 0.0}[change],
-        {"working": ["device-0"]}.get(change, []),
+        {"working": ["device-0", "edge-server"]}.get(change, ["edge-server"]),
     )
-    assert gathered_at(known) == pytest.approx(8e6 / 50)
-
-
-def test_device_has_the_default_gather_rate_until_its_own_is_measured() -> None:
-    link = LinkKnowledge(capacity_bps=1e8)
-    known = Knowledge(links={"device-0>control-unit": link}, default_gather_bps=3e6)
-    assert gathered_at(known) == 3e6
-    gather(known, 50.0)
-    probe(known, 2e6)
-    probe(known, 1e8)
-    assert gathered_at(known) > 1e6
+    assert push_bps(known) == pytest.approx(8e6 / 50)

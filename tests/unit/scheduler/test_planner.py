@@ -17,6 +17,7 @@ from collapipe.scheduler.profiling import IdleMeasurements
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.telemetry.sources import Series
 from collapipe.v1.job_pb2 import RoundSummary
+from collapipe.v1.plan_pb2 import Plan
 
 from .jobs import SIZES, Clock, Source, hosts, job, knowledge, measured, planner, summary
 
@@ -32,7 +33,7 @@ def run_round(
     measured_summary: RoundSummary,
     seconds: float = 10.0,
 ) -> RoundDecision:
-    _, decision = deciding.decide(round_index, None)
+    _, decision = deciding.decide(round_index, ())
     deciding.round_started(decision)
     clock.now += seconds
     deciding.round_committed(decision, [measured_summary], seconds)
@@ -43,7 +44,7 @@ def test_first_round_uses_the_profile() -> None:
     taking_part = hosts()
     known = knowledge(taking_part, seconds=(0.01, 0.02, 0.04))
     source = Source()
-    _, decision = planner(taking_part, known, source, Clock()).decide(0, None)
+    _, decision = planner(taking_part, known, source, Clock()).decide(0, ())
     assert decision.estimates is None
     assert source.asked == []
     placed = blocks(decision)
@@ -66,7 +67,7 @@ def test_window_starts_with_the_round_but_spans_at_least_four_scrapes() -> None:
     run_round(deciding, clock, 0, summary(taking_part))
     run_round(deciding, clock, 1, summary(taking_part), seconds=2.0)
     assert source.asked == [(1000.0, 1010.0)]
-    deciding.decide(2, None)
+    deciding.decide(2, ())
     assert source.asked[-1] == (1008.0, 1012.0)
 
 
@@ -74,7 +75,7 @@ def test_window_never_starts_before_the_job() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
     run_round(deciding, clock, 0, summary(taking_part), seconds=2.0)
-    deciding.decide(1, None)
+    deciding.decide(1, ())
     assert source.asked == [(1000.0, 1002.0)]
 
 
@@ -94,7 +95,7 @@ def test_device_without_telemetry_keeps_the_current_plans_and_is_named() -> None
     run_round(deciding, clock, 0, summary(taking_part))
     everything = measured(taking_part, (0.08, 0.01, 0.01), clock.now - 10, clock.now)
     source.series = [one for one in everything if one.instance != "device-1:2"]
-    _, decision = deciding.decide(1, None)
+    _, decision = deciding.decide(1, ())
     assert decision.kept_because == "telemetry_missing"
     assert any("device-1" in line for line in explain(decision))
 
@@ -119,8 +120,28 @@ def test_impossible_telemetry_is_rejected_and_the_profile_is_used() -> None:
 
 def test_retry_keeps_the_micro_batches_of_the_first_attempt() -> None:
     taking_part = hosts()
-    plans, _ = planner(taking_part, knowledge(taking_part), Source(), Clock()).decide(0, [2])
+    plans, _ = planner(taking_part, knowledge(taking_part), Source(), Clock()).decide(
+        0, [Plan(num_micro_batches=2)]
+    )
     assert plans[0].num_micro_batches == 2
+
+
+@pytest.mark.parametrize("codec", ["", "int8", "top_k"])
+def test_retry_keeps_the_codec_of_uploads_of_the_first_attempt(codec: str) -> None:
+    taking_part = hosts()
+    config = job(training={"upload_codecs": ["fp32", "int8", "top_k"]})
+    deciding = planner(taking_part, knowledge(taking_part), Source(), Clock(), config)
+    assert deciding.decide(0, ())[0][0].upload_codec == "top_k"
+    (plan,), decision = deciding.decide(0, [Plan(num_micro_batches=4, upload_codec=codec)])
+    assert plan.upload_codec == codec
+    assert any(f"with the codec {codec or 'fp32'}" in line for line in explain(decision))
+
+
+def test_strategies_without_choice_use_the_first_codec_of_uploads() -> None:
+    taking_part = hosts()
+    config = job(strategy="pipeline", training={"upload_codecs": ["int8", "top_k"]})
+    deciding = planner(taking_part, knowledge(taking_part), Source(), Clock(), config)
+    assert deciding.decide(0, ())[0][0].upload_codec == "int8"
 
 
 def test_restarted_planner_continues_with_queues_plans_and_profile() -> None:
@@ -139,7 +160,7 @@ def test_restarted_planner_continues_with_queues_plans_and_profile() -> None:
         stored,
     )
     assert restarted.state() == deciding.state()
-    assert restarted.decide(1, None)[1].plans == deciding.decide(1, None)[1].plans
+    assert restarted.decide(1, ())[1].plans == deciding.decide(1, ())[1].plans
 
 
 def restart(stored: PlannerState, of_hosts: JobHosts, config: JobConfig) -> Planner:
@@ -173,7 +194,7 @@ def test_missing_telemetry_of_an_unused_host_does_not_keep_the_plans() -> None:
     assert "device-2" not in blocks(first)
     everything = measured(taking_part, (0.01, 0.01, 0.01), clock.now - 10, clock.now)
     source.series = [one for one in everything if one.instance != "device-2:2"]
-    _, decision = deciding.decide(1, None)
+    _, decision = deciding.decide(1, ())
     assert decision.kept_because in ("", "hysteresis")
 
 
@@ -181,10 +202,32 @@ def test_evaluation_does_not_count_as_fixed_time_of_a_round() -> None:
     taking_part, source, clock = hosts(), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
     run_round(deciding, clock, 0, summary(taking_part))
-    with_evaluation = summary(taking_part)  # 4 s training, 0.5 s gathering, 0.2 s configuring
+    with_evaluation = summary(
+        taking_part
+    )  # 4 s of training, 0.2 s of configuring, 0.5 s of finishing
     with_evaluation.evaluation_seconds = 5.0
     run_round(deciding, clock, 1, with_evaluation)
-    assert deciding.state().knowledge.fixed_seconds == pytest.approx(10 - 4 - 0.5 - 5)
+    assert deciding.state().knowledge.fixed_seconds == pytest.approx(10 - 4 - 5)
+
+
+def test_transfers_of_weights_do_not_count_as_fixed_time_of_a_round() -> None:
+    taking_part, source, clock = hosts(), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part), source, clock)
+    run_round(deciding, clock, 0, summary(taking_part))
+    moving = summary(taking_part, pushed_seconds={"control-unit": 1.5, "device-0": 0.5})
+    moving.fetched.add(host_id="device-0", bytes=24000, seconds=2.0)
+    run_round(deciding, clock, 1, moving)
+    known = deciding.state().knowledge
+    assert known.fixed_seconds == pytest.approx(10 - 4 - 1.5 - 2)
+    rates = {name: link.weights_bps for name, link in known.links.items() if link.weights_bps}
+    # Both hosts send for 0.5 s, and then the control unit alone for 1 s.
+    assert rates == pytest.approx(
+        {
+            "control-unit>edge-server": 8 * 24000 / 1.25,
+            "device-0>edge-server": 8 * 24000 / 0.25,
+            "edge-server>device-0": 8 * 24000 / 2.0,
+        }
+    )
 
 
 class Probes:
@@ -195,7 +238,7 @@ class Probes:
 
     def collect(self) -> IdleMeasurements:
         links = {
-            f"{host_id}>control-unit": LinkKnowledge(capacity_bps=bps)
+            f"{host_id}>edge-server": LinkKnowledge(capacity_bps=bps)
             for host_id, bps in self.bps.items()
         }
         return IdleMeasurements(links=links)
@@ -217,7 +260,7 @@ def test_blocks_leave_a_device_with_a_slow_uplink_until_it_is_restored() -> None
             source.series = measured(taking_part, (0.01,) * 3, clock.now - 10, clock.now)
         if round_index == 5:
             probes.bps = {narrow: 1e8}
-        plans, decision = deciding.decide(round_index, None)
+        plans, decision = deciding.decide(round_index, ())
         assert replay(decision, plans) == plans
         found.append(blocks(decision))
         if round_index == 2:
@@ -228,8 +271,8 @@ def test_blocks_leave_a_device_with_a_slow_uplink_until_it_is_restored() -> None
             host_id: 20.0 if host_id == narrow and round_index < 5 else 0.02
             for host_id in found[-1]
         }
-        gathered = summary(taking_part, gathered_seconds=sent)
-        deciding.round_committed(decision, [gathered], 10.0)
+        pushed = summary(taking_part, pushed_seconds=sent)
+        deciding.round_committed(decision, [pushed], 10.0)
     assert found[2][narrow] > 0
     assert [placed.get(narrow, 0) for placed in found[3:5]] == [0, 0]
     assert found[7][narrow] > 0
@@ -238,9 +281,7 @@ def test_blocks_leave_a_device_with_a_slow_uplink_until_it_is_restored() -> None
 @pytest.mark.parametrize("reason", ["solver_slow", "solver_failed", "telemetry_missing"])
 def test_replay_of_plans_that_were_kept_returns_them(reason: str) -> None:
     taking_part = hosts()
-    plans, decision = planner(taking_part, knowledge(taking_part), Source(), Clock()).decide(
-        0, None
-    )
+    plans, decision = planner(taking_part, knowledge(taking_part), Source(), Clock()).decide(0, ())
     assert replay(replace(decision, kept_because=reason), plans) == plans
 
 
@@ -250,7 +291,7 @@ def test_replay_from_the_stored_document_gives_the_same_plan() -> None:
     deciding = planner(taking_part, knowledge(taking_part), source, clock, config)
     run_round(deciding, clock, 0, summary(taking_part))
     source.series = measured(taking_part, (0.08, 0.01, 0.02), clock.now - 10, clock.now)
-    plans, decision = deciding.decide(1, None)
+    plans, decision = deciding.decide(1, ())
     stored = json.loads(json.dumps(decision.to_json()))
     assert RoundDecision.from_json(stored) == decision
     assert replay(RoundDecision.from_json(stored), plans) == plans
@@ -260,7 +301,7 @@ def test_replay_from_the_stored_document_gives_the_same_plan() -> None:
 def test_damaged_decision_is_refused(change: dict[str, object]) -> None:
     taking_part = hosts()
     deciding = planner(taking_part, knowledge(taking_part), Source(), Clock())
-    document = deciding.decide(0, None)[1].to_json()
+    document = deciding.decide(0, ())[1].to_json()
     with pytest.raises(InvalidInputError, match="the stored decision cannot be used"):
         RoundDecision.from_json(document | change)
 
@@ -268,9 +309,7 @@ def test_damaged_decision_is_refused(change: dict[str, object]) -> None:
 def test_shares_of_a_channel_become_rate_limits() -> None:
     taking_part = hosts()
     config = job(channel_rate_bps=3e7)
-    plans, _ = planner(taking_part, knowledge(taking_part), Source(), Clock(), config).decide(
-        0, None
-    )
+    plans, _ = planner(taking_part, knowledge(taking_part), Source(), Clock(), config).decide(0, ())
     limits = [link.rate_limit_bps for link in plans[0].links]
     assert all(limit > 0 for limit in limits)
     assert sum(limits) <= 3e7 + len(limits)
@@ -281,13 +320,13 @@ def test_error_without_a_feasible_plan_names_the_limit() -> None:
     for device in taking_part.clusters[0].devices:
         device.memory_bytes = 20000
     with pytest.raises(InfeasibleError, match=r"memory|hold"):
-        planner(taking_part, knowledge(taking_part), Source(), Clock()).decide(0, None)
+        planner(taking_part, knowledge(taking_part), Source(), Clock()).decide(0, ())
 
 
 def test_explanation_names_the_bottleneck_and_the_best_improvement() -> None:
     taking_part = hosts()
     known = knowledge(taking_part, seconds=(0.05, 0.05, 0.05), rate_bps=1e9)
-    _, decision = planner(taking_part, known, Source(), Clock()).decide(0, None)
+    _, decision = planner(taking_part, known, Source(), Clock()).decide(0, ())
     lines = explain(decision)
     assert any("bottleneck is the processor of device-" in line for line in lines)
     assert any(line.startswith("what would help most: a 10 % faster processor") for line in lines)
@@ -296,7 +335,7 @@ def test_explanation_names_the_bottleneck_and_the_best_improvement() -> None:
 def test_explanation_of_a_slow_link_names_the_link() -> None:
     taking_part = hosts()
     known = knowledge(taking_part, seconds=(1e-4, 1e-4, 1e-4), rate_bps=1e6)
-    _, decision = planner(taking_part, known, Source(), Clock()).decide(0, None)
+    _, decision = planner(taking_part, known, Source(), Clock()).decide(0, ())
     assert any("bottleneck is the link from" in line for line in explain(decision))
 
 
@@ -304,5 +343,5 @@ def test_explanation_says_when_a_budget_is_not_met() -> None:
     taking_part = hosts(num_devices=1, budget_joules=0.001)
     known = knowledge(taking_part, seconds=(0.05,))
     known.backlogs = {"device-0": 50.0}
-    _, decision = planner(taking_part, known, Source(), Clock()).decide(0, None)
+    _, decision = planner(taking_part, known, Source(), Clock()).decide(0, ())
     assert any("budget of device-0 is not met: it needs" in line for line in explain(decision))

@@ -25,7 +25,7 @@ PLAN = ClusterPlan(
 def make_state() -> PlannerState:
     taking_part = hosts()
     known = knowledge(taking_part)
-    known.links["device-0>device-1"] = LinkKnowledge(gain=1e-9, gather_bps=2e6)
+    known.links["device-0>device-1"] = LinkKnowledge(gain=1e-9, weights_bps=2e6)
     known.update(
         Estimates(end=0.0, hosts={"device-0": HostEstimate(seconds_per_sample=0.5)}), [], {}
     )
@@ -46,7 +46,6 @@ def store(tmp_path: Path) -> JobStore:
 def test_planner_state_survives_a_restart(tmp_path: Path, store: JobStore) -> None:
     assert store.planner_state("job") is None
     state = make_state()
-    assert math.isinf(state.knowledge.default_gather_bps)
     store.save_planner_state("job", state)
     assert JobStore(tmp_path).planner_state("job") == state
 
@@ -57,7 +56,7 @@ def test_planner_state_survives_a_restart(tmp_path: Path, store: JobStore) -> No
         ({"knowledge": {"hosts": 3}}, "knowledge.hosts"),
         ({"current_plans": [{"stages": 3}]}, "current_plans"),
         ({"strategy": None}, "strategy"),
-        ({"version": 1}, "format version 1, but this scheduler reads version 2"),
+        ({"version": 1}, "format version 1, but this scheduler reads version 3"),
     ],
 )
 def test_state_that_cannot_be_used_is_ignored_with_a_warning(

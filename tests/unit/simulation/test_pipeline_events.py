@@ -120,11 +120,12 @@ def _slowly(pipeline: SimulatedPipeline) -> float:
 
     def next_action(k: int) -> tuple[float, bool] | None:
         own, choices = progress[k], []
+        backward_rank = 2 if own.prefers_forward else 0
         if own.may_run_backward and k != last and len(gradients[k]) > own.backwards:
-            choices.append((max(idle_at[k], gradients[k][own.backwards]), 0))
+            choices.append((max(idle_at[k], gradients[k][own.backwards]), backward_rank))
         if own.may_run_forward and len(activations[k]) > own.forwards:
             choices.append((max(idle_at[k], activations[k][own.forwards]), 1))
-        return (min(choices)[0], min(choices)[1] == 0) if choices else None
+        return (min(choices)[0], min(choices)[1] != 1) if choices else None
 
     while not all(own.done for own in progress):
         begins = [(found[0], k, found[1]) for k in range(last + 1) if (found := next_action(k))]
@@ -142,13 +143,14 @@ def _slowly(pipeline: SimulatedPipeline) -> float:
         stage, own = stages[k], progress[k]
         if is_backward or k == last:
             seconds = stage.backward_seconds + (0.0 if is_backward else stage.forward_seconds)
-            own.forwards += not is_backward
-            own.backwards += 1
+            if not is_backward:
+                own.ran_forward()
+            own.ran_backward()
             idle_at[k] = now + seconds
             if k:
                 requests.append((idle_at[k], k - 1, "down"))
         else:
-            own.forwards += 1
+            own.ran_forward()
             idle_at[k] = now + stage.forward_seconds
             requests.append((idle_at[k], k, "up"))
     return max(idle_at)

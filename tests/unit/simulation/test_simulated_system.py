@@ -121,9 +121,25 @@ def test_telemetry_noise_has_the_given_deviation() -> None:
     assert np.array_equal(exact.as_known(exact.draw(0), 0).links, exact.draw(0).links)
 
 
-def test_upload_time_is_its_bytes_over_its_rate() -> None:
-    system = SimulatedSystem(scenario(world={"upload_bps": 1e8}), 0)
-    shape = TRANSFORMERS["bert-base"]
-    sent = shape.embedding_parameters + shape.num_blocks * shape.block_parameters
-    (cluster,) = system.problem(system.nominal()).clusters
-    assert cluster.upload_seconds == pytest.approx(8 * 4 * sent / 1e8)
+def test_rates_of_weights_are_those_of_the_links() -> None:
+    apart = SimulatedSystem(scenario(), 0)
+    first = apart.problem(apart.nominal(), micro_batch_options=(4,))
+    hosts = [first.clusters[0].control_unit, *first.clusters[0].devices]
+    # Three hosts send at once, each on its own wire of 100 Mbit/s.
+    assert [(host.push_bps, host.fetch_bps) for host in hosts] == [(3e8, 3e8)] * 3
+    plans = decide_round(first, "centralized").plans
+    alone = apart.problem(apart.nominal(), previous=plans)
+    assert alone.clusters[0].control_unit.push_bps == 1e8
+    shared = SimulatedSystem(scenario(channel={"kind": "wire", "shared_rate_bps": 5e7}), 0)
+    assert shared.problem(shared.nominal()).clusters[0].control_unit.push_bps == 5e7
+
+
+def test_weights_have_the_whole_radio_channel_at_full_power() -> None:
+    system = SimulatedSystem(_two_clusters(fading="none"), 0)
+    problem = system.problem(system.nominal())
+    for cluster in problem.clusters:
+        for device in cluster.devices:
+            up = cluster.links[device.host_id, "edge-server"]
+            assert device.push_bps == up.rate_bps(20e6, device.max_transmit_watts)
+            down = cluster.links["edge-server", device.host_id]
+            assert device.fetch_bps == down.rate_bps(20e6, cluster.edge_server.max_transmit_watts)

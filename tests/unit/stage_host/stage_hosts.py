@@ -9,15 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import CollapipeError
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
-from collapipe.neighbour_streams.outgoing_link import OutgoingLinks
 from collapipe.rpc import ChannelPool, Outbox, Security, serve, within_silence
 from collapipe.stage_host import HostResources, StageServicer
 from collapipe.tensors import Frame, FrameAssembler, FrameKind, encode_frame
-from collapipe.traffic_shaping.pacing import PacedShaper
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.v1 import blob_pb2_grpc, stage_pb2_grpc
 from collapipe.v1.plan_pb2 import Attempt, ModelSpec, Plan, Stage, UnitState
 from collapipe.v1.stage_pb2 import (
@@ -242,7 +240,7 @@ def stage_host(
         ),
     )
     channels = ChannelPool(PLAIN)
-    links = OutgoingLinks("device-1", EmulationFile(None), PacedShaper())
+    links = OutgoingLinks.unlimited("device-1")
     resources = HostResources(torch.device("cpu"), channels, links)
     servicer = StageServicer(resources)
 
@@ -276,8 +274,9 @@ def stage_host(
         model=ModelSpec(family="bert", task="classification", config_json=config_json),
         training_json=TRAINING.model_dump_json(),
         units=[UnitState(unit_index=unit, weights_digest=digests[unit]) for unit in units],
-        sources=[UnitSource(unit_index=unit, addresses=[keeper.address]) for unit in units],
+        sources=[UnitSource(unit_index=unit, weights_addresses=[keeper.address]) for unit in units],
         total_steps=10,
+        silence_seconds=20,
     )
     try:
         yield StageHost(server.address, servicer, resources, channels, configuration)

@@ -131,7 +131,7 @@ def test_second_configuration_in_a_session_fails_it(host: StageHost) -> None:
 # --- attempts that are not newer
 
 
-@pytest.mark.parametrize(("round_index", "attempt"), [(3, 2), (3, 1), (2, 9), (0, 0)])
+@pytest.mark.parametrize(("round_index", "attempt"), [(3, 2), (3, 1), (4, 1), (2, 2), (0, 0)])
 def test_attempt_that_is_not_newer_is_refused_and_changes_nothing(
     host: StageHost, round_index: int, attempt: int
 ) -> None:
@@ -144,7 +144,7 @@ def test_attempt_that_is_not_newer_is_refused_and_changes_nothing(
     assert_alive(session)
 
 
-@pytest.mark.parametrize(("round_index", "attempt"), [(3, 3), (4, 0)])
+@pytest.mark.parametrize(("round_index", "attempt"), [(3, 3), (4, 2), (0, 3)])
 def test_newer_attempt_takes_over_from_an_idle_one(
     host: StageHost, round_index: int, attempt: int
 ) -> None:

@@ -252,6 +252,17 @@ def test_stream_that_breaks_during_a_step_fails_the_session(
     assert "previous stage broke its stream" in session.expect("failed").failed.message
 
 
+def test_stream_that_breaks_after_the_last_step_lets_the_session_finish(
+    session: Session, stream: NeighbourStream
+) -> None:
+    session.run_step(0)
+    stream.send_frame(activation_frame())
+    session.expect("step_done")
+    stream.vanish()
+    session.next_of_any_kind()  # a sign of life: meanwhile the host has noticed that the stream broke
+    assert session.finish(1.0)
+
+
 def test_stream_ends_with_its_session(session: Session, stream: NeighbourStream) -> None:
     session.run_step(0)
     stream.send_frame(activation_frame())

@@ -61,6 +61,18 @@ def test_gradient_is_taken_before_an_older_activation() -> None:
     assert mailbox.take(forward=True, backward=True) == forward(0)
 
 
+def test_older_activation_is_taken_first_where_a_forward_pass_is_preferred() -> None:
+    mailbox = Mailbox(None)
+    mailbox.put(backward(0))
+    mailbox.put(forward(1))
+    both = {"forward": True, "backward": True}
+    assert mailbox.take(**both, prefers_forward=True) == forward(1)
+    assert mailbox.take(**both, prefers_forward=True) == backward(0)
+    mailbox.put(forward(2))
+    mailbox.put(backward(1))
+    assert mailbox.take(forward=False, backward=True, prefers_forward=True) == backward(1)
+
+
 def test_evaluation_and_predictions_have_the_directions_of_training() -> None:
     mailbox = Mailbox(None)
     prediction, evaluate = Frame(FrameKind.PREDICTION, 0, 0), Frame(FrameKind.EVALUATE, 0, 1)

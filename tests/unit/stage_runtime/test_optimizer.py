@@ -56,7 +56,7 @@ def test_clipping_equals_that_of_torch() -> None:
     parameters = [nn.Parameter(torch.randn(shape)) for shape in ((3, 4), (4,), ())]
     for parameter in parameters:
         parameter.grad = torch.randn(parameter.shape) * 7
-    norm = math.sqrt(math.fsum(squared_norms(parameters)))
+    norm = math.sqrt(math.fsum(squared_norms(p.grad for p in parameters)))
     ours = [p.grad * clip_scale(norm, 2.0) for p in parameters if p.grad is not None]
     torch.nn.utils.clip_grad_norm_(parameters, 2.0)
     for gradient, parameter in zip(ours, parameters, strict=True):
@@ -66,7 +66,7 @@ def test_clipping_equals_that_of_torch() -> None:
 def test_squared_norms_are_in_double_precision_and_only_of_parameters_with_a_gradient() -> None:
     with_gradient, without = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
     with_gradient.grad = torch.tensor([1e30, 1e30])  # the squares overflow in single precision
-    assert squared_norms([without, with_gradient]) == pytest.approx([2e60], rel=1e-6)
+    assert squared_norms([without.grad, with_gradient.grad]) == pytest.approx([2e60], rel=1e-6)
 
 
 @pytest.mark.parametrize(("scale", "applied"), [(0.25, 0.25), (1.0, 1.0), (3.0, 1.0)])

@@ -1,4 +1,8 @@
+import gc
+import hashlib
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +13,8 @@ from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
 from collapipe.stage_runtime import ResidentUnit, ResidentUnits
 from collapipe.stage_runtime.resident_units import StateDigests
-from collapipe.weights.tensor_blob import TensorBlob
+from collapipe.weights.delta_codecs import decode_delta
+from collapipe.weights.tensor_blob import TensorBlob, load_tensors
 
 from .chains import States, held_unit
 
@@ -143,15 +148,13 @@ def test_weights_that_do_not_fit_are_corrupt(
         unit.load(StateDigests(blob.digest, ""), shelf.fetch)
 
 
-def test_content_under_another_digest_is_corrupt(bert: ModelAdapter, shelf: Shelf) -> None:
+def test_optimizer_state_of_another_unit_is_corrupt(bert: ModelAdapter, shelf: Shelf) -> None:
     unit = held_unit(bert, BLOCK, WAYS["adamw"])
-    digests = shelf.keep(unit)
-    other = held_unit(bert, BLOCK, WAYS["adamw"])
-    step(other, 1)
-    wanted = StateDigests("0" * 64, "")
-    shelf.blobs["0" * 64] = shelf.blobs[digests.weights]
-    with pytest.raises(CorruptDataError, match="instead of"):
-        other.load(wanted, shelf.fetch)
+    weights = shelf.keep(unit).weights
+    blob = TensorBlob({"other//exp_avg": torch.zeros(3)})
+    shelf.blobs[blob.digest] = b"".join(blob.read())
+    with pytest.raises(CorruptDataError, match="unit 1 has 0 tensors that fit"):
+        unit.load(StateDigests(weights, blob.digest), shelf.fetch)
 
 
 # --- all units of a host
@@ -256,3 +259,139 @@ def test_half_loaded_unit_is_dropped(
         resident.take({BLOCK: StateDigests("0" * 64, "")}, lose)
     _, num_reused = resident.take({BLOCK: initial[BLOCK]}, shelf.fetch)
     assert num_reused == 0
+
+
+# --- uploads
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_upload_is_a_delta_and_the_unit_continues_from_what_is_decoded(
+    bert: ModelAdapter, shelf: Shelf, way: str
+) -> None:
+    stays, moved = held_unit(bert, BLOCK, WAYS[way]), held_unit(bert, BLOCK, WAYS[way])
+    stays.upload_codec = moved.upload_codec = "int8"
+    for seed in (1, 2):
+        base = shelf.keep(stays)
+        moved.load(base, shelf.fetch)
+        uploads = []
+        for unit in (stays, moved):
+            step(unit, seed)
+            step(unit, seed + 10)
+            uploads.append(unit.upload())
+        blob = uploads[0].blob
+        assert uploads[0].base_digest == base.weights
+        # What an upload has lost is part of the optimizer state, so it moves with the unit.
+        assert uploads[1].blob.digest == blob.digest
+        decoded = decode_delta(
+            load_tensors(b"".join(blob.read())), load_tensors(shelf.blobs[base.weights])
+        )
+        assert stays.seal() == moved.seal()
+        assert stays.seal().weights == TensorBlob(decoded).digest
+        assert blob.total_bytes < len(shelf.blobs[base.weights]) / 2
+
+
+def test_upload_without_an_update_or_a_codec_has_the_weights(bert: ModelAdapter) -> None:
+    for upload_codec in ("top_k", "fp32"):
+        unit = held_unit(bert, BLOCK, TrainingConfig())
+        unit.upload_codec = upload_codec
+        if upload_codec == "fp32":
+            step(unit, 1)
+        upload = unit.upload()
+        assert (upload.blob.digest, upload.base_digest) == (unit.seal().weights, "")
+
+
+def test_lossless_upload_adds_what_lossy_ones_have_lost(bert: ModelAdapter, shelf: Shelf) -> None:
+    unit = held_unit(bert, BLOCK, TrainingConfig())
+    unit.upload_codec = "top_k"
+    shelf.keep(unit)
+    step(unit, 1)
+    unit.upload()
+    base = shelf.keep(unit)
+    lost = unit.optimizer.state
+    residuals = {
+        name: lost[parameter]["upload_residual"].clone()
+        for name, parameter in unit.module.named_parameters()
+        if "upload_residual" in lost[parameter]
+    }
+    assert residuals
+    unit.upload_codec = "fp32"
+    step(unit, 2)
+    trained = {name: tensor.clone() for name, tensor in unit.module.state_dict().items()}
+    upload = unit.upload()
+    decoded = decode_delta(
+        load_tensors(b"".join(upload.blob.read())), load_tensors(shelf.blobs[base.weights])
+    )
+    for name, tensor in unit.module.state_dict().items():
+        expected = trained[name] + residuals[name] if name in residuals else trained[name]
+        assert torch.equal(tensor, expected)
+        assert torch.equal(tensor, decoded[name])
+    # Nothing is left to send, so the next upload has the weights themselves.
+    assert b"upload_residual" not in shelf.blobs[shelf.keep(unit).optimizer]
+    step(unit, 3)
+    assert unit.upload().base_digest == ""
+
+
+# --- optimizer states that are kept for a copy
+
+
+def trained(
+    resident: ResidentUnits, shelf: Shelf, wanted: StateDigests
+) -> tuple[ResidentUnit, str]:
+    """Trains a block, and returns it with the digest of its optimizer state, which is kept."""
+    (unit,), _ = resident.take({BLOCK: wanted}, shelf.fetch)
+    step(unit, 1)
+    digest = unit.seal().optimizer
+    resident.keep_moments([digest])
+    return unit, digest
+
+
+def test_kept_state_stays_readable_while_its_unit_trains_on(
+    resident: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
+) -> None:
+    unit, digest = trained(resident, shelf, initial[BLOCK])
+    kept = resident.blob(digest)
+    pieces = iter(kept.read(10))
+    first = next(pieces)
+    for seed in (2, 3):
+        step(unit, seed)  # in the middle of the transfer
+    rest = b"".join(pieces)
+    data = b"".join(resident.blob(digest).read())
+    assert hashlib.sha256(data).hexdigest() == digest
+    assert first + rest == data[10:]
+
+
+def test_state_of_a_unit_that_has_moved_away_stays_readable(
+    resident: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
+) -> None:
+    _, digest = trained(resident, shelf, initial[BLOCK])
+    resident.retain([])
+    assert hashlib.sha256(b"".join(resident.blob(digest).read())).hexdigest() == digest
+
+
+def test_state_is_freed_when_it_is_no_longer_wanted(
+    resident: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
+) -> None:
+    unit, digest = trained(resident, shelf, initial[BLOCK])
+    step(unit, 2)
+    freed = [weakref.ref(tensor) for tensor in tensors_of(resident.blob(digest))]
+    resident.keep_moments([])
+    gc.collect()
+    assert freed and not any(reference() is not None for reference in freed)
+    with pytest.raises(NotFoundError):
+        resident.blob(digest)
+
+
+def test_update_copies_no_state_that_is_no_longer_wanted(
+    resident: ResidentUnits,
+    shelf: Shelf,
+    initial: dict[int, StateDigests],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unit, _ = trained(resident, shelf, initial[BLOCK])
+    resident.keep_moments([])
+    monkeypatch.setattr(TensorBlob, "copy", lambda blob: pytest.fail("a state was copied"))
+    step(unit, 2)
+
+
+def tensors_of(kept: Any) -> list[Tensor]:
+    return [tensor for _, tensor in kept._blob._tensors]

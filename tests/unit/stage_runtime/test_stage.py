@@ -172,6 +172,25 @@ def test_whole_window_is_used_before_the_first_gradient(
     assert first[:4] == ["0F0", "0F1", "0F2", "0B0"]
 
 
+def test_passes_alternate_where_several_gradients_have_arrived(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    chain = make_chain(bert, bert_states, TRAINING, HALVES, [3, 1])
+    gradients: list[Frame] = []
+
+    def deliver_three_at_once(frame: Frame) -> None:
+        gradients.append(frame)
+        if len(gradients) == 3 or frame.micro_batch == 4:
+            for held in gradients:
+                chain.mailboxes[0].put(held)
+            gradients.clear()
+
+    chain.stages[1]._send_backward = deliver_three_at_once
+    chain.train(0, [make_batch(number) for number in range(5)], 0.0)
+    first = "".join(f"{one.kind.name[0]}{one.micro_batch}" for one in chain.passes if not one.stage)
+    assert first == "F0F1F2B0F3B1F4B2B3B4"
+
+
 def test_full_mailbox_of_the_next_stage_causes_no_deadlock(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:

@@ -1,6 +1,7 @@
 """An HTTP server whose answers a test chooses."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,8 +13,8 @@ Answer = Callable[[Form], tuple[int, bytes]]
 
 
 @contextmanager
-def answering(answer: Answer) -> Iterator[str]:
-    """Serves on a free port and yields "host:port"."""
+def answering(answer: Answer, body_seconds: float = 0.0) -> Iterator[str]:
+    """Serves on a free port and yields "host:port". A body comes so long after its headers."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -27,6 +28,7 @@ def answering(answer: Answer) -> Iterator[str]:
             try:
                 self.send_response(status)
                 self.end_headers()
+                time.sleep(body_seconds)
                 self.wfile.write(body)
             except OSError:
                 self.close_connection = True  # the client has gone

@@ -114,6 +114,25 @@ def test_host_that_hangs_does_not_hold_up_the_others() -> None:
             done.set()
 
 
+def test_host_behind_a_slow_link_is_scraped_less_often_than_the_others() -> None:
+    asked: list[Form] = []
+
+    def answer(form: Form) -> tuple[int, bytes]:
+        asked.append(form)
+        return 200, page(1)
+
+    with (
+        answering(answer, body_seconds=2.0) as slow,  # so the pause is 18 s
+        answering(lambda form: (200, page(1))) as address,
+        scraping(slow, address) as source,
+    ):
+        eventually(lambda: points_of(source, slow) >= 1)
+        before = points_of(source, address)
+        eventually(lambda: points_of(source, address) >= before + 5)
+    assert len(asked) == 1
+    assert source.max_gap_seconds > 30
+
+
 def test_pages_that_failed_leave_a_gap_and_no_zero(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "collapipe.telemetry.sources.scrape")
     answers = iter([(200, page(5)), (500, b"no"), (200, b"\xff"), (200, page(6))])

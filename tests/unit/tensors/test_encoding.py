@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.linalg import hadamard
 from torch import Tensor
 
 from collapipe.errors import CorruptDataError, InvalidInputError
@@ -12,6 +13,7 @@ from collapipe.v1.stage_pb2 import FRAME_KIND_FORWARD, FrameHeader
 from collapipe.v1.tensor_pb2 import (
     CODEC_BF16,
     CODEC_FP32,
+    CODEC_INT4,
     CODEC_INT8,
     DATA_TYPE_FLOAT32,
     DATA_TYPE_INT32,
@@ -20,8 +22,8 @@ from collapipe.v1.tensor_pb2 import (
     TensorHeader,
 )
 
-LOSSY = [CODEC_BF16, CODEC_INT8]
-SHAPES = [(), (0,), (3, 0), (0, 3), (1,), (7,), (4, 3, 16)]
+LOSSY = [CODEC_BF16, CODEC_INT8, CODEC_INT4]
+SHAPES = [(), (0,), (3, 0), (0, 3), (1,), (7,), (4, 3, 16), (2, 33)]
 
 
 def across(frame: Frame, codec: Codec, chunk_bytes: int = 1 << 20) -> Frame:
@@ -75,6 +77,47 @@ def test_int8_of_subnormal_values_is_near_them(tiny: float) -> None:
     assert arrived.abs().max() <= 1.01 * tiny
 
 
+@given(st.integers(0, 2**31), st.floats(1e-28, 1e30), st.integers(1, 100))
+def test_int4_error_is_at_most_half_a_step_of_the_rotated_tile(
+    seed: int, magnitude: float, width: int
+) -> None:
+    sent = torch.randn(3, width, generator=torch.Generator().manual_seed(seed)) * magnitude
+    sent[1] = 0.0
+    arrived = activation(sent, CODEC_INT4)
+    assert torch.equal(arrived[1], torch.zeros(width))
+    # The squares of the largest values would overflow in fp32.
+    sent, arrived = sent.double(), arrived.double()
+    rotation = torch.from_numpy(hadamard(32)).double() / 32**0.5
+    missing = -width % 32
+    rotated = torch.nn.functional.pad(sent, (0, missing)).reshape(-1, 32) @ rotation
+    half_step = rotated.abs().amax(dim=1) / 16
+    # What the receiver cuts off a tile is part of the error in the rotated values, so the norms are compared.
+    error = torch.nn.functional.pad(arrived - sent, (0, missing)).reshape(-1, 32).norm(dim=1)
+    # The scale has 8 bits, so its relative error is at most 2^-8, and the largest of 16 levels has 15 times that.
+    assert (error <= 32**0.5 * half_step * (1 + 16 * 2**-8) + 1e-37).all()
+
+
+def test_int4_spreads_a_large_value_over_its_tile_only() -> None:
+    sent = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
+    sent[0, 3] = 100.0
+    arrived = activation(sent, CODEC_INT4)
+    assert torch.equal(arrived[:, 32:], activation(sent[:, 32:], CODEC_INT4))
+    # Without the rotation, the smallest level of the tile would be a sixteenth of 100.
+    others = torch.arange(32) != 3
+    assert (arrived - sent)[0, :32][others].square().mean().sqrt() < 100 / 16 / 4
+
+
+@pytest.mark.parametrize("tiny", [1e-45, 1e-42, 1e-38, 1e-36])
+def test_int4_of_subnormal_values_is_near_them(tiny: float) -> None:
+    arrived = activation(torch.tensor([[tiny, -tiny, tiny / 2]]), CODEC_INT4)
+    assert arrived.isfinite().all()
+    assert arrived.abs().max() <= 1.5 * tiny
+
+
+def test_int4_of_values_whose_rotation_overflows_is_not_finite() -> None:
+    assert not activation(torch.full((32,), 3e38), CODEC_INT4).isfinite().any()
+
+
 @pytest.mark.parametrize("codec", LOSSY)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_value_that_is_not_finite_stays_so_and_does_not_change_other_rows(
@@ -85,7 +128,7 @@ def test_value_that_is_not_finite_stays_so_and_does_not_change_other_rows(
     arrived = activation(sent, codec)
     assert not arrived[1, 4].isfinite()
     assert arrived[[0, 2]].isfinite().all()
-    assert torch.allclose(arrived[[0, 2]], sent[[0, 2]], atol=0.05)
+    assert torch.equal(arrived[[0, 2]], activation(sent[[0, 2]], codec))
 
 
 @pytest.mark.parametrize("codec", LOSSY)
@@ -96,7 +139,8 @@ def test_codec_always_makes_the_same_bytes(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "num_bytes"), [(CODEC_FP32, 4096), (CODEC_BF16, 2048), (CODEC_INT8, 1040)]
+    ("codec", "num_bytes"),
+    [(CODEC_FP32, 4096), (CODEC_BF16, 2048), (CODEC_INT8, 1040), (CODEC_INT4, 576)],
 )
 def test_header_announces_encoded_bytes_and_frames_count_decoded_bytes(
     codec: Codec, num_bytes: int
@@ -125,15 +169,17 @@ def test_only_activations_and_their_gradients_are_encoded(codec: Codec) -> None:
     assert torch.equal(activation(half, codec), half)
 
 
-def test_chunks_that_cut_through_rows_and_scales_arrive() -> None:
+@pytest.mark.parametrize("codec", LOSSY)
+def test_chunks_that_cut_through_rows_and_scales_arrive(codec: Codec) -> None:
     frame = Frame(FrameKind.FORWARD, 0, 0, {ACTIVATION: torch.randn(7, 13)})
-    whole = across(frame, CODEC_INT8).tensors[ACTIVATION]
-    assert torch.equal(across(frame, CODEC_INT8, 3).tensors[ACTIVATION], whole)
+    whole = across(frame, codec).tensors[ACTIVATION]
+    assert torch.equal(across(frame, codec, 3).tensors[ACTIVATION], whole)
 
 
-def test_tensor_that_is_not_contiguous_is_encoded_in_its_own_order() -> None:
+@pytest.mark.parametrize("codec", LOSSY)
+def test_tensor_that_is_not_contiguous_is_encoded_in_its_own_order(codec: Codec) -> None:
     sent = torch.randn(16, 5).T
-    assert torch.equal(activation(sent, CODEC_INT8), activation(sent.contiguous(), CODEC_INT8))
+    assert torch.equal(activation(sent, codec), activation(sent.contiguous(), codec))
 
 
 # --- corrupt headers and data
@@ -165,6 +211,10 @@ def lossy_header(
         (CODEC_INT8, [2, -4], 0),
         (CODEC_INT8, [-2, -4], 0),
         (CODEC_INT8, [0, 4], 4),
+        (CODEC_INT4, [2, 33], 33),
+        (CODEC_INT4, [2, -33], 72),
+        (CODEC_INT4, [-2, -32], 36),
+        (CODEC_INT4, [0, 4], 18),
     ],
 )
 def test_length_that_does_not_fit_the_codec_is_corrupt(
@@ -174,7 +224,7 @@ def test_length_that_does_not_fit_the_codec_is_corrupt(
         FrameAssembler().begin(lossy_header(codec, shape, byte_length))
 
 
-@pytest.mark.parametrize("codec", [0, 4, 99])
+@pytest.mark.parametrize("codec", [0, 5, 99])
 def test_codec_that_is_not_known_is_corrupt(codec: int) -> None:
     with pytest.raises(CorruptDataError, match=f"codec {codec}, which this version does not know"):
         FrameAssembler().begin(lossy_header(codec, [2, 4], 16))

@@ -201,7 +201,9 @@ def test_interface_that_disappears_ends_the_process(
 
 def test_interface_that_an_agent_shapes_is_unchanged_and_reported(host: Host) -> None:
     agent = TrafficControlShaper("near0", [*host.inside, "tc"])
-    agent.open(f"{FAR}:1").begin(2e7)
+    link = agent.open()
+    link.address = f"{FAR}:1"
+    link.limit(2e7)
     before = host.qdiscs()
     host.write(LIMITED)
     host.once()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from collapipe.errors import InvalidInputError
+from collapipe.traffic_shaping.pacing import ShapedLink, Traffic
 from collapipe.traffic_shaping.tc.service_shaper import TrafficControlShaper
 
 from .namespaces import joined_namespaces, run
@@ -64,6 +65,12 @@ class Wire:
         return 8 * int(total) / float(seconds)
 
 
+def opened(shaper: TrafficControlShaper, address: str) -> ShapedLink:
+    link = shaper.open()
+    link.address = address
+    return link
+
+
 @pytest.fixture
 def wire() -> Iterator[Wire]:
     with joined_namespaces("collapipe", "10.77.0") as names:
@@ -72,11 +79,12 @@ def wire() -> Iterator[Wire]:
 
 def test_kernel_limits_a_link_to_its_rate(wire: Wire) -> None:
     shaper = TrafficControlShaper("near0", wire.tc)
-    link = shaper.open("10.77.0.2:5001")
-    link.begin(RATE_BPS)
-    assert link.chunk_bytes(RATE_BPS, 1 << 20) == 1 << 20
+    link = opened(shaper, "10.77.0.2:5001")
+    with link.burst(Traffic.ACTIVATIONS) as wait:
+        wait(1, RATE_BPS)
+    assert link.quantum_bytes(RATE_BPS, 1 << 20) == 1 << 20
     limited = wire.goodput_bps()
-    link.begin(0.0)
+    link.limit(0.0)
     free = wire.goodput_bps()
     shaper.close()
     assert 0.5 * RATE_BPS < limited < 1.15 * RATE_BPS
@@ -85,14 +93,14 @@ def test_kernel_limits_a_link_to_its_rate(wire: Wire) -> None:
 
 def test_same_rate_again_changes_nothing_and_another_rate_replaces_it(wire: Wire) -> None:
     shaper = TrafficControlShaper("near0", wire.tc)
-    links = [shaper.open(f"10.77.0.{host}:1") for host in (2, 3)]
+    links = [opened(shaper, f"10.77.0.{host}:1") for host in (2, 3)]
     for _ in range(2):
-        links[0].begin(RATE_BPS)
-    links[1].begin(2 * RATE_BPS)
+        links[0].limit(RATE_BPS)
+    links[1].limit(2 * RATE_BPS)
     classes = wire.show("class")
     assert classes.count("class htb") == 2
     assert "20Mbit" in classes and "40Mbit" in classes
-    links[0].begin(RATE_BPS / 4)
+    links[0].limit(RATE_BPS / 4)
     classes = wire.show("class")
     assert classes.count("class htb") == 2
     assert "5Mbit" in classes and "20Mbit" not in classes
@@ -100,30 +108,56 @@ def test_same_rate_again_changes_nothing_and_another_rate_replaces_it(wire: Wire
 
 def test_class_is_removed_with_the_last_link_to_its_receiver(wire: Wire) -> None:
     shaper = TrafficControlShaper("near0", wire.tc)
-    links = [shaper.open("10.77.0.2:1") for _ in range(2)]
+    links = [opened(shaper, "10.77.0.2:1") for _ in range(2)]
     for link in links:
-        link.begin(RATE_BPS)
-    links[0].close()
+        link.limit(RATE_BPS)
+    links[0].limit(0.0)
     assert "20Mbit" in wire.show("class")
-    links[1].close()
+    links[1].limit(0.0)
     assert wire.show("class") == ""
     assert "match" not in wire.show("filter")
-    again = shaper.open("10.77.0.2:1")
-    again.begin(RATE_BPS)
+    again = opened(shaper, "10.77.0.2:1")
+    again.limit(RATE_BPS)
     assert "20Mbit" in wire.show("class")
+
+
+def test_link_is_paced_until_its_address_is_known(wire: Wire) -> None:
+    link = TrafficControlShaper("near0", wire.tc).open()
+    link.limit(RATE_BPS)
+    assert link.quantum_bytes(RATE_BPS, 1 << 20) < 1 << 20
+    link.address = "10.77.0.2:1"
+    link.limit(RATE_BPS)
+    assert link.quantum_bytes(RATE_BPS, 1 << 20) == 1 << 20
+    assert "20Mbit" in wire.show("class")
+
+
+def test_link_that_the_kernel_refuses_gives_its_class_back(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shaper = TrafficControlShaper("near0", wire.tc)
+    link = opened(shaper, "10.77.0.2:1")
+    link.limit(RATE_BPS)
+
+    def refuse(ip: str, rate_bps: float) -> None:
+        raise InvalidInputError("tc took too long")
+
+    monkeypatch.setattr(shaper, "limit", refuse)
+    link.limit(2 * RATE_BPS)
+    assert wire.show("class") == ""
+    assert link.quantum_bytes(RATE_BPS, 1 << 20) < 1 << 20
 
 
 def test_closed_shaper_leaves_the_interface_as_it_was(wire: Wire) -> None:
     before = wire.show("qdisc")
     shaper = TrafficControlShaper("near0", wire.tc)
-    shaper.open("10.77.0.2:1").begin(RATE_BPS)
+    opened(shaper, "10.77.0.2:1").limit(RATE_BPS)
     assert "htb" in wire.show("qdisc")
     shaper.close()
     assert wire.show("qdisc") == before
 
 
 def test_root_of_a_killed_process_is_replaced(wire: Wire) -> None:
-    TrafficControlShaper("near0", wire.tc).open("10.77.0.2:1").begin(RATE_BPS)
+    opened(TrafficControlShaper("near0", wire.tc), "10.77.0.2:1").limit(RATE_BPS)
     TrafficControlShaper("near0", wire.tc)
     assert wire.show("class") == ""
 
@@ -141,13 +175,13 @@ def test_interface_that_another_program_shapes_is_refused_and_unchanged(wire: Wi
 def test_link_is_paced_when_the_interface_disappears(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
-    link = TrafficControlShaper("near0", wire.tc).open("10.77.0.2:1")
+    link = opened(TrafficControlShaper("near0", wire.tc), "10.77.0.2:1")
     wire.ip("link", "del", "near0")
     for _ in range(2):
-        link.begin(RATE_BPS)
-        assert link.chunk_bytes(RATE_BPS, 1 << 20) == 50_000
-        link.wait(1000)
-    link.close()
+        with link.burst(Traffic.ACTIVATIONS) as wait:
+            wait(1000, RATE_BPS)
+        assert link.quantum_bytes(RATE_BPS, 1 << 20) == 50_000
+    link.limit(0.0)
     assert len(caplog.records) == 1
     assert "is paced from now on" in caplog.text
 

@@ -149,3 +149,11 @@ def test_blob_of_any_open_job_is_found(tmp_path: Path) -> None:
 def test_store_survives_a_restart(tmp_path: Path) -> None:
     JobStores(tmp_path).store("one").put_bytes(DATA)
     assert b"".join(JobStores(tmp_path).store("one").read(DIGEST)) == DATA
+
+
+def test_file_is_adopted_once(store: BlobStore, tmp_path: Path) -> None:
+    for _ in range(2):
+        (tmp_path / "arrived").write_bytes(DATA)
+        store.adopt(DIGEST, tmp_path / "arrived")
+        assert not (tmp_path / "arrived").exists()
+    assert files(store) == [DIGEST]

@@ -1,5 +1,6 @@
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
+from emulated_links import ChangingEmulation, NotingShaper
 
 from collapipe.errors import (
     CorruptDataError,
@@ -16,13 +18,14 @@ from collapipe.errors import (
 )
 from collapipe.rpc import ChannelPool, Security, call, serve
 from collapipe.tensors import CHUNK_BYTES
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
+from collapipe.traffic_shaping.pacing import Traffic
 from collapipe.v1.blob_pb2 import FetchBlobRequest, FetchBlobResponse
 from collapipe.v1.blob_pb2_grpc import (
     BlobServiceServicer,
     BlobServiceStub,
     add_BlobServiceServicer_to_server,
 )
-from collapipe.weights import transfer
 from collapipe.weights.blob_store import BlobStore, JobStores
 from collapipe.weights.tensor_blob import TensorBlob
 from collapipe.weights.transfer import BlobServicer, fetch_blob
@@ -126,6 +129,26 @@ def test_chunks_are_small_and_the_size_comes_first(channels: ChannelPool, keeper
     assert b"".join(other.chunk for other in others) == DATA[5:]
 
 
+def test_blob_leaves_over_the_link_to_the_host_that_fetches_it(
+    emulation: ChangingEmulation, start: Start
+) -> None:
+    emulation.set(links={"keeper>fetcher": {"rate_bps": 5000, "delay_seconds": 0.3}})
+    shaper = NotingShaper()
+    keeper = OutgoingLinks("keeper", emulation.file, shaper)
+    blob = TensorBlob({"weight": torch.zeros(50)})
+    address = start(BlobServicer({blob.digest: blob}.__getitem__, keeper))
+    for fetcher, expected in (("", 0.0), ("fetcher", 5000.0)):
+        shaper.waits.clear()
+        started = time.monotonic()
+        pool = ChannelPool(PLAIN, OutgoingLinks.unlimited(fetcher) if fetcher else None)
+        assert fetch_blob(pool, blob.digest, [address]) == b"".join(blob.read())
+        pool.close()
+        assert sum(num_bytes for num_bytes, _ in shaper.waits) == blob.total_bytes
+        assert {rate for _, rate in shaper.waits} == {expected}
+        assert not fetcher or time.monotonic() - started >= 0.3
+    assert {*shaper.kinds} == {Traffic.WEIGHTS}
+
+
 def test_transfer_that_broke_off_resumes_where_it_stopped(
     channels: ChannelPool, start: Start
 ) -> None:
@@ -137,15 +160,12 @@ def test_transfer_that_broke_off_resumes_where_it_stopped(
 def test_next_host_is_tried_when_transfers_from_the_first_keep_breaking_off(
     channels: ChannelPool, start: Start, keeper: str
 ) -> None:
-    host = Host(breaking_after(10))
+    host = Host(breaking_after(10), breaking_after(0))
     assert fetch_blob(channels, DIGEST, [start(host), keeper]) == DATA
-    assert host.offsets == [0, 10, 20]
+    assert host.offsets == [0, 10, 10, 10]  # three tries that brought no byte
 
 
-def test_silent_host_is_lost(
-    channels: ChannelPool, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transfer, "_SILENCE_SECONDS", 0.1)
+def test_silent_host_is_lost(channels: ChannelPool, start: Start) -> None:
     over = threading.Event()
 
     def silent(offset: int) -> Iterator[FetchBlobResponse]:
@@ -153,7 +173,7 @@ def test_silent_host_is_lost(
         over.wait(20)
 
     with pytest.raises(PeerLostError, match=f"send blob {DIGEST}"):
-        fetch_blob(channels, DIGEST, [start(Host(silent))])
+        fetch_blob(channels, DIGEST, [start(Host(silent))], silence_seconds=0.1)
     over.set()
 
 

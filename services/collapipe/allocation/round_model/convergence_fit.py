@@ -26,7 +26,7 @@ _REMEDIES = (
     "vary training.rounds or training.local_steps",
     "vary the number of clusters, and training.mini_batch",
     "vary training.local_steps",
-    'vary schedule.codecs, for example with ["int8"]',
+    'vary schedule.codecs or training.upload_codecs, for example with ["int8"]',
     "give runs with aborted rounds",
     "vary training.mini_batch",
 )

@@ -31,6 +31,11 @@ def violations(problem: RoundProblem, plans: RoundPlan) -> list[str]:
                 f"cluster {index} has {plan.num_micro_batches} micro-batches: allowed are "
                 f"{cluster.micro_batch_options}"
             )
+        if plan.upload_codec not in cluster.upload_codecs:
+            found.append(
+                f"cluster {index} uploads with codec {plan.upload_codec}: allowed are "
+                f"{', '.join(cluster.upload_codecs)}"
+            )
         if not math.isfinite(prediction.clusters[index].round_seconds):
             found.append(f"cluster {index} has a link that is missing or has a rate of 0")
         found += _link_violations(problem, cluster, plan)

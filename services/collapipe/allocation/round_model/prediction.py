@@ -5,7 +5,7 @@ that it returns is worth what `predict` says.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from collapipe.allocation.round_model.problem import (
@@ -18,10 +18,7 @@ from collapipe.allocation.round_model.problem import (
     RoundProblem,
     StagePlan,
 )
-from collapipe.codec_table import CODECS
-
-STATE_ON_THE_WIRE = 0.75
-"""Share of a unit's state that a transfer carries: weights and both moments, but no gradients."""
+from collapipe.codec_table import CODECS, UPLOAD_CODECS, UploadCodecName
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class ClusterPrediction:
         bottleneck_seconds: Time between two micro-batches in the steady state: the maximum of (5).
         bottleneck: Name of the part that limits: "stage 2", "link 1", "window 0" or "edge server".
         mini_batch_seconds: T_n of (5).
-        gather_seconds: T_gather of (6).
+        push_seconds, fetch_seconds: T_push and T_fetch of (6).
         migrate_seconds: T_migrate of (6), before it is divided by the horizon.
         round_seconds: The part of this cluster in (6).
         bubble_ratio: beta of (7).
@@ -78,7 +75,8 @@ class ClusterPrediction:
     bottleneck_seconds: float
     bottleneck: str
     mini_batch_seconds: float
-    gather_seconds: float
+    push_seconds: float
+    fetch_seconds: float
     migrate_seconds: float
     round_seconds: float
     bubble_ratio: float
@@ -90,12 +88,14 @@ class RoundPrediction:
 
     Args:
         round_seconds: tau of (6).
+        full_round_seconds: tau with the full time of migration: how long this round takes.
         convergence_term: Phi of (11).
         penalty, drift: The two parts of the objective (13).
     """
 
     clusters: tuple[ClusterPrediction, ...]
     round_seconds: float
+    full_round_seconds: float
     convergence_term: float
     penalty: float
     drift: float
@@ -121,6 +121,10 @@ def predict(problem: RoundProblem, plans: RoundPlan) -> RoundPrediction:
         _predict_cluster(problem, index, plans) for index in range(len(problem.clusters))
     )
     round_seconds = max(cluster.round_seconds for cluster in clusters) + problem.fixed_seconds
+    later = 1 - 1 / problem.migration_horizon_rounds
+    full_round_seconds = problem.fixed_seconds + max(
+        cluster.round_seconds + later * cluster.migrate_seconds for cluster in clusters
+    )
     drift = 0.0
     for cluster, predicted in zip(problem.clusters, clusters, strict=True):
         hosts = cluster.hosts
@@ -131,7 +135,12 @@ def predict(problem: RoundProblem, plans: RoundPlan) -> RoundPrediction:
         )
     term = convergence_term(problem, plans)
     return RoundPrediction(
-        clusters, round_seconds, term, penalty(problem, round_seconds, term), drift
+        clusters,
+        round_seconds,
+        full_round_seconds,
+        term,
+        penalty(problem, round_seconds, term),
+        drift,
     )
 
 
@@ -144,7 +153,7 @@ def penalty(problem: RoundProblem, round_seconds: float, term: float) -> float:
 def convergence_term(problem: RoundProblem, plans: RoundPlan) -> float:
     """Returns Phi of (11), where clusters count by their share of the samples.
 
-    The codec error is summed over all links of a cluster, because each link may use another codec.
+    The codec error is summed over all links of a cluster and its uploads, because each may use another codec.
     """
     c0, c1, c2, c3, c4 = problem.convergence.constants
     steps, rounds = problem.local_steps, problem.convergence.num_rounds
@@ -153,6 +162,7 @@ def convergence_term(problem: RoundProblem, plans: RoundPlan) -> float:
         updates = plan.num_micro_batches if problem.update_per_micro_batch else 1
         samples = problem.mini_batch / updates
         error = sum(CODECS[link.codec].relative_error for link in plan.links)
+        error += UPLOAD_CODECS[plan.upload_codec].relative_error
         total += cluster.weight * (
             c0 / (steps * rounds * updates)
             + c1 * updates / (len(plans) * samples)
@@ -231,10 +241,72 @@ def moved_units(cluster: ClusterProblem, host_id: str, start_unit: int, stop_uni
     return sum(unit not in held for unit in range(start_unit, stop_unit))
 
 
-def state_seconds(problem: RoundProblem, host: Host, num_blocks: float) -> float:
-    """Returns the time to send the states of some blocks to a host, or to fetch them from it."""
-    bits = 8 * STATE_ON_THE_WIRE * problem.model.block_state_bytes * num_blocks
-    return _transfer_seconds(bits, host.weights_bps)
+def push_seconds(
+    problem: RoundProblem,
+    host: Host,
+    codec_name: UploadCodecName,
+    start_unit: int,
+    stop_unit: int,
+) -> float:
+    """Returns the part of a host in T_push of (6): it encodes and pushes the new weights of its units."""
+    codec = UPLOAD_CODECS[codec_name]
+    raw_bytes = problem.model.weights_bytes(start_unit, stop_unit)
+    coding = raw_bytes * codec.seconds_per_byte
+    return _transfer_seconds(8 * raw_bytes * codec.bytes_ratio, host.push_bps) + coding
+
+
+def fetch_seconds(problem: RoundProblem, host: Host, start_unit: int, stop_unit: int) -> float:
+    """Returns the part of a host in T_fetch of (6): with several clusters, it fetches the average of its units."""
+    if len(problem.clusters) == 1:
+        return 0.0
+    bits = 8 * problem.model.weights_bytes(start_unit, stop_unit)
+    return _transfer_seconds(bits, host.fetch_bps)
+
+
+def moved_states(
+    problem: RoundProblem, cluster: ClusterProblem, host: Host, start_unit: int, stop_unit: int
+) -> Iterator[tuple[str, float]]:
+    """Yields what a host needs of units that are new on it, besides the weights of `fetch_seconds`.
+
+    Before the first round these are the initial weights, which the edge server has. Later it is the optimizer
+    state, and with one cluster the weights, from the host that had the unit.
+
+    Yields:
+        The id of the sender, and bytes.
+    """
+    model, one_cluster = problem.model, len(problem.clusters) == 1
+    edge_server = cluster.edge_server.host_id
+    if cluster.previous is None:
+        if one_cluster:
+            yield edge_server, model.weights_bytes(start_unit, stop_unit)
+        return
+    for stage in cluster.previous.stages:
+        first, stop = max(start_unit, stage.start_unit), min(stop_unit, stage.stop_unit)
+        if first < stop and stage.host_id != host.host_id:
+            known = (stage.host_id, host.host_id) in cluster.links
+            weights = model.weights_bytes(first, stop) if one_cluster else 0.0
+            yield (
+                stage.host_id if known else edge_server,
+                model.optimizer_bytes(first, stop) + weights,
+            )
+
+
+def migrate_seconds(
+    problem: RoundProblem, cluster: ClusterProblem, host: Host, start_unit: int, stop_unit: int
+) -> float:
+    """Returns the part of a host in T_migrate of (6).
+
+    The edge server sends to all hosts at once, with the rates of T_fetch. Another sender has the whole channel.
+    """
+    channel = problem.channels.get(cluster.channel or "", math.inf)
+    seconds = 0.0
+    for sender, num_bytes in moved_states(problem, cluster, host, start_unit, stop_unit):
+        rate = 0.0
+        if sender != cluster.edge_server.host_id:
+            link = cluster.links[sender, host.host_id]
+            rate = link.rate_bps(channel, cluster.hosts[sender].max_transmit_watts)
+        seconds += _transfer_seconds(8 * num_bytes, rate or host.fetch_bps)
+    return seconds
 
 
 def stage_memory_bytes(
@@ -307,11 +379,17 @@ def _predict_cluster(problem: RoundProblem, index: int, plans: RoundPlan) -> Clu
         mini_batch_seconds = num_micro_batches * (loops[0] + cluster.step_seconds)
     else:
         mini_batch_seconds = loops[0] + (num_micro_batches - 1) * bottleneck + cluster.step_seconds
-    gather, migrate = _transfer_of_states(problem, cluster, plan)
+    push = fetch = migrate = 0.0
+    for stage in plan.stages:
+        if stage.host_id != cluster.edge_server.host_id:
+            host, units = cluster.hosts[stage.host_id], (stage.start_unit, stage.stop_unit)
+            push += push_seconds(problem, host, plan.upload_codec, *units)
+            fetch += fetch_seconds(problem, host, *units)
+            migrate += migrate_seconds(problem, cluster, host, *units)
     round_seconds = (
         problem.local_steps * mini_batch_seconds
-        + gather
-        + cluster.upload_seconds
+        + push
+        + fetch
         + migrate / problem.migration_horizon_rounds
     )
     return ClusterPrediction(
@@ -320,7 +398,8 @@ def _predict_cluster(problem: RoundProblem, index: int, plans: RoundPlan) -> Clu
         bottleneck,
         name,
         mini_batch_seconds,
-        gather,
+        push,
+        fetch,
         migrate,
         round_seconds,
         bubble_ratio(num_micro_batches, computes, mini_batch_seconds),
@@ -350,21 +429,6 @@ def _predict_stages(
             StagePrediction(stage.host_id, computes[k], windows[k], memory, passes * joules)
         )
     return tuple(stages)
-
-
-def _transfer_of_states(
-    problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan
-) -> tuple[float, float]:
-    """Returns T_gather and T_migrate of (6). Only the devices' units move."""
-    hosts, gather, migrate = cluster.hosts, 0.0, 0.0
-    for stage in plan.stages:
-        host = hosts[stage.host_id]
-        if host.host_id in (cluster.control_unit.host_id, cluster.edge_server.host_id):
-            continue
-        gather += state_seconds(problem, host, stage.stop_unit - stage.start_unit)
-        moved = moved_units(cluster, host.host_id, stage.start_unit, stage.stop_unit)
-        migrate += state_seconds(problem, host, moved)
-    return gather, migrate
 
 
 def _transfer_seconds(bits: float, rate_bps: float) -> float:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from collapipe.codec_table import CodecName
+from collapipe.codec_table import CodecName, UploadCodecName
 from collapipe.radio_rate import radio_rate_bps
 
 
@@ -24,7 +24,8 @@ class Host:
         busy_watts: Power while computing, beyond the power of an idle host: (8).
         energy_budget_joules: Budget of an average round. `None` means mains power, without a budget.
         backlog: Backlog of its virtual queue: (12).
-        weights_bps: Rate for unit states. Infinity means that transfers take no time.
+        push_bps, fetch_bps: Rates of weights to the edge server and from there, for the sum of (6): see
+            `exchange_bps`. Infinity means that transfers take no time.
     """
 
     host_id: str
@@ -36,7 +37,8 @@ class Host:
     energy_budget_joules: float | None = None
     backlog: float = 0.0
     max_transmit_watts: float = 0.0
-    weights_bps: float = math.inf
+    push_bps: float = math.inf
+    fetch_bps: float = math.inf
 
     def compute_seconds(self, micro_batch_size: float, work: float) -> float:
         """Returns the time of one micro-batch, forward and backward: (2).
@@ -86,6 +88,21 @@ class RadioLink:
 
 
 Link = WiredLink | RadioLink
+
+
+def exchange_bps(link: Link, sender: Host, overlap: float, channel: float) -> float:
+    """Returns the rate with which weights on a link count in (6), if several hosts of a cluster send at once.
+
+    (6) adds the times of the hosts, as if they took turns. This is true on a radio channel. Transfers on
+    separate wires overlap, so each wire counts with its rate times the overlap.
+
+    Args:
+        overlap: Mean number of hosts that send at once; see `push_overlap`.
+        channel: Capacity of the channel that the links share. Infinity if they share none.
+    """
+    if isinstance(link, RadioLink):
+        return link.rate_bps(channel, sender.max_transmit_watts)
+    return min(overlap * link.capacity_bps, channel)
 
 
 @dataclass(frozen=True)
@@ -139,6 +156,7 @@ class ClusterPlan:
     stages: tuple[StagePlan, ...]
     num_micro_batches: int
     links: tuple[LinkPlan, ...]
+    upload_codec: UploadCodecName = "fp32"
 
     @property
     def segments(self) -> dict[str, Segment]:
@@ -161,11 +179,13 @@ RoundPlan = tuple[ClusterPlan, ...]
 class ModelCost:
     """Work, memory and traffic of the units of a model.
 
-    Work is counted in blocks. A state is weights, gradients and optimizer state. A stash is the memory that a
-    unit keeps of one sample for its backward pass.
+    Work is counted in blocks. A state has 4 values for each weight: the weight, its gradient and the two moments
+    of Adam. A stash is the memory that a unit keeps of one sample for its backward pass.
 
     Args:
         activation_bytes: Bytes of one sample on a link, in fp32.
+        lossy_uploads: Whether uploads may be lossy. Then a unit keeps 2 more values for each weight: the weight
+            before the round, and what uploads have lost, which is a part of the optimizer state.
         recompute: Whether a stage keeps only its input and repeats the forward pass before the backward pass.
     """
 
@@ -180,18 +200,27 @@ class ModelCost:
     embedding_stash_bytes: float = 0.0
     head_stash_bytes: float = 0.0
     recompute: bool = False
+    lossy_uploads: bool = False
 
     def work(self, start_unit: int, stop_unit: int) -> float:
         return self._sum(start_unit, stop_unit, self.embedding_work, 1.0, self.head_work)
 
     def state_bytes(self, start_unit: int, stop_unit: int) -> float:
+        """Returns the memory of units without their stashes."""
+        return (6 if self.lossy_uploads else 4) * self.weights_bytes(start_unit, stop_unit)
+
+    def weights_bytes(self, start_unit: int, stop_unit: int) -> float:
         return self._sum(
             start_unit,
             stop_unit,
-            self.embedding_state_bytes,
-            self.block_state_bytes,
-            self.head_state_bytes,
+            self.embedding_state_bytes / 4,
+            self.block_state_bytes / 4,
+            self.head_state_bytes / 4,
         )
+
+    def optimizer_bytes(self, start_unit: int, stop_unit: int) -> float:
+        """Returns the size of the optimizer state."""
+        return (3 if self.lossy_uploads else 2) * self.weights_bytes(start_unit, stop_unit)
 
     def memory_bytes(
         self, start_unit: int, stop_unit: int, in_flight: int, micro_batch_size: float
@@ -223,6 +252,22 @@ class ModelCost:
         )
 
 
+def push_overlap(
+    model: ModelCost, links: Mapping[tuple[str, str], Link], edge_server_id: str, plan: ClusterPlan
+) -> float:
+    """Returns how many hosts push at once on average, if each has its own wire to the edge server.
+
+    This is 1 if one host has nearly all weights, and the number of hosts if all need equally long.
+    """
+    seconds = []
+    for stage in plan.stages:
+        link = links.get((stage.host_id, edge_server_id))
+        if isinstance(link, WiredLink) and link.capacity_bps:
+            num_bytes = model.weights_bytes(stage.start_unit, stage.stop_unit)
+            seconds.append(8 * num_bytes / link.capacity_bps)
+    return sum(seconds) / max(seconds) if any(seconds) else 1.0
+
+
 @dataclass(frozen=True)
 class ClusterProblem:
     """One cluster in one round.
@@ -235,7 +280,7 @@ class ClusterProblem:
         channel: Name of the channel that its links share. `None` if they share none.
         previous: The plan of the previous round. `None` in the first round.
         step_seconds: Time of gradient clipping and the optimizer in one step: T_step of (5).
-        upload_seconds: Upload from the control unit to the edge server: 8 D_par / r of (6).
+        upload_codecs: Codecs that its uploads may use. Every strategy but `dssra` uses the first.
         weight: Share of the training samples: w_n of (11).
         loss_probability: Probability that its update does not arrive: q_n of (11).
     """
@@ -248,7 +293,7 @@ class ClusterProblem:
     channel: str | None = None
     previous: ClusterPlan | None = None
     step_seconds: float = 0.0
-    upload_seconds: float = 0.0
+    upload_codecs: tuple[UploadCodecName, ...] = ("fp32",)
     weight: float = 1.0
     loss_probability: float = 0.0
 
@@ -290,7 +335,7 @@ class RoundProblem:
         penalty_weight: V of (13).
         reference_seconds: tau_ref of (13); see `collapipe.allocation.reference_seconds`.
         migration_horizon_rounds: Number of rounds over which the cost of moving units is spread.
-        fixed_seconds: Time of every round outside the clusters: T_aggregate + T_broadcast of (6).
+        fixed_seconds: Time of every round beside training and transfers of weights: T_fixed of (6).
         round_index: Only the strategy `manual` depends on it.
     """
 

@@ -138,6 +138,7 @@ class _Search:
                 plan.num_micro_batches,
                 tuple((stage.host_id, stage.start_unit, stage.stop_unit) for stage in plan.stages),
                 tuple(link.codec for link in plan.links),
+                plan.upload_codec,
             )
             for plan in plans
         )

@@ -18,11 +18,17 @@ def why_infeasible(problem: RoundProblem, assumed_links: Sequence[AssumedLinks])
     for index, (cluster, assumed) in enumerate(zip(problem.clusters, assumed_links, strict=True)):
         if not cluster.devices:
             return f"cluster {index} has no devices: a pipeline needs at least 1"
+        control_unit, edge_server = cluster.control_unit, cluster.edge_server
+        if not (control_unit.push_bps and control_unit.fetch_bps):
+            return (
+                f"cluster {index}: no weights can move between {control_unit.host_id} and {edge_server.host_id}, "
+                "because the rate of the link is 0: repair the link"
+            )
         costs = cluster_costs(problem, cluster, assumed, one_cluster=False)
         most = max(cluster.micro_batch_options)
         for host, first, last in (
-            (cluster.control_unit, 0, 1),
-            (cluster.edge_server, num_blocks + 1, num_blocks + 2),
+            (control_unit, 0, 1),
+            (edge_server, num_blocks + 1, num_blocks + 2),
         ):
             need = host.base_bytes + problem.model.memory_bytes(
                 first, last, 1, problem.mini_batch / most

@@ -2,7 +2,8 @@
 
 The arrays follow the model of `round_model.prediction`. They have these axes:
 
-- m: a row, which has one number of micro-batches M and may have its own order of devices;
+- m: a row, which has one number of micro-batches M and one codec of uploads, and may have its own order of
+  devices;
 - k: a device;
 - d: a number of blocks;
 - s and e: the first block of a segment, and the block after its last one;
@@ -13,14 +14,20 @@ The arrays follow the model of `round_model.prediction`. They have these axes:
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from operator import le
 
 import numpy as np
 import numpy.typing as npt
 
-from collapipe.allocation.round_model.prediction import moved_units, state_seconds
+from collapipe.allocation.round_model.prediction import (
+    fetch_seconds,
+    migrate_seconds,
+    push_seconds,
+)
 from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem
 from collapipe.allocation.search.arrays import Bools, Floats, Ints
 from collapipe.allocation.search.link_tables import AssumedLinks, link_tables
+from collapipe.codec_table import UPLOAD_CODECS
 
 
 @dataclass(frozen=True)
@@ -34,20 +41,21 @@ class ClusterCosts:
 
     Args:
         num_micro_batches: M of each row. A row is left out if its first or last stage does not fit. (m)
+        upload_codec: Index into the cluster's `upload_codecs`. (m)
         devices: Index of each device among the cluster's devices. (m, k)
         max_in_flight: Windows of this size never starve a stage. (m)
         loop_price: Price of the latency loop of a mini-batch. (m)
         bottleneck_price: Price of the bottleneck. (m)
-        fixed_delay_cost, fixed_summed_cost: Costs of the end stages, the step and the upload. (m)
+        fixed_delay_cost, fixed_summed_cost: Costs of the end stages and the step. (m)
         embedding_seconds, head_seconds: Compute time of the first and the last stage. (m)
         embedding_window: Largest window of the first stage. (m)
         head_load: Seconds of the edge server's processor that the cluster needs for a mini-batch. (m)
         head_bytes: Least memory of the last stage, without the base of its host. (m)
-        convergence_term: The cluster's part of (11), without the errors of codecs. (m)
+        convergence_term: The cluster's part of (11), without the errors of the links' codecs. (m)
         compute: Seconds of a segment; infinite where it does not fit. (m, k, d)
         window: Largest window that memory and the limit allow; 0 where the segment does not fit. (m, k, d)
         segment_delay_cost, segment_summed_cost: Costs of computing a segment. (m, k, d)
-        move_delay_cost: Cost of gathering and moving blocks s to e. (m, k, s, e)
+        move_delay_cost: Cost of pushing, fetching and moving blocks s to e. (m, k, s, e)
         link_load: Seconds for which a micro-batch occupies a link; infinite where there is no link. The axes
             of all link tables are (m, sender, receiver, codec).
         link_loop: Seconds that the link adds to the latency loop.
@@ -57,6 +65,7 @@ class ClusterCosts:
     """
 
     num_micro_batches: Ints
+    upload_codec: Ints
     devices: Ints
     max_in_flight: Ints
     loop_price: Floats
@@ -180,7 +189,9 @@ def largest_windows(
 def cluster_costs(
     problem: RoundProblem, cluster: ClusterProblem, assumed: AssumedLinks, *, one_cluster: bool
 ) -> ClusterCosts:
-    """Tabulates one cluster, with a row for each M whose first and last stage fit. There may be no such row.
+    """Tabulates one cluster, with a row for each M and each codec of uploads.
+
+    There is no row for an M whose first or last stage does not fit, so there may be none.
 
     Args:
         one_cluster: Whether the problem has no other cluster. Then nothing distinguishes delay costs from
@@ -188,7 +199,9 @@ def cluster_costs(
     """
     model, num_blocks = problem.model, problem.model.num_blocks
     devices = cluster.devices
-    num_micro_batches = np.array(cluster.micro_batch_options, np.int64)
+    options, codecs = cluster.micro_batch_options, _useful_upload_codecs(problem, cluster)
+    num_micro_batches = np.tile(np.array(options, np.int64), len(codecs))
+    upload_codec = np.repeat(np.array(codecs, np.int64), len(options))
     size = problem.mini_batch / num_micro_batches
     flushes = problem.update_per_micro_batch
     max_in_flight = np.ones_like(num_micro_batches) if flushes else num_micro_batches
@@ -212,10 +225,16 @@ def cluster_costs(
     embedding_seconds = seconds(control_unit, 0, 1)
     head_seconds = seconds(edge_server, num_blocks + 1, num_blocks + 2)
     head_window = window(edge_server, num_blocks + 1, num_blocks + 2)
-    convergence_term = _convergence_term(problem, cluster, num_micro_batches)
+    convergence_term = _convergence_term(problem, cluster, num_micro_batches, upload_codec)
+    # These tables have a first axis for the codecs of uploads.
+    end_seconds = [_weights_seconds(problem, cluster, control_unit, c, 0) for c in codecs]
+    move_seconds = [
+        [_move_seconds(problem, cluster, device, c) for device in devices] for c in codecs
+    ]
     num_updates = num_micro_batches if flushes else np.ones_like(num_micro_batches)
     fixed_delay_cost = loop_price * (embedding_seconds + head_seconds) + second_price * (
-        problem.local_steps * (num_updates * cluster.step_seconds) + cluster.upload_seconds
+        problem.local_steps * (num_updates * cluster.step_seconds)
+        + np.repeat(end_seconds, len(options))
     )
     fixed_summed_cost = passes * (
         control_unit.joule_weight * control_unit.busy_watts * embedding_seconds
@@ -229,19 +248,18 @@ def cluster_costs(
 
     shape = (len(num_micro_batches), len(devices), num_blocks + 1)
     blocks = np.arange(num_blocks + 1)
-    some_blocks: Floats = blocks[1:].astype(np.float64)
     compute, windows = np.full(shape, np.inf), np.zeros(shape, np.int64)
     segment_summed_cost = np.zeros(shape)
     for k, device in enumerate(devices):
         windows[:, k, 1:] = largest_windows(
             problem,
             device,
-            some_blocks * model.block_state_bytes,
-            some_blocks * model.block_stash_bytes,
+            np.array([model.state_bytes(1, 1 + count) for count in blocks[1:]], np.float64),
+            np.asarray(blocks[1:] * model.block_stash_bytes, np.float64),
             size[:, None],
             max_in_flight[:, None],
         )
-        if not np.isfinite(state_seconds(problem, device, 1)):
+        if not (device.push_bps and device.fetch_bps):
             windows[:, k] = 0
         segment_seconds = (
             device.seconds_per_micro_batch + size[:, None] * device.seconds_per_sample * blocks
@@ -249,10 +267,8 @@ def cluster_costs(
         compute[:, k] = np.where(windows[:, k] > 0, segment_seconds, np.inf)
         watt_price = device.joule_weight * device.busy_watts
         segment_summed_cost[:, k] = passes[:, None] * watt_price * segment_seconds
-    move_delay_cost = (
-        second_price * np.stack([_move_seconds(problem, cluster, device) for device in devices])
-        if devices
-        else np.zeros((0, num_blocks + 1, num_blocks + 1))
+    move_delay_cost = second_price * np.reshape(
+        move_seconds, (len(codecs), len(devices), num_blocks + 1, num_blocks + 1)
     )
     segment_delay_cost = loop_price[:, None, None] * np.where(windows > 0, compute, 0.0)
     links = link_tables(problem, cluster, assumed, size, passes)
@@ -269,6 +285,7 @@ def cluster_costs(
     narrow = (windows > 0) & (windows < max_in_flight[:, None, None])
     costs = ClusterCosts(
         num_micro_batches=num_micro_batches,
+        upload_codec=upload_codec,
         devices=np.broadcast_to(np.arange(len(devices)), shape[:2]),
         max_in_flight=max_in_flight,
         loop_price=loop_price,
@@ -287,9 +304,7 @@ def cluster_costs(
         window=windows,
         segment_delay_cost=segment_delay_cost,
         segment_summed_cost=segment_summed_cost,
-        move_delay_cost=np.broadcast_to(
-            move_delay_cost, (len(num_micro_batches), *move_delay_cost.shape)
-        ),
+        move_delay_cost=np.repeat(move_delay_cost, len(options), axis=0),
         link_load=links.load,
         link_loop=links.loop,
         link_delay_cost=link_delay_cost,
@@ -298,15 +313,38 @@ def cluster_costs(
         link_codec=np.broadcast_to(np.arange(links.load.shape[-1]), links.load.shape),
         starves=(embedding_window < max_in_flight) | np.any(narrow, axis=(1, 2)),
     )
-    fitting_rows = np.flatnonzero((embedding_window > 0) & (head_window > 0))
+    reachable = bool(control_unit.push_bps and control_unit.fetch_bps)
+    fitting_rows = np.flatnonzero((embedding_window > 0) & (head_window > 0) & reachable)
     return _without_dominated_codecs(costs).rows(fitting_rows)
 
 
+def _useful_upload_codecs(problem: RoundProblem, cluster: ClusterProblem) -> list[int]:
+    """Returns the codecs of uploads that no other codec beats in its error and in the time of every host.
+
+    A codec is an index into the cluster's `upload_codecs`.
+    """
+    names, last = cluster.upload_codecs, problem.model.num_blocks + 1
+    rows = [
+        (
+            problem.convergence.constants[3] and UPLOAD_CODECS[name].relative_error,
+            push_seconds(problem, cluster.control_unit, name, 0, 1),
+            *(push_seconds(problem, device, name, 1, last) for device in cluster.devices),
+        )
+        for name in names
+    ]
+    useful: list[int] = []
+    for c in sorted(range(len(rows)), key=lambda c: rows[c]):
+        if not any(all(map(le, rows[other], rows[c])) for other in useful):
+            useful.append(c)
+    return useful
+
+
 def _convergence_term(
-    problem: RoundProblem, cluster: ClusterProblem, num_micro_batches: Ints
+    problem: RoundProblem, cluster: ClusterProblem, num_micro_batches: Ints, upload_codec: Ints
 ) -> Floats:
-    """Returns a cluster's part of docs/scheduling.md (11), without the errors of its codecs: (m)."""
-    c0, c1, c2, _, c4 = problem.convergence.constants
+    """Returns a cluster's part of docs/scheduling.md (11), without the errors of its links' codecs: (m)."""
+    c0, c1, c2, c3, c4 = problem.convergence.constants
+    errors = np.array([UPLOAD_CODECS[name].relative_error for name in cluster.upload_codecs])
     updates = (
         num_micro_batches if problem.update_per_micro_batch else np.ones_like(num_micro_batches)
     )
@@ -318,25 +356,37 @@ def _convergence_term(
             c0 / (steps * problem.convergence.num_rounds * updates)
             + c1 * updates / (len(problem.clusters) * samples)
             + c2 * (steps * updates) ** 2
+            + c3 * errors[upload_codec]
             + c4 * cluster.loss_probability
         )
     )
 
 
-def _move_seconds(problem: RoundProblem, cluster: ClusterProblem, device: Host) -> Floats:
-    """Returns the seconds of gathering blocks s to e and of moving those that are new on the device: (s, e).
-
-    The seconds of moving are divided by the horizon.
-    """
+def _move_seconds(
+    problem: RoundProblem, cluster: ClusterProblem, device: Host, upload_codec: int
+) -> Floats:
+    """Returns the seconds of pushing, fetching and moving blocks s to e: (s, e)."""
     num_blocks = problem.model.num_blocks
-    block_seconds = state_seconds(problem, device, 1)
-    if not np.isfinite(block_seconds):
+    if not (device.push_bps and device.fetch_bps):
         return np.zeros((num_blocks + 1, num_blocks + 1))
-    new = [
-        moved_units(cluster, device.host_id, unit, unit + 1) for unit in range(1, num_blocks + 1)
+    seconds = [
+        _weights_seconds(problem, cluster, device, upload_codec, 1 + block)
+        for block in range(num_blocks)
     ]
-    up_to = np.arange(num_blocks + 1) + np.cumsum([0, *new]) / problem.migration_horizon_rounds
-    return np.asarray(block_seconds * (up_to[None, :] - up_to[:, None]))
+    up_to = np.cumsum([0.0, *seconds])
+    return np.asarray(up_to[None, :] - up_to[:, None])
+
+
+def _weights_seconds(
+    problem: RoundProblem, cluster: ClusterProblem, host: Host, upload_codec: int, unit: int
+) -> float:
+    """Returns what a unit on a host adds to T_push, T_fetch and T_migrate / horizon of docs/scheduling.md (6)."""
+    units = (unit, unit + 1)
+    return (
+        push_seconds(problem, host, cluster.upload_codecs[upload_codec], *units)
+        + fetch_seconds(problem, host, *units)
+        + migrate_seconds(problem, cluster, host, *units) / problem.migration_horizon_rounds
+    )
 
 
 def _without_dominated_codecs(costs: ClusterCosts) -> ClusterCosts:

@@ -101,7 +101,8 @@ def _cluster_plan(
         )
         for i in range(len(senders))
     )
-    return ClusterPlan(tuple(stages), int(costs.num_micro_batches[row]), links)
+    upload_codec = cluster.upload_codecs[costs.upload_codec[row]]
+    return ClusterPlan(tuple(stages), int(costs.num_micro_batches[row]), links, upload_codec)
 
 
 def _with_head_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:

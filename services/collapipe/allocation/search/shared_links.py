@@ -222,8 +222,8 @@ def _round_delay(
         loop = sum(computes) + sum(link.loop_seconds for link in links)
         constant[n] = (
             problem.local_steps * passes * (loop + cluster.step_seconds)
-            + predicted.gather_seconds
-            + cluster.upload_seconds
+            + predicted.push_seconds
+            + predicted.fetch_seconds
             + predicted.migrate_seconds / problem.migration_horizon_rounds
         )
         for _, pair in shared:

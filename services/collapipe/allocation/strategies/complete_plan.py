@@ -56,7 +56,7 @@ def place_blocks(problem: RoundProblem, cluster: ClusterProblem, blocks: Sequenc
 
 
 def complete(problem: RoundProblem, placed: Sequence[Stages]) -> RoundPlan:
-    """Adds windows, and gives every link an equal share of its channel, full power and the first codec.
+    """Adds windows, and gives every link an equal share of its channel, full power and the first codec, also for uploads.
 
     `placed` has the stages of each cluster.
     """
@@ -78,6 +78,6 @@ def complete(problem: RoundProblem, placed: Sequence[Stages]) -> RoundPlan:
             )
             for sender, receiver in itertools.pairwise(stages)
         )
-        plan = ClusterPlan(stages, num_micro_batches(cluster), links)
+        plan = ClusterPlan(stages, num_micro_batches(cluster), links, cluster.upload_codecs[0])
         plans.append(widen_windows(problem, cluster, plan))
     return tuple(plans)

@@ -1,10 +1,21 @@
 """One HTTP request with limits on its time and its size."""
 
 import asyncio
+import time
+from typing import NamedTuple
 
 import httpx
 
 from collapipe.errors import PeerLostError
+
+
+class Response(NamedTuple):
+    """The response to a request."""
+
+    status: int
+    body: bytes
+    body_seconds: float
+    """Time from the headers to the end of the body. It tells a slow link from a busy server."""
 
 
 def open_client() -> httpx.AsyncClient:
@@ -19,22 +30,20 @@ def open_client() -> httpx.AsyncClient:
 
 async def fetch(
     client: httpx.AsyncClient, request: httpx.Request, timeout_seconds: float, max_bytes: int
-) -> tuple[int, bytes]:
+) -> Response:
     """Sends a request and reads the whole response.
 
     Args:
         timeout_seconds: Limit of the whole exchange, from the look-up of the name to the last byte.
         max_bytes: Limit of the body.
 
-    Returns:
-        The HTTP status and the body.
-
     Raises:
         PeerLostError: The server cannot be reached, is too slow, closes the connection or sends too much.
     """
 
-    async def exchange() -> tuple[int, bytes]:
+    async def exchange() -> Response:
         response = await client.send(request, stream=True)
+        began_at = time.monotonic()
         body = bytearray()
         try:
             async for chunk in response.aiter_bytes():
@@ -46,7 +55,7 @@ async def fetch(
                     )
         finally:
             await response.aclose()
-        return response.status_code, bytes(body)
+        return Response(response.status_code, bytes(body), time.monotonic() - began_at)
 
     url = request.url.copy_with(query=None)
     try:

@@ -10,7 +10,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from collapipe.errors import InvalidInputError, PeerLostError
-from collapipe.telemetry.sources.fetching import fetch, open_client
+from collapipe.telemetry.sources.fetching import Response, fetch, open_client
 from collapipe.telemetry.sources.samples import NEEDED, Series, kept_labels
 
 _MAX_ANSWER_BYTES = 64 << 20
@@ -48,6 +48,7 @@ class PrometheusSource:
     """
 
     name = "prometheus"
+    max_gap_seconds = 0.0
 
     def __init__(self, url: str, timeout_seconds: float = 5.0) -> None:
         try:
@@ -74,15 +75,15 @@ class PrometheusSource:
         # Not asyncio.run: at its end it waits for a name server that does not answer, without any limit.
         loop = asyncio.new_event_loop()
         try:
-            status, body = loop.run_until_complete(self._ask(form))
+            response = loop.run_until_complete(self._ask(form))
         finally:
             loop.close()
-        return _series(self._read(status, body), start, end)
+        return _series(self._read(response.status, response.body), start, end)
 
     def close(self) -> None:
         """Does nothing, because every query has its own connection."""
 
-    async def _ask(self, form: dict[str, str]) -> tuple[int, bytes]:
+    async def _ask(self, form: dict[str, str]) -> Response:
         async with open_client() as client:
             request = client.build_request("POST", self._url, data=form)
             return await fetch(client, request, self._timeout_seconds, _MAX_ANSWER_BYTES)

@@ -67,6 +67,10 @@ class TelemetrySource(Protocol):
     def name(self) -> str:
         """Name in settings, logs and metrics."""
 
+    @property
+    def max_gap_seconds(self) -> float:
+        """Longest time between two samples of a host that answers; 0 if the source never skips a scrape."""
+
     def window(self, start: float, end: float) -> Sequence[Series]:
         """Returns every sample of the metrics in `NEEDED` from `start` to `end`, in Unix seconds, both included.
 

@@ -21,6 +21,13 @@ _MAX_PAGE_BYTES = 4 << 20
 _MAX_PAGE_SERIES = 5000
 """Far more than a host exports. Together with `keep_seconds` it limits the memory of the scheduler."""
 
+_LEAST_LIMIT_SECONDS = 10.0
+"""A page may take at least this long, because a slow link carries other traffic, too."""
+_PAUSE_SHARE = 9.0
+"""After a page, its host is left alone for this multiple of the time in which the page arrived. So telemetry takes
+about a tenth of a slow link."""
+_MOST_PAUSE_SECONDS = 30.0
+
 Page = dict[tuple[str, Labels], float]
 """Values by name and labels."""
 
@@ -28,11 +35,11 @@ Page = dict[tuple[str, Labels], float]
 class ScrapeSource:
     """Scrapes the /metrics pages of all hosts regularly, in a thread, and keeps the samples for a while.
 
-    A host that does not answer within an interval has a gap in its samples.
+    A host behind a slow link is scraped less often. A host that does not answer has a gap in its samples.
 
     Args:
-        addresses: Returns where hosts serve /metrics, "host:port". The thread calls it before every scrape.
-        interval_seconds: Time between two scrapes, and the time limit of each.
+        addresses: Returns where hosts serve /metrics, "host:port". The thread calls it in every interval.
+        interval_seconds: Least time between two scrapes of a host.
         keep_seconds: How long samples are kept. A window cannot start earlier.
 
     Raises:
@@ -52,6 +59,8 @@ class ScrapeSource:
                 f"scraping every {interval_seconds:g} s and keeping {keep_seconds:g} s leaves no two samples to "
                 "compare: scrape more often, or keep at least twice the interval"
             )
+        self._limit_seconds = max(interval_seconds, _LEAST_LIMIT_SECONDS)
+        self.max_gap_seconds = self._limit_seconds + _MOST_PAUSE_SECONDS
         self._addresses = addresses
         self._interval_seconds = interval_seconds
         self._keep_seconds = keep_seconds
@@ -89,19 +98,30 @@ class ScrapeSource:
             self._loop.close()
 
     async def _scrape_until_cancelled(self) -> None:
+        scrapes: dict[str, asyncio.Task[None]] = {}
         async with open_client() as client:
             due = self._loop.time()
-            while True:
-                addresses = {address for address in self._addresses() if address}
-                self._failing &= addresses
-                await asyncio.gather(*(self._scrape(client, address) for address in addresses))
-                self._forget_old(time.time())
-                due = max(due + self._interval_seconds, self._loop.time())
-                await asyncio.sleep(due - self._loop.time())
+            try:
+                while True:
+                    addresses = {address for address in self._addresses() if address}
+                    self._failing &= addresses
+                    scrapes = {at: task for at, task in scrapes.items() if not task.done()}
+                    for address in addresses - scrapes.keys():
+                        scrapes[address] = self._loop.create_task(self._scrape(client, address))
+                    self._forget_old(time.time())
+                    due = max(due + self._interval_seconds, self._loop.time())
+                    await asyncio.sleep(due - self._loop.time())
+            finally:
+                for task in scrapes.values():
+                    task.cancel()
+                await asyncio.gather(*scrapes.values(), return_exceptions=True)
 
     async def _scrape(self, client: httpx.AsyncClient, address: str) -> None:
+        """Scrapes a host once, and then leaves it alone for a while."""
+        started = self._loop.time()
+        link_seconds: float | None = None
         try:
-            await self._scrape_page(client, address)
+            link_seconds = await self._scrape_page(client, address)
         except Exception as error:  # An error with one page must not end the other scrapes.
             expected = isinstance(error, PeerLostError | InvalidInputError | httpx.InvalidURL)
             if address not in self._failing:
@@ -116,8 +136,12 @@ class ScrapeSource:
             if address in self._failing:
                 logger.info("scraping %s works again", address)
                 self._failing.discard(address)
+        if link_seconds is None:  # The link may have been too slow for the page.
+            link_seconds = self._loop.time() - started
+        await asyncio.sleep(min(_PAUSE_SHARE * link_seconds, _MOST_PAUSE_SECONDS))
 
-    async def _scrape_page(self, client: httpx.AsyncClient, address: str) -> None:
+    async def _scrape_page(self, client: httpx.AsyncClient, address: str) -> float:
+        """Returns for how long the page used the link, in seconds."""
         # As Prometheus does: the time of a sample is the start of its scrape, in whole milliseconds.
         started = round(time.time(), 3)
         # These parameters make prometheus_client leave out other metrics, which saves time on a device.
@@ -127,15 +151,16 @@ class ScrapeSource:
             params={"name[]": NEEDED},
             headers={"Accept": "text/plain; version=0.0.4", "Accept-Encoding": "identity"},
         )
-        status, body = await fetch(client, request, self._interval_seconds, _MAX_PAGE_BYTES)
-        if status != httpx.codes.OK:
-            raise PeerLostError("", f"{request.url} answered HTTP {status}")
-        page = parse_page(body)
+        response = await fetch(client, request, self._limit_seconds, _MAX_PAGE_BYTES)
+        if response.status != httpx.codes.OK:
+            raise PeerLostError("", f"{request.url} answered HTTP {response.status}")
+        page = parse_page(response.body)
         with self._lock:
             for (name, labels), value in page.items():
                 points = self._kept.setdefault((address, name, labels), deque())
                 if not points or points[-1][0] < started:  # Otherwise the clock was set back.
                     points.append((started, value))
+        return response.body_seconds
 
     def _forget_old(self, now: float) -> None:
         with self._lock:

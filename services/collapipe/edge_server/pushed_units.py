@@ -1,0 +1,422 @@
+"""Keeps the weights that the clusters push during an attempt, and averages each unit when all clusters have sent it.
+
+A cluster may push an encoded delta instead of weights. It is decoded just before the average.
+
+Everything lies in files apart from the committed blobs, in the folder `pushed` of the job. An older attempt is
+refused, and a newer one deletes the files of the older one. Nothing here has to survive a crash: a round that
+was not committed runs again.
+"""
+
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors.torch import load_file
+
+from collapipe.aggregation import federated_average
+from collapipe.attempts import order
+from collapipe.documents import name_full_disk
+from collapipe.errors import CorruptDataError, InvalidInputError, WrongStateError
+from collapipe.telemetry import metrics
+from collapipe.telemetry.spans import SPANS
+from collapipe.v1 import edge_server_pb2, plan_pb2
+from collapipe.weights.blob_store import Buffer
+from collapipe.weights.delta_codecs import decode_delta
+from collapipe.weights.tensor_blob import TensorBlob, load_tensors, read_layout
+from collapipe.weights.transfer import ACKNOWLEDGE_BYTES
+
+_HEADER_BYTES = 1 << 20
+"""What is pushed has no more bytes of tensors than the global weights, but its header may be longer by this."""
+
+_ACKNOWLEDGE_SECONDS = 0.2
+"""A sender is told how far its push is after this time, or after `ACKNOWLEDGE_BYTES`."""
+
+_SLICE_BYTES = 1 << 20
+"""Bytes of a cluster's tensor that are in memory while clusters are averaged."""
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The average of one unit, in a file that is synced to the disk.
+
+    Args:
+        cluster_digests: Digests of the weights of each cluster, in cluster order.
+    """
+
+    path: Path
+    digest: str
+    cluster_digests: tuple[str, ...]
+
+
+@dataclass
+class _Push:
+    """The weights of one unit of one cluster, as far as they have arrived."""
+
+    path: Path
+    file: BinaryIO
+    total_bytes: int
+    num_samples: int
+    base_path: Path | None
+    """The weights that a delta refers to. `None` if the weights themselves are pushed."""
+    received_bytes: int = 0
+    checksum: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    digest: str = ""
+    """Set when everything has arrived and the digest is checked."""
+    is_broken: bool = False
+    """Whether its file may lack bytes, because the disk refused some."""
+    turn: int = 0
+    """Number of the stream that may write. A stream that broke off may still deliver something late."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class PushStream:
+    """One stream that brings a unit, or the rest of it."""
+
+    def __init__(self, push: _Push, on_complete: Callable[[], None]) -> None:
+        self._push = push
+        self._on_complete = on_complete
+        with push.lock:
+            push.turn += 1
+            self._turn = push.turn
+
+    @property
+    def received_bytes(self) -> int:
+        return self._push.received_bytes
+
+    def write(self, chunk: Buffer) -> None:
+        """Appends bytes.
+
+        Raises:
+            WrongStateError: A newer stream brings the same unit.
+            CorruptDataError: There are more bytes than announced.
+        """
+        self._append(chunk, is_hashed=True)
+
+    def complete(self, digest: str) -> None:
+        """Checks the digest, and averages the unit if it was the last cluster's.
+
+        Raises:
+            WrongStateError: A newer stream brings the same unit.
+            CorruptDataError: The bytes do not have that digest.
+        """
+        push = self._push
+        if push.digest == digest:
+            # The sender did not get the last answer, and asks again.
+            self._on_complete()
+            return
+        found = push.checksum.hexdigest()
+        if push.received_bytes != push.total_bytes or found != digest:
+            raise CorruptDataError(
+                f"{push.received_bytes} of {push.total_bytes} bytes were pushed with SHA-256 {found} instead of "
+                f"{digest}: the network or the sender's memory garbles data; run the round again"
+            )
+        self._end(digest)
+
+    def take(self, blob: TensorBlob) -> None:
+        """Takes a whole blob of this host, which hashes itself. Raises the errors of `write`."""
+        for piece in blob.read():
+            self._append(piece, is_hashed=False)
+        self._end(blob.digest)
+
+    def _append(self, chunk: Buffer, *, is_hashed: bool) -> None:
+        push = self._push
+        with push.lock:
+            self._check_turn()
+            if push.received_bytes + len(chunk) > push.total_bytes:
+                raise CorruptDataError(
+                    f"more than the {push.total_bytes} announced bytes were pushed: run the round again"
+                )
+            with self._broken_on_error(), name_full_disk(push.path):
+                push.file.write(chunk)
+            push.received_bytes += len(chunk)
+            if is_hashed:
+                push.checksum.update(chunk)
+
+    def _end(self, digest: str) -> None:
+        push = self._push
+        with push.lock:
+            self._check_turn()
+            with self._broken_on_error(), name_full_disk(push.path):
+                push.file.close()
+            push.digest = digest
+        self._on_complete()
+
+    @contextmanager
+    def _broken_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._push.is_broken = True
+            raise
+
+    def _check_turn(self) -> None:
+        if self._turn != self._push.turn:
+            raise WrongStateError("a newer stream brings this unit, or a newer attempt has begun")
+
+
+def receive_push(
+    requests: Iterator[edge_server_pb2.PushUnitRequest],
+    begin: Callable[[edge_server_pb2.PushedUnit], PushStream],
+) -> Iterator[edge_server_pb2.PushUnitResponse]:
+    """Serves one call of PushUnit. Raises the errors of `begin` and of `PushStream`."""
+    first = next(requests, None)
+    if first is None or first.WhichOneof("part") != "unit":
+        raise InvalidInputError("a push begins with PushedUnit")
+    stream = begin(first.unit)
+    yield edge_server_pb2.PushUnitResponse(received_bytes=stream.received_bytes)
+    acknowledged_at, acknowledged_bytes = time.monotonic(), stream.received_bytes
+    for request in requests:
+        is_complete = request.WhichOneof("part") == "digest"
+        if is_complete:
+            stream.complete(request.digest)
+        else:
+            chunk = request.chunk
+            stream.write(chunk)
+            metrics.BLOB_BYTES.labels("received").inc(len(chunk))
+        is_due = (
+            time.monotonic() - acknowledged_at > _ACKNOWLEDGE_SECONDS
+            or stream.received_bytes - acknowledged_bytes >= ACKNOWLEDGE_BYTES
+        )
+        if is_complete or is_due:
+            acknowledged_at, acknowledged_bytes = time.monotonic(), stream.received_bytes
+            yield edge_server_pb2.PushUnitResponse(
+                received_bytes=stream.received_bytes, complete=is_complete
+            )
+
+
+class PushedUnits:
+    """The pushed units of one job.
+
+    Args:
+        directory: Folder for the files. It is emptied.
+        num_clusters: Clusters whose units are averaged.
+        unit_bytes: Size of the weights of each unit.
+        find_base: Returns the file of the global weights of a unit, from its index and their digest. Raises an error
+            if no round can begin with them.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        num_clusters: int,
+        unit_bytes: Sequence[int],
+        find_base: Callable[[int, str], Path],
+    ) -> None:
+        self._directory = directory
+        self._num_clusters = num_clusters
+        self._unit_bytes = unit_bytes
+        self._find_base = find_base
+        self._attempt: plan_pb2.Attempt | None = None
+        self._lock = threading.Lock()
+        self._pushes: dict[tuple[int, int], _Push] = {}
+        self._averages: dict[int, Future[Averaged]] = {}
+        self._waiting_averages: list[Future[Averaged]] = []
+        """The first halves of `_averages`: what still has to be averaged, before it is synced."""
+        # One unit at a time is averaged, which bounds the memory. Meanwhile the one before is synced to the disk.
+        self._averaging = ThreadPoolExecutor(1, "averaging")
+        self._syncing = ThreadPoolExecutor(1, "syncing")
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def begin(self, unit: edge_server_pb2.PushedUnit) -> PushStream:
+        """Begins a push, or continues it if the same attempt has begun it already.
+
+        Raises:
+            WrongStateError: The attempt is older than the newest one, or the change is that of other weights.
+            InvalidInputError: The announcement is wrong.
+        """
+        if unit.cluster_index >= self._num_clusters:
+            raise InvalidInputError(
+                f"cluster {unit.cluster_index} pushed a unit, but the job has {self._num_clusters} clusters: run the "
+                "same version everywhere"
+            )
+        if unit.unit_index >= len(self._unit_bytes):
+            raise InvalidInputError(
+                f"the model has units 0 to {len(self._unit_bytes) - 1}, but cluster {unit.cluster_index} pushed unit "
+                f"{unit.unit_index}: run the same version everywhere"
+            )
+        limit = self._unit_bytes[unit.unit_index] + _HEADER_BYTES
+        if unit.total_bytes > limit:
+            raise InvalidInputError(
+                f"cluster {unit.cluster_index} announced {unit.total_bytes} bytes for unit {unit.unit_index}, whose "
+                f"weights allow at most {limit}: run the same version everywhere"
+            )
+        base_path = None
+        if unit.base_digest:
+            base_path = self._find_base(unit.unit_index, unit.base_digest)
+        with self._lock:
+            self._enter(unit.attempt)
+            key = unit.cluster_index, unit.unit_index
+            push = self._pushes.get(key)
+            if push is None or push.is_broken:
+                path = self._directory / f"cluster-{unit.cluster_index}-unit-{unit.unit_index}"
+                path.unlink(missing_ok=True)
+                file = open(path, "wb")  # noqa: SIM115  # `_end` or `_drop` closes it.
+                push = self._pushes[key] = _Push(
+                    path, file, unit.total_bytes, unit.num_samples, base_path
+                )
+            announced = unit.total_bytes, unit.num_samples, base_path
+            if (push.total_bytes, push.num_samples, push.base_path) != announced:
+                raise InvalidInputError(
+                    f"unit {unit.unit_index} of cluster {unit.cluster_index} was announced with "
+                    f"{push.total_bytes} bytes and {push.num_samples} samples before, and now with "
+                    f"{unit.total_bytes} bytes and {unit.num_samples} samples, or as the change of other weights"
+                )
+        return PushStream(push, lambda: self._average_if_complete(unit))
+
+    def averages(
+        self, attempt: plan_pb2.Attempt, clusters: Sequence[plan_pb2.ClusterState]
+    ) -> Iterator[Averaged]:
+        """Yields the average of each unit, in unit order, and waits until it is ready.
+
+        Raises:
+            WrongStateError: A unit was not pushed by this attempt with the given digest.
+            InvalidInputError: The states of the clusters cannot be averaged.
+            CorruptDataError: An encoded delta does not fit its unit.
+        """
+
+        def not_pushed(
+            cluster: plan_pb2.ClusterState, state: plan_pb2.UnitState
+        ) -> WrongStateError:
+            return WrongStateError(
+                f"unit {state.unit_index} of cluster {cluster.cluster_index} with digest "
+                f"{state.weights_digest} and {cluster.num_samples} samples was not pushed by round "
+                f"{attempt.round_index}, attempt {attempt.attempt}: run the round again"
+            )
+
+        with self._lock:
+            self._enter(attempt)
+            for cluster in clusters:
+                for state in cluster.units:
+                    push = self._pushes.get((cluster.cluster_index, state.unit_index))
+                    # The digest of what a delta decodes to is known only after the decoding.
+                    if push is None or not push.digest or push.num_samples != cluster.num_samples:
+                        raise not_pushed(cluster, state)
+            averages = [self._averages[state.unit_index] for state in clusters[0].units]
+        for position, average in enumerate(averages):
+            try:
+                averaged = average.result()
+            except futures.CancelledError:
+                raise WrongStateError(
+                    "a newer attempt has begun while this one committed"
+                ) from None
+            for cluster, digest in zip(clusters, averaged.cluster_digests, strict=True):
+                if cluster.units[position].weights_digest != digest:
+                    raise not_pushed(cluster, cluster.units[position])
+            yield averaged
+
+    def drop(self, attempt: plan_pb2.Attempt) -> None:
+        """Deletes what an attempt pushed, because it was committed."""
+        with self._lock:
+            if self._attempt is not None and order(attempt) == order(self._attempt):
+                self._drop()
+
+    def close(self) -> None:
+        """Deletes all files, and ends the averaging."""
+        with self._lock:
+            self._drop()
+        for executor in (self._averaging, self._syncing):
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    def _enter(self, attempt: plan_pb2.Attempt) -> None:
+        """Makes an attempt the current one."""
+        if self._attempt is not None and order(attempt) < order(self._attempt):
+            raise WrongStateError(
+                f"round {attempt.round_index}, attempt {attempt.attempt} is older than round "
+                f"{self._attempt.round_index}, attempt {self._attempt.attempt}"
+            )
+        if self._attempt is None or order(attempt) > order(self._attempt):
+            self._drop()
+            self._attempt = attempt
+            with name_full_disk(self._directory):
+                self._directory.mkdir(parents=True, exist_ok=True)
+
+    def _drop(self) -> None:
+        for push in self._pushes.values():
+            with push.lock:
+                push.turn += 1
+                with suppress(OSError):  # A full disk cannot take the last bytes either.
+                    push.file.close()
+        for average in (*self._waiting_averages, *self._averages.values()):
+            average.cancel()
+        self._pushes, self._averages, self._waiting_averages = {}, {}, []
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _average_if_complete(self, unit: edge_server_pb2.PushedUnit) -> None:
+        index = unit.unit_index
+        with self._lock:
+            if self._attempt is None or order(unit.attempt) != order(self._attempt):
+                return
+            pushes = [self._pushes.get((cluster, index)) for cluster in range(self._num_clusters)]
+            complete = [push for push in pushes if push is not None and push.digest]
+            if len(complete) == self._num_clusters and index not in self._averages:
+                target = self._directory / f"average-{index}"
+                average = SPANS.span("averaging", "average", unit=index)(_average)
+                averaged = self._averaging.submit(average, complete, target)
+                self._waiting_averages.append(averaged)
+                self._averages[index] = self._syncing.submit(_synced, averaged)
+
+
+def _average(pushes: Sequence[_Push], target: Path) -> Averaged:
+    """Averages one unit into a file, one slice of a tensor after the other."""
+    weights = [_weights(push) for push in pushes]
+    digests = tuple(digest for _, digest in weights)
+    if len(set(digests)) == 1:  # Equal states are their own average.
+        return Averaged(*weights[0], digests)
+    samples = [push.num_samples for push in pushes]
+    checksum = hashlib.sha256()
+    with ExitStack() as stack, name_full_disk(target):
+        files = [stack.enter_context(open(path, "rb")) for path, _ in weights]
+        layouts = [read_layout(file) for file in files]
+        if any(layout != layouts[0] for layout in layouts):
+            raise InvalidInputError(
+                f"{target.name} would average tensors of different names, types or shapes: all clusters must "
+                "train the same model"
+            )
+        output = stack.enter_context(open(target, "wb"))
+        checksum.update(layouts[0].prefix)
+        output.write(layouts[0].prefix)
+        for _, dtype, _, num_bytes in layouts[0].tensors:
+            for start in range(0, num_bytes, _SLICE_BYTES):
+                count = min(_SLICE_BYTES, num_bytes - start)
+                slices = (_read_slice(file, dtype, count) for file in files)
+                averaged = federated_average(slices, samples)
+                data: Any = averaged.view(torch.uint8).numpy().data
+                checksum.update(data)
+                output.write(data)
+    return Averaged(target, checksum.hexdigest(), digests)
+
+
+def _synced(average: Future[Averaged]) -> Averaged:
+    averaged = average.result()
+    with name_full_disk(averaged.path), open(averaged.path, "rb") as file:
+        os.fsync(file.fileno())
+    return averaged
+
+
+def _weights(push: _Push) -> tuple[Path, str]:
+    """Returns the file and the digest of a cluster's weights. Decodes them first if a delta was pushed."""
+    if push.base_path is None:
+        return push.path, push.digest
+    delta = load_tensors(push.path.read_bytes())
+    blob = TensorBlob(decode_delta(delta, load_file(push.base_path)))
+    path = push.path.with_name(f"{push.path.name}-decoded")
+    with name_full_disk(path), open(path, "wb") as file:
+        file.writelines(blob.read())
+    return path, blob.digest
+
+
+def _read_slice(file: BinaryIO, dtype: torch.dtype, num_bytes: int) -> torch.Tensor:
+    data = bytearray(num_bytes)
+    if file.readinto(data) != num_bytes:  # type: ignore[attr-defined]
+        raise CorruptDataError(f"{file.name} ends before its last tensor: run the round again")
+    return torch.frombuffer(data, dtype=dtype)

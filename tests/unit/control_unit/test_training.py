@@ -1,0 +1,89 @@
+"""The order in which the control unit starts steps, collects their results and draws mini-batches."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from reference.comparison import first_difference
+from reference.federated_job import train_job
+from reference.tiny_jobs import make_job
+
+from collapipe.control_unit.cluster_round import _one_ahead
+from collapipe.stage_host import StageSession
+from collapipe.v1 import stage_pb2
+
+from .clusters import Cluster, MakeCluster
+from .test_whole_model_plans import SPREAD
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.1])
+def test_next_step_waits_for_the_norms_of_this_one_only_with_clipping(
+    make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clip_norm: float
+) -> None:
+    """The head keeps the result of the first step to itself until micro-batches of the next step arrive."""
+    arrived: list[bool] = []
+    run_step = StageSession.run_step
+
+    def run_and_wait(session: StageSession, command: stage_pb2.RunStep) -> stage_pb2.StepDone:
+        done = run_step(session, command)
+        if session.stage_index == 2 and command.step_index == 0:
+            queue: Any = session.mailbox._towards_head
+            deadline = time.monotonic() + (1 if clip_norm else 60)
+            while not queue and time.monotonic() < deadline:
+                time.sleep(0.01)
+            arrived.append(bool(queue))
+        return done
+
+    monkeypatch.setattr(StageSession, "run_step", run_and_wait)
+    job = make_job(tmp_path, training={"clip_norm": clip_norm, "rounds": 1, "local_steps": 3})
+    cluster = make_cluster(job)
+    cluster.run_round(SPREAD)
+    assert arrived == [not clip_norm]
+    expected = train_job(job)
+    assert cluster.losses == expected.losses[0]
+    assert first_difference(expected.weights, cluster.weights()) is None
+
+
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_loss_that_is_not_finite_ends_the_round_without_clipping(
+    make_cluster: MakeCluster, tmp_path: Path, local_steps: int
+) -> None:
+    training = {"clip_norm": 0.0, "optimizer": "sgd", "learning_rate": 1e38, "warm_up_steps": 0}
+    job = make_job(tmp_path, training={**training, "rounds": 2, "local_steps": local_steps})
+    cluster = make_cluster(job)
+    if (
+        local_steps == 1
+    ):  # The loss of the first step is finite, and only the next one shows the update.
+        cluster.run_round(SPREAD)
+    num_rounds, weights = cluster.commit.num_rounds, list(cluster.commit.global_units)
+    with pytest.raises(grpc.RpcError, match="the model of the last commit is intact"):
+        cluster.run_round(SPREAD)
+    stored = _stored(cluster)
+    assert (stored.num_rounds, list(stored.global_units)) == (num_rounds, weights)
+
+
+def test_items_are_made_one_ahead_and_errors_arrive_in_their_place() -> None:
+    made: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(1, 4):
+            made.append(number)
+            yield number
+        raise ValueError("the fourth is bad")
+
+    items = _one_ahead(numbers())
+    for number in range(1, 4):
+        assert next(items) == number
+        assert len(made) <= number + 1
+    with pytest.raises(ValueError, match="the fourth is bad"):
+        next(items)
+    assert list(_one_ahead(iter([1, 2]))) == [1, 2]
+
+
+def _stored(cluster: Cluster) -> Any:
+    cluster.start("edge-server")
+    cluster.prepare()
+    return cluster.last_commit

@@ -1,0 +1,73 @@
+import itertools
+
+import pytest
+
+from collapipe.allocation import ClusterPlan, LinkPlan, StagePlan
+from collapipe.radio_rate import radio_rate_bps
+from collapipe.scheduler.knowledge import LinkKnowledge
+from collapipe.scheduler.round_problem import build_problem
+
+from .jobs import SIZES, hosts, job, knowledge
+
+
+def test_weights_have_the_rates_of_probed_wires_until_they_are_measured() -> None:
+    taking_part = hosts()
+    known = knowledge(taking_part, rate_bps=1e7)
+    known.links["device-0>edge-server"].weights_bps = 3e6
+    known.links["edge-server>device-1"].weights_bps = 4e6
+    (cluster,) = build_problem(job(), SIZES, taking_part, known, round_index=0).clusters
+    # The control unit and three devices send at once, each on its own wire.
+    assert cluster.control_unit.push_bps == cluster.control_unit.fetch_bps == 4e7
+    assert [device.push_bps for device in cluster.devices] == [3e6, 4e7, 4e7]
+    assert [device.fetch_bps for device in cluster.devices] == [4e7, 4e6, 4e7]
+    config = job(channel_rate_bps=1.5e7)
+    (cluster,) = build_problem(config, SIZES, taking_part, known, round_index=0).clusters
+    assert [device.push_bps for device in cluster.devices] == [3e6, 1.5e7, 1.5e7]
+
+
+def test_wires_overlap_as_much_as_the_last_plan_lets_them() -> None:
+    taking_part = hosts()
+    known = knowledge(taking_part, rate_bps=1e7)
+    known.block_state_bytes = 16000
+
+    def push_bps(segments: tuple[tuple[str, int], ...]) -> float:
+        edges = list(itertools.accumulate((blocks for _, blocks in segments), initial=1))
+        stages = [StagePlan("control-unit", 0, 1, 1)]
+        stages += [
+            StagePlan(host_id, start, stop, 1)
+            for (host_id, _), (start, stop) in zip(segments, itertools.pairwise(edges), strict=True)
+        ]
+        stages.append(StagePlan("edge-server", 7, 8, 1))
+        plan = ClusterPlan(tuple(stages), 1, (LinkPlan(),) * (len(stages) - 1))
+        problem = build_problem(job(), SIZES, taking_part, known, round_index=1, previous=(plan,))
+        return problem.clusters[0].devices[2].push_bps
+
+    # The embedding has 1000 bytes and each of the 6 blocks 4000.
+    assert push_bps((("device-0", 6),)) == pytest.approx(1e7 * 25 / 24)
+    assert push_bps((("device-0", 3), ("device-1", 3))) == pytest.approx(1e7 * 25 / 12)
+
+
+def test_weights_have_the_whole_radio_channel_until_they_are_measured() -> None:
+    taking_part = hosts()
+    for host in (taking_part.edge_server, *taking_part.devices):
+        host.max_transmit_watts = 0.1
+    known = knowledge(taking_part)
+    for name in known.links:
+        known.links[name] = LinkKnowledge(gain=1e-9, noise_watts_per_hertz=1e-16, efficiency=0.5)
+    config = job(channel_bandwidth_hz=2e6)
+    (cluster,) = build_problem(config, SIZES, taking_part, known, round_index=0).clusters
+    expected = radio_rate_bps(2e6, 0.1, 1e-9, 1e-16, 0.5)
+    assert [device.push_bps for device in cluster.devices] == [expected] * 3
+    assert [device.fetch_bps for device in cluster.devices] == [expected] * 3
+
+
+def test_state_of_lossy_uploads_counts_if_the_strategy_may_use_them() -> None:
+    taking_part = hosts()
+    known = knowledge(taking_part)
+    training = {"upload_codecs": ["fp32", "int8"]}
+    found = {}
+    for strategy in ("dssra", "pipeline"):
+        config = job(training, strategy=strategy)
+        model = build_problem(config, SIZES, taking_part, known, round_index=0).model
+        found[strategy] = (model.state_bytes(1, 2), model.weights_bytes(1, 2))
+    assert found == {"dssra": (24000, 4000), "pipeline": (16000, 4000)}

@@ -1,0 +1,122 @@
+"""Spans are kept in a ring, and belong to the round that was current when they ended."""
+
+import threading
+import time
+
+import pytest
+
+from collapipe.telemetry import spans
+from collapipe.telemetry.spans import SpanLog
+
+
+def recorded(log: SpanLog, round_index: int = 0, attempt: int = 0) -> list[int]:
+    """Returns the steps of the spans of a round."""
+    return [span.step for span in log.of_round("job", round_index, attempt)]
+
+
+def record(log: SpanLog, steps: range) -> None:
+    for step in steps:
+        log.record("compute", "forward", time.perf_counter(), step=step)
+
+
+def test_span_comes_back_as_it_was_recorded() -> None:
+    log = SpanLog()
+    log.begin_round("job", 3, 1)
+    started = time.perf_counter()
+    log.record(
+        "send to b",
+        "send forward",
+        started,
+        peer="b",
+        codec="int8",
+        step=2,
+        micro_batch=5,
+        unit=7,
+        num_bytes=2**40,
+    )
+    [span] = log.of_round("job", 3, 1)
+    assert (span.track, span.name, span.peer, span.codec) == (
+        "send to b",
+        "send forward",
+        "b",
+        "int8",
+    )
+    assert (span.step, span.micro_batch, span.unit, span.num_bytes) == (2, 5, 7, 2**40)
+    assert span.started == started <= span.ended <= time.perf_counter()
+
+
+def test_numbers_that_were_not_given_are_absent() -> None:
+    log = SpanLog()
+    log.begin_round("job", 0, 0)
+    log.record("compute", "update", time.perf_counter())
+    [span] = log.of_round("job", 0, 0)
+    assert (span.step, span.micro_batch, span.unit) == (-1, -1, -1)
+    assert (span.num_bytes, span.peer, span.codec) == (0, "", "")
+
+
+def test_full_ring_forgets_the_oldest_spans() -> None:
+    log = SpanLog(capacity=10)
+    log.begin_round("job", 0, 0)
+    record(log, range(25))
+    assert recorded(log) == list(range(15, 25))
+
+
+def test_spans_belong_to_the_round_that_was_current() -> None:
+    log = SpanLog(capacity=10)
+    record(log, range(2))  # Before any round.
+    for round_index, attempt in ((0, 0), (0, 1), (1, 0)):
+        log.begin_round("job", round_index, attempt)
+        log.begin_round("job", round_index, attempt)  # Another session of the same round.
+        record(log, range(10 * round_index + attempt, 10 * round_index + attempt + 2))
+    assert recorded(log, 0, 0) == [0, 1]
+    assert recorded(log, 0, 1) == [1, 2]
+    assert recorded(log, 1, 0) == [10, 11]
+    assert not recorded(log, 2, 0)
+    assert not list(log.of_round("another job", 0, 0))
+
+
+def test_round_that_the_ring_has_forgotten_has_no_spans() -> None:
+    log = SpanLog(capacity=10)
+    log.begin_round("job", 0, 0)
+    record(log, range(5))
+    log.begin_round("job", 1, 0)
+    record(log, range(8))
+    assert recorded(log, 0) == [3, 4]
+    record(log, range(8, 12))
+    assert not recorded(log, 0)
+    assert recorded(log, 1) == list(range(2, 12))
+
+
+def test_block_is_recorded_with_its_bytes_even_if_it_raises() -> None:
+    log = SpanLog()
+    log.begin_round("job", 0, 0)
+    with pytest.raises(ValueError), log.span("weights", "fetch", unit=3) as moved:
+        moved.num_bytes = 17
+        raise ValueError
+    [span] = log.of_round("job", 0, 0)
+    assert (span.track, span.name, span.unit, span.num_bytes) == ("weights", "fetch", 3, 17)
+
+
+def test_number_of_labels_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "_MOST_LABELS", 8)
+    log = SpanLog()
+    log.begin_round("job", 0, 0)
+    for number in range(20):
+        log.record(f"track {number}", "forward", time.perf_counter())
+    tracks = [span.track for span in log.of_round("job", 0, 0)]
+    assert tracks[0] == "track 0" and tracks[-1] == "(other)"
+    assert len(set(tracks)) == 8
+
+
+def test_threads_lose_no_span() -> None:
+    log = SpanLog()
+    log.begin_round("job", 0, 0)
+    threads = [
+        threading.Thread(target=record, args=(log, range(1000 * n, 1000 * (n + 1))))
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(recorded(log)) == list(range(4000))
