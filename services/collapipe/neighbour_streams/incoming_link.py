@@ -1,5 +1,7 @@
 """Links that lead to a host: the receiver reassembles frames and measures how fast they arrive."""
 
+import collections
+import math
 import queue
 import threading
 import time
@@ -14,6 +16,8 @@ from collapipe.v1 import stage_pb2, tensor_pb2
 
 _LEAST_MEASURED_BYTES = 4096
 """The arrival time of a smaller frame depends on the scheduling of processes more than on the link."""
+_COMPARED_HEADERS = 64
+"""Headers whose transit times are compared. The clocks of two hosts hardly drift apart in so short a time."""
 
 
 class IncomingLink:
@@ -46,10 +50,14 @@ class IncomingLink:
         self._assembler = FrameAssembler()
         self._header = stage_pb2.FrameHeader()
         self._header_arrived_at = 0.0
+        self._frame_ended_at = -math.inf
+        self._transits: collections.deque[float] = collections.deque(maxlen=_COMPARED_HEADERS)
+        """Transit times of the last headers, plus the unknown difference of the two clocks."""
 
     def begin_frame(self, header: stage_pb2.FrameHeader) -> None:
         """Takes the header of a frame. Raises the errors of `FrameAssembler.begin`."""
         self._header, self._header_arrived_at = header, time.perf_counter()
+        self._transits.append(self._header_arrived_at - header.sent_at_seconds)
         frame = self._assembler.begin(header)
         if frame is not None:
             self._complete(frame)
@@ -60,14 +68,22 @@ class IncomingLink:
         arrived_at = time.perf_counter()
         frame = self._assembler.add(chunk)
         if frame is not None:
-            self._measure(arrived_at - self._header_arrived_at)
+            self._measure(arrived_at)
+            self._frame_ended_at = arrived_at
             self._complete(frame)
 
     def close(self) -> None:
         """Ends the link. Frames that an emulated delay holds back are still delivered."""
         self._delay_line.close()
 
-    def _measure(self, seconds: float) -> None:
+    def _measure(self, ended_at: float) -> None:
+        """Counts the bytes of a frame and the time since its header arrived.
+
+        A busy host reads a header late, but not the fastest one of many. So a header arrived as long after it was
+        sent as that one did. It did not arrive before the end of the frame before it, nor after it was read.
+        """
+        arrived_at = self._header.sent_at_seconds + min(self._transits)
+        started_at = min(self._header_arrived_at, max(self._frame_ended_at, arrived_at))
         tensors = self._header.tensors
         wire_bytes = sum(tensor.byte_length for tensor in tensors)
         if wire_bytes < _LEAST_MEASURED_BYTES:
@@ -76,7 +92,7 @@ class IncomingLink:
         codec = CODEC_NAMES[next(lossy, tensor_pb2.CODEC_FP32)]
         link = f"{self._sender}>{self._receiver}"
         metrics.LINK_TRANSFER_BYTES.labels(link, codec).inc(wire_bytes)
-        metrics.LINK_TRANSFER_SECONDS.labels(link).inc(seconds)
+        metrics.LINK_TRANSFER_SECONDS.labels(link).inc(ended_at - started_at)
 
     def _complete(self, frame: Frame) -> None:
         SPANS.record(

@@ -40,10 +40,15 @@ class OutgoingLink:
             started = time.perf_counter()
             metrics.LINK_RATE_LIMIT_BPS.labels(link.name).set(link.rate_bps(reports=True))
             header, chunks = encode_frame(frame, self.settings.codec, link.chunk_bytes(CHUNK_BYTES))
+            # The shaper counts the header's bytes before the header leaves.
+            header.sent_at_seconds = started
             # The header waits for its turn, too. So the receiver, which measures from the header on, does not
             # measure the other traffic before the frame.
             parts: Iterator[stage_pb2.FrameHeader | bytes] = itertools.chain([header], chunks)
-            yield from link.paced(parts, Traffic.ACTIVATIONS)
+            for part in link.paced(parts, Traffic.ACTIVATIONS):
+                if part is header:
+                    header.sent_at_seconds = time.perf_counter()
+                yield part
             # gRPC asks for the next part once the network has taken the last one. So the measured time
             # includes encoding, pacing and waiting for room.
             SPANS.record(

@@ -72,6 +72,39 @@ def test_receiver_counts_wire_bytes_and_the_time_from_header_to_last_byte(
     assert arrivals.link.received_bytes == num_bytes
 
 
+@pytest.mark.parametrize(
+    ("case", "sent_at", "read_at", "ended_at", "seconds"),
+    [
+        ("in time", 102.0, 12.0, 13.0, 1.0),
+        ("read late", 102.0, 12.7, 13.0, 1.0),
+        ("behind the frame before it", 100.5, 11.2, 13.0, 2.0),
+        ("false time", float("nan"), 12.7, 13.0, 2.0),
+        ("future time", 900.0, 12.7, 13.0, 0.3),
+    ],
+)
+def test_time_begins_when_the_header_could_arrive_not_when_a_busy_host_read_it(
+    emulation: ChangingEmulation,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+    sent_at: float,
+    read_at: float,
+    ended_at: float,
+    seconds: float,
+) -> None:
+    """The sender's clock is 90 s ahead. A first frame is read in time: it is sent at 10 s and ends at 11 s."""
+    arrivals = Arrivals(emulation, case)
+    now = iter([10.0, 11.0, 11.0, 11.0, read_at, *[ended_at] * 3])
+    monkeypatch.setattr(incoming_link.time, "perf_counter", lambda: next(now))
+    for sent in (100.0, sent_at):
+        header, chunks = encode_frame(frame(), CODEC_FP32, 4096)
+        header.sent_at_seconds = sent
+        arrivals.link.begin_frame(header)
+        for chunk in chunks:
+            arrivals.link.add_chunk(chunk)
+    measured = value("collapipe_link_transfer_seconds_total", link=f"a>{case}")
+    assert measured == pytest.approx(1.0 + seconds)
+
+
 def test_small_frame_is_not_measured(emulation: ChangingEmulation) -> None:
     arrivals = Arrivals(emulation, "small")
     arrivals.take(frame(num_values=100))

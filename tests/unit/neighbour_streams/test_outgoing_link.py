@@ -42,6 +42,23 @@ def test_link_waits_before_the_header_and_every_chunk(emulation: ChangingEmulati
     assert len(shaper.waits) == 4
 
 
+class WaitTimes(list[tuple[int, float]]):
+    """Takes the place of `NotingShaper.waits`, and knows when the last wait ended."""
+
+    ended_at = 0.0
+
+    def append(self, wait: tuple[int, float]) -> None:
+        self.ended_at = time.perf_counter()
+
+
+def test_header_tells_when_it_left_after_its_wait(emulation: ChangingEmulation) -> None:
+    shaper = NotingShaper()
+    shaper.waits = waits = WaitTimes()
+    header = next(link_of(emulation, shaper).encoded_parts([frame(num_values=62)], STAGE))
+    assert isinstance(header, FrameHeader)
+    assert 0 < waits.ended_at <= header.sent_at_seconds <= time.perf_counter()
+
+
 def test_sent_frames_are_counted_with_the_time_until_the_network_took_the_last_part(
     emulation: ChangingEmulation,
 ) -> None:
