@@ -1,7 +1,6 @@
 """Links that lead to a host: the receiver reassembles frames and measures how fast they arrive."""
 
 import collections
-import math
 import queue
 import threading
 import time
@@ -50,7 +49,8 @@ class IncomingLink:
         self._assembler = FrameAssembler()
         self._header = stage_pb2.FrameHeader()
         self._header_arrived_at = 0.0
-        self._frame_ended_at = -math.inf
+        self._frame_ended_at = time.perf_counter()
+        """When the last frame ended, or when the link was opened."""
         self._transits: collections.deque[float] = collections.deque(maxlen=_COMPARED_HEADERS)
         """Transit times of the last headers, plus the unknown difference of the two clocks."""
 
@@ -80,10 +80,11 @@ class IncomingLink:
         """Counts the bytes of a frame and the time since its header arrived.
 
         A busy host reads a header late, but not the fastest one of many. So a header arrived as long after it was
-        sent as that one did. It did not arrive before the end of the frame before it, nor after it was read.
+        sent as that one did, but not before the end of the frame before it. A false time of the sender moves the start
+        to that end at most.
         """
         arrived_at = self._header.sent_at_seconds + min(self._transits)
-        started_at = min(self._header_arrived_at, max(self._frame_ended_at, arrived_at))
+        started_at = max(self._frame_ended_at, arrived_at)
         tensors = self._header.tensors
         wire_bytes = sum(tensor.byte_length for tensor in tensors)
         if wire_bytes < _LEAST_MEASURED_BYTES:

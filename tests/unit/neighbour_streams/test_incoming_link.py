@@ -58,10 +58,10 @@ def test_receiver_counts_wire_bytes_and_the_time_from_header_to_last_byte(
     name: str,
     num_bytes: int,
 ) -> None:
-    now = iter([10.0, *[11.0] * 3, *[13.0] * 99])
+    now = iter([9.0, 10.0, *[11.0] * 3, *[13.0] * 99])
+    monkeypatch.setattr(incoming_link.time, "perf_counter", lambda: next(now))
     arrivals = Arrivals(emulation, f"metered-{name}")
     header, chunks = encode_frame(frame(num_values=4096 if name == "int8" else 2048), codec, 2000)
-    monkeypatch.setattr(incoming_link.time, "perf_counter", lambda: next(now))
     arrivals.link.begin_frame(header)
     sizes = [len(chunk) for chunk in chunks if arrivals.link.add_chunk(chunk) is None]
     link = f"a>metered-{name}"
@@ -80,6 +80,7 @@ def test_receiver_counts_wire_bytes_and_the_time_from_header_to_last_byte(
         ("behind the frame before it", 100.5, 11.2, 13.0, 2.0),
         ("false time", float("nan"), 12.7, 13.0, 2.0),
         ("future time", 900.0, 12.7, 13.0, 0.3),
+        ("infinite time", float("inf"), 12.7, 13.0, 2.0),
     ],
 )
 def test_time_begins_when_the_header_could_arrive_not_when_a_busy_host_read_it(
@@ -92,9 +93,9 @@ def test_time_begins_when_the_header_could_arrive_not_when_a_busy_host_read_it(
     seconds: float,
 ) -> None:
     """The sender's clock is 90 s ahead. A first frame is read in time: it is sent at 10 s and ends at 11 s."""
-    arrivals = Arrivals(emulation, case)
-    now = iter([10.0, 11.0, 11.0, 11.0, read_at, *[ended_at] * 3])
+    now = iter([9.0, 10.0, 11.0, 11.0, 11.0, read_at, *[ended_at] * 3])
     monkeypatch.setattr(incoming_link.time, "perf_counter", lambda: next(now))
+    arrivals = Arrivals(emulation, case)
     for sent in (100.0, sent_at):
         header, chunks = encode_frame(frame(), CODEC_FP32, 4096)
         header.sent_at_seconds = sent
