@@ -15,7 +15,7 @@ import torch
 
 from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.tensors.encoding import LOSSY_CODECS, LossyCodec
-from collapipe.weights.delta_codecs import UPLOAD_CODECS
+from collapipe.weights.delta_codecs import DELTA_CODECS
 
 SHAPE = (8, 128, 768)
 """A micro-batch of 8 samples of 128 tokens with the hidden size of BERT-base: 3.1 MB."""
@@ -39,7 +39,7 @@ def main() -> None:
     codecs: dict[str, LossyCodec] = {
         CODEC_NAMES[number]: codec for number, codec in LOSSY_CODECS.items()
     }
-    codecs.update(UPLOAD_CODECS)
+    codecs.update(DELTA_CODECS)
     for name, codec in codecs.items():
         data = codec.encode(tensor)
         encode = milliseconds(partial(codec.encode, tensor))

@@ -69,7 +69,9 @@ def trace(
             )
         else:
             say(f"{num_slices} slices of {len(recorded)} hosts in {file}")
-            say(f"the clocks of the hosts agree within {1000 * uncertainty:.3g} ms")
+            say(
+                f"the clock of each host agrees with that of the scheduler within {1000 * uncertainty:.3g} ms"
+            )
             for reason in missing.values():
                 complain(f"not in the file: {reason}")
         if show:

@@ -9,8 +9,8 @@ import grpc
 from collapipe.telemetry.spans import SPANS, Span
 from collapipe.v1 import plan_pb2, trace_pb2, trace_pb2_grpc
 
-_SPANS_IN_A_MESSAGE = 2000
-"""A message then has about 150 kB, well below the limit of gRPC."""
+_SPANS_IN_A_MESSAGE = 100
+"""A message then has about 7 kB. So on a slow link, signs of life of the running job do not wait for long."""
 
 
 class TraceServicer(trace_pb2_grpc.TraceServiceServicer):

@@ -271,7 +271,8 @@ class PushedUnits:
                     f"{push.total_bytes} bytes and {push.num_samples} samples before, and now with "
                     f"{unit.total_bytes} bytes and {unit.num_samples} samples, or as the change of other weights"
                 )
-        return PushStream(push, lambda: self._average_if_complete(unit))
+            # Inside the lock, so that a newer attempt cannot drop the push before the stream has its turn.
+            return PushStream(push, lambda: self._average_if_complete(unit))
 
     def averages(
         self, attempt: plan_pb2.Attempt, clusters: Sequence[plan_pb2.ClusterState]

@@ -77,7 +77,8 @@ def build_problem(
     Args:
         previous: The plans of the last committed round; empty before the first one.
         earlier: The plans of an earlier attempt at this round. A retry keeps their micro-batches and codecs of
-            uploads, because others would change the result of the training. Empty if there was none.
+            uploads, because others would change the result of the training. Lossy codecs of links are chosen anew,
+            so with them a retry may end at other bits. Empty if there was none.
     """
     schedule = job.schedule
     channels: dict[str, float] = {}

@@ -43,7 +43,7 @@ class _AdmittedSession:
     def wait_for_turn(self) -> None:
         """Waits until the previous session has ended, because both change the same units.
 
-        The previous session was stopped, so this takes no longer than one computation.
+        The previous session was stopped, so this takes no longer than one computation, or one chunk of a transfer.
         """
         if self.predecessor is not None:
             self.predecessor.ended.wait()

@@ -104,8 +104,13 @@ class StageSession:
             wanted[state.unit_index] = StateDigests(state.weights_digest, state.optimizer_digest)
         fetched_bytes, fetch_seconds = 0, 0.0
 
+        def go_on() -> None:
+            if self._aborted:
+                raise self._aborted
+
         def fetch(unit_index: int, digest: str) -> bytes:
             nonlocal fetched_bytes, fetch_seconds
+            go_on()
             self._phase = f"fetch unit {unit_index}"
             if store is not None and digest in store:
                 return store.read_checked(digest)
@@ -113,7 +118,11 @@ class StageSession:
             started = time.perf_counter()
             with SPANS.span(track, "fetch", unit=unit_index) as moved:
                 data = fetch_blob(
-                    resources.channels, digest, addresses[digest], configure.silence_seconds
+                    resources.channels,
+                    digest,
+                    addresses[digest],
+                    configure.silence_seconds,
+                    go_on,
                 )
                 moved.num_bytes = len(data)
             fetched_bytes += len(data)

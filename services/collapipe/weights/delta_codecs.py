@@ -8,7 +8,7 @@ arrives in the end. The receiver has the same global weights, and decodes what t
 An encoded delta is a set of named tensors, so it travels as a `TensorBlob`. The tensor NAME of a unit is one of:
 
 - missing, if it has not changed,
-- `NAME//CODEC`, the bytes of a codec of `UPLOAD_CODECS`,
+- `NAME//CODEC`, the bytes of a codec of `DELTA_CODECS`,
 - `NAME` itself, with its new values, if it is not fp32 or if the codec would not save bytes.
 """
 
@@ -92,7 +92,7 @@ class TopKCodec:
 _PLACES = torch.tensor([1, 4, 16, 64], dtype=torch.uint8)
 """Factors of the four values of a byte."""
 
-UPLOAD_CODECS: Mapping[str, LossyCodec] = {
+DELTA_CODECS: Mapping[str, LossyCodec] = {
     "bf16": Bfloat16Codec(),
     "int8": Int8RowCodec(),
     "top_k": TopKCodec(),
@@ -131,7 +131,7 @@ def encode_delta(
         residual: What the round before has lost. The residual of a missing name is 0.
     """
     encoded = EncodedDelta({}, {}, {})
-    codec, decay = UPLOAD_CODECS.get(codec_name), _DECAY.get(codec_name, 1.0)
+    codec, decay = DELTA_CODECS.get(codec_name), _DECAY.get(codec_name, 1.0)
     for name, tensor in weights.items():
         new, old = tensor.detach().cpu(), base[name].cpu()
         shape = tuple(new.shape)
@@ -174,19 +174,19 @@ def _decode(key: str, codec_name: str, tensor: Tensor, old: Tensor) -> Tensor:
     shape = tuple(old.shape)
     if not codec_name:
         expected, dtype = shape, old.dtype
-    elif codec_name in UPLOAD_CODECS and old.dtype is torch.float32:
-        expected, dtype = (UPLOAD_CODECS[codec_name].encoded_bytes(shape),), torch.uint8
+    elif codec_name in DELTA_CODECS and old.dtype is torch.float32:
+        expected, dtype = (DELTA_CODECS[codec_name].encoded_bytes(shape),), torch.uint8
     else:
         raise CorruptDataError(
             f"a delta contains {key!r}, whose codec this version does not know for {old.dtype}: "
-            f"use one of {', '.join(UPLOAD_CODECS)} for fp32"
+            f"use one of {', '.join(DELTA_CODECS)} for fp32"
         )
     if (tuple(tensor.shape), tensor.dtype) != (expected, dtype):
         raise CorruptDataError(
             f"a delta contains {key!r} with shape {list(tensor.shape)} and type {tensor.dtype} instead of "
             f"{list(expected)} and {dtype}"
         )
-    return old + UPLOAD_CODECS[codec_name].decode(tensor, shape) if codec_name else tensor
+    return old + DELTA_CODECS[codec_name].decode(tensor, shape) if codec_name else tensor
 
 
 def _mean(values: Tensor, chosen: Tensor) -> Tensor:

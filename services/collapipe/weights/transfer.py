@@ -4,7 +4,8 @@ import hashlib
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Protocol
 
 import grpc
@@ -86,11 +87,13 @@ def fetch_blob(
     digest: str,
     addresses: Sequence[str],
     silence_seconds: float = DEFAULT_SILENCE_SECONDS,
+    go_on: Callable[[], None] = lambda: None,
 ) -> bytes:
     """Fetches a blob into memory from the first address that has it.
 
     Args:
         silence_seconds: Longest time in which no byte arrives.
+        go_on: Called after each chunk. It may raise an error, which ends the transfer.
 
     Raises:
         PeerLostError: The last host could not be reached, or became silent.
@@ -101,9 +104,11 @@ def fetch_blob(
     for address in addresses:
         try:
             checksum, pieces = hashlib.sha256(), []
-            for piece in _receive(channels, digest, address, silence_seconds):
-                checksum.update(piece)  # while the network brings the next piece
-                pieces.append(piece)
+            with closing(_receive(channels, digest, address, silence_seconds)) as received:
+                for piece in received:
+                    go_on()
+                    checksum.update(piece)  # while the network brings the next piece
+                    pieces.append(piece)
         except (NotFoundError, PeerLostError) as error:
             logger.info("blob %s was not fetched from %s: %s", digest[:12], address, error)
             failure = error
@@ -217,7 +222,7 @@ def _receive(
     digest: str,
     address: str,
     silence_seconds: float,
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     stub = blob_pb2_grpc.BlobServiceStub(channels.channel(address, for_weights=True))
     num_received = total_bytes = 0
     tries_left = _TRIES

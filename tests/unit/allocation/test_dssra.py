@@ -1,4 +1,5 @@
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 
 from collapipe.allocation.round_model.limits import violations
+from collapipe.allocation.round_model.prediction import migrate_seconds
 from collapipe.allocation.round_model.problem import (
     Host,
     RadioLink,
@@ -184,6 +186,24 @@ def test_decide_moves_blocks_when_a_device_slows_to_a_quarter_and_back() -> None
     oracle = decide(slowed, None).prediction
     assert after.prediction.round_seconds <= 1.15 * oracle.round_seconds
     assert _placement(decide(problem, after.plans).plans) == _placement(current)
+
+
+def test_move_over_a_link_whose_probe_failed_is_never_worth_it() -> None:
+    """Only the host that had a block has its optimizer state, so the rate from the edge server does not count."""
+    problem = random_problem(1, 1, 3, num_blocks=12, options=(2, 4, 8), state_bps=1e9)
+    current = decide(problem, None).plans
+    cluster = replace(problem.clusters[0], previous=current[0])
+    busy = _largest(problem, current)
+    idle = next(device for device in cluster.devices if device.host_id != busy.host_id)
+    times = []
+    for rate in (1e9, 0.0):
+        links = {**cluster.links, (busy.host_id, idle.host_id): WiredLink(rate)}
+        one = replace(cluster, links=links)
+        given = replace(problem, clusters=(one,))
+        times.append(migrate_seconds(given, one, idle, 1, 1 + problem.model.num_blocks))
+    fast, dead = times
+    assert fast < 1e4
+    assert 1e6 < dead < math.inf
 
 
 def test_decide_within_the_hysteresis_keeps_the_plan_and_says_so() -> None:

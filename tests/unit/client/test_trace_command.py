@@ -43,7 +43,7 @@ def test_last_round_of_the_newest_job_is_traced_and_missing_hosts_are_named(
     assert one_job.traced == [GetTraceRequest(job_id="job-1", round_index=1)]
     assert result.stdout.splitlines() == [
         "4 slices of 2 hosts in collapipe-job-1-round-2.pftrace",
-        "the clocks of the hosts agree within 4.2 ms",
+        "the clock of each host agrees with that of the scheduler within 4.2 ms",
     ]
     assert result.stderr == "not in the file: device-0-1 sends no heartbeats\n"
     read = read_trace(tmp_path / "collapipe-job-1-round-2.pftrace")

@@ -1,7 +1,9 @@
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import grpc
 import pytest
 
 from collapipe.errors import (
@@ -10,8 +12,10 @@ from collapipe.errors import (
     NotFoundError,
     WrongStateError,
 )
-from collapipe.rpc import streams
+from collapipe.rpc import Security, serve, streams
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
+from collapipe.v1.blob_pb2 import FetchBlobRequest, FetchBlobResponse
+from collapipe.v1.blob_pb2_grpc import BlobServiceServicer, add_BlobServiceServicer_to_server
 from collapipe.v1.plan_pb2 import UnitState
 from collapipe.v1.stage_pb2 import ConfigureStage, RunStageRequest
 from collapipe.weights.transfer import fetch_blob
@@ -162,6 +166,35 @@ def test_newer_attempt_takes_over_from_one_that_waits_for_a_micro_batch(host: St
     new = host.ready(1)
     assert old.expect("failed").failed.message == "a newer attempt took over"
     assert_alive(new)
+
+
+class SlowBlobs(BlobServiceServicer):
+    """Sends a byte of a large blob now and then, as long as somebody waits for it."""
+
+    def FetchBlob(
+        self, request: FetchBlobRequest, context: grpc.ServicerContext
+    ) -> Iterator[FetchBlobResponse]:
+        yield FetchBlobResponse(total_bytes=1 << 20)
+        while context.is_active():
+            yield FetchBlobResponse(chunk=b"0")
+            time.sleep(0.02)
+
+
+def test_newer_attempt_takes_over_from_one_that_fetches_weights(host: StageHost) -> None:
+    slow = serve(
+        "127.0.0.1:0",
+        Security.insecure(),
+        lambda server, address: add_BlobServiceServicer_to_server(SlowBlobs(), server),
+    )
+    configure = host.configure(0)
+    configure.units[0].weights_digest = "0" * 64
+    configure.sources[0].weights_addresses[:] = [slow.address]
+    old = host.open(configure)
+    old.waits_for("fetch unit 1")
+    new = host.ready(1)
+    assert old.expect("failed").failed.message == "a newer attempt took over"
+    assert_alive(new)
+    slow.drain(0)
 
 
 def test_another_job_may_begin_at_its_first_attempt(host: StageHost) -> None:

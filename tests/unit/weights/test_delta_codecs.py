@@ -9,7 +9,7 @@ from torch import Tensor
 
 from collapipe.codec_table import UploadCodecName
 from collapipe.errors import CorruptDataError
-from collapipe.weights.delta_codecs import UPLOAD_CODECS, TopKCodec, decode_delta, encode_delta
+from collapipe.weights.delta_codecs import DELTA_CODECS, TopKCodec, decode_delta, encode_delta
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors
 
 LOSSY: list[UploadCodecName] = ["bf16", "int8", "top_k"]
@@ -68,7 +68,7 @@ def test_encoding_has_the_announced_size_and_is_the_same_every_time(codec: Uploa
     assert_same_bits(first.tensors, second.tensors)
     data = first.tensors[f"attention.weight//{codec}"]
     num_bytes = {"bf16": 18200, "int8": 9380, "top_k": 3 * 116}[codec]
-    assert data.nbytes == UPLOAD_CODECS[codec].encoded_bytes((70, 130)) == num_bytes
+    assert data.nbytes == DELTA_CODECS[codec].encoded_bytes((70, 130)) == num_bytes
 
 
 @pytest.mark.parametrize("codec", ["fp32", *LOSSY])

@@ -15,6 +15,7 @@ from collapipe.errors import (
     InvalidInputError,
     NotFoundError,
     PeerLostError,
+    WrongStateError,
 )
 from collapipe.rpc import ChannelPool, Security, call, serve
 from collapipe.tensors import CHUNK_BYTES
@@ -174,6 +175,23 @@ def test_silent_host_is_lost(channels: ChannelPool, start: Start) -> None:
 
     with pytest.raises(PeerLostError, match=f"send blob {DIGEST}"):
         fetch_blob(channels, DIGEST, [start(Host(silent))], silence_seconds=0.1)
+    over.set()
+
+
+def test_fetch_ends_in_its_middle_when_nobody_wants_the_blob_any_more(
+    channels: ChannelPool, start: Start, keeper: str
+) -> None:
+    over = threading.Event()
+
+    def slow(offset: int) -> Iterator[FetchBlobResponse]:
+        yield from answer(DATA[:10])
+        over.wait(20)
+
+    def stop() -> None:
+        raise WrongStateError("a newer attempt took over")
+
+    with pytest.raises(WrongStateError, match="a newer attempt took over"):
+        fetch_blob(channels, DIGEST, [start(Host(slow)), keeper], go_on=stop)
     over.set()
 
 

@@ -20,6 +20,9 @@ from collapipe.allocation.round_model.problem import (
 )
 from collapipe.codec_table import CODECS, UPLOAD_CODECS, UploadCodecName
 
+_DEAD_LINK_BPS = 1.0
+"""Rate for moves over a link whose probe failed: never worth it, but finite, because the search subtracts times."""
+
 
 @dataclass(frozen=True)
 class StagePrediction:
@@ -301,11 +304,12 @@ def migrate_seconds(
     channel = problem.channels.get(cluster.channel or "", math.inf)
     seconds = 0.0
     for sender, num_bytes in moved_states(problem, cluster, host, start_unit, stop_unit):
-        rate = 0.0
+        rate = host.fetch_bps
         if sender != cluster.edge_server.host_id:
             link = cluster.links[sender, host.host_id]
             rate = link.rate_bps(channel, cluster.hosts[sender].max_transmit_watts)
-        seconds += _transfer_seconds(8 * num_bytes, rate or host.fetch_bps)
+            rate = max(rate, _DEAD_LINK_BPS)
+        seconds += _transfer_seconds(8 * num_bytes, rate)
     return seconds
 
 
