@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
 TOLERANCE, SECONDS = 0.15, 0.005
 BUSY_TOLERANCE, BUSY_SECONDS = 0.35, 0.01
-"""On fast links, the guest's one processor counts, which all containers share: hosts send and read late."""
+"""All containers share the one processor of the guest, so hosts send and read late."""
 ROUNDS, ROUNDS_BEFORE = 4, 2
 TRAINED = {"device-0-0": "wifi", "device-0-1": "lan", "device-0-2": "wifi"}
 """Network profiles without losses: with losses, the goodput of TCP varies by half between runs."""
@@ -186,7 +186,7 @@ def test_prometheus_shows_the_new_rate_of_a_link_that_changes_during_a_job(
             f"{link}: {measured.before[link] / 1e6:.2f}, then {measured.after[link] / 1e6:.2f} Mbit/s"
         )
         assert measured.after[link] == pytest.approx(
-            TCP_SHARE * link_settings["rate_bps"], rel=TOLERANCE
+            TCP_SHARE * link_settings["rate_bps"], rel=BUSY_TOLERANCE
         )
         assert measured.before[link] > 2 * measured.after[link]
 
