@@ -156,11 +156,7 @@ class ResidentUnit:
         if self._base is None:
             return Upload(self.unit_index, self.weights_blob())
         base_digest, base = self._base
-        # A tied parameter has several names in the state of a module, and one residual.
-        states = {
-            name: self.optimizer.state[parameter]
-            for name, parameter in self.module.named_parameters(remove_duplicate=False)
-        }
+        states = {name: self.optimizer.state[one] for name, one in self._named_parameters.items()}
         residual = {name: state[_RESIDUAL] for name, state in states.items() if _RESIDUAL in state}
         encoded = encode_delta(self.upload_codec, self.module.state_dict(), base, residual)
         self._load_weights(encoded.weights)
