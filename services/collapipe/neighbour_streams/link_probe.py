@@ -7,6 +7,7 @@ bytes and the time of a probe.
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import grpc
 
@@ -101,6 +102,8 @@ def measure_link(
             round_trips.append(time.perf_counter() - started)
         round_trip_requests.close()
         goodput_bps = next_answer().goodput_bps
+        with suppress(PeerLostError):  # The next probe must not queue behind the rest of this burst.
+            next(answers, None)
     finally:
         round_trip_requests.close()
         call.cancel()
@@ -116,9 +119,10 @@ def answer_probe(
 ) -> Iterator[Response]:
     """Answers a probe: each message without bytes at once, and the burst when it ends or takes too long.
 
-    Before it answers a message without bytes, it waits for the emulated delay of both directions.
+    Before it answers a message without bytes, it waits for the emulated delay of both directions. The stream of
+    answers ends when the whole burst has arrived.
     """
-    num_round_trips, num_bytes, last_at = 0, 0, 0.0
+    num_round_trips, num_bytes, last_at, answered = 0, 0, 0.0, False
     first_at: float | None = None
     for request in requests:
         now = time.perf_counter()
@@ -138,12 +142,15 @@ def answer_probe(
         elif request.chunk:
             num_bytes += len(request.chunk)
             last_at = now
-        if request.last or num_bytes > _RECEIVED_BYTES or now - first_at > _RECEIVED_SECONDS:
+        ends = request.last or num_bytes > _RECEIVED_BYTES
+        if not answered and (ends or now - first_at > _RECEIVED_SECONDS):
             if not num_bytes:
                 raise InvalidInputError(
                     "the burst of a probe had less than 2 chunks: the rate is measured from the first chunk on"
                 )
             yield Response(goodput_bps=8 * num_bytes / (last_at - first_at))
+            answered = True
+        if ends:
             return
 
 

@@ -155,18 +155,20 @@ def test_rate_counts_the_chunks_after_the_first(monkeypatch: pytest.MonkeyPatch)
     assert answer.goodput_bps == 8 * 2000 / 2.0
 
 
-def test_long_burst_is_answered_before_its_end(
+def test_long_burst_is_answered_before_its_end_and_read_to_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = iter([0.0, 1.5, 3.0])
+    now = iter([0.0, 1.5, 3.0, 9.0, 9.5])
     monkeypatch.setattr(link_probe.time, "perf_counter", lambda: next(now))
+    requests = iter([chunk(1000)] * 4 + [LAST])
+    answers = answer_probe(requests, "b", NOWHERE)
+    assert next(answers).goodput_bps == 8 * 2000 / 3.0
+    assert len(list(requests)) == 2, "the answer does not wait for the rest"
 
-    def endless() -> Iterator[ReceiveProbeRequest]:
-        while True:
-            yield chunk(1000)
-
-    (answer,) = answer_probe(endless(), "b", NOWHERE)
-    assert answer.goodput_bps == 8 * 2000 / 3.0
+    now = iter([0.0, 1.5, 3.0, 9.0, 9.5])
+    requests = iter([chunk(1000)] * 4 + [LAST])
+    assert len(list(answer_probe(requests, "b", NOWHERE))) == 1
+    assert not list(requests), "the stream ends when the burst has arrived"
 
 
 def test_large_burst_is_answered_before_its_end() -> None:
