@@ -102,7 +102,9 @@ def measure_link(
             round_trips.append(time.perf_counter() - started)
         round_trip_requests.close()
         goodput_bps = next_answer().goodput_bps
-        with suppress(PeerLostError):  # The next probe must not queue behind the rest of this burst.
+        with suppress(
+            PeerLostError
+        ):  # The next probe must not queue behind the rest of this burst.
             next(answers, None)
     finally:
         round_trip_requests.close()

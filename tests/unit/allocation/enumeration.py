@@ -1,8 +1,8 @@
 """Finds the best plan of a round by exhaustive enumeration. It is slow, and shares no code with the search.
 
 For each combination of the clusters' numbers of micro-batches, it predicts every plan of each cluster once.
-Nothing else couples the times of clusters, so the objective of a combination follows from these predictions.
-At the end it predicts the best combination as a whole.
+If blocks run on devices only, nothing else couples the times of clusters. So the objective of a combination follows
+from these predictions, and only the best combination is predicted as a whole.
 """
 
 import itertools
@@ -31,24 +31,23 @@ def best_plan(
     assumed_links: Sequence[AssumedLinks],
     *,
     all_windows: bool = False,
-    in_order: bool = False,
 ) -> RoundPlan | None:
     """Returns the best feasible plan, or `None` if there is none.
 
     Args:
         assumed_links: Share and powers of each cluster's links.
         all_windows: Try every window, not only the largest ones.
-        in_order: Devices keep the order of registration.
     """
     best, value = None, math.inf
     for chosen in itertools.product(*(cluster.micro_batch_options for cluster in problem.clusters)):
         plans = [
-            list(_plans(problem, cluster, assumed, num, all_windows, in_order))
+            list(_plans(problem, cluster, assumed, num, all_windows))
             for cluster, assumed, num in zip(problem.clusters, assumed_links, chosen, strict=True)
         ]
         if not all(plans):
             continue
-        found = _best_combination(problem, plans)
+        combine = _best_combination if problem.paper_placement else _best_of_all_combinations
+        found = combine(problem, plans)
         if found is not None:
             objective = predict(problem, found).objective
             if objective < value:
@@ -62,12 +61,10 @@ def _plans(
     assumed: AssumedLinks,
     num_micro_batches: int,
     all_windows: bool,
-    in_order: bool,
 ) -> Iterator[ClusterPlan]:
     num_blocks = problem.model.num_blocks
-    for count in range(1, len(cluster.devices) + 1):
-        pick = itertools.combinations if in_order else itertools.permutations
-        for devices in pick(cluster.devices, count):
+    for count in range(len(cluster.devices) + 1):
+        for devices in itertools.permutations(cluster.devices, count):
             names = [
                 cluster.control_unit.host_id,
                 *(device.host_id for device in devices),
@@ -79,8 +76,7 @@ def _plans(
                 for pair in pairs
             ):
                 continue
-            for cuts in itertools.combinations(range(1, num_blocks), count - 1):
-                edges = [0, 1, *(cut + 1 for cut in cuts), num_blocks + 1, num_blocks + 2]
+            for edges in _edges(problem, count):
                 choices = [
                     _windows(problem, cluster, name, edges[i], edges[i + 1], num_micro_batches)
                     for i, name in enumerate(names)
@@ -89,9 +85,8 @@ def _plans(
                     continue
                 if not all_windows:
                     choices = [windows[-1:] for windows in choices]
-                    choices[-1] = range(
-                        1, 2
-                    )  # The loop of the head is its own compute time, so 1 is enough.
+                    # The loop of the last stage is its own compute time, so 1 is enough.
+                    choices[-1] = range(1, 2)
                 for windows in itertools.product(*choices):
                     stages = tuple(
                         StagePlan(name, edges[i], edges[i + 1], windows[i])
@@ -104,6 +99,16 @@ def _plans(
                         )
                         for upload_codec in cluster.upload_codecs:
                             yield ClusterPlan(stages, num_micro_batches, links, upload_codec)
+
+
+def _edges(problem: RoundProblem, num_devices: int) -> Iterator[list[int]]:
+    """Yields the first unit of every stage, and the number of units at the end."""
+    num_blocks = problem.model.num_blocks
+    for cuts in itertools.combinations_with_replacement(range(num_blocks + 1), num_devices + 1):
+        if len(set(cuts)) <= num_devices:
+            continue  # A device without a block takes part in no pipeline.
+        if not problem.paper_placement or (cuts[0], cuts[-1]) == (0, num_blocks):
+            yield [0, *(cut + 1 for cut in cuts), num_blocks + 2]
 
 
 def _windows(
@@ -174,6 +179,14 @@ def _best_combination(
     )
     assert not violations(problem, best)
     return best
+
+
+def _best_of_all_combinations(
+    problem: RoundProblem, plans: Sequence[Sequence[ClusterPlan]]
+) -> RoundPlan | None:
+    """Predicts every combination, because blocks on the edge server load it for all clusters."""
+    allowed = [chosen for chosen in itertools.product(*plans) if not violations(problem, chosen)]
+    return min(allowed, key=lambda chosen: predict(problem, chosen).objective, default=None)
 
 
 def _undominated(*columns: np.ndarray) -> np.ndarray:

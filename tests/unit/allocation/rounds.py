@@ -34,6 +34,7 @@ def rounds(
     upload_codecs: int = 1,
     micro_batches: tuple[int, ...] = (1, 2, 4, 8),
     max_options: int = 2,
+    paper_placement: bool = True,
 ) -> Round:
     """Draws a round with different links. Memory, windows, moves, radio, energy and convergence may count."""
     num_clusters = draw(st.integers(*clusters))
@@ -111,6 +112,7 @@ def rounds(
         reference_seconds=7.0,
         migration_horizon_rounds=numbers.choice([1.0, 10.0]),
         fixed_seconds=0.5,
+        paper_placement=paper_placement,
     )
     return problem, assumed
 

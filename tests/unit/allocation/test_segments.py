@@ -72,6 +72,16 @@ def test_plan_of_three_clusters_is_the_best_of_all(drawn: Round) -> None:
     check(*drawn)
 
 
+@given(rounds(clusters=(1, 1), devices=(1, 3), blocks=(2, 4), paper_placement=False))
+def test_plan_with_blocks_on_every_host_is_the_best_of_all(drawn: Round) -> None:
+    check(*drawn)
+
+
+@given(rounds(clusters=(2, 2), devices=(1, 2), blocks=(2, 2), paper_placement=False))
+def test_plan_of_clusters_with_blocks_on_every_host_is_the_best_of_all(drawn: Round) -> None:
+    check(*drawn)
+
+
 @given(rounds(clusters=(1, 1), devices=(1, 2), blocks=(3, 4), micro_batches=(2, 4)))
 def test_plan_is_the_best_of_all_with_any_windows(drawn: Round) -> None:
     check(*drawn, all_windows=True)
@@ -82,29 +92,6 @@ def test_plan_is_the_best_of_all_where_the_first_search_finds_a_bad_one(drawn: R
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joint_search, "FIRST_WIDTH", 1)
         check(*drawn)
-
-
-@given(rounds(clusters=(1, 2), devices=(2, 4), blocks=(3, 6)))
-def test_plan_of_more_devices_than_orders_can_be_tried_is_as_good_as_registration_order(
-    drawn: Round,
-) -> None:
-    problem, assumed = drawn
-    problem = replace(problem, convergence=replace(problem.convergence, limit=math.inf))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joint_search, "EXACT_DEVICES", 0)
-        try:
-            found = place_segments(problem, assumed)
-        except InfeasibleError:
-            assert best_plan(problem, assumed, in_order=True) is None
-            return
-    assert violations(problem, found) == []
-    at_least = best_plan(problem, assumed)
-    assert at_least is not None
-    objective = predict(problem, found).objective
-    assert objective >= predict(problem, at_least).objective * (1 - 1e-9)
-    registered = best_plan(problem, assumed, in_order=True)
-    if registered is not None:
-        assert objective <= predict(problem, registered).objective * (1 + 1e-9)
 
 
 # --- small rounds with a known best plan

@@ -244,6 +244,41 @@ def moved_units(cluster: ClusterProblem, host_id: str, start_unit: int, stop_uni
     return sum(unit not in held for unit in range(start_unit, stop_unit))
 
 
+@dataclass(frozen=True)
+class WeightsSeconds:
+    """T_push, T_fetch and T_migrate of (6), or what some units add to them."""
+
+    push: float
+    fetch: float
+    migrate: float
+
+    def __add__(self, other: "WeightsSeconds") -> "WeightsSeconds":
+        return WeightsSeconds(
+            self.push + other.push, self.fetch + other.fetch, self.migrate + other.migrate
+        )
+
+    def per_round(self, problem: RoundProblem) -> float:
+        """Returns what they add to the time of a round: a migration counts over its horizon."""
+        return self.push + self.fetch + self.migrate / problem.migration_horizon_rounds
+
+
+def weights_seconds(
+    problem: RoundProblem,
+    cluster: ClusterProblem,
+    host: Host,
+    codec_name: UploadCodecName,
+    start_unit: int,
+    stop_unit: int,
+) -> WeightsSeconds:
+    """Returns what units on a host add to (6). The edge server neither pushes nor fetches."""
+    units = (start_unit, stop_unit)
+    migrate = migrate_seconds(problem, cluster, host, *units)
+    if host.host_id == cluster.edge_server.host_id:
+        return WeightsSeconds(0.0, 0.0, migrate)
+    push = push_seconds(problem, host, codec_name, *units)
+    return WeightsSeconds(push, fetch_seconds(problem, host, *units), migrate)
+
+
 def push_seconds(
     problem: RoundProblem,
     host: Host,
@@ -383,28 +418,20 @@ def _predict_cluster(problem: RoundProblem, index: int, plans: RoundPlan) -> Clu
         mini_batch_seconds = num_micro_batches * (loops[0] + cluster.step_seconds)
     else:
         mini_batch_seconds = loops[0] + (num_micro_batches - 1) * bottleneck + cluster.step_seconds
-    push = fetch = migrate = 0.0
+    hosts, weights = cluster.hosts, WeightsSeconds(0.0, 0.0, 0.0)
     for stage in plan.stages:
-        if stage.host_id != cluster.edge_server.host_id:
-            host, units = cluster.hosts[stage.host_id], (stage.start_unit, stage.stop_unit)
-            push += push_seconds(problem, host, plan.upload_codec, *units)
-            fetch += fetch_seconds(problem, host, *units)
-            migrate += migrate_seconds(problem, cluster, host, *units)
-    round_seconds = (
-        problem.local_steps * mini_batch_seconds
-        + push
-        + fetch
-        + migrate / problem.migration_horizon_rounds
-    )
+        host, units = hosts[stage.host_id], (stage.start_unit, stage.stop_unit)
+        weights += weights_seconds(problem, cluster, host, plan.upload_codec, *units)
+    round_seconds = problem.local_steps * mini_batch_seconds + weights.per_round(problem)
     return ClusterPrediction(
         _predict_stages(problem, cluster, plan, computes, windows, links),
         tuple(links),
         bottleneck,
         name,
         mini_batch_seconds,
-        push,
-        fetch,
-        migrate,
+        weights.push,
+        weights.fetch,
+        weights.migrate,
         round_seconds,
         bubble_ratio(num_micro_batches, computes, mini_batch_seconds),
     )

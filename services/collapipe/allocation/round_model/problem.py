@@ -222,6 +222,16 @@ class ModelCost:
         """Returns the size of the optimizer state."""
         return (3 if self.lossy_uploads else 2) * self.weights_bytes(start_unit, stop_unit)
 
+    def stash_bytes(self, start_unit: int, stop_unit: int) -> float:
+        """Returns what units keep of one sample for its backward pass."""
+        return self._sum(
+            start_unit,
+            stop_unit,
+            self.embedding_stash_bytes,
+            self.block_stash_bytes,
+            self.head_stash_bytes,
+        )
+
     def memory_bytes(
         self, start_unit: int, stop_unit: int, in_flight: int, micro_batch_size: float
     ) -> float:
@@ -229,13 +239,7 @@ class ModelCost:
 
         For each micro-batch of the window, the queues hold one waiting activation and one outgoing gradient.
         """
-        stash = self._sum(
-            start_unit,
-            stop_unit,
-            self.embedding_stash_bytes,
-            self.block_stash_bytes,
-            self.head_stash_bytes,
-        )
+        stash = self.stash_bytes(start_unit, stop_unit)
         kept = in_flight * self.activation_bytes + stash if self.recompute else in_flight * stash
         queues = 2 * in_flight * self.activation_bytes
         return self.state_bytes(start_unit, stop_unit) + micro_batch_size * (kept + queues)
@@ -337,6 +341,8 @@ class RoundProblem:
         migration_horizon_rounds: Number of rounds over which the cost of moving units is spread.
         fixed_seconds: Time of every round beside training and transfers of weights: T_fixed of (6).
         round_index: Only the strategy `manual` depends on it.
+        paper_placement: Whether blocks run on devices only, as in the paper. Otherwise `dssra` may also place
+            them on the control unit and on the edge server.
     """
 
     clusters: tuple[ClusterProblem, ...]
@@ -353,6 +359,7 @@ class RoundProblem:
     migration_horizon_rounds: float = 10.0
     fixed_seconds: float = 0.0
     round_index: int = 0
+    paper_placement: bool = True
 
     @property
     def previous(self) -> RoundPlan | None:

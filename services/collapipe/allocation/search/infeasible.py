@@ -35,8 +35,12 @@ def why_infeasible(problem: RoundProblem, assumed_links: Sequence[AssumedLinks])
             )
             if host.memory_bytes is not None and need > host.memory_bytes:
                 return _too_small(index, host, need, most)
-        held = np.max(np.where(costs.window > 0, np.arange(num_blocks + 1), 0), axis=2)
-        if int(held.sum(axis=1).max()) < num_blocks:
+        counts = np.arange(num_blocks + 1)
+        held = np.max(np.where(costs.window > 0, counts, 0), axis=2)
+        ends = sum(
+            np.max(np.where(end.window > 0, counts, 0), axis=1) for end in (costs.first, costs.last)
+        )
+        if int((held.sum(axis=1) + ends).max()) < num_blocks:
             return _no_room(problem, index, cluster, costs, held)
         error = _least_error(costs)
         if not np.any(np.isfinite(error)):
@@ -98,6 +102,6 @@ def _no_room(
 def _least_error(costs: ClusterCosts) -> Floats:
     """Returns the least sum of codec errors over any chain of links; infinite if there is no chain. (m)"""
     grid = np.full((costs.num_rows, 1), np.inf)
-    cheapest = cheapest_prefixes(error_steps(costs), grid, in_order=False)
-    result: Floats = cheapest[:, 0, -1, -1]
+    cheapest = cheapest_prefixes(costs, error_steps(costs), grid)[:, 0, -1]
+    result: Floats = np.where(costs.last.window[:, ::-1] > 0, cheapest, np.inf).min(axis=1)
     return result

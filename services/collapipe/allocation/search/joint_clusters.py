@@ -7,7 +7,7 @@ memory. If the problem limits the convergence term, they share that limit as wel
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,11 @@ import numpy as np
 from collapipe.allocation.search.arrays import Floats, Ints
 
 _ROUNDING = 1 + 1e-12
+_MOST_LOADS = 100
+"""The most loads of the edge server that `choose` tries at once."""
+_REFINEMENTS = 3
+_MOST_COMBINED = 4
+"""With more clusters, no combination gives up summed cost for a smaller load of the edge server."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,10 @@ class Candidates:
     head_load: Floats
     uses: Floats
 
+    def take(self, plan: int) -> "Candidates":
+        """Returns one plan alone."""
+        return Candidates(*(getattr(self, field.name)[..., [plan]] for field in fields(self)))
+
     def delay_costs(self, head_load: float) -> Floats:
         """Returns the delay cost of each plan if the edge server's load, by all clusters, is `head_load`."""
         return self.delay_cost + self.bottleneck_price * np.maximum(
@@ -53,7 +62,7 @@ class Chosen:
 
 
 def choose(clusters: Sequence[Candidates], limits: Floats, upper_bound: float) -> Chosen | None:
-    """Chooses the best plan for each cluster; the choice is exact.
+    """Chooses the best plan for each cluster.
 
     The load of the edge server depends on the choice, and the delay costs depend on the load. So the function
     tries every possible total load in ascending order. A choice that needs less than the assumed load only
@@ -61,21 +70,53 @@ def choose(clusters: Sequence[Candidates], limits: Floats, upper_bound: float) -
     load, without a limit on the load, does not exceed that load. No higher load can then give a better
     choice.
 
+    The choice is exact if there are at most `_MOST_LOADS` possible loads, or if the load does not matter.
+    Otherwise only some loads are tried, and then more near the best one.
+
     Args:
         clusters: Every cluster has at least one plan.
         limits: Limit of each shared resource.
         upper_bound: Only a choice with a smaller objective counts. `None` is returned if there is none.
     """
+    least, most = (sum(float(f(one.head_load)) for one in clusters) for f in (np.min, np.max))
+    free = _best_at_load(clusters, limits, least, upper_bound, bounded=False)
+    if free is None:
+        return None
+    worth = _worth(clusters, free.plans)
+    if worth <= free.value * _ROUNDING:
+        return Chosen(worth, free.plans)
     loads = _total_loads(clusters)
-    first, last = 0, len(loads) - 1
+    if loads is not None:
+        return _best_of_loads(clusters, limits, loads, upper_bound)
     best: Chosen | None = None
+    for _ in range(_REFINEMENTS):
+        loads = np.geomspace(least, most, _MOST_LOADS)
+        found = _best_of_loads(clusters, limits, loads, best.value if best else upper_bound)
+        best = found or best
+        if best is None:
+            return None
+        at = int(np.searchsorted(loads, _head_load(clusters, best)))
+        least, most = loads[max(at - 1, 0)], loads[min(at + 1, _MOST_LOADS - 1)]
+    return best
+
+
+def _best_of_loads(
+    clusters: Sequence[Candidates], limits: Floats, loads: Floats, upper_bound: float
+) -> Chosen | None:
+    """Returns the best choice with one of these loads, which are in ascending order."""
+    best: Chosen | None = None
+    first, last = 0, len(loads) - 1
     while first <= last:  # Bisection finds some load that its best choice does not exceed.
         middle = (first + last) // 2
         free = _best_at_load(clusters, limits, float(loads[middle]), upper_bound, bounded=False)
         if free is None:
             last = middle - 1
-        elif _head_load(clusters, free) <= loads[middle] * _ROUNDING:
-            best, upper_bound, last = free, free.value, middle - 1
+            continue
+        worth = _worth(clusters, free.plans)
+        if worth < upper_bound:
+            best, upper_bound = Chosen(worth, free.plans), worth
+        if _head_load(clusters, free) <= loads[middle] * _ROUNDING:
+            last = middle - 1
         else:
             first = middle + 1
     for load in loads:
@@ -83,17 +124,27 @@ def choose(clusters: Sequence[Candidates], limits: Floats, upper_bound: float) -
         if free is None:
             return best
         if _head_load(clusters, free) <= load * _ROUNDING:
-            return free
+            return Chosen(_worth(clusters, free.plans), free.plans)
         chosen = _best_at_load(clusters, limits, float(load), upper_bound, bounded=True)
         if chosen is not None:
-            best, upper_bound = chosen, chosen.value
+            upper_bound = _worth(clusters, chosen.plans)
+            best = Chosen(upper_bound, chosen.plans)
     return best
+
+
+def _worth(clusters: Sequence[Candidates], plans: Sequence[int]) -> float:
+    """Returns the objective of a choice at its true load."""
+    load = sum(float(one.head_load[plan]) for one, plan in zip(clusters, plans, strict=True))
+    chosen = [one.take(plan) for one, plan in zip(clusters, plans, strict=True)]
+    return max(float(one.delay_costs(load)[0]) for one in chosen) + sum(
+        float(one.summed_cost[0]) for one in chosen
+    )
 
 
 def least_other_loads(clusters: Sequence[Floats]) -> Floats:
     """Returns for each cluster the least load of the edge server by all other clusters.
 
-    `clusters` has each cluster's load with each number of micro-batches.
+    `clusters` has the loads of each cluster with each number of micro-batches, and blocks on the edge server.
     """
     least = np.array([np.min(loads, initial=math.inf) for loads in clusters])
     return np.array([np.sum(np.delete(least, n)) for n in range(len(least))])
@@ -152,13 +203,18 @@ def _head_load(clusters: Sequence[Candidates], chosen: Chosen) -> float:
     )
 
 
-def _total_loads(clusters: Sequence[Candidates]) -> Floats:
-    """Returns all possible total loads of the edge server, ascending; nearly equal ones are merged."""
+def _total_loads(clusters: Sequence[Candidates]) -> Floats | None:
+    """Returns all possible total loads of the edge server, ascending; nearly equal ones are merged.
+
+    Returns `None` if there are more than `_MOST_LOADS`.
+    """
     sums = np.zeros(1)
     for cluster in clusters:
         sums = np.unique(sums[:, None] + np.unique(cluster.head_load))
         step = np.diff(sums, prepend=-math.inf)
         sums = sums[step > 1e-12 * np.abs(sums)]
+        if len(sums) > _MOST_LOADS:
+            return None
     return sums
 
 
@@ -173,11 +229,59 @@ def _best_at_load(
     """Finds the best choice for the delay costs of an assumed load; `bounded` also makes the load a limit."""
     times = [cluster.delay_costs(load) for cluster in clusters]
     costs = [cluster.summed_cost for cluster in clusters]
+    loads = [cluster.head_load for cluster in clusters]
     uses = [cluster.uses for cluster in clusters]
+    binding = np.sum([use.max(axis=1) for use in uses], axis=0) > limits
+    free_of_cost = not any(np.any(cost) for cost in costs)
+    if not np.any(binding) and (not bounded or free_of_cost or len(clusters) > _MOST_COMBINED):
+        return _by_deadline(times, costs, loads, load if bounded else math.inf, upper_bound)
+    uses, limits = [use[binding] for use in uses], limits[binding]
     if bounded:
         limits = np.append(limits, load * _ROUNDING)
-        uses = [np.vstack([cluster.uses, cluster.head_load]) for cluster in clusters]
+        uses = [np.vstack([use, own]) for use, own in zip(uses, loads, strict=True)]
     return _best_combination(times, costs, uses, limits, upper_bound)
+
+
+def _by_deadline(
+    times: list[Floats],
+    costs: list[Floats],
+    loads: list[Floats],
+    most_load: float,
+    upper_bound: float,
+) -> Chosen | None:
+    """Minimises the largest time plus the sum of costs, with a limit on the sum of loads.
+
+    For each deadline, each cluster takes its cheapest plan in time, and of equally cheap ones that with the least
+    load. This is exact if the load has no limit, or if nothing has a cost. The time is linear in the clusters, up to
+    a logarithm.
+    """
+    steps: list[tuple[Floats, Ints]] = []
+    for time, cost, load in zip(times, costs, loads, strict=True):
+        order = np.lexsort((load, cost, time))
+        rank = np.empty(len(order), np.int64)
+        rank[np.lexsort((load, cost))] = np.arange(len(order))
+        least = np.minimum.accumulate(rank[order])
+        kept = order[np.diff(least, prepend=len(order)) < 0]
+        steps.append((time[kept], kept))
+    deadlines = np.concatenate([time for time, _ in steps])
+    order = np.argsort(deadlines, kind="stable")
+    deadlines = deadlines[order]
+    totals = []
+    for table in (costs, loads):
+        changes = [
+            np.diff(each[kept], prepend=0.0) for each, (_, kept) in zip(table, steps, strict=True)
+        ]
+        totals.append(np.cumsum(np.concatenate(changes)[order]))
+    whole = np.searchsorted(deadlines, deadlines, side="right") - 1
+    value = deadlines + totals[0][whole]
+    allowed = deadlines >= max(float(time[0]) for time, _ in steps)
+    allowed &= totals[1][whole] <= most_load * _ROUNDING
+    value = np.where(allowed, value, math.inf)
+    best = int(np.argmin(value))
+    if not value[best] < upper_bound:
+        return None
+    picks = [kept[np.searchsorted(time, deadlines[best], side="right") - 1] for time, kept in steps]
+    return Chosen(float(value[best]), tuple(int(pick) for pick in picks))
 
 
 def _best_combination(
@@ -192,9 +296,6 @@ def _best_combination(
     This is dynamic programming over the clusters. After each cluster it keeps the combinations that no other
     one dominates in largest time, summed cost and uses.
     """
-    most = [use.max(axis=1) for use in uses]
-    binding = np.sum(most, axis=0) > limits
-    uses, limits = [use[binding] for use in uses], limits[binding]
     count = len(times)
     least_time = max(float(np.min(time)) for time in times)
     time, cost = np.full(1, least_time), np.zeros(1)

@@ -12,7 +12,6 @@ import numpy as np
 
 from collapipe.allocation.round_model.problem import RoundProblem
 from collapipe.allocation.search.arrays import Floats
-from collapipe.allocation.search.device_order import promising_rows
 from collapipe.allocation.search.joint_clusters import (
     Candidates,
     Chosen,
@@ -21,45 +20,49 @@ from collapipe.allocation.search.joint_clusters import (
     least_other_loads,
 )
 from collapipe.allocation.search.link_tables import AssumedLinks
-from collapipe.allocation.search.pareto_front import ParetoFront, PipelineChoice, pareto_front
+from collapipe.allocation.search.pareto_front import (
+    ParetoFront,
+    PipelineChoice,
+    first_labels,
+    pareto_front,
+)
 from collapipe.allocation.search.segment_bounds import (
-    Bound,
-    Bounds,
     bottleneck_grid,
     cluster_bounds,
+    lower_bound,
 )
 from collapipe.allocation.search.segment_costs import ClusterCosts, cluster_costs
 
-EXACT_DEVICES = 6
-"""Up to this number of devices the search compares all orders of the devices, and is exact."""
 FIRST_WIDTH = 50
 """Labels of each row and layer in the first, narrow search."""
-
-_WIDTH = 200
-"""Labels of each row and layer in the full search with more than `EXACT_DEVICES` devices."""
-_NUM_CELLS = 24
+_WIDTH = 20_000
+"""Labels of each row and layer in the full search. Up to 12 devices need fewer, so the search is exact."""
+_NUM_CELLS = 16
 _SLACK = 0.03
 """The first search keeps plans up to this part above the upper bound, to find better fair weights."""
 _ROUNDING = 1e-11
-
-Order = tuple[int, ...]
-"""Devices by their index in the order of registration."""
+EXACT_CLUSTERS = 3
+"""Up to this number of clusters, the search is exact in what the clusters share."""
+_WIDTHS_OF_MANY = (100, 300)
+"""Widths of the next searches with more clusters. Each one assumes the load of the edge server that the last led to."""
+_LOAD_TOLERANCE = 1e-3
 
 
 def search(
     problem: RoundProblem,
     assumed_links: Sequence[AssumedLinks],
     upper_bound: float,
-    orders: Sequence[Sequence[Order]],
 ) -> list[PipelineChoice] | None:
     """Finds the best plans of all clusters that beat a known decision, or `None` if nothing beats it.
 
     The first search keeps few labels. It finds a good decision, and how each cluster can trade delay for
     energy. This gives the time weights with which the bounds of the second, full search are tightest.
 
+    All clusters load the edge server. With few clusters, the bounds assume the least load by the other clusters, so
+    the search is exact. With more, each search assumes the load of the last decision, until it stays the same.
+
     Args:
         upper_bound: Objective of the known decision; infinite if there is none.
-        orders: Orders of devices in known plans of each cluster.
     """
     upper_bound -= problem.penalty_weight * problem.fixed_seconds / problem.reference_seconds
     one_cluster = len(problem.clusters) == 1
@@ -69,123 +72,150 @@ def search(
     ]
     if any(not costs.num_rows for costs in tables):
         return None
-    searches = [
-        _ClusterSearch(
-            costs,
-            least_bottleneck,
-            (1.0,) if one_cluster else (1.0, 0.0),
-            known,
-            improve_orders=math.isinf(upper_bound),
-        )
-        for costs, least_bottleneck, known in zip(
-            tables, _least_bottlenecks(tables), orders, strict=True
-        )
-    ]
+    weights = (1.0,) if all(_has_only_delays(costs) for costs in tables) else (1.0, 0.0)
+    other_loads = least_other_loads([costs.head_load for costs in tables])
+    searches = _searches(tables, other_loads, weights)
     found: list[PipelineChoice] | None = None
-    for final in (False, True):
-        slack = 0.0 if final or math.isinf(upper_bound) else _SLACK * abs(upper_bound)
-        fronts = _fronts(problem, searches, upper_bound + slack, final=final)
-        if fronts is None:
-            for one in searches:
-                one.improve_orders(1.0)
+    few = len(tables) <= EXACT_CLUSTERS
+    fronts: list[ParetoFront] | None = None
+    for width in (FIRST_WIDTH, _WIDTH) if few else (FIRST_WIDTH, *_WIDTHS_OF_MANY):
+        slack = _SLACK * abs(upper_bound) if width == FIRST_WIDTH else 0.0
+        limit = upper_bound + (slack if math.isfinite(upper_bound) else 0.0)
+        found_fronts = _fronts(problem, searches, limit, width, fronts)
+        if found_fronts is None:
             continue
+        fronts = found_fronts
         chosen = _choose(problem, fronts, upper_bound)
         if chosen is not None:
             upper_bound = chosen.value
             found = [front.choice(index) for front, index in zip(fronts, chosen.plans, strict=True)]
-        if final or all(
-            one.exact and front.complete for one, front in zip(searches, fronts, strict=True)
-        ):
+        if few and all(front.complete for front in fronts):
             break
-        weights = fair_weights([(front.delay_costs(), front.plans.summed_cost) for front in fronts])
-        for n, one in enumerate(searches):
-            one.set_fair_weight(weights[n], [found[n].order] if found else [])
+        if not few and chosen is not None:
+            loads = [
+                float(front.head_loads()[i]) for front, i in zip(fronts, chosen.plans, strict=True)
+            ]
+            before, other_loads = other_loads, sum(loads) - np.array(loads)
+            if not np.allclose(before, other_loads, rtol=_LOAD_TOLERANCE):
+                searches = _searches(tables, other_loads, weights)
+        if len(weights) > 1:
+            fair = fair_weights(
+                [(front.delay_costs(), front.plans.summed_cost) for front in fronts]
+            )
+            for one, weight in zip(searches, fair, strict=True):
+                one.set_fair_weight(weight)
     return found
 
 
+def _has_only_delays(costs: ClusterCosts) -> bool:
+    """Returns whether all plans of a cluster have the same summed cost, 0."""
+    tables = (
+        costs.fixed_summed_cost,
+        costs.first.summed_cost,
+        costs.last.summed_cost,
+        costs.segment_summed_cost,
+        costs.link_summed_cost,
+    )
+    return not any(np.any(table) for table in tables)
+
+
 class _ClusterSearch:
-    """The search of one cluster: the tables of the orders that it compares, and their bounds."""
+    """The search of one cluster: its tables and their bounds, for a load of the edge server by the other clusters."""
 
     def __init__(
-        self,
-        costs: ClusterCosts,
-        least_bottleneck: Floats,
-        time_weights: tuple[float, ...],
-        orders: Sequence[Order],
-        *,
-        improve_orders: bool,
+        self, costs: ClusterCosts, other_load: float, time_weights: tuple[float, ...]
     ) -> None:
-        self.exact = costs.num_devices <= EXACT_DEVICES
         self.fair_weight: float | None = None
-        self._registered = costs, least_bottleneck
-        self._time_weights, self._orders = time_weights, list(orders)
-        self.costs, self.least_bottleneck, self.bounds = self._tables(1.0, improve_orders)
+        self.costs, self.other_load = costs, other_load
+        self.least_bottleneck = (costs.head_load + other_load) / costs.num_micro_batches[:, None]
+        grid = bottleneck_grid(costs, self.least_bottleneck, _NUM_CELLS)
+        self.bounds = cluster_bounds(costs, grid, time_weights)
 
-    def set_fair_weight(self, time_weight: float, orders: Sequence[Order]) -> None:
-        """Adds bounds for the fair weight, and looks for orders that are good with it."""
-        self._orders.extend(orders)
-        self.improve_orders(time_weight)
+    def set_fair_weight(self, time_weight: float) -> None:
+        """Adds bounds for the fair weight."""
         self.fair_weight = time_weight
-        self.bounds = self.bounds.with_first_weight(self.costs, time_weight)
+        self.bounds = self.bounds.with_fair_weight(self.costs, time_weight)
 
-    def improve_orders(self, time_weight: float) -> None:
-        """Looks for better orders, if the search does not compare all orders anyway."""
-        if not self.exact:
-            self.costs, self.least_bottleneck, self.bounds = self._tables(time_weight, True)
+    def fastest(self, front: ParetoFront) -> float:
+        """Returns the least delay cost of the plans of a front."""
+        row, last = front.plans.row, front.plans.last
+        bottleneck = np.maximum(front.plans.bottleneck, self.least_bottleneck[row, last])
+        delays = front.plans.delay_cost + self.costs.bottleneck_price[row] * bottleneck
+        return float(np.min(delays))
 
-    def _tables(
-        self, time_weight: float, improve_orders: bool
-    ) -> tuple[ClusterCosts, Floats, Bounds]:
-        costs, least_bottleneck = self._registered
-        if not self.exact:
-            costs, least_bottleneck = promising_rows(
-                costs, least_bottleneck, time_weight, self._orders, improve=improve_orders
+    def least_costs(self) -> dict[float, float]:
+        """Returns lower bounds on the weighted cost of every plan, by time weight."""
+        first = first_labels(self.costs, self.least_bottleneck)
+        return {
+            bound.time_weight: float(
+                np.min(lower_bound(self.costs, first, self.bounds, bound), initial=math.inf)
             )
-        grid = bottleneck_grid(costs, least_bottleneck, _NUM_CELLS)
-        bounds = cluster_bounds(costs, grid, self._time_weights, in_order=not self.exact)
-        return costs, least_bottleneck, bounds
+            for bound in self.bounds.weighted
+        }
+
+
+def _searches(
+    tables: Sequence[ClusterCosts], other_loads: Floats, time_weights: tuple[float, ...]
+) -> list[_ClusterSearch]:
+    return [
+        _ClusterSearch(costs, float(load), time_weights)
+        for costs, load in zip(tables, other_loads, strict=True)
+    ]
 
 
 def _fronts(
-    problem: RoundProblem, searches: Sequence[_ClusterSearch], upper_bound: float, *, final: bool
+    problem: RoundProblem,
+    searches: Sequence[_ClusterSearch],
+    upper_bound: float,
+    width: int,
+    known: Sequence[ParetoFront] | None,
 ) -> list[ParetoFront] | None:
     """Finds the front of each cluster; returns `None` as soon as nothing can be better than `upper_bound`.
 
-    The function starts with the cluster that has the largest fair weight. A complete front tightens the
-    limits of the others.
+    The function starts with the slowest cluster, or with the largest fair weight. A complete front tightens the
+    limits of the others. If only delays matter, a cluster keeps its known front if that is fast enough.
     """
     if math.isfinite(upper_bound):
         upper_bound -= _ROUNDING * abs(upper_bound)
-    least = [
-        {bound.time_weight: _least_cost(one.costs, bound) for bound in one.bounds.weighted}
-        for one in searches
-    ]
+    least = [one.least_costs() for one in searches]
+    most_other_loads = _most_other_loads(problem, searches)
     error_limits = _error_limits(problem, [one.costs for one in searches])
+    only_delays = known is not None and most_other_loads[0] is not None
+    delays = [
+        one.fastest(known[n]) if known and only_delays else one.fair_weight or 0.0
+        for n, one in enumerate(searches)
+    ]
     fronts: dict[int, ParetoFront] = {}
-    for n in sorted(range(len(searches)), key=lambda n: -(searches[n].fair_weight or 0.0)):
+    slowest = -math.inf
+    for n in sorted(range(len(searches)), key=lambda n: -delays[n]):
         one = searches[n]
+        if known and only_delays and delays[n] <= slowest:
+            fronts[n] = known[n]
+            continue
         others = [i for i in range(len(searches)) if i != n]
         limits = _limits(
             one, [searches[i] for i in others], [least[i] for i in others], upper_bound
         )
         weighted = tuple(
-            replace(bound, limit=limits[bound.time_weight]) for bound in one.bounds.weighted
+            replace(bound, limit=np.full(one.costs.num_rows, limits[bound.time_weight]))
+            for bound in one.bounds.weighted
         )
-        width = (None if one.exact else _WIDTH) if final else FIRST_WIDTH
         front = pareto_front(
             one.costs,
             one.least_bottleneck,
             replace(one.bounds, weighted=weighted),
             error_limits[n],
             width=width,
+            most_other_load=most_other_loads[n],
         )
         if not len(front.plans):
             return None
         fronts[n] = front
+        slowest = max(slowest, one.fastest(front))
         if front.complete:
             time, cost = front.delay_costs(), front.plans.summed_cost
-            for weight, known in least[n].items():
-                least[n][weight] = max(known, float(np.min(weight * time + cost)))
+            for weight, least_cost in least[n].items():
+                least[n][weight] = max(least_cost, float(np.min(weight * time + cost)))
     return [fronts[n] for n in range(len(searches))]
 
 
@@ -203,6 +233,8 @@ def _limits(
     """
     if not others:
         return {1.0: upper_bound}
+    if one.bounds.weighted[0].time_weight == 1 and len(one.bounds.weighted) == 1:
+        return {1.0: upper_bound}
     cheapest = sum(costs[0.0] for costs in least)
     limits = {
         1.0: upper_bound - cheapest,
@@ -218,23 +250,37 @@ def _limits(
     return limits
 
 
-def _least_cost(costs: ClusterCosts, bound: Bound) -> float:
-    """Returns a lower bound on the weighted cost of every plan of a cluster."""
-    whole = bound.from_cell[:, 0, costs.num_devices, costs.num_blocks]
-    fixed = bound.time_weight * costs.fixed_delay_cost + costs.fixed_summed_cost
-    return float(np.min(fixed + whole))
+def _most_other_loads(
+    problem: RoundProblem, searches: Sequence[_ClusterSearch]
+) -> list[float | None]:
+    """Returns the largest load of the edge server by all other clusters, if only the fastest plans matter.
 
-
-def _least_bottlenecks(tables: Sequence[ClusterCosts]) -> list[Floats]:
-    """Returns the least bottleneck of each row of each cluster.
-
-    That is the load of the edge server if all other clusters need as little of it as possible.
+    Otherwise a slower plan may cost less, or leave more of something that the clusters share. Then the entries are
+    `None`.
     """
-    others = least_other_loads([costs.head_load for costs in tables])
-    return [
-        (costs.head_load + load) / costs.num_micro_batches
-        for costs, load in zip(tables, others, strict=True)
-    ]
+    loads = [one.costs.head_load for one in searches]
+    finite = [load[np.isfinite(load)] for load in loads]
+    bytes_ = sum(float(np.max(one.costs.head_bytes)) for one in searches)
+    if (
+        any(not _has_only_delays(one.costs) for one in searches)
+        or math.isfinite(problem.convergence.limit)
+        or bytes_ > _edge_memory(problem)
+    ):
+        return [None] * len(searches)
+    if len(searches) > EXACT_CLUSTERS or len(searches) == 1:
+        return [one.other_load for one in searches]
+    if any(len(np.unique(row[np.isfinite(row)])) > 1 for load in loads for row in load):
+        return [None] * len(searches)
+    most = [float(np.max(load)) for load in finite]
+    return [sum(most) - own for own in most]
+
+
+def _edge_memory(problem: RoundProblem) -> float:
+    """Returns what the edge server may use for the last stages of all clusters, in bytes."""
+    edge_server = problem.clusters[0].edge_server
+    if edge_server.memory_bytes is None:
+        return math.inf
+    return edge_server.memory_bytes - edge_server.base_bytes
 
 
 def _error_limits(problem: RoundProblem, tables: Sequence[ClusterCosts]) -> list[Floats]:
@@ -263,15 +309,11 @@ def _choose(
                 bottleneck=plans.bottleneck,
                 num_micro_batches=costs.num_micro_batches[row],
                 summed_cost=plans.summed_cost,
-                head_load=costs.head_load[row],
-                uses=np.stack([costs.convergence_term[row] + plans.error, costs.head_bytes[row]]),
+                head_load=front.head_loads(),
+                uses=np.stack(
+                    [costs.convergence_term[row] + plans.error, costs.head_bytes[row, plans.last]]
+                ),
             )
         )
-    edge_server = problem.clusters[0].edge_server
-    memory = (
-        math.inf
-        if edge_server.memory_bytes is None
-        else edge_server.memory_bytes - edge_server.base_bytes
-    )
-    limits = np.array([problem.convergence.limit * (1 + 1e-9), memory])
+    limits = np.array([problem.convergence.limit * (1 + 1e-9), _edge_memory(problem)])
     return choose(candidates, limits, upper_bound)

@@ -54,7 +54,7 @@ def link_tables(
             pair = (sender, receiver)
             there, back = cluster.links.get(pair), cluster.links.get((receiver, sender))
             link = assumed.get(pair)
-            if there is None or back is None or link is None or i == j:
+            if there is None or back is None or link is None or sender == receiver:
                 continue
             exists[i, j] = True
             rates[0, i, j] = there.rate_bps(link.share, link.forward_watts)

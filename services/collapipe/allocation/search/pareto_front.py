@@ -12,72 +12,28 @@ So the front is complete unless the caller limits the number of labels in a laye
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from collapipe.allocation.search.arrays import Bools, Floats, Ints
-from collapipe.allocation.search.segment_bounds import Bounds
+from collapipe.allocation.search.labels import Labels, joined
+from collapipe.allocation.search.segment_bounds import Bounds, lower_bound, within_limits
 from collapipe.allocation.search.segment_costs import ClusterCosts
 
-_CHUNK = 2_000_000
-"""The largest number of extended labels that are in memory at once. They take a few hundred MB."""
+_CHUNK = 200_000
+"""The largest number of extended labels that are in memory at once. They take about 100 MB."""
 _MOST_LEADERS = 12
 """The number of labels of a group that are compared with the whole group."""
 
 
 @dataclass(frozen=True)
-class Labels:
-    """Partial plans, one in each position of the arrays.
-
-    A label runs the blocks from `start` to the last one on the devices from `device` to the head.
-
-    Args:
-        row: Row of the tables in `ClusterCosts`. Each row stands for one number of micro-batches.
-        device: First device of the partial plan; the number of devices stands for the edge server.
-        mask: Bits of the devices in use. Always 0 if the order of the devices is fixed.
-        loop: Latency loop of the first stage, in seconds; 0 if no in-flight window can be too small for it.
-        delay_cost: Without the cost of the bottleneck.
-        bottleneck: In seconds.
-        summed_cost: Energy and convergence.
-        error: What codecs add to the convergence term.
-        parent: Index of the label that this label extends, in the layer before.
-        codec: Index, in the link tables, of the codec on the link after `device`.
-    """
-
-    row: Ints
-    device: Ints
-    start: Ints
-    mask: Ints
-    loop: Floats
-    delay_cost: Floats
-    bottleneck: Floats
-    summed_cost: Floats
-    error: Floats
-    parent: Ints
-    codec: Ints
-
-    def take(self, index: npt.NDArray[np.generic]) -> "Labels":
-        return Labels(*(getattr(self, field.name)[index] for field in fields(self)))
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-
-def _joined(parts: list[Labels]) -> Labels:
-    if len(parts) == 1:
-        return parts[0]
-    return Labels(
-        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Labels))
-    )
-
-
-@dataclass(frozen=True)
 class PipelineChoice:
-    """One plan of a front: its devices in pipeline order, their first blocks, and the codecs of all links.
+    """One plan of a front: its devices in pipeline order, and the codecs of all links.
 
-    All numbers are indices in the cost tables.
+    All numbers are indices in the cost tables. `starts` has the first block of each device, and then that of the
+    edge server.
     """
 
     costs: ClusterCosts
@@ -85,11 +41,6 @@ class PipelineChoice:
     devices: tuple[int, ...]
     starts: tuple[int, ...]
     codecs: tuple[int, ...]
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """The devices by their index in the order of registration."""
-        return tuple(self.costs.devices[self.row, list(self.devices)].tolist())
 
 
 @dataclass(frozen=True)
@@ -115,6 +66,10 @@ class ParetoFront:
         plans = self.plans
         return plans.delay_cost + self.costs.bottleneck_price[plans.row] * plans.bottleneck
 
+    def head_loads(self) -> Floats:
+        """Returns the load of the edge server by each plan, in seconds of its processor for a mini-batch."""
+        return np.asarray(self.costs.head_load[self.plans.row, self.plans.last])
+
     def choice(self, index: int) -> PipelineChoice:
         """Follows the parents of one plan to find its devices, segments and codecs."""
         plans = self.plans
@@ -126,7 +81,10 @@ class ParetoFront:
             starts.append(int(labels.start[label]))
             codecs.append(int(labels.codec[label]))
             label, depth = int(labels.parent[label]), depth - 1
-        row = int(plans.row[index])
+        row, starts = (
+            int(plans.row[index]),
+            [*starts, self.costs.num_blocks - int(plans.last[index])],
+        )
         return PipelineChoice(self.costs, row, tuple(devices), tuple(starts), tuple(codecs))
 
 
@@ -136,61 +94,91 @@ def pareto_front(
     bounds: Bounds,
     error_limits: Floats,
     *,
-    width: int | None = None,
+    width: int,
+    most_other_load: float | None,
 ) -> ParetoFront:
     """Finds the Pareto front of a cluster.
 
     Args:
-        least_bottleneck: The smallest bottleneck that any plan of a row can have, in seconds. Shape: (rows,).
-        bounds: Lower bounds, and the cost of the best known decision. They also say whether the order of the
-            devices is fixed.
+        least_bottleneck: As in `first_labels`.
+        bounds: Lower bounds, and the cost of the best known decision.
         error_limits: The most that the errors of codecs may add to the convergence term. Shape: (rows,).
-        width: Number of labels of each row that a layer keeps, those with the least bounds; `None` keeps all.
+        width: Number of labels of each row that a layer keeps, those with the least bounds.
+        most_other_load: If only the fastest plan of each row matters, the largest load of the edge server by all
+            other clusters, in seconds of its processor for a mini-batch. Otherwise `None`.
     """
-    num_devices, num_blocks = costs.num_devices, costs.num_blocks
-    rows = np.arange(costs.num_rows)
-    zeros, none = np.zeros(len(rows)), np.zeros(len(rows), np.int64)
-    layer = Labels(
-        row=rows,
-        device=np.full(len(rows), num_devices),
-        start=np.full(len(rows), num_blocks),
+    layer = within_limits(costs, first_labels(costs, least_bottleneck), bounds)
+    layers: list[Labels] = []
+    finished: list[Labels] = []
+    depths: list[Ints] = []
+    complete = True
+    for depth in range(costs.num_devices + 1):
+        if depth:
+            linked = _with_next_device(costs, layer, bounds, error_limits)
+            linked = linked.take(_undominated(costs, linked))
+            parts = [
+                part.take(_undominated(costs, part))
+                for part in _with_segments(costs, linked, bounds)
+            ]
+            if not parts:
+                break
+            layer = joined(parts)
+            if len(parts) > 1:
+                layer = layer.take(_undominated(costs, layer))
+            if len(layer) > width:
+                kept = _most_promising(costs, layer, bounds, width)
+                complete &= len(kept) == len(layer)
+                layer = layer.take(kept)
+        layers.append(layer)
+        whole = _with_control_unit(costs, layer, bounds, error_limits)
+        finished.append(whole)
+        depths.append(np.full(len(whole), depth))
+        if most_other_load is not None:
+            bounds = _with_known_plans(costs, whole, bounds, most_other_load)
+    plans, depth_of = joined(finished), np.concatenate(depths)
+    kept = _undominated(costs, plans, whole_plans=True)
+    return ParetoFront(costs, plans.take(kept), tuple(layers), depth_of[kept], complete)
+
+
+def first_labels(costs: ClusterCosts, least_bottleneck: Floats) -> Labels:
+    """Returns the partial plans that consist of the edge server.
+
+    `least_bottleneck` has the smallest bottleneck that the load of the edge server by all clusters allows: (m, d).
+    """
+    row, last = np.nonzero(costs.last.window > 0)
+    seconds, none = costs.last.seconds[row, last], np.zeros_like(row)
+    return Labels(
+        row=row,
+        device=np.full_like(row, costs.num_devices),
+        start=costs.num_blocks - last,
+        last=last,
         mask=none,
-        loop=np.where(costs.starves, costs.head_seconds, 0.0),
-        delay_cost=costs.fixed_delay_cost.copy(),
-        bottleneck=np.maximum.reduce(
-            [least_bottleneck, costs.embedding_seconds, costs.head_seconds]
-        ),
-        summed_cost=costs.fixed_summed_cost.copy(),
-        error=zeros,
+        loop=np.where(costs.starves[row], seconds, 0.0),
+        delay_cost=costs.fixed_delay_cost[row] + costs.last.delay_cost[row, last],
+        bottleneck=np.maximum(least_bottleneck[row, last], seconds),
+        summed_cost=costs.fixed_summed_cost[row] + costs.last.summed_cost[row, last],
+        error=np.zeros(len(row)),
         parent=none,
         codec=none,
     )
-    layers, finished, depths, complete = [layer], [], [], True
-    for depth in range(1, num_devices + 1):
-        linked = _with_next_device(costs, layer, bounds, error_limits)
-        if not len(linked):
-            break
-        linked = linked.take(_undominated(costs, linked))
-        parts = [
-            part.take(_undominated(costs, part)) for part in _with_segments(costs, linked, bounds)
-        ]
-        layer = _joined(parts)
-        if len(parts) > 1:
-            layer = layer.take(_undominated(costs, layer))
-        if width is not None and len(layer) > width:
-            kept = _most_promising(costs, layer, bounds, width)
-            complete &= len(kept) == len(layer)
-            layer = layer.take(kept)
-        layers.append(layer)
-        if np.any(layer.start == 0):
-            whole = _with_control_unit(costs, layer, bounds, error_limits)
-            finished.append(whole)
-            depths.append(np.full(len(whole), depth))
-    if not finished:
-        return ParetoFront(costs, layer.take(none[:0]), tuple(layers), none[:0], complete)
-    plans, depth_of = _joined(finished), np.concatenate(depths)
-    kept = _undominated(costs, plans, whole_plans=True)
-    return ParetoFront(costs, plans.take(kept), tuple(layers), depth_of[kept], complete)
+
+
+def _with_known_plans(
+    costs: ClusterCosts, whole: Labels, bounds: Bounds, most_other_load: float
+) -> Bounds:
+    """Lowers the limit of the delay in each row to the fastest of these plans, at the largest load."""
+    row = whole.row
+    load = (costs.head_load[row, whole.last] + most_other_load) / costs.num_micro_batches[row]
+    bottleneck = np.maximum(whole.bottleneck, load)
+    best = np.full(costs.num_rows, np.inf)
+    np.minimum.at(best, row, whole.delay_cost + costs.bottleneck_price[row] * bottleneck)
+    if costs.one_cluster:
+        best = np.full_like(best, np.min(best))
+    weighted = tuple(
+        replace(bound, limit=np.minimum(bound.limit, best * (1 + 1e-12)))
+        for bound in bounds.weighted
+    )
+    return replace(bounds, weighted=weighted)
 
 
 def _with_next_device(
@@ -201,11 +189,7 @@ def _with_next_device(
     open_labels = np.flatnonzero(labels.start > 0)
     row, receiver = labels.row[open_labels], labels.device[open_labels]
     usable = np.isfinite(costs.link_load[row, :num_devices, receiver])
-    senders = np.arange(num_devices)
-    if bounds.first_cell is None:
-        usable &= (senders < receiver[:, None])[:, :, None]
-    else:
-        usable &= ((labels.mask[open_labels, None] >> senders) & 1 == 0)[:, :, None]
+    usable &= ((labels.mask[open_labels, None] >> np.arange(num_devices)) & 1 == 0)[:, :, None]
     which, sender, codec = np.nonzero(usable)
     return _with_link(costs, labels, open_labels[which], sender, codec, bounds, error_limits)
 
@@ -222,12 +206,13 @@ def _with_link(
     """Extends the parents by links from the senders, and drops labels beyond a limit."""
     row = labels.row[parent]
     link = (row, sender, labels.device[parent], codec)
-    bit = 0 if bounds.first_cell is None else np.left_shift(1, sender)
     extended = Labels(
         row=row,
         device=sender,
         start=labels.start[parent],
-        mask=labels.mask[parent] | bit,
+        last=labels.last[parent],
+        mask=labels.mask[parent]
+        | np.where(sender < costs.num_devices, np.left_shift(1, sender), 0),
         loop=labels.loop[parent] + np.where(costs.starves[row], costs.link_loop[link], 0.0),
         delay_cost=labels.delay_cost[parent] + costs.link_delay_cost[link],
         bottleneck=np.maximum(labels.bottleneck[parent], costs.link_load[link]),
@@ -267,27 +252,30 @@ def _with_segments(costs: ClusterCosts, linked: Labels, bounds: Bounds) -> Itera
             bottleneck=np.maximum.reduce([chosen.bottleneck, compute, starving]),
             summed_cost=chosen.summed_cost + costs.segment_summed_cost[row, device, count],
         )
-        yield extended.take(np.flatnonzero(_bounds_within_limits(costs, extended, bounds)))
+        yield within_limits(costs, extended, bounds)
 
 
 def _with_control_unit(
     costs: ClusterCosts, labels: Labels, bounds: Bounds, error_limits: Floats
 ) -> Labels:
-    """Completes the labels that have all blocks: adds the link from the control unit."""
+    """Completes labels: the control unit takes all blocks that are left."""
     num_devices = costs.num_devices
-    full = np.flatnonzero(labels.start == 0)
-    usable = np.isfinite(costs.link_load[labels.row[full], num_devices, labels.device[full]])
-    which, codec = np.nonzero(usable)
-    parent = full[which]
+    row, start = labels.row, labels.start
+    usable = np.isfinite(costs.link_load[row, num_devices, labels.device])
+    usable &= (costs.first.window[row, start] > 0)[:, None]
+    parent, codec = np.nonzero(usable)
     sender = np.full(len(parent), num_devices)
     whole = _with_link(costs, labels, parent, sender, codec, bounds, error_limits)
-    row = whole.row
-    loop = whole.loop + costs.embedding_seconds[row]
-    window = costs.embedding_window[row]
-    starving = np.where(window < costs.max_in_flight[row], loop / window, 0.0)
-    # The loop no longer matters, so it must not distinguish whole plans.
+    row, start = whole.row, whole.start
+    seconds, window = costs.first.seconds[row, start], costs.first.window[row, start]
+    starving = np.where(window < costs.max_in_flight[row], (whole.loop + seconds) / window, 0.0)
     whole = replace(
-        whole, bottleneck=np.maximum(whole.bottleneck, starving), loop=np.zeros(len(whole))
+        whole,
+        delay_cost=whole.delay_cost + costs.first.delay_cost[row, start],
+        summed_cost=whole.summed_cost + costs.first.summed_cost[row, start],
+        bottleneck=np.maximum.reduce([whole.bottleneck, seconds, starving]),
+        # The loop no longer matters, so it must not distinguish whole plans.
+        loop=np.zeros(len(whole)),
     )
     return whole.take(np.flatnonzero(_costs_within_limits(costs, whole, bounds)))
 
@@ -298,50 +286,26 @@ def _costs_within_limits(costs: ClusterCosts, labels: Labels, bounds: Bounds) ->
     bottleneck_cost = costs.bottleneck_price[labels.row] * labels.bottleneck
     for bound in bounds.weighted:
         weighted = bound.time_weight * (labels.delay_cost + bottleneck_cost) + labels.summed_cost
-        within &= weighted <= bound.limit
+        within &= weighted <= bound.limit[labels.row]
     return within
-
-
-def _bounds_within_limits(costs: ClusterCosts, labels: Labels, bounds: Bounds) -> Bools:
-    """Returns whether some plan that extends a label may be within all limits."""
-    within = np.ones(len(labels), bool)
-    for bound, least in zip(bounds.weighted, _lower_bounds(costs, labels, bounds), strict=True):
-        within &= np.isfinite(least) & (least <= bound.limit)
-    return within
-
-
-def _lower_bounds(costs: ClusterCosts, labels: Labels, bounds: Bounds) -> Iterator[Floats]:
-    """Yields for each weight a lower bound on the weighted cost of every plan that extends a label.
-
-    A grid divides all possible bottlenecks into cells. If a plan extends a label, its bottleneck is in the cell
-    of the label or in a later cell.
-    """
-    row, device, start = labels.row, labels.device, labels.start
-    cell = np.sum(bounds.grid.ends[row] < labels.bottleneck[:, None], axis=1)
-    first = cell
-    if bounds.longest_loop is not None:
-        too_long = bounds.longest_loop[row, :, device, start] < labels.loop[:, None]
-        first = np.maximum(first, np.sum(too_long, axis=1))
-    if bounds.first_cell is not None:
-        first = np.maximum(first, bounds.first_cell[row, labels.mask, start])
-    own_cell = np.minimum(cell, bounds.grid.ends.shape[1] - 1)
-    for bound in bounds.weighted:
-        weight = bound.time_weight
-        later = bound.from_cell[row, np.maximum(first, cell + 1), device, start]
-        same = (
-            weight * costs.bottleneck_price[row] * labels.bottleneck
-            + bound.prefix_cost[row, own_cell, device, start]
-        )
-        same = np.where(first > cell, np.inf, same)
-        yield weight * labels.delay_cost + labels.summed_cost + np.minimum(same, later)
 
 
 def _most_promising(
     costs: ClusterCosts, labels: Labels, bounds: Bounds, width: int
 ) -> npt.NDArray[np.intp]:
-    """Returns the indices of the labels of each row that have the least bounds for the first weight."""
-    least = next(iter(_lower_bounds(costs, labels, bounds)))
-    order = np.lexsort((least, labels.row))
+    """Returns the indices of the labels of each row that may lead to the best decisions.
+
+    What a label exceeds a limit by is a lower bound on what decisions with it exceed the best known one by.
+    """
+    excess = np.full(len(labels), -np.inf)
+    for bound in bounds.weighted:
+        least = lower_bound(costs, labels, bounds, bound)
+        limit = bound.limit[labels.row]
+        if not np.all(np.isfinite(limit)):  # No decision is known yet.
+            excess = least
+            break
+        excess = np.maximum(excess, least - limit)
+    order = np.lexsort((excess, labels.row))
     row = labels.row[order]
     return order[np.arange(len(row)) - np.searchsorted(row, row) < width]
 
@@ -368,8 +332,10 @@ def _undominated(
             (labels.mask * costs.num_rows + labels.row) * (costs.num_devices + 1) + labels.device
         ) * num_starts + labels.start
     order = np.lexsort((with_bottleneck + labels.summed_cost, key))
+    # In several clusters, the blocks on the edge server also count for their use of it.
+    last = np.zeros(len(labels)) if costs.one_cluster else labels.last.astype(float)
     dims = np.stack(
-        [labels.delay_cost, with_bottleneck, labels.summed_cost, labels.loop, labels.error]
+        [labels.delay_cost, with_bottleneck, labels.summed_cost, labels.loop, labels.error, last]
     )
     dims, key = dims[:, order], key[order]
     dims = dims[np.any(dims != dims[:, :1], axis=1)]

@@ -1,12 +1,14 @@
 """Lower bounds on the cost of the part of a pipeline that the search has not built yet.
 
-The search builds a pipeline from the head backwards. The missing part is a *prefix*: the link of the control
-unit, the segments of the blocks before s, and the link into device k. A dynamic programme computes the
-cheapest prefix for each device k and each block s, and for each cell of a grid of bottlenecks. In a cell,
-only segments and links are allowed that take no longer than the cell's end.
+The search builds a pipeline from the head backwards. The missing part is a *prefix*: the control unit with its
+blocks, the segments of the blocks before s, and the link into device k. For each cell of a grid of bottlenecks,
+two relaxations bound its cost from below. In a cell, only segments and links are allowed that take no longer than
+the cell's end.
 
-The result is a lower bound, because the programme relaxes two restrictions. It leaves out only some of the
-segments that windows forbid. And if devices may come in any order, it may use a device twice.
+- A dynamic programme computes the cheapest path for each device k and each block s. It knows the links, but it
+  may use a device twice.
+- A fractional knapsack fills blocks into the devices that are still unused, the cheapest ones first. It uses each
+  device once, but with the cheapest link into it.
 """
 
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collapipe.allocation.search.arrays import Bools, Floats, Ints
+from collapipe.allocation.search.labels import Labels
 from collapipe.allocation.search.segment_costs import ClusterCosts
 from collapipe.allocation.search.segment_windows import (
     block_counts,
@@ -34,30 +37,31 @@ class Steps:
     exist.
 
     Args:
+        first: Cost of the control unit with s blocks. (m, s)
         segment: Cost of running blocks s to e on device k. (m, k, s, e)
         link: Cost. (m, sender, receiver, codec)
-        compute: Seconds of a segment. (m, k, d)
-        load: Seconds for which a micro-batch occupies a link. (m, sender, receiver, codec)
     """
 
+    first: Floats
     segment: Floats
     link: Floats
-    compute: Floats
-    load: Floats
 
 
 def weighted_steps(costs: ClusterCosts, time_weight: float) -> Steps:
     """Returns steps that cost `time_weight` times the delay cost, plus the summed cost."""
+    first = time_weight * costs.first.delay_cost + costs.first.summed_cost
     by_count = time_weight * costs.segment_delay_cost + costs.segment_summed_cost
     segment = _by_range(costs, by_count)
     if time_weight:
         segment = segment + time_weight * costs.move_delay_cost
-    return _steps(costs, segment, time_weight * costs.link_delay_cost + costs.link_summed_cost)
+    link = time_weight * costs.link_delay_cost + costs.link_summed_cost
+    return _steps(costs, first, segment, link)
 
 
 def error_steps(costs: ClusterCosts) -> Steps:
     """Returns steps that cost what their codec adds to the convergence term."""
-    return _steps(costs, _by_range(costs, np.zeros_like(costs.compute)), costs.link_error)
+    first = np.zeros_like(costs.first.seconds)
+    return _steps(costs, first, _by_range(costs, np.zeros_like(costs.compute)), costs.link_error)
 
 
 def _by_range(costs: ClusterCosts, segment: Floats) -> Floats:
@@ -67,48 +71,43 @@ def _by_range(costs: ClusterCosts, segment: Floats) -> Floats:
     return np.asarray(segment[:, :, block_counts(costs.num_blocks)])
 
 
-def _steps(costs: ClusterCosts, segment: Floats, link: Floats) -> Steps:
-    link = np.where(np.isfinite(costs.link_load), link, np.inf)
-    return Steps(segment, link, costs.compute, costs.link_load)
+def _steps(costs: ClusterCosts, first: Floats, segment: Floats, link: Floats) -> Steps:
+    first = np.where(costs.first.window > 0, first, np.inf)
+    return Steps(first, segment, np.where(np.isfinite(costs.link_load), link, np.inf))
 
 
 def cheapest_prefixes(
-    steps: Steps, grid: Floats, *, in_order: bool, blocked: Bools | None = None
+    costs: ClusterCosts, steps: Steps, grid: Floats, blocked: Bools | None = None
 ) -> Floats:
     """Computes the least cost of each prefix of a pipeline by dynamic programming: (m, g, k, s).
 
-    A prefix runs the blocks before s and ends with the link into device k. The last k is the edge server.
+    A prefix runs the blocks before s and ends with the link into device k. The last k is the edge server. The
+    programme may use a device twice.
 
     Args:
-        grid: Bottlenecks that no segment and no link may exceed. (m, g)
-        in_order: Whether devices come in the order of the tables. Otherwise the programme may use one twice.
+        grid: Bottlenecks that no stage and no link may exceed. (m, g)
         blocked: Segments that are not allowed. (m, g, k, s, e)
     """
-    num_devices, num_blocks = steps.compute.shape[1], steps.compute.shape[2] - 1
-    link = np.where(
-        steps.load[:, None] <= grid[:, :, None, None, None], steps.link[:, None], np.inf
-    ).min(axis=-1)
-    over = np.where(steps.compute[:, None] <= grid[:, :, None, None], 0.0, np.inf)
-    cheapest = np.full((*grid.shape, num_devices + 1, num_blocks + 1), np.inf)
-    cheapest[..., :num_devices, 0] = link[:, :, num_devices, :num_devices]
+    num_devices, num_blocks = costs.num_devices, costs.num_blocks
+    link = _links_within(costs, steps, grid)
     between = link[:, :, :num_devices]
-    if in_order:
-        counts = block_counts(num_blocks)
-        for k in range(num_devices):
-            segment = steps.segment[:, None, k] + over[:, :, k][:, :, counts]
-            if blocked is not None:
-                segment[blocked[:, :, k]] = np.inf
-            ended = np.min(cheapest[:, :, k, :, None] + segment, axis=2)
-            later = ended[:, :, None, :] + between[:, :, k, k + 1 :, None]
-            cheapest[:, :, k + 1 :] = np.minimum(cheapest[:, :, k + 1 :], later)
-        return cheapest
+    over = np.where(costs.compute[:, None] <= grid[:, :, None, None], 0.0, np.inf)
+    first = np.where(costs.first.seconds[:, None] <= grid[:, :, None], steps.first[:, None], np.inf)
+    cheapest: Floats = first[:, :, None, :] + link[:, :, num_devices, :, None]
     for e in range(1, num_blocks + 1):
         segment = steps.segment[:, None, :, :e, e] + over[:, :, :, e:0:-1]
         if blocked is not None:
             segment[blocked[:, :, :, :e, e]] = np.inf
-        ended = np.min(cheapest[:, :, :num_devices, :e] + segment, axis=3)
-        cheapest[..., e] = np.min(ended[..., None] + between, axis=2)
+        ended = np.min(cheapest[:, :, :num_devices, :e] + segment, axis=3, initial=np.inf)
+        through = np.min(ended[..., None] + between, axis=2, initial=np.inf)
+        cheapest[..., e] = np.minimum(cheapest[..., e], through)
     return cheapest
+
+
+def _links_within(costs: ClusterCosts, steps: Steps, grid: Floats) -> Floats:
+    """Returns the cost of each link with its cheapest codec within a bottleneck: (m, g, sender, receiver)."""
+    within = costs.link_load[:, None] <= grid[:, :, None, None, None]
+    return np.asarray(np.where(within, steps.link[:, None], np.inf).min(axis=-1))
 
 
 @dataclass(frozen=True)
@@ -124,21 +123,12 @@ class Grid:
     starts: Floats
 
 
-def possible_bottlenecks(compute: Floats, load: Floats, least: float) -> Floats:
-    """Returns every bottleneck that a pipeline can have if no window starves, ascending.
-
-    Such a bottleneck is the time of a segment, the time of a link, or `least`.
-    """
-    times = np.concatenate([compute.ravel(), load.ravel()])
-    return np.unique(np.append(times[(times > least) & np.isfinite(times)], least))
-
-
 def bottleneck_grid(costs: ClusterCosts, least: Floats, num_cells: int) -> Grid:
-    """Spreads cells evenly over the ranks of the possible bottlenecks, from `least` (m) on."""
-    times = [
-        possible_bottlenecks(compute, load, floor)
-        for compute, load, floor in zip(costs.compute, costs.link_load, least, strict=True)
-    ]
+    """Spreads cells evenly over the ranks of the possible bottlenecks.
+
+    `least` has the smallest bottleneck that the load of the edge server allows: (m, d).
+    """
+    times = [_possible_bottlenecks(costs, row, least[row]) for row in range(costs.num_rows)]
     ends = []
     for row in times:
         index = np.arange(len(row))
@@ -146,6 +136,13 @@ def bottleneck_grid(costs: ClusterCosts, least: Floats, num_cells: int) -> Grid:
             index = np.linspace(0, len(row) - 1, num_cells - 1).astype(np.intp)
         ends.append(np.append(row[index], np.full(num_cells - len(index), np.inf)))
     return Grid(np.stack(ends), _cell_starts(costs, times, np.stack(ends)))
+
+
+def _possible_bottlenecks(costs: ClusterCosts, row: int, least: Floats) -> Floats:
+    """Returns every bottleneck that a pipeline of a row can have if no window starves, ascending."""
+    tables = (costs.compute, costs.link_load, costs.first.seconds, costs.last.seconds)
+    times = np.concatenate([*(table[row].ravel() for table in tables), least])
+    return np.unique(times[(times >= np.min(least)) & np.isfinite(times)])
 
 
 def _cell_starts(costs: ClusterCosts, times: Sequence[Floats], ends: Floats) -> Floats:
@@ -161,6 +158,80 @@ def _cell_starts(costs: ClusterCosts, times: Sequence[Floats], ends: Floats) -> 
 
 
 @dataclass(frozen=True)
+class Knapsack:
+    """What it costs at least to run blocks on devices, if each one is used once. g is a cell of the grid.
+
+    The items are the devices, and then the control unit. Items are in ascending order of their cost.
+
+    Args:
+        item: Index of the item. (m, g, item)
+        cost: Least cost of a block on this item, with the item's share of the link into it. (m, g, item)
+        held: Most blocks that the item can run. (m, g, item)
+        first: Cost of the control unit without blocks. (m, g)
+        into: Least cost of a link into device k, or into the edge server. (m, g, k)
+    """
+
+    item: Ints
+    cost: Floats
+    held: Ints
+    first: Floats
+    into: Floats
+
+    def cost_before(self, row: Ints, used: Ints, start: Ints) -> Floats:
+        """Returns the least cost of the blocks before `start` on the unused items: (label, g).
+
+        Args:
+            row: Row of each label.
+            used: Bits of the devices that the label uses.
+            start: The label's first block.
+        """
+        num_rows, num_starts = len(self.item), int(np.max(start, initial=0)) + 1
+        key = (used * num_rows + row) * num_starts + start
+        _, first, label = np.unique(key, return_index=True, return_inverse=True)
+        row, used, start = row[first], used[first], start[first]
+        unused = (used[:, None, None] >> self.item[row]) & 1 == 0
+        held = self.held[row] * unused
+        up_to = np.cumsum(held, axis=-1)
+        taken = np.clip(start[:, None, None] - (up_to - held), 0, held)
+        cost = self.first[row] + np.sum(taken * self.cost[row], axis=-1)
+        cost = np.where(up_to[..., -1] < start[:, None], np.inf, cost)
+        return np.asarray(cost[label])
+
+
+def _knapsack(costs: ClusterCosts, grid: Floats, time_weight: float) -> Knapsack:
+    steps = weighted_steps(costs, time_weight)
+    num_devices, ends = costs.num_devices, grid[:, :, None, None]
+    into = np.min(_links_within(costs, steps, grid), axis=2)
+    blocks = np.arange(1, costs.num_blocks + 1)
+    segment = time_weight * costs.segment_delay_cost + costs.segment_summed_cost
+    fits = (costs.window[:, None, :, 1:] > 0) & (costs.compute[:, None, :, 1:] <= ends)
+    each = (segment[:, None, :, 1:] + into[:, :, :num_devices, None]) / blocks
+    moved = np.diagonal(costs.move_delay_cost, offset=1, axis1=2, axis2=3)
+    device = np.min(np.where(fits, each, np.inf), axis=-1, initial=np.inf)
+    device = device + time_weight * np.min(moved, axis=-1)[:, None]
+    first = steps.first[:, None]
+    first = np.where(costs.first.seconds[:, None] <= grid[:, :, None], first, np.inf)
+    least_first = np.min(first, axis=-1)
+    with np.errstate(invalid="ignore"):
+        more = (
+            np.where(np.isfinite(first), first - least_first[..., None], np.inf)[..., 1:] / blocks
+        )
+    cost = np.concatenate([device, np.min(more, axis=-1, initial=np.inf)[..., None]], axis=2)
+    held = np.concatenate(
+        [
+            np.max(np.where(fits, blocks, 0), axis=-1, initial=0),
+            np.max(np.where(np.isfinite(first[..., 1:]), blocks, 0), axis=-1, initial=0)[..., None],
+        ],
+        axis=2,
+    )
+    held = np.where(np.isfinite(cost), held, 0)
+    cost = np.where(held > 0, cost, 0.0)
+    item = np.argsort(cost, axis=-1, kind="stable")
+    cost, held = (np.take_along_axis(table, item, axis=-1) for table in (cost, held))
+    return Knapsack(item, cost, held, least_first, into)
+
+
+@dataclass(frozen=True)
 class Bound:
     """Lower bounds on the *weighted cost*: `time_weight` times the delay cost, plus the summed cost.
 
@@ -168,15 +239,13 @@ class Bound:
         time_weight: From 0 to 1.
         prefix_cost: Least weighted cost of a prefix, without the bottleneck's, if the bottleneck is at most
             the end of the cell. (m, g, k, s)
-        from_cell: Least weighted cost of a prefix and of the bottleneck, if the bottleneck is in this cell or
-            a later one. The grid has one more cell here, which is infinite. (m, g + 1, k, s)
-        limit: A plan of the cluster with a larger weighted cost is in no best decision.
+        limit: A plan of a row with a larger weighted cost is in no best decision. (m)
     """
 
     time_weight: float
     prefix_cost: Floats
-    from_cell: Floats
-    limit: float
+    knapsack: Knapsack
+    limit: Floats
 
 
 @dataclass(frozen=True)
@@ -187,70 +256,65 @@ class Bounds:
         blocked: Segments that no window allows; `None` if no window starves. (m, g, k, s, e)
         longest_loop: Longest latency loop from device k on that some prefix allows; `None` if no window
             starves. (m, g, k, s)
-        first_cell: First cell in which the unused devices can run the blocks before s. The mask has a bit for
-            each device that is in use. `None` if the devices come in one order. (m, mask, s)
         weighted: Bounds for several weights. A partial plan that exceeds the limit of any of them is dropped.
     """
 
     grid: Grid
     blocked: Bools | None
     longest_loop: Floats | None
-    first_cell: Ints | None
     weighted: tuple[Bound, ...]
 
-    def with_first_weight(self, costs: ClusterCosts, time_weight: float) -> "Bounds":
-        """Puts bounds for one more weight before the others, unless there are bounds for this weight."""
-        if any(bound.time_weight == time_weight for bound in self.weighted):
-            return self
-        return replace(self, weighted=(_bound(costs, self, time_weight), *self.weighted))
+    def with_fair_weight(self, costs: ClusterCosts, time_weight: float) -> "Bounds":
+        """Puts bounds for this weight before those for the weights 1 and 0; drops those of another weight."""
+        weighted = tuple(bound for bound in self.weighted if bound.time_weight in (0.0, 1.0))
+        if time_weight not in (0.0, 1.0):
+            weighted = (_bound(costs, self, time_weight), *weighted)
+        return replace(self, weighted=weighted)
 
 
-def cluster_bounds(
-    costs: ClusterCosts,
-    grid: Grid,
-    time_weights: tuple[float, ...],
-    *,
-    in_order: bool,
-) -> Bounds:
-    """Tabulates the bounds of a cluster, with infinite limits; `in_order` as in `cheapest_prefixes`."""
+def cluster_bounds(costs: ClusterCosts, grid: Grid, time_weights: tuple[float, ...]) -> Bounds:
+    """Tabulates the bounds of a cluster, with infinite limits."""
     blocked = longest_loop = None
     if np.any(costs.starves):
-        blocked = blocked_segments(costs, grid.ends, in_order=in_order)
-        longest_loop = longest_loops(costs, grid.ends, in_order=in_order)
-    first_cell = None if in_order else _first_cells(costs, grid.ends)
-    bounds = Bounds(grid, blocked, longest_loop, first_cell, ())
+        blocked = blocked_segments(costs, grid.ends)
+        longest_loop = longest_loops(costs, grid.ends)
+    bounds = Bounds(grid, blocked, longest_loop, ())
     weighted = tuple(_bound(costs, bounds, weight) for weight in time_weights)
     return replace(bounds, weighted=weighted)
 
 
 def _bound(costs: ClusterCosts, bounds: Bounds, time_weight: float) -> Bound:
-    prefix_cost = cheapest_prefixes(
-        weighted_steps(costs, time_weight),
-        bounds.grid.ends,
-        in_order=bounds.first_cell is None,
-        blocked=bounds.blocked,
-    )
-    price = time_weight * costs.bottleneck_price[:, None]
-    bottleneck_cost = np.where(price > 0, price * np.minimum(bounds.grid.starts, _HUGE), 0.0)
-    total = prefix_cost + bottleneck_cost[:, :, None, None]
-    from_cell = np.minimum.accumulate(total[:, ::-1], axis=1)[:, ::-1]
-    from_cell = np.concatenate([from_cell, np.full_like(from_cell[:, :1], np.inf)], axis=1)
-    return Bound(time_weight, prefix_cost, from_cell, np.inf)
+    ends = bounds.grid.ends
+    prefix_cost = cheapest_prefixes(costs, weighted_steps(costs, time_weight), ends, bounds.blocked)
+    unlimited = np.full(costs.num_rows, np.inf)
+    return Bound(time_weight, prefix_cost, _knapsack(costs, ends, time_weight), unlimited)
 
 
-def _first_cells(costs: ClusterCosts, grid: Floats) -> Ints:
-    """Finds the first cell in which the devices outside a mask can hold and run s blocks: (m, mask, s)."""
-    num_devices, num_blocks = costs.num_devices, costs.num_blocks
-    held = np.max(
-        np.where(
-            (costs.compute[:, None] <= grid[:, :, None, None]) & (costs.window[:, None] > 0),
-            np.arange(num_blocks + 1),
-            0,
-        ),
-        axis=-1,
-    )
-    masks = np.arange(2**num_devices)
-    unused = (masks[:, None] >> np.arange(num_devices)) & 1 == 0
-    most = held @ unused.T.astype(np.int64)
-    cells: Ints = np.sum(most[..., None] < np.arange(num_blocks + 1), axis=1)
-    return cells
+def lower_bound(costs: ClusterCosts, labels: Labels, bounds: Bounds, bound: Bound) -> Floats:
+    """Returns a lower bound on the weighted cost of every plan that extends a label.
+
+    If a plan extends a label, its bottleneck is in the cell of the label or in a later cell.
+    """
+    row, device, start = labels.row, labels.device, labels.start
+    cell = np.sum(bounds.grid.ends[row] < labels.bottleneck[:, None], axis=1)
+    impossible: Bools = np.arange(bounds.grid.ends.shape[1]) < cell[:, None]
+    if bounds.longest_loop is not None:
+        impossible |= bounds.longest_loop[row, :, device, start] < labels.loop[:, None]
+    bottleneck = np.maximum(bounds.grid.starts[row], labels.bottleneck[:, None])
+    price = bound.time_weight * costs.bottleneck_price[row, None]
+    filled = bound.knapsack.cost_before(row, labels.mask, start)
+    filled += bound.knapsack.into[row, :, device]
+    total = np.maximum(bound.prefix_cost[row, :, device, start], filled)
+    total += price * np.minimum(bottleneck, _HUGE)
+    least = np.min(np.where(impossible, np.inf, total), axis=1)
+    return np.asarray(bound.time_weight * labels.delay_cost + labels.summed_cost + least)
+
+
+def within_limits(costs: ClusterCosts, labels: Labels, bounds: Bounds) -> Labels:
+    """Drops the labels that no plan within all limits extends."""
+    for bound in bounds.weighted:
+        least = lower_bound(costs, labels, bounds, bound)
+        labels = labels.take(
+            np.flatnonzero(np.isfinite(least) & (least <= bound.limit[labels.row]))
+        )
+    return labels

@@ -5,7 +5,7 @@ The arrays follow the model of `round_model.prediction`. They have these axes:
 - m: a row, which has one number of micro-batches M and one codec of uploads, and may have its own order of
   devices;
 - k: a device;
-- d: a number of blocks;
+- d: a number of blocks, from 0 on;
 - s and e: the first block of a segment, and the block after its last one;
 - sender: the devices, and then the control unit;
 - receiver: the devices, and then the edge server;
@@ -15,19 +15,43 @@ The arrays follow the model of `round_model.prediction`. They have these axes:
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from operator import le
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from collapipe.allocation.round_model.prediction import (
-    fetch_seconds,
-    migrate_seconds,
-    push_seconds,
-)
+from collapipe.allocation.round_model.prediction import push_seconds, weights_seconds
 from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem
 from collapipe.allocation.search.arrays import Bools, Floats, Ints
 from collapipe.allocation.search.link_tables import AssumedLinks, link_tables
 from collapipe.codec_table import UPLOAD_CODECS
+
+
+@dataclass(frozen=True)
+class EndStage:
+    """The first or the last stage of a cluster, for each number of blocks that it runs. All axes are (m, d).
+
+    Args:
+        seconds: Compute time of a micro-batch; infinite where the stage does not fit.
+        window: Largest window that memory and the limit allow; 0 where the stage does not fit.
+        delay_cost, summed_cost: See `ClusterCosts`; 0 where the stage does not fit.
+    """
+
+    seconds: Floats
+    window: Ints
+    delay_cost: Floats
+    summed_cost: Floats
+
+    def with_one_cost(self) -> "EndStage":
+        """Returns the same stage with its summed cost counted as delay cost."""
+        return replace(
+            self,
+            delay_cost=self.delay_cost + self.summed_cost,
+            summed_cost=np.zeros_like(self.summed_cost),
+        )
+
+    def rows(self, index: npt.NDArray[np.intp]) -> "EndStage":
+        return EndStage(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -42,15 +66,13 @@ class ClusterCosts:
     Args:
         num_micro_batches: M of each row. A row is left out if its first or last stage does not fit. (m)
         upload_codec: Index into the cluster's `upload_codecs`. (m)
-        devices: Index of each device among the cluster's devices. (m, k)
         max_in_flight: Windows of this size never starve a stage. (m)
         loop_price: Price of the latency loop of a mini-batch. (m)
         bottleneck_price: Price of the bottleneck. (m)
-        fixed_delay_cost, fixed_summed_cost: Costs of the end stages and the step. (m)
-        embedding_seconds, head_seconds: Compute time of the first and the last stage. (m)
-        embedding_window: Largest window of the first stage. (m)
-        head_load: Seconds of the edge server's processor that the cluster needs for a mini-batch. (m)
-        head_bytes: Least memory of the last stage, without the base of its host. (m)
+        fixed_delay_cost, fixed_summed_cost: Costs of the step, and of the convergence term. (m)
+        first, last: The control unit, which runs the embedding and the first d blocks, and the edge server,
+            which runs the last d blocks and the head.
+        head_bytes: Least memory of the last stage, without the base of its host. (m, d)
         convergence_term: The cluster's part of (11), without the errors of the links' codecs. (m)
         compute: Seconds of a segment; infinite where it does not fit. (m, k, d)
         window: Largest window that memory and the limit allow; 0 where the segment does not fit. (m, k, d)
@@ -62,20 +84,18 @@ class ClusterCosts:
         link_error: Part of the convergence term; 0 if that term has no limit.
         link_codec: Index into `problem.codecs`.
         starves: Whether some window may be the bottleneck. (m)
+        one_cluster: Whether the problem has no other cluster.
     """
 
     num_micro_batches: Ints
     upload_codec: Ints
-    devices: Ints
     max_in_flight: Ints
     loop_price: Floats
     bottleneck_price: Floats
     fixed_delay_cost: Floats
     fixed_summed_cost: Floats
-    embedding_seconds: Floats
-    head_seconds: Floats
-    embedding_window: Ints
-    head_load: Floats
+    first: "EndStage"
+    last: "EndStage"
     head_bytes: Floats
     convergence_term: Floats
     compute: Floats
@@ -90,6 +110,7 @@ class ClusterCosts:
     link_error: Floats
     link_codec: Ints
     starves: Bools
+    one_cluster: bool
 
     @property
     def num_rows(self) -> int:
@@ -103,35 +124,23 @@ class ClusterCosts:
     def num_blocks(self) -> int:
         return int(self.compute.shape[2]) - 1
 
+    @property
+    def head_load(self) -> Floats:
+        """Seconds of the edge server's processor that the cluster needs for a mini-batch. (m, d)"""
+        return np.asarray(self.num_micro_batches[:, None] * self.last.seconds)
+
     def rows(self, chosen: Sequence[int] | npt.NDArray[np.intp]) -> "ClusterCosts":
         index = np.asarray(chosen, dtype=np.intp)
-        return replace(
-            self, **{field.name: getattr(self, field.name)[index] for field in fields(self)}
-        )
-
-    def reordered(self, orders: Ints) -> "ClusterCosts":
-        """Returns the same tables with the devices of each row in another order: (m, position)."""
-        row = np.arange(self.num_rows)[:, None]
-        last = np.full((len(row), 1), self.num_devices)
-        ends = np.concatenate([orders, last], axis=1)
-        return replace(
-            self,
-            **{name: getattr(self, name)[row, orders] for name in _DEVICE_TABLES},
-            **{
-                name: getattr(self, name)[row[..., None], ends[:, :, None], ends[:, None, :]]
-                for name in _LINK_TABLES
-            },
-        )
+        changes: dict[str, Any] = {}
+        for field in fields(self):
+            table = getattr(self, field.name)
+            if isinstance(table, EndStage):
+                changes[field.name] = table.rows(index)
+            elif isinstance(table, np.ndarray):
+                changes[field.name] = table[index]
+        return replace(self, **changes)
 
 
-_DEVICE_TABLES = (
-    "devices",
-    "compute",
-    "window",
-    "segment_delay_cost",
-    "segment_summed_cost",
-    "move_delay_cost",
-)
 _LINK_TABLES = (
     "link_load",
     "link_loop",
@@ -193,9 +202,8 @@ def cluster_costs(
 
     There is no row for an M whose first or last stage does not fit, so there may be none.
 
-    Args:
-        one_cluster: Whether the problem has no other cluster. Then nothing distinguishes delay costs from
-            summed costs, so all costs count as delay costs, and summed costs are 0.
+    If the problem has `one_cluster`, nothing distinguishes delay costs from summed costs. So all costs then count as
+    delay costs, and summed costs are 0.
     """
     model, num_blocks = problem.model, problem.model.num_blocks
     devices = cluster.devices
@@ -212,54 +220,80 @@ def cluster_costs(
     loop_price: Floats = second_price * problem.local_steps * (loops * ones)
     bottleneck_price: Floats = second_price * problem.local_steps * (repeats * ones)
 
-    def window(host: Host, start_unit: int, stop_unit: int) -> Ints:
-        state = np.array(model.state_bytes(start_unit, stop_unit))
-        stash = np.array(model.head_stash_bytes if start_unit else model.embedding_stash_bytes)
-        return largest_windows(problem, host, state, stash, size, max_in_flight)
+    def seconds_of(host: Host, codec: int) -> Floats:
+        """Returns the seconds of pushing, fetching and moving all units before each unit on a host: (u)."""
+        seconds = [
+            weights_seconds(problem, cluster, host, cluster.upload_codecs[codec], u, u + 1)
+            for u in range(num_blocks + 2)
+        ]
+        return np.cumsum([0.0, *(one.per_round(problem) for one in seconds)])
 
-    def seconds(host: Host, start_unit: int, stop_unit: int) -> Floats:
-        work = model.work(start_unit, stop_unit)
-        return np.array([host.compute_seconds(b, work) for b in size])
-
-    control_unit, edge_server = cluster.control_unit, cluster.edge_server
-    embedding_seconds = seconds(control_unit, 0, 1)
-    head_seconds = seconds(edge_server, num_blocks + 1, num_blocks + 2)
-    head_window = window(edge_server, num_blocks + 1, num_blocks + 2)
+    # The first axis is for the codecs of uploads. A device whose links to the edge server are dead holds nothing.
+    up_to_blocks = np.array([[seconds_of(device, c)[1:-1] for device in devices] for c in codecs])
+    reachable = np.all(np.isfinite(up_to_blocks), axis=(0, 2))
+    up_to_blocks[:, ~reachable] = 0.0
     convergence_term = _convergence_term(problem, cluster, num_micro_batches, upload_codec)
-    # These tables have a first axis for the codecs of uploads.
-    end_seconds = [_weights_seconds(problem, cluster, control_unit, c, 0) for c in codecs]
-    move_seconds = [
-        [_move_seconds(problem, cluster, device, c) for device in devices] for c in codecs
-    ]
     num_updates = num_micro_batches if flushes else np.ones_like(num_micro_batches)
-    fixed_delay_cost = loop_price * (embedding_seconds + head_seconds) + second_price * (
-        problem.local_steps * (num_updates * cluster.step_seconds)
-        + np.repeat(end_seconds, len(options))
+    fixed_delay_cost: Floats = (
+        second_price * problem.local_steps * (num_updates * np.float64(cluster.step_seconds))
     )
-    fixed_summed_cost = passes * (
-        control_unit.joule_weight * control_unit.busy_watts * embedding_seconds
-        + edge_server.joule_weight * edge_server.busy_watts * head_seconds
-    )
+    fixed_summed_cost = np.zeros(len(num_micro_batches))
     if problem.convergence.weight:
-        fixed_summed_cost = (
-            fixed_summed_cost
-            + problem.penalty_weight * problem.convergence.weight * convergence_term
+        weight = problem.penalty_weight * problem.convergence.weight
+        fixed_summed_cost = weight * convergence_term
+
+    def end_stage(
+        host: Host, ranges: Sequence[tuple[int, int]], move_seconds: Sequence[Floats]
+    ) -> EndStage:
+        """Tabulates a host that runs one of these ranges of units; `move_seconds` has (d) for each codec."""
+        stash = [model.stash_bytes(*units) for units in ranges]
+        windows = largest_windows(
+            problem,
+            host,
+            np.array([model.state_bytes(*units) for units in ranges]),
+            np.array(stash),
+            size[:, None],
+            max_in_flight[:, None],
+        )
+        work = [model.work(*units) for units in ranges]
+        seconds = np.array([[host.compute_seconds(b, one) for one in work] for b in size])
+        joules = passes[:, None] * host.joule_weight * host.busy_watts * seconds
+        moves = second_price * np.repeat(move_seconds, len(options), axis=0)
+        fits = (windows > 0) & np.isfinite(moves)
+        if problem.paper_placement:
+            fits[:, 1:] = False
+        return EndStage(
+            np.where(fits, seconds, np.inf),
+            np.where(fits, windows, 0),
+            np.where(fits, loop_price[:, None] * seconds + moves, 0.0),
+            np.where(fits, joules, 0.0),
         )
 
-    shape = (len(num_micro_batches), len(devices), num_blocks + 1)
+    control_unit, edge_server, head = cluster.control_unit, cluster.edge_server, num_blocks + 1
     blocks = np.arange(num_blocks + 1)
+    first = end_stage(
+        control_unit,
+        [(0, 1 + d) for d in blocks],
+        [seconds_of(control_unit, c)[1:-1] for c in codecs],
+    )
+    up_to = seconds_of(edge_server, codecs[0])
+    last_seconds = (up_to[-1] - up_to)[head:0:-1]
+    last = end_stage(
+        edge_server, [(head - d, head + 1) for d in blocks], [last_seconds for _ in codecs]
+    )
+    shape = (len(num_micro_batches), len(devices), num_blocks + 1)
     compute, windows = np.full(shape, np.inf), np.zeros(shape, np.int64)
     segment_summed_cost = np.zeros(shape)
     for k, device in enumerate(devices):
         windows[:, k, 1:] = largest_windows(
             problem,
             device,
-            np.array([model.state_bytes(1, 1 + count) for count in blocks[1:]], np.float64),
-            np.asarray(blocks[1:] * model.block_stash_bytes, np.float64),
+            np.array([model.state_bytes(1, 1 + count) for count in blocks[1:]]),
+            np.array([model.stash_bytes(1, 1 + count) for count in blocks[1:]]),
             size[:, None],
             max_in_flight[:, None],
         )
-        if not (device.push_bps and device.fetch_bps):
+        if not reachable[k]:
             windows[:, k] = 0
         segment_seconds = (
             device.seconds_per_micro_batch + size[:, None] * device.seconds_per_sample * blocks
@@ -267,9 +301,7 @@ def cluster_costs(
         compute[:, k] = np.where(windows[:, k] > 0, segment_seconds, np.inf)
         watt_price = device.joule_weight * device.busy_watts
         segment_summed_cost[:, k] = passes[:, None] * watt_price * segment_seconds
-    move_delay_cost = second_price * np.reshape(
-        move_seconds, (len(codecs), len(devices), num_blocks + 1, num_blocks + 1)
-    )
+    move_delay_cost = second_price * (up_to_blocks[..., None, :] - up_to_blocks[..., :, None])
     segment_delay_cost = loop_price[:, None, None] * np.where(windows > 0, compute, 0.0)
     links = link_tables(problem, cluster, assumed, size, passes)
     link_delay_cost = loop_price[:, None, None, None] * links.loop
@@ -281,23 +313,21 @@ def cluster_costs(
         fixed_summed_cost = np.zeros_like(fixed_summed_cost)
         segment_summed_cost = np.zeros_like(segment_summed_cost)
         link_summed_cost = np.zeros_like(link_summed_cost)
-    embedding_window = window(control_unit, 0, 1)
+        first, last = first.with_one_cost(), last.with_one_cost()
+    first_narrow = (first.window > 0) & (first.window < max_in_flight[:, None])
     narrow = (windows > 0) & (windows < max_in_flight[:, None, None])
     costs = ClusterCosts(
         num_micro_batches=num_micro_batches,
         upload_codec=upload_codec,
-        devices=np.broadcast_to(np.arange(len(devices)), shape[:2]),
         max_in_flight=max_in_flight,
         loop_price=loop_price,
         bottleneck_price=bottleneck_price,
         fixed_delay_cost=fixed_delay_cost,
         fixed_summed_cost=fixed_summed_cost,
-        embedding_seconds=embedding_seconds,
-        head_seconds=head_seconds,
-        embedding_window=embedding_window,
-        head_load=num_micro_batches * head_seconds,
+        first=first,
+        last=last,
         head_bytes=np.array(
-            [model.memory_bytes(num_blocks + 1, num_blocks + 2, 1, b) for b in size]
+            [[model.memory_bytes(head - d, head + 1, 1, b) for d in blocks] for b in size]
         ),
         convergence_term=convergence_term,
         compute=compute,
@@ -311,10 +341,12 @@ def cluster_costs(
         link_summed_cost=link_summed_cost,
         link_error=links.error,
         link_codec=np.broadcast_to(np.arange(links.load.shape[-1]), links.load.shape),
-        starves=(embedding_window < max_in_flight) | np.any(narrow, axis=(1, 2)),
+        starves=np.any(first_narrow, axis=1) | np.any(narrow, axis=(1, 2)),
+        one_cluster=one_cluster,
     )
-    reachable = bool(control_unit.push_bps and control_unit.fetch_bps)
-    fitting_rows = np.flatnonzero((embedding_window > 0) & (head_window > 0) & reachable)
+    fitting_rows = np.flatnonzero(
+        np.any(first.window > 0, axis=1) & np.any(last.window > 0, axis=1)
+    )
     return _without_dominated_codecs(costs).rows(fitting_rows)
 
 
@@ -362,33 +394,6 @@ def _convergence_term(
     )
 
 
-def _move_seconds(
-    problem: RoundProblem, cluster: ClusterProblem, device: Host, upload_codec: int
-) -> Floats:
-    """Returns the seconds of pushing, fetching and moving blocks s to e: (s, e)."""
-    num_blocks = problem.model.num_blocks
-    if not (device.push_bps and device.fetch_bps):
-        return np.zeros((num_blocks + 1, num_blocks + 1))
-    seconds = [
-        _weights_seconds(problem, cluster, device, upload_codec, 1 + block)
-        for block in range(num_blocks)
-    ]
-    up_to = np.cumsum([0.0, *seconds])
-    return np.asarray(up_to[None, :] - up_to[:, None])
-
-
-def _weights_seconds(
-    problem: RoundProblem, cluster: ClusterProblem, host: Host, upload_codec: int, unit: int
-) -> float:
-    """Returns what a unit on a host adds to T_push, T_fetch and T_migrate / horizon of docs/scheduling.md (6)."""
-    units = (unit, unit + 1)
-    return (
-        push_seconds(problem, host, cluster.upload_codecs[upload_codec], *units)
-        + fetch_seconds(problem, host, *units)
-        + migrate_seconds(problem, cluster, host, *units) / problem.migration_horizon_rounds
-    )
-
-
 def _without_dominated_codecs(costs: ClusterCosts) -> ClusterCosts:
     """Removes a codec from a link if another codec of that link is at least as good in every respect."""
     dims = np.stack(
@@ -412,9 +417,10 @@ def _without_dominated_codecs(costs: ClusterCosts) -> ClusterCosts:
             dominated[..., b] |= better
     kept = np.argsort(dominated, axis=-1, kind="stable")
     most = max(1, int(np.max(np.sum(~dominated, axis=-1), initial=0)))
-    tables = {
+    tables: dict[str, Any] = {
         name: np.take_along_axis(getattr(costs, name), kept, axis=-1)[..., :most]
         for name in _LINK_TABLES
     }
     removed = np.take_along_axis(dominated, kept, axis=-1)[..., :most]
-    return replace(costs, **{**tables, "link_load": np.where(removed, np.inf, tables["link_load"])})
+    tables["link_load"] = np.where(removed, np.inf, tables["link_load"])
+    return replace(costs, **tables)

@@ -11,7 +11,7 @@ bottlenecks.
 import numpy as np
 import numpy.typing as npt
 
-from collapipe.allocation.search.arrays import Bools, Floats
+from collapipe.allocation.search.arrays import Bools, Floats, Ints
 from collapipe.allocation.search.segment_costs import ClusterCosts
 
 _ROUNDING = 1 + 1e-11
@@ -19,85 +19,66 @@ _NO_LIMIT = 1e300
 """Replaces an infinite loop, from which infinite link times are subtracted; the result must be a number."""
 
 
-def blocked_segments(costs: ClusterCosts, grid: Floats, *, in_order: bool) -> Bools:
+def blocked_segments(costs: ClusterCosts, grid: Floats) -> Bools:
     """Finds segments whose loop is too long for their window, whatever follows them: (m, g, k, s, e)."""
-    allowed, _ = _allowed_loops(costs, grid)
+    allowed = _allowed_loops(costs, grid, costs.window)
     counts = block_counts(costs.num_blocks)
-    behind = _shortest_loops_behind(costs, grid, allowed, in_order=in_order)
+    behind = _shortest_loops_behind(costs, grid, allowed)
     loops = costs.compute[:, None][..., counts] + behind[..., None, :]
     return np.asarray((loops > allowed[..., counts]) & (counts > 0))
 
 
-def longest_loops(costs: ClusterCosts, grid: Floats, *, in_order: bool) -> Floats:
+def longest_loops(costs: ClusterCosts, grid: Floats) -> Floats:
     """Computes the longest loop from device k on that some prefix of blocks 0 to s allows: (m, g, k, s).
 
     It is negative infinity if no prefix exists.
     """
     num_devices, num_blocks = costs.num_devices, costs.num_blocks
-    allowed, embedding_allowed = _allowed_loops(costs, grid)
+    allowed = _allowed_loops(costs, grid, costs.window)
     links = _shortest_link_loops(costs, grid)
     between = links[:, :, :num_devices]
-    longest = np.full((*grid.shape, num_devices + 1, num_blocks + 1), -np.inf)
-    after_embedding = (embedding_allowed - costs.embedding_seconds[:, None])[..., None]
-    longest[..., :num_devices, 0] = after_embedding - links[:, :, num_devices, :num_devices]
-    if in_order:
-        counts = block_counts(num_blocks)
-        for k in range(num_devices):
-            room = np.minimum(longest[:, :, k, :, None], allowed[:, :, k][..., counts])
-            ended = np.max(room - costs.compute[:, None, k][..., counts], axis=2)
-            later = ended[:, :, None, :] - between[:, :, k, k + 1 :, None]
-            longest[:, :, k + 1 :] = np.maximum(longest[:, :, k + 1 :], later)
-        return longest
+    after_first = (
+        _allowed_loops(costs, grid, costs.first.window) - _finite(costs.first.seconds)[:, None]
+    )
+    longest = after_first[:, :, None, :] - links[:, :, num_devices, :, None]
     for e in range(1, num_blocks + 1):
         room = np.minimum(longest[:, :, :num_devices, :e], allowed[:, :, :, e:0:-1])
-        ended = np.max(room - costs.compute[:, None, :, e:0:-1], axis=3)
-        longest[..., e] = np.max(ended[..., None] - between, axis=2)
+        ended = np.max(room - _finite(costs.compute[:, None, :, e:0:-1]), axis=3)
+        longest[..., e] = np.maximum(longest[..., e], np.max(ended[..., None] - between, axis=2))
     return longest
 
 
-def _allowed_loops(costs: ClusterCosts, grid: Floats) -> tuple[Floats, Floats]:
-    """Returns the longest loops that windows allow: of segments (m, g, k, d) and the embedding (m, g)."""
-    max_in_flight = costs.max_in_flight[:, None]
-    embedding = np.where(
-        costs.embedding_window[:, None] < max_in_flight,
-        grid * costs.embedding_window[:, None],
-        np.inf,
-    )
-    window = costs.window[:, None]
-    starves = (window > 0) & (window < max_in_flight[..., None, None])
-    segment = np.where(starves, grid[:, :, None, None] * np.maximum(window, 1), np.inf)
-    segment = np.where(window > 0, np.minimum(segment, _NO_LIMIT), -np.inf)
-    return segment * _ROUNDING, np.minimum(embedding, _NO_LIMIT) * _ROUNDING
+def _allowed_loops(costs: ClusterCosts, grid: Floats, window: Ints) -> Floats:
+    """Returns the longest loops that windows (m, ...) allow: (m, g, ...).
+
+    Where a window is 0, nothing is allowed.
+    """
+    window = window[:, None]
+    ends = grid.reshape(*grid.shape, *(1,) * (window.ndim - 2))
+    max_in_flight = costs.max_in_flight.reshape(-1, *(1,) * (window.ndim - 1))
+    allowed = np.where(window < max_in_flight, ends * np.maximum(window, 1), np.inf)
+    return np.where(window > 0, np.minimum(allowed, _NO_LIMIT) * _ROUNDING, -np.inf)
 
 
-def _shortest_loops_behind(
-    costs: ClusterCosts, grid: Floats, allowed: Floats, *, in_order: bool
-) -> Floats:
+def _shortest_loops_behind(costs: ClusterCosts, grid: Floats, allowed: Floats) -> Floats:
     """Computes the shortest loop behind a segment that ends at block e, link included: (m, g, k, e)."""
     num_devices, num_blocks = costs.num_devices, costs.num_blocks
     links = _shortest_link_loops(costs, grid)
-    shortest = np.full((*grid.shape, num_devices, num_blocks + 1), np.inf)
-    shortest[..., num_blocks] = (
-        links[:, :, :num_devices, num_devices] + (costs.head_seconds[:, None, None])
+    shortest: Floats = (
+        links[:, :, :num_devices, num_devices, None] + costs.last.seconds[:, None, None, ::-1]
     )
-    if in_order:
-        counts = block_counts(num_blocks)
-        for k in reversed(range(num_devices)):
-            loops = costs.compute[:, None, k][..., counts] + shortest[:, :, k, None, :]
-            loops = np.where(loops <= allowed[:, :, k][..., counts], loops, np.inf)
-            begun = np.min(loops, axis=3)
-            before = links[:, :, :k, k, None] + begun[:, :, None, :]
-            shortest[:, :, :k] = np.minimum(shortest[:, :, :k], before)
-        return shortest
     for s in range(num_blocks - 1, 0, -1):
         count = num_blocks - s
         loops = costs.compute[:, None, :, 1 : count + 1] + shortest[..., s + 1 :]
         loops = np.where(loops <= allowed[:, :, :, 1 : count + 1], loops, np.inf)
         begun = np.min(loops, axis=3)
-        shortest[..., s] = np.min(
-            links[:, :, :num_devices, :num_devices] + begun[:, :, None, :], axis=3
-        )
+        through = np.min(links[:, :, :num_devices, :num_devices] + begun[:, :, None, :], axis=3)
+        shortest[..., s] = np.minimum(shortest[..., s], through)
     return shortest
+
+
+def _finite(seconds: Floats) -> Floats:
+    return np.minimum(seconds, _NO_LIMIT)
 
 
 def _shortest_link_loops(costs: ClusterCosts, grid: Floats) -> Floats:

@@ -1,12 +1,12 @@
 """Finds segments, order, micro-batches, windows and codecs of all clusters for given shares and powers.
 
-These are steps 1 and 2 of docs/scheduling.md, "How a round is solved". The result is exact if no cluster has
-more than `EXACT_DEVICES` devices. With more devices, `device_order` proposes orders.
+These are steps 1 and 2 of docs/scheduling.md, "How a round is solved".
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from collapipe.allocation.round_model.in_flight_windows import WINDOW_SLACK
 from collapipe.allocation.round_model.limits import violations
@@ -50,7 +50,7 @@ def place_segments(
             objective = predict(problem, start).objective
             if objective < value:
                 best, value = start, objective
-    found = search(problem, assumed_links, value, _known_orders(problem, best))
+    found = search(problem, assumed_links, value)
     if found is not None:
         plans = tuple(
             _cluster_plan(problem, cluster, assumed, choice)
@@ -64,34 +64,18 @@ def place_segments(
     return with_least_windows(problem, best)
 
 
-def _known_orders(problem: RoundProblem, best: RoundPlan | None) -> list[list[tuple[int, ...]]]:
-    """Returns the orders of devices, by index, in the previous and the best known plan of each cluster."""
-    orders = []
-    for n, cluster in enumerate(problem.clusters):
-        ids = [device.host_id for device in cluster.devices]
-        plans = [cluster.previous, best[n] if best else None]
-        orders.append(
-            [
-                tuple(ids.index(stage.host_id) for stage in plan.stages if stage.host_id in ids)
-                for plan in plans
-                if plan is not None
-            ]
-        )
-    return orders
-
-
 def _cluster_plan(
     problem: RoundProblem, cluster: ClusterProblem, assumed: AssumedLinks, choice: PipelineChoice
 ) -> ClusterPlan:
     """Converts a choice to a plan with the largest windows."""
-    costs, row, last = choice.costs, choice.row, problem.model.num_blocks + 1
-    stops = (*choice.starts[1:], problem.model.num_blocks)
-    stages = [StagePlan(cluster.control_unit.host_id, 0, 1, int(costs.embedding_window[row]))]
-    for device, start, stop in zip(choice.devices, choice.starts, stops, strict=True):
+    costs, row, head = choice.costs, choice.row, problem.model.num_blocks + 1
+    first = choice.starts[0]
+    window = int(costs.first.window[row, first])
+    stages = [StagePlan(cluster.control_unit.host_id, 0, first + 1, window)]
+    for device, (start, stop) in zip(choice.devices, pairwise(choice.starts), strict=True):
         window = int(costs.window[row, device, stop - start])
-        host_id = cluster.devices[costs.devices[row, device]].host_id
-        stages.append(StagePlan(host_id, start + 1, stop + 1, window))
-    stages.append(StagePlan(cluster.edge_server.host_id, last, last + 1, 1))
+        stages.append(StagePlan(cluster.devices[device].host_id, start + 1, stop + 1, window))
+    stages.append(StagePlan(cluster.edge_server.host_id, choice.starts[-1] + 1, head + 1, 1))
     senders = (costs.num_devices, *choice.devices)
     receivers = (*choice.devices, costs.num_devices)
     links = tuple(
@@ -110,7 +94,7 @@ def _with_head_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
 
     One micro-batch would be enough for the model, because the loop of a head is only its own compute time.
     """
-    head, last = problem.clusters[0].edge_server, problem.model.num_blocks + 1
+    head = problem.clusters[0].edge_server
     most = problem.in_flight_limit or 1 + WINDOW_SLACK
     for roomy in range(min(most, 1 + WINDOW_SLACK), 0, -1):
         windows = [
@@ -119,7 +103,10 @@ def _with_head_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
         ]
         needs = [
             problem.model.memory_bytes(
-                last, last + 1, window, problem.mini_batch / plan.num_micro_batches
+                plan.stages[-1].start_unit,
+                plan.stages[-1].stop_unit,
+                window,
+                problem.mini_batch / plan.num_micro_batches,
             )
             for plan, window in zip(plans, windows, strict=True)
         ]
@@ -160,23 +147,21 @@ def with_least_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
 
 
 def _is_pipeline(problem: RoundProblem, plans: RoundPlan) -> bool:
-    """Returns whether the search could find plans of this form.
-
-    The embedding must be on the control unit, blocks on known devices, and the head on the edge server.
-    """
+    """Returns whether the search could find plans of this form."""
     if len(plans) != len(problem.clusters):
         return False
+    head = problem.model.num_blocks + 1
     for cluster, plan in zip(problem.clusters, plans, strict=True):
         first, *between, last = plan.stages
-        devices = {device.host_id for device in cluster.devices}
-        num_blocks = problem.model.num_blocks
-        if (first.host_id, first.start_unit, first.stop_unit) != (
+        if (first.host_id, last.host_id) != (
             cluster.control_unit.host_id,
-            0,
-            1,
-        ) or (last.host_id, last.start_unit) != (cluster.edge_server.host_id, num_blocks + 1):
+            cluster.edge_server.host_id,
+        ) or not first.stop_unit >= 1 <= last.start_unit <= head:
+            return False
+        if problem.paper_placement and (first.stop_unit, last.start_unit) != (1, head):
             return False
         names = [stage.host_id for stage in between]
+        devices = {device.host_id for device in cluster.devices}
         if len(set(names)) < len(names) or not devices.issuperset(names):
             return False
         limit = problem.in_flight_limit or plan.num_micro_batches
