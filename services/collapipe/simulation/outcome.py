@@ -117,15 +117,14 @@ def _weights_seconds(problem: RoundProblem, cluster: ClusterProblem, plan: Clust
     pushes, fetches = [], []
     ratio = UPLOAD_CODECS[plan.upload_codec].bytes_ratio
     for stage in plan.stages:
-        if stage.host_id == edge_server:
-            continue
         units = (stage.start_unit, stage.stop_unit)
-        weights = problem.model.weights_bytes(*units)
-        pushes.append((stage.host_id, edge_server, ratio * weights))
-        if len(problem.clusters) > 1:
-            fetches.append((edge_server, stage.host_id, weights))
         moved = moved_states(problem, cluster, cluster.hosts[stage.host_id], *units)
         fetches += [(sender, stage.host_id, num_bytes) for sender, num_bytes in moved]
+        if stage.host_id != edge_server:
+            weights = problem.model.weights_bytes(*units)
+            pushes.append((stage.host_id, edge_server, ratio * weights))
+            if len(problem.clusters) > 1:
+                fetches.append((edge_server, stage.host_id, weights))
     return _transfer_seconds(problem, cluster, pushes) + _transfer_seconds(
         problem, cluster, fetches
     )

@@ -116,6 +116,10 @@ class TrainingSection(Section):
 class ScheduleSection(DecisionParameters):
     """The parameters of decisions, and the quality of the telemetry."""
 
+    blocks_on_control_unit: bool = False
+    """Whether `dssra` may place blocks on control units. In the paper, only devices run blocks."""
+    blocks_on_edge_server: bool = False
+    """Whether `dssra` may place blocks on the edge server."""
     telemetry_noise: float = Field(default=0.0, ge=0, lt=1)
     """Standard deviation of the logarithm of measured speeds and rates around their true values."""
 
@@ -135,6 +139,10 @@ class RadioSection(Section):
     """Fading is drawn anew every round."""
     fading_branches: int = Field(default=1, ge=1)
     """Number of independent fading powers that are averaged. 1 is plain Rayleigh fading."""
+    shadowing_db: float = Field(default=0.0, ge=0)
+    """Standard deviation of the gain that walls and bodies take or leave, in dB. Drawn once for each link."""
+    efficiency: float = Field(default=1.0, gt=0, le=1)
+    """Share of the rate of docs/scheduling.md (1) that protocols leave: contention, headers, coding."""
     noise_figure_db: float = Field(default=7.0, ge=0)
     """Noise figure of a receiver."""
     temperature_kelvin: float = Field(default=290.0, gt=0)

@@ -227,6 +227,8 @@ class SimulatedSystem:
             reference_seconds=reference_seconds,
             migration_horizon_rounds=schedule.migration_horizon_rounds,
             round_index=round_index,
+            blocks_on_control_unit=schedule.blocks_on_control_unit,
+            blocks_on_edge_server=schedule.blocks_on_edge_server,
         )
 
     def _rng(self, *stream: int) -> np.random.Generator:
@@ -282,7 +284,13 @@ class SimulatedSystem:
             radius = channel.cluster_radius_m
             positions += [centre, *positions_in_disc(rng, len(hosts) - 1, radius, centre)]
         positions.append(origin)  # the edge server
-        return path_gain(np.array(positions), channel.reference_loss_db, channel.path_loss_exponent)
+        gains = path_gain(
+            np.array(positions), channel.reference_loss_db, channel.path_loss_exponent
+        )
+        if channel.shadowing_db:
+            shadows = np.triu(rng.normal(0.0, channel.shadowing_db, (size, size)), 1)
+            gains = gains * 10 ** ((shadows + shadows.T) / 10)
+        return gains
 
     def _cluster_links(
         self, cluster: int, conditions: RoundConditions
@@ -302,7 +310,9 @@ class SimulatedSystem:
             noise += channel.interference_watts_per_hertz
         density = (noise + conditions.interference[cluster, numbers]).tolist()
         return {
-            (names[i], names[j]): RadioLink(table[i][j], density[j], channel.round_trip_seconds)
+            (names[i], names[j]): RadioLink(
+                table[i][j], density[j], channel.round_trip_seconds, channel.efficiency
+            )
             for i, j in pairs
         }
 

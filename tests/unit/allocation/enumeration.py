@@ -46,7 +46,8 @@ def best_plan(
         ]
         if not all(plans):
             continue
-        combine = _best_combination if problem.paper_placement else _best_of_all_combinations
+        coupled = problem.blocks_on_edge_server
+        combine = _best_of_all_combinations if coupled else _best_combination
         found = combine(problem, plans)
         if found is not None:
             objective = predict(problem, found).objective
@@ -62,7 +63,6 @@ def _plans(
     num_micro_batches: int,
     all_windows: bool,
 ) -> Iterator[ClusterPlan]:
-    num_blocks = problem.model.num_blocks
     for count in range(len(cluster.devices) + 1):
         for devices in itertools.permutations(cluster.devices, count):
             names = [
@@ -107,7 +107,9 @@ def _edges(problem: RoundProblem, num_devices: int) -> Iterator[list[int]]:
     for cuts in itertools.combinations_with_replacement(range(num_blocks + 1), num_devices + 1):
         if len(set(cuts)) <= num_devices:
             continue  # A device without a block takes part in no pipeline.
-        if not problem.paper_placement or (cuts[0], cuts[-1]) == (0, num_blocks):
+        if (not cuts[0] or problem.blocks_on_control_unit) and (
+            cuts[-1] == num_blocks or problem.blocks_on_edge_server
+        ):
             yield [0, *(cut + 1 for cut in cuts), num_blocks + 2]
 
 

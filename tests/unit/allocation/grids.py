@@ -181,7 +181,8 @@ def objectives(
         for stage, seconds in zip(plan.stages, computes, strict=True):
             host = hosts[stage.host_id]
             drift = drift + host.joule_weight * passes * host.busy_watts * seconds
-        worst = np.full(len(shares), max(*computes, per_step / count))
+        others = per_step - count * computes[-1]
+        worst = np.full(len(shares), max(*computes, computes[-1] + others / max(count - 1, 1)))
         loops = []
         for one, other in itertools.pairwise(plan.stages):
             there = cluster.links[one.host_id, other.host_id]
@@ -203,7 +204,8 @@ def objectives(
             if stage.in_flight < count:
                 loop = sum(computes[k:]) + sum(loops[k:], np.zeros(len(shares)))
                 worst = np.maximum(worst, loop / stage.in_flight)
-        step = sum(computes) + sum(loops, np.zeros(len(shares))) + (count - 1) * worst
+        rest = (count - 1) * worst if count > 1 else others
+        step = sum(computes) + sum(loops, np.zeros(len(shares))) + rest
         rounds.append(problem.local_steps * (step + cluster.step_seconds))
     slowest = np.max(rounds, axis=0)
     return np.asarray(problem.penalty_weight * slowest / problem.reference_seconds + drift)

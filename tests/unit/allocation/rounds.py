@@ -34,7 +34,8 @@ def rounds(
     upload_codecs: int = 1,
     micro_batches: tuple[int, ...] = (1, 2, 4, 8),
     max_options: int = 2,
-    paper_placement: bool = True,
+    blocks_on_control_unit: bool = False,
+    blocks_on_edge_server: bool = False,
 ) -> Round:
     """Draws a round with different links. Memory, windows, moves, radio, energy and convergence may count."""
     num_clusters = draw(st.integers(*clusters))
@@ -112,7 +113,8 @@ def rounds(
         reference_seconds=7.0,
         migration_horizon_rounds=numbers.choice([1.0, 10.0]),
         fixed_seconds=0.5,
-        paper_placement=paper_placement,
+        blocks_on_control_unit=blocks_on_control_unit,
+        blocks_on_edge_server=blocks_on_edge_server,
     )
     return problem, assumed
 

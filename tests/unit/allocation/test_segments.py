@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from collapipe.allocation.round_model.in_flight_windows import WINDOW_SLACK
 from collapipe.allocation.round_model.limits import violations
@@ -26,6 +27,8 @@ from collapipe.errors import InfeasibleError
 
 from .enumeration import best_plan
 from .rounds import Round, rounds
+
+EVERY_HOST = {"blocks_on_control_unit": True, "blocks_on_edge_server": True}
 
 
 def check(
@@ -72,12 +75,19 @@ def test_plan_of_three_clusters_is_the_best_of_all(drawn: Round) -> None:
     check(*drawn)
 
 
-@given(rounds(clusters=(1, 1), devices=(1, 3), blocks=(2, 4), paper_placement=False))
-def test_plan_with_blocks_on_every_host_is_the_best_of_all(drawn: Round) -> None:
-    check(*drawn)
+@given(
+    rounds(clusters=(1, 1), devices=(1, 3), blocks=(2, 4)),
+    st.booleans(),
+    st.booleans(),
+)
+def test_plan_with_blocks_on_other_hosts_is_the_best_of_all(
+    drawn: Round, first: bool, last: bool
+) -> None:
+    problem, assumed = drawn
+    check(replace(problem, blocks_on_control_unit=first, blocks_on_edge_server=last), assumed)
 
 
-@given(rounds(clusters=(2, 2), devices=(1, 2), blocks=(2, 2), paper_placement=False))
+@given(rounds(clusters=(2, 2), devices=(1, 2), blocks=(2, 2), **EVERY_HOST))
 def test_plan_of_clusters_with_blocks_on_every_host_is_the_best_of_all(drawn: Round) -> None:
     check(*drawn)
 

@@ -307,26 +307,26 @@ def moved_states(
     """Yields what a host needs of units that are new on it, besides the weights of `fetch_seconds`.
 
     Before the first round these are the initial weights, which the edge server has. Later it is the optimizer
-    state, and with one cluster the weights, from the host that had the unit.
+    state, and with one cluster the weights, from the host that had the unit. The edge server has all weights.
 
     Yields:
         The id of the sender, and bytes.
     """
     model, one_cluster = problem.model, len(problem.clusters) == 1
     edge_server = cluster.edge_server.host_id
+    has_weights = host.host_id == edge_server or not one_cluster
     if cluster.previous is None:
-        if one_cluster:
+        if not has_weights:
             yield edge_server, model.weights_bytes(start_unit, stop_unit)
         return
     for stage in cluster.previous.stages:
         first, stop = max(start_unit, stage.start_unit), min(stop_unit, stage.stop_unit)
         if first < stop and stage.host_id != host.host_id:
             known = (stage.host_id, host.host_id) in cluster.links
-            weights = model.weights_bytes(first, stop) if one_cluster else 0.0
-            yield (
-                stage.host_id if known else edge_server,
-                model.optimizer_bytes(first, stop) + weights,
-            )
+            sender = stage.host_id if known else edge_server
+            if sender != host.host_id:
+                weights = 0.0 if has_weights else model.weights_bytes(first, stop)
+                yield sender, model.optimizer_bytes(first, stop) + weights
 
 
 def migrate_seconds(
@@ -358,20 +358,22 @@ def stage_memory_bytes(
     )
 
 
-def head_load_seconds(problem: RoundProblem, plans: Sequence[ClusterPlan], index: int) -> float:
-    """Returns the time between two micro-batches of a cluster that the shared edge server allows.
+def other_edge_seconds(problem: RoundProblem, plans: Sequence[ClusterPlan], index: int) -> float:
+    """Returns for how long the edge server computes for all other clusters in one step of a cluster.
 
-    The edge server computes all heads on one processor. All clusters run equally many steps in a
-    round and end it together. So during one step, the edge server runs the micro-batches of all clusters.
+    All clusters run equally many steps in a round and end it together. So during one step, the edge server runs one
+    mini-batch of each cluster, on one processor.
     """
+    if plans[index].stages[-1].host_id != problem.clusters[index].edge_server.host_id:
+        return 0.0
     total = 0.0
-    for cluster, plan in zip(problem.clusters, plans, strict=True):
-        size = problem.mini_batch / plan.num_micro_batches
-        for stage in plan.stages:
-            if stage.host_id == cluster.edge_server.host_id:
-                work = problem.model.work(stage.start_unit, stage.stop_unit)
-                total += plan.num_micro_batches * cluster.edge_server.compute_seconds(size, work)
-    return total / plans[index].num_micro_batches
+    for n, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
+        last = plan.stages[-1]
+        if n != index and last.host_id == cluster.edge_server.host_id:
+            work = problem.model.work(last.start_unit, last.stop_unit)
+            size = problem.mini_batch / plan.num_micro_batches
+            total += plan.num_micro_batches * cluster.edge_server.compute_seconds(size, work)
+    return total
 
 
 def bubble_ratio(
@@ -411,13 +413,15 @@ def _predict_cluster(problem: RoundProblem, index: int, plans: RoundPlan) -> Clu
     candidates = [(seconds, f"stage {k}") for k, seconds in enumerate(computes)]
     candidates += [(link.load_seconds, f"link {k}") for k, link in enumerate(links)]
     candidates += [(seconds, f"window {k}") for k, seconds in enumerate(windows)]
-    if plan.stages[-1].host_id == cluster.edge_server.host_id:
-        candidates.append((head_load_seconds(problem, plans, index), "edge server"))
+    others = other_edge_seconds(problem, plans, index)
+    if others and num_micro_batches > 1:
+        candidates.append((computes[-1] + others / (num_micro_batches - 1), "edge server"))
     bottleneck, name = max(candidates, key=lambda candidate: candidate[0])
     if problem.update_per_micro_batch:
         mini_batch_seconds = num_micro_batches * (loops[0] + cluster.step_seconds)
     else:
-        mini_batch_seconds = loops[0] + (num_micro_batches - 1) * bottleneck + cluster.step_seconds
+        rest = (num_micro_batches - 1) * bottleneck if num_micro_batches > 1 else others
+        mini_batch_seconds = loops[0] + rest + cluster.step_seconds
     hosts, weights = cluster.hosts, WeightsSeconds(0.0, 0.0, 0.0)
     for stage in plan.stages:
         host, units = hosts[stage.host_id], (stage.start_unit, stage.stop_unit)

@@ -341,8 +341,8 @@ class RoundProblem:
         migration_horizon_rounds: Number of rounds over which the cost of moving units is spread.
         fixed_seconds: Time of every round beside training and transfers of weights: T_fixed of (6).
         round_index: Only the strategy `manual` depends on it.
-        paper_placement: Whether blocks run on devices only, as in the paper. Otherwise `dssra` may also place
-            them on the control unit and on the edge server.
+        blocks_on_control_unit, blocks_on_edge_server: Where `dssra` may place blocks besides the devices. In the
+            paper, only devices run blocks.
     """
 
     clusters: tuple[ClusterProblem, ...]
@@ -359,7 +359,8 @@ class RoundProblem:
     migration_horizon_rounds: float = 10.0
     fixed_seconds: float = 0.0
     round_index: int = 0
-    paper_placement: bool = True
+    blocks_on_control_unit: bool = False
+    blocks_on_edge_server: bool = False
 
     @property
     def previous(self) -> RoundPlan | None:

@@ -59,7 +59,7 @@ def decide(
     Args:
         current: The plans of the previous round. Moves of blocks are counted from them.
         hysteresis: Part of the penalty V (tau / tau_ref + lambda Phi) of the current plans.
-        time_limit_seconds: Checked between two steps. The convex solver gets the rest of it.
+        time_limit_seconds: Checked between the steps of the search. The convex solver gets the rest of it.
 
     Raises:
         InfeasibleError: No plan keeps the limits.
@@ -165,11 +165,9 @@ class _Search:
         for _ in range(_MAX_TURNS):
             best = self.best
             assert best is not None
-            assumed_links = links_at_prices(self.problem, best)
             if best.prices is None:
-                # No channel is shared, so each link really has the assumed rate. One placement is enough.
-                self._place(self.problem, assumed_links)
-                return
+                return  # No channel is shared, so `start` has assumed the true rate of every link.
+            assumed_links = links_at_prices(self.problem, best)
             charged = with_bandwidth_charged(self.problem, assumed_links, best)
             self._place(charged, assumed_links)
             if thorough:
@@ -181,7 +179,9 @@ class _Search:
     def _place(self, problem: RoundProblem, assumed_links: Sequence[AssumedLinks]) -> None:
         self._seconds_left()
         known = [] if self.best is None else [self.best.plans]
-        self.consider(place_segments(problem, assumed_links, starts=known))
+        self.consider(
+            place_segments(problem, assumed_links, starts=known, is_late=lambda: self.time_is_up)
+        )
 
     def _try_local_changes(self, best: Allocation, assumed_links: Sequence[AssumedLinks]) -> None:
         """Considers the local changes with the lowest objective, as predicted with the assumed links."""
@@ -220,7 +220,8 @@ def _without_solver(
         plans = search.best.plans
     else:
         assumed_links = links_at_equal_shares(problem)
-        plans = with_assumed_links(problem, assumed_links, place_segments(problem, assumed_links))
+        placed = place_segments(problem, assumed_links, is_late=lambda: True)
+        plans = with_assumed_links(problem, assumed_links, placed)
     return _decision(problem, with_least_windows(problem, plans), kept, str(error))
 
 

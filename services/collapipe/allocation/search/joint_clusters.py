@@ -29,7 +29,9 @@ class Candidates:
     Args:
         delay_cost: Without the cost of the bottleneck.
         bottleneck: In seconds, without the load of the edge server.
+        load_price: Price of a second for which the edge server computes for other clusters.
         summed_cost: Energy and convergence.
+        last_seconds: Seconds of the edge server's processor for a micro-batch.
         head_load: Seconds of the edge server's processor for a mini-batch.
         uses: How much a plan uses of each resource that all clusters share. (resource, plan)
     """
@@ -37,7 +39,8 @@ class Candidates:
     delay_cost: Floats
     bottleneck_price: Floats
     bottleneck: Floats
-    num_micro_batches: Ints
+    load_price: Floats
+    last_seconds: Floats
     summed_cost: Floats
     head_load: Floats
     uses: Floats
@@ -48,8 +51,9 @@ class Candidates:
 
     def delay_costs(self, head_load: float) -> Floats:
         """Returns the delay cost of each plan if the edge server's load, by all clusters, is `head_load`."""
-        return self.delay_cost + self.bottleneck_price * np.maximum(
-            self.bottleneck, head_load / self.num_micro_batches
+        return self.delay_cost + np.maximum(
+            self.bottleneck_price * self.bottleneck,
+            self.load_price * (head_load - self.last_seconds),
         )
 
 

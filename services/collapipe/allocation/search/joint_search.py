@@ -5,12 +5,13 @@ clusters had their best plans.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from collapipe.allocation.round_model.problem import RoundProblem
+from collapipe.allocation.round_model.prediction import RoundPrediction, predict
+from collapipe.allocation.round_model.problem import ClusterPlan, RoundPlan, RoundProblem
 from collapipe.allocation.search.arrays import Floats
 from collapipe.allocation.search.joint_clusters import (
     Candidates,
@@ -24,6 +25,7 @@ from collapipe.allocation.search.pareto_front import (
     ParetoFront,
     PipelineChoice,
     first_labels,
+    front_of_known_plan,
     pareto_front,
 )
 from collapipe.allocation.search.segment_bounds import (
@@ -35,6 +37,7 @@ from collapipe.allocation.search.segment_costs import ClusterCosts, cluster_cost
 
 FIRST_WIDTH = 50
 """Labels of each row and layer in the first, narrow search."""
+_LATE_WIDTH = 5
 _WIDTH = 20_000
 """Labels of each row and layer in the full search. Up to 12 devices need fewer, so the search is exact."""
 _NUM_CELLS = 16
@@ -51,9 +54,12 @@ _LOAD_TOLERANCE = 1e-3
 def search(
     problem: RoundProblem,
     assumed_links: Sequence[AssumedLinks],
-    upper_bound: float,
-) -> list[PipelineChoice] | None:
+    known: RoundPlan | None,
+    is_late: Callable[[], bool],
+) -> list[PipelineChoice | ClusterPlan] | None:
     """Finds the best plans of all clusters that beat a known decision, or `None` if nothing beats it.
+
+    A cluster may keep its known plan.
 
     The first search keeps few labels. It finds a good decision, and how each cluster can trade delay for
     energy. This gives the time weights with which the bounds of the second, full search are tightest.
@@ -62,8 +68,11 @@ def search(
     the search is exact. With more, each search assumes the load of the last decision, until it stays the same.
 
     Args:
-        upper_bound: Objective of the known decision; infinite if there is none.
+        known: Plans of the form that the search finds, within the limits.
+        is_late: Returns whether to end soon. The first search then becomes very narrow, and no other begins.
     """
+    prediction = predict(problem, known) if known else None
+    upper_bound = prediction.objective if prediction else math.inf
     upper_bound -= problem.penalty_weight * problem.fixed_seconds / problem.reference_seconds
     one_cluster = len(problem.clusters) == 1
     tables = [
@@ -75,13 +84,17 @@ def search(
     weights = (1.0,) if all(_has_only_delays(costs) for costs in tables) else (1.0, 0.0)
     other_loads = least_other_loads([costs.head_load for costs in tables])
     searches = _searches(tables, other_loads, weights)
-    found: list[PipelineChoice] | None = None
+    found: list[PipelineChoice | ClusterPlan] | None = None
     few = len(tables) <= EXACT_CLUSTERS
     fronts: list[ParetoFront] | None = None
+    if known and prediction and not few and len(weights) == 1:
+        fronts = _known_fronts(problem, tables, known, prediction)
     for width in (FIRST_WIDTH, _WIDTH) if few else (FIRST_WIDTH, *_WIDTHS_OF_MANY):
         slack = _SLACK * abs(upper_bound) if width == FIRST_WIDTH else 0.0
         limit = upper_bound + (slack if math.isfinite(upper_bound) else 0.0)
-        found_fronts = _fronts(problem, searches, limit, width, fronts)
+        if is_late() and width != FIRST_WIDTH:
+            break
+        found_fronts = _fronts(problem, searches, limit, width, fronts, is_late)
         if found_fronts is None:
             continue
         fronts = found_fronts
@@ -107,6 +120,34 @@ def search(
     return found
 
 
+def _known_fronts(
+    problem: RoundProblem,
+    tables: Sequence[ClusterCosts],
+    known: RoundPlan,
+    prediction: RoundPrediction,
+) -> list[ParetoFront] | None:
+    """Returns a front for each known plan; `None` if a plan has no row in its table."""
+    fronts = []
+    for costs, cluster, plan, predicted in zip(
+        tables, problem.clusters, known, prediction.clusters, strict=True
+    ):
+        codec = cluster.upload_codecs.index(plan.upload_codec)
+        rows = np.flatnonzero(
+            (costs.num_micro_batches == plan.num_micro_batches) & (costs.upload_codec == codec)
+        )
+        if not len(rows):
+            return None
+        row = int(rows[0])
+        bottleneck = max(
+            max(max(stage.compute_seconds, stage.window_seconds) for stage in predicted.stages),
+            max(link.load_seconds for link in predicted.links),
+        )
+        delay_cost = problem.penalty_weight / problem.reference_seconds * predicted.round_seconds
+        delay_cost -= costs.bottleneck_price[row] * predicted.bottleneck_seconds
+        fronts.append(front_of_known_plan(costs, plan, row, float(delay_cost), bottleneck))
+    return fronts
+
+
 def _has_only_delays(costs: ClusterCosts) -> bool:
     """Returns whether all plans of a cluster have the same summed cost, 0."""
     tables = (
@@ -127,7 +168,7 @@ class _ClusterSearch:
     ) -> None:
         self.fair_weight: float | None = None
         self.costs, self.other_load = costs, other_load
-        self.least_bottleneck = (costs.head_load + other_load) / costs.num_micro_batches[:, None]
+        self.least_bottleneck = costs.edge_bottleneck(other_load)
         grid = bottleneck_grid(costs, self.least_bottleneck, _NUM_CELLS)
         self.bounds = cluster_bounds(costs, grid, time_weights)
 
@@ -169,6 +210,7 @@ def _fronts(
     upper_bound: float,
     width: int,
     known: Sequence[ParetoFront] | None,
+    is_late: Callable[[], bool],
 ) -> list[ParetoFront] | None:
     """Finds the front of each cluster; returns `None` as soon as nothing can be better than `upper_bound`.
 
@@ -205,7 +247,7 @@ def _fronts(
             one.least_bottleneck,
             replace(one.bounds, weighted=weighted),
             error_limits[n],
-            width=width,
+            width=_LATE_WIDTH if is_late() else width,
             most_other_load=most_other_loads[n],
         )
         if not len(front.plans):
@@ -307,7 +349,8 @@ def _choose(
                 delay_cost=plans.delay_cost,
                 bottleneck_price=costs.bottleneck_price[row],
                 bottleneck=plans.bottleneck,
-                num_micro_batches=costs.num_micro_batches[row],
+                load_price=costs.load_price[row],
+                last_seconds=costs.last.seconds[row, plans.last],
                 summed_cost=plans.summed_cost,
                 head_load=front.head_loads(),
                 uses=np.stack(

@@ -21,9 +21,11 @@ def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan
     The links keep shares and powers that fit the old plan, so the caller replaces them.
     """
     for n, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
+        first, last = problem.blocks_on_control_unit, problem.blocks_on_edge_server
+        takers = range(0 if first else 1, len(plan.stages) - (0 if last else 1))
         for changed in (
             *_with_other_micro_batches(cluster, plan),
-            *_without_a_device(cluster, plan),
+            *_without_a_device(cluster, plan, takers),
         ):
             yield (*plans[:n], changed, *plans[n + 1 :])
 
@@ -53,16 +55,17 @@ def _with_other_micro_batches(cluster: ClusterProblem, plan: ClusterPlan) -> Ite
         yield replace(plan, num_micro_batches=option)
 
 
-def _without_a_device(cluster: ClusterProblem, plan: ClusterPlan) -> Iterator[ClusterPlan]:
-    """Yields plans without one device, whose blocks move to the device before it or after it."""
-    devices = range(1, len(plan.stages) - 1)
-    for removed in devices:
+def _without_a_device(
+    cluster: ClusterProblem, plan: ClusterPlan, takers: range
+) -> Iterator[ClusterPlan]:
+    """Yields plans without one device, whose blocks move to the stage before it or after it if that may take them."""
+    for removed in range(1, len(plan.stages) - 1):
         before, after = plan.stages[removed - 1].host_id, plan.stages[removed + 1].host_id
         if (before, after) not in cluster.links or (after, before) not in cluster.links:
             continue
         units = plan.stages[removed]
         for taker in (removed - 1, removed + 1):
-            if taker not in devices:
+            if taker not in takers:
                 continue
             stages = list(plan.stages)
             stages[taker] = replace(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from collapipe.allocation.round_model.problem import ClusterPlan
 from collapipe.allocation.search.arrays import Bools, Floats, Ints
 from collapipe.allocation.search.labels import Labels, joined
 from collapipe.allocation.search.segment_bounds import Bounds, lower_bound, within_limits
@@ -53,6 +54,7 @@ class ParetoFront:
         layers: All labels by their number of devices; `choice` follows their parents.
         num_devices: Number of devices of each plan.
         complete: Whether the front has every plan that a best decision may need.
+        known: The only plan of the front, if another search has found it.
     """
 
     costs: ClusterCosts
@@ -60,6 +62,7 @@ class ParetoFront:
     layers: tuple[Labels, ...]
     num_devices: Ints
     complete: bool
+    known: ClusterPlan | None = None
 
     def delay_costs(self) -> Floats:
         """Returns the delay cost of each plan, if the load of the edge server is as low as possible."""
@@ -70,8 +73,10 @@ class ParetoFront:
         """Returns the load of the edge server by each plan, in seconds of its processor for a mini-batch."""
         return np.asarray(self.costs.head_load[self.plans.row, self.plans.last])
 
-    def choice(self, index: int) -> PipelineChoice:
+    def choice(self, index: int) -> PipelineChoice | ClusterPlan:
         """Follows the parents of one plan to find its devices, segments and codecs."""
+        if self.known is not None:
+            return self.known
         plans = self.plans
         devices, starts, codecs = [], [], [int(plans.codec[index])]
         label, depth = int(plans.parent[index]), int(self.num_devices[index])
@@ -140,6 +145,29 @@ def pareto_front(
     return ParetoFront(costs, plans.take(kept), tuple(layers), depth_of[kept], complete)
 
 
+def front_of_known_plan(
+    costs: ClusterCosts, known: ClusterPlan, row: int, delay_cost: float, bottleneck: float
+) -> ParetoFront:
+    """Returns a front with one plan that another search has found; `Labels` explains the numbers."""
+    last = costs.num_blocks + 1 - known.stages[-1].start_unit
+    number, cost = np.zeros(1, np.int64), np.zeros(1)
+    plan = Labels(
+        row=number + row,
+        device=number,
+        start=number,
+        last=number + last,
+        mask=number,
+        loop=cost,
+        delay_cost=cost + delay_cost,
+        bottleneck=cost + bottleneck,
+        summed_cost=cost,
+        error=cost,
+        parent=number,
+        codec=number,
+    )
+    return ParetoFront(costs, plan, (), number, complete=False, known=known)
+
+
 def first_labels(costs: ClusterCosts, least_bottleneck: Floats) -> Labels:
     """Returns the partial plans that consist of the edge server.
 
@@ -168,7 +196,7 @@ def _with_known_plans(
 ) -> Bounds:
     """Lowers the limit of the delay in each row to the fastest of these plans, at the largest load."""
     row = whole.row
-    load = (costs.head_load[row, whole.last] + most_other_load) / costs.num_micro_batches[row]
+    load = costs.edge_bottleneck(most_other_load)[row, whole.last]
     bottleneck = np.maximum(whole.bottleneck, load)
     best = np.full(costs.num_rows, np.inf)
     np.minimum.at(best, row, whole.delay_cost + costs.bottleneck_price[row] * bottleneck)

@@ -69,6 +69,7 @@ class ClusterCosts:
         max_in_flight: Windows of this size never starve a stage. (m)
         loop_price: Price of the latency loop of a mini-batch. (m)
         bottleneck_price: Price of the bottleneck. (m)
+        load_price: Price of a second of a step for which the edge server computes for other clusters. (m)
         fixed_delay_cost, fixed_summed_cost: Costs of the step, and of the convergence term. (m)
         first, last: The control unit, which runs the embedding and the first d blocks, and the edge server,
             which runs the last d blocks and the head.
@@ -92,6 +93,7 @@ class ClusterCosts:
     max_in_flight: Ints
     loop_price: Floats
     bottleneck_price: Floats
+    load_price: Floats
     fixed_delay_cost: Floats
     fixed_summed_cost: Floats
     first: "EndStage"
@@ -128,6 +130,11 @@ class ClusterCosts:
     def head_load(self) -> Floats:
         """Seconds of the edge server's processor that the cluster needs for a mini-batch. (m, d)"""
         return np.asarray(self.num_micro_batches[:, None] * self.last.seconds)
+
+    def edge_bottleneck(self, other_load: float) -> Floats:
+        """Returns the bottleneck that the edge server's load by other clusters causes, if M > 1. (m, d)"""
+        following = np.maximum(self.num_micro_batches - 1, 1)[:, None]
+        return np.asarray(self.last.seconds + other_load / following)
 
     def rows(self, chosen: Sequence[int] | npt.NDArray[np.intp]) -> "ClusterCosts":
         index = np.asarray(chosen, dtype=np.intp)
@@ -243,7 +250,10 @@ def cluster_costs(
         fixed_summed_cost = weight * convergence_term
 
     def end_stage(
-        host: Host, ranges: Sequence[tuple[int, int]], move_seconds: Sequence[Floats]
+        host: Host,
+        ranges: Sequence[tuple[int, int]],
+        move_seconds: Sequence[Floats],
+        may_run_blocks: bool,
     ) -> EndStage:
         """Tabulates a host that runs one of these ranges of units; `move_seconds` has (d) for each codec."""
         stash = [model.stash_bytes(*units) for units in ranges]
@@ -260,7 +270,7 @@ def cluster_costs(
         joules = passes[:, None] * host.joule_weight * host.busy_watts * seconds
         moves = second_price * np.repeat(move_seconds, len(options), axis=0)
         fits = (windows > 0) & np.isfinite(moves)
-        if problem.paper_placement:
+        if not may_run_blocks:
             fits[:, 1:] = False
         return EndStage(
             np.where(fits, seconds, np.inf),
@@ -275,11 +285,14 @@ def cluster_costs(
         control_unit,
         [(0, 1 + d) for d in blocks],
         [seconds_of(control_unit, c)[1:-1] for c in codecs],
+        problem.blocks_on_control_unit,
     )
     up_to = seconds_of(edge_server, codecs[0])
-    last_seconds = (up_to[-1] - up_to)[head:0:-1]
     last = end_stage(
-        edge_server, [(head - d, head + 1) for d in blocks], [last_seconds for _ in codecs]
+        edge_server,
+        [(head - d, head + 1) for d in blocks],
+        [(up_to[-1] - up_to)[head:0:-1] for _ in codecs],
+        problem.blocks_on_edge_server,
     )
     shape = (len(num_micro_batches), len(devices), num_blocks + 1)
     compute, windows = np.full(shape, np.inf), np.zeros(shape, np.int64)
@@ -322,6 +335,7 @@ def cluster_costs(
         max_in_flight=max_in_flight,
         loop_price=loop_price,
         bottleneck_price=bottleneck_price,
+        load_price=np.zeros_like(loop_price) if flushes else loop_price,
         fixed_delay_cost=fixed_delay_cost,
         fixed_summed_cost=fixed_summed_cost,
         first=first,

@@ -4,7 +4,7 @@ These are steps 1 and 2 of docs/scheduling.md, "How a round is solved".
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -30,6 +30,7 @@ def place_segments(
     assumed_links: Sequence[AssumedLinks],
     *,
     starts: Sequence[RoundPlan] = (),
+    is_late: Callable[[], bool] = lambda: False,
 ) -> RoundPlan:
     """Finds the plans that minimise docs/scheduling.md (13) for given shares and powers.
 
@@ -40,6 +41,7 @@ def place_segments(
         assumed_links: For each cluster, every link that may be used. Their codecs do not matter.
         starts: Known plans, like those of the previous round. The result is at least as good as each feasible
             one.
+        is_late: Returns whether to end soon with the best plans so far.
 
     Raises:
         InfeasibleError: No plan keeps the limits. The message says which limit, and what to change.
@@ -50,7 +52,7 @@ def place_segments(
             objective = predict(problem, start).objective
             if objective < value:
                 best, value = start, objective
-    found = search(problem, assumed_links, value)
+    found = search(problem, assumed_links, best, is_late)
     if found is not None:
         plans = tuple(
             _cluster_plan(problem, cluster, assumed, choice)
@@ -65,9 +67,14 @@ def place_segments(
 
 
 def _cluster_plan(
-    problem: RoundProblem, cluster: ClusterProblem, assumed: AssumedLinks, choice: PipelineChoice
+    problem: RoundProblem,
+    cluster: ClusterProblem,
+    assumed: AssumedLinks,
+    choice: PipelineChoice | ClusterPlan,
 ) -> ClusterPlan:
-    """Converts a choice to a plan with the largest windows."""
+    """Converts a choice to a plan with the largest windows. A known plan stays as it is."""
+    if isinstance(choice, ClusterPlan):
+        return choice
     costs, row, head = choice.costs, choice.row, problem.model.num_blocks + 1
     first = choice.starts[0]
     window = int(costs.first.window[row, first])
@@ -158,7 +165,9 @@ def _is_pipeline(problem: RoundProblem, plans: RoundPlan) -> bool:
             cluster.edge_server.host_id,
         ) or not first.stop_unit >= 1 <= last.start_unit <= head:
             return False
-        if problem.paper_placement and (first.stop_unit, last.start_unit) != (1, head):
+        if (first.stop_unit > 1 and not problem.blocks_on_control_unit) or (
+            last.start_unit < head and not problem.blocks_on_edge_server
+        ):
             return False
         names = [stage.host_id for stage in between]
         devices = {device.host_id for device in cluster.devices}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from collapipe.allocation.round_model.prediction import (
     LinkPrediction,
-    head_load_seconds,
+    other_edge_seconds,
     predict,
 )
 from collapipe.allocation.round_model.problem import (
@@ -228,13 +228,16 @@ def _round_delay(
         )
         for _, pair in shared:
             times[n, pair] = problem.local_steps * passes
+        others = other_edge_seconds(problem, plans, n)
         if problem.update_per_micro_batch or plan.num_micro_batches == 1:
-            continue  # No micro-batch follows another one, so there is no bottleneck.
+            # No micro-batch follows another one, so there is no bottleneck.
+            constant[n] += 0.0 if problem.update_per_micro_batch else problem.local_steps * others
+            continue
         repeats[n] = problem.local_steps * (plan.num_micro_batches - 1)
         own = [link.load_seconds for i, link in enumerate(links) if (n, i) not in index]
         least[n] = max([*computes, *own])
-        if plan.stages[-1].host_id == cluster.edge_server.host_id:
-            least[n] = max(least[n], head_load_seconds(problem, plans, n))
+        if others:
+            least[n] = max(least[n], computes[-1] + others / (plan.num_micro_batches - 1))
         for i, pair in shared:
             coding = links[i].forward_seconds
             if isinstance(_ends(problem, plans, (n, i))[0][0], RadioLink):
