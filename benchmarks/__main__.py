@@ -11,12 +11,23 @@ from benchmarks import (
     codecs,
     growth,
     memory,
+    optimality,
     throughput,
     tracing,
     transport,
 )
 
-for benchmark in (allocation, transport, codecs, throughput, memory, tracing, averaging, growth):
+for benchmark in (
+    allocation,
+    optimality,
+    transport,
+    codecs,
+    throughput,
+    memory,
+    tracing,
+    averaging,
+    growth,
+):
     if sys.argv[1:] and benchmark.__name__.split(".")[-1] not in sys.argv[1:]:
         continue
     print(f"== {benchmark.__name__}: {(benchmark.__doc__ or '').splitlines()[0]}", flush=True)
