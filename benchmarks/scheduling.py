@@ -36,7 +36,7 @@ from collapipe.simulation.outcome import run_round
 from collapipe_client import LocalTestbed
 from collapipe_client.testbed_processes import Device
 
-BASELINES = ("pipeline", "proportional", "titanic", "vanilla_fl", "centralized")
+BASELINES = ("pipeline", "proportional", "titanic", "titanic_best", "vanilla_fl", "centralized")
 MICRO_BATCHES = (4, 8, 16)
 REPETITIONS = 2
 UNMEASURED_ROUNDS = 2

@@ -14,6 +14,7 @@ _COLOURS = {
     "dssra": "#0b6e4f",
     "pipeline": "#d1495b",
     "titanic": "#2e5eaa",
+    "titanic_best": "#17becf",
     "vanilla_fl": "#b8860b",
     "centralized": "#6c757d",
     "proportional": "#7b4ba0",

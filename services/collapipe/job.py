@@ -150,13 +150,21 @@ class ScheduleConfig(DecisionParameters):
     """How the scheduler places units and allocates links."""
 
     strategy: Literal[
-        "dssra", "pipeline", "titanic", "vanilla_fl", "centralized", "proportional", "manual"
+        "dssra",
+        "pipeline",
+        "titanic",
+        "titanic_best",
+        "vanilla_fl",
+        "centralized",
+        "proportional",
+        "manual",
     ] = "pipeline"
     """`dssra`: optimises everything in every round, from telemetry. `pipeline`: equal segments. `titanic`:
     the smallest set of devices that can hold the model, with segments that make the slowest stage as fast as
-    possible. `vanilla_fl`: one device runs all units. `centralized`: the control unit runs all units.
-    `proportional`: segments in proportion to profiled speed, within memory limits. `manual`: the segments of
-    the setting `segments`."""
+    possible. `titanic_best`: the same with the number of devices whose predicted round is shortest.
+    `vanilla_fl`: one device runs all units. `centralized`: the control unit runs all units. `proportional`:
+    segments in proportion to profiled speed, within memory limits. `manual`: the segments of the setting
+    `segments`."""
     num_micro_batches: int = Field(default=8, ge=1)
     """Micro-batches in a mini-batch; it must divide `training.mini_batch`. `dssra` chooses its own number."""
     in_flight: int | None = Field(default=None, ge=1)

@@ -26,6 +26,9 @@ from collapipe.v1 import (
 
 logger = logging.getLogger(__name__)
 
+_BY_SPEED = ("dssra", "titanic", "titanic_best", "proportional", "vanilla_fl")
+"""Strategies that need the speeds of devices."""
+
 _PROFILE_TOKENS = 64
 """Length of the samples in a profile, unless the samples of the job are shorter."""
 
@@ -54,7 +57,7 @@ def profile_hosts(
             for device in devices
         }
     )
-    by_speed = job.schedule.strategy in ("dssra", "titanic", "proportional", "vanilla_fl")
+    by_speed = job.schedule.strategy in _BY_SPEED
     needs_speed = by_speed and not all(device.speed for device in devices)
     needs_memory = job.schedule.strategy == "dssra" or any(d.memory_bytes for d in devices)
     if not (needs_speed or needs_memory):

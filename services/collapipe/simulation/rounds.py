@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from collapipe.allocation import backlogs_after, decide_round, reference_seconds, violations
-from collapipe.allocation.round_model.prediction import convergence_term, penalty
+from collapipe.allocation.round_model.prediction import convergence_term, penalty, predict
 from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
 from collapipe.errors import InfeasibleError
 from collapipe.simulation.outcome import RoundOutcome, run_round
 from collapipe.simulation.records import DeviceRecord, RoundRecord, StrategyRun
 from collapipe.simulation.scenario import Scenario
 from collapipe.simulation.simulated_system import RoundConditions, SimulatedSystem
+
+ChangePlans = Callable[[RoundProblem, RoundPlan], RoundPlan]
 
 _NUM_TRIALS = 4
 _FIRST_TRIAL = 1_000_000_000
@@ -70,6 +72,7 @@ def run_strategy(
     seed: int,
     value: float | None = None,
     on_round: Callable[[], None] = lambda: None,
+    change: ChangePlans = lambda problem, plans: plans,
 ) -> StrategyRun:
     """Runs all rounds of a scenario with one strategy and one seed.
 
@@ -79,10 +82,11 @@ def run_strategy(
     Args:
         scenario: A scenario without a sweep; see `Scenario.points`.
         value: Value of the swept parameter in this scenario, for the record.
+        change: Changes the plans of every decision before they run.
     """
     system = SimulatedSystem(scenario, seed)
     try:
-        rounds = _Rounds(scenario, system, strategy)
+        rounds = _Rounds(scenario, system, strategy, change)
     except InfeasibleError as error:
         for _ in range(scenario.rounds):
             on_round()
@@ -102,10 +106,13 @@ def run_strategy(
 class _Rounds:
     """The state between rounds: the previous plans, the backlogs and the records of the devices."""
 
-    def __init__(self, scenario: Scenario, system: SimulatedSystem, strategy: str) -> None:
+    def __init__(
+        self, scenario: Scenario, system: SimulatedSystem, strategy: str, change: ChangePlans
+    ) -> None:
         self._scenario = scenario
         self._system = system
         self._strategy = strategy
+        self._change = change
         self._options = _micro_batch_options(scenario, system, strategy)
         self._reference_seconds = _reference_seconds(scenario, system)
         self._previous: RoundPlan | None = None
@@ -131,7 +138,7 @@ class _Rounds:
         decision = decide_round(
             known, self._strategy, hysteresis=self._scenario.schedule.hysteresis
         )
-        plans = decision.plans
+        plans = self._change(known, decision.plans)
         _check_feasible(known, plans)
         decision_seconds = time.perf_counter() - started
         actual = self._problem(system.with_interference(drawn, plans), round_index)
@@ -148,7 +155,7 @@ class _Rounds:
         return RoundRecord(
             round_index=round_index,
             delay_seconds=outcome.seconds,
-            predicted_seconds=decision.prediction.full_round_seconds,
+            predicted_seconds=predict(known, plans).full_round_seconds,
             energy_joules_mean=_mean(
                 [outcome.energy_joules.get(device.host_id, 0.0) for device in self.devices]
             ),

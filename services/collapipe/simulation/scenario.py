@@ -11,7 +11,9 @@ from collapipe.errors import InvalidInputError
 from collapipe.job import DecisionParameters, Section, divisors, explain_mistakes
 from collapipe.simulation.transformer_costs import TransformerName
 
-StrategyName = Literal["dssra", "pipeline", "titanic", "vanilla_fl", "centralized", "proportional"]
+StrategyName = Literal[
+    "dssra", "pipeline", "titanic", "titanic_best", "vanilla_fl", "centralized", "proportional"
+]
 SweepParameter = Literal[
     "penalty_weight", "devices_per_cluster", "bandwidth", "heterogeneity", "energy_budget_joules"
 ]
@@ -210,7 +212,9 @@ class Scenario(Section):
     """Number of seeds, counted from 0, or a list of seeds. Each seed draws other hosts and links."""
     rounds: int = Field(default=20, ge=1)
     """Rounds of each strategy and seed."""
-    strategies: list[StrategyName] = Field(default=["dssra", "pipeline"], min_length=1)
+    strategies: list[StrategyName] = Field(
+        default=["dssra", "proportional", "pipeline", "titanic_best"], min_length=1
+    )
     """Strategies to compare."""
     model: ModelSection = ModelSection()
     training: TrainingSection = TrainingSection()

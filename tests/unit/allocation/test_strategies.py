@@ -34,12 +34,13 @@ def strategy(name: str, segments: Sequence[Sequence[int]] = ()) -> Strategy:
 place_equally = strategy("pipeline")
 place_proportionally = strategy("proportional")
 place_on_the_fewest = strategy("titanic")
+place_on_the_best_number = strategy("titanic_best")
 
 
 def test_unknown_strategy_lists_the_known_ones() -> None:
     with pytest.raises(
         InvalidInputError,
-        match=r"'fastest'.*dssra, pipeline, titanic, vanilla_fl, centralized, proportional, manual",
+        match=r"'fastest'.*dssra, pipeline, titanic, titanic_best, vanilla_fl, centralized, proportional, manual",
     ):
         strategy("fastest")(problem())
 
@@ -241,6 +242,85 @@ def test_titanic_leaves_out_devices_that_the_proportional_split_uses() -> None:
     assert split_of(given_problem, place_proportionally(given_problem)) == (2, 2, 2)
 
 
+# --- titanic_best
+
+
+def predicted_seconds(given_problem: RoundProblem, name: str) -> float:
+    return decide_round(given_problem, name).prediction.round_seconds
+
+
+def with_slow_links(given_problem: RoundProblem, seconds: float) -> RoundProblem:
+    """Makes every link take some time for each micro-batch in each direction."""
+    clusters = tuple(
+        replace(
+            cluster,
+            links={pair: WiredLink(8.0, round_trip_seconds=seconds) for pair in cluster.links},
+        )
+        for cluster in given_problem.clusters
+    )
+    model = replace(given_problem.model, activation_bytes=seconds)
+    return replace(given_problem, clusters=clusters, model=model)
+
+
+@given(problems(), st.sampled_from([0.0, 0.1, 1.0, 10.0]))
+def test_best_number_is_never_predicted_slower_than_the_fewest_or_the_proportional(
+    given_problem: RoundProblem, link_seconds: float
+) -> None:
+    given_problem = with_slow_links(given_problem, link_seconds)
+    try:
+        best = predicted_seconds(given_problem, "titanic_best")
+    except InfeasibleError:
+        with pytest.raises(InfeasibleError):
+            place_on_the_fewest(given_problem)
+        return
+    assert best <= predicted_seconds(given_problem, "titanic")
+    assert best <= predicted_seconds(given_problem, "proportional")
+
+
+@given(problems(), problems(), st.sampled_from([1.0, 10.0, 100.0]))
+def test_best_numbers_of_clusters_with_a_shared_channel_are_not_predicted_slower_than_the_fewest(
+    one: RoundProblem, other: RoundProblem, capacity: float
+) -> None:
+    both = (*one.clusters, replace(other.clusters[0], micro_batch_options=(1,)))
+    shared = replace(
+        one,
+        clusters=tuple(replace(cluster, channel="air") for cluster in both),
+        channels={"air": capacity},
+        model=replace(one.model, activation_bytes=1.0),
+    )
+    try:
+        fewest = predicted_seconds(shared, "titanic")
+    except InfeasibleError:
+        return
+    assert predicted_seconds(shared, "titanic_best") <= fewest
+
+
+def test_best_number_is_larger_than_the_fewest_where_more_devices_are_faster() -> None:
+    given_problem = problem(speeds=[1, 1, 1], num_blocks=6)
+    assert split_of(given_problem, place_on_the_fewest(given_problem)) == (6, 0, 0)
+    assert split_of(given_problem, place_on_the_best_number(given_problem)) == (2, 2, 2)
+
+
+@pytest.mark.parametrize(("link_seconds", "split"), [(0.1, (3, 3)), (10.0, (6, 0))])
+def test_best_number_leaves_out_a_device_that_only_adds_a_slow_link(
+    link_seconds: float, split: tuple[int, ...]
+) -> None:
+    given_problem = with_slow_links(problem(speeds=[1, 1], num_blocks=6), link_seconds)
+    assert split_of(given_problem, place_on_the_best_number(given_problem)) == split
+
+
+def test_best_number_is_the_fewest_where_memory_needs_all_devices() -> None:
+    # 2 blocks of 10 bytes, each with 4 micro-batches of 1 byte, need 28 bytes on the first device.
+    given_problem = problem(speeds=[1, 2, 3], num_blocks=6, memory=[28, 28, 28])
+    assert split_of(given_problem, place_on_the_best_number(given_problem)) == (2, 2, 2)
+    assert place_on_the_best_number(given_problem) == place_on_the_fewest(given_problem)
+
+
+def test_best_number_is_at_most_the_number_of_blocks() -> None:
+    given_problem = problem(speeds=[1, 1, 1], num_blocks=2)
+    assert sorted(split_of(given_problem, place_on_the_best_number(given_problem))) == [0, 1, 1]
+
+
 # --- the whole model on one host
 
 
@@ -267,7 +347,9 @@ def test_centralized_leaves_everything_with_the_control_unit() -> None:
 # --- the rules that all baselines share
 
 
-@pytest.mark.parametrize("name", ["pipeline", "titanic", "vanilla_fl", "centralized"])
+@pytest.mark.parametrize(
+    "name", ["pipeline", "titanic", "titanic_best", "vanilla_fl", "centralized"]
+)
 def test_every_baseline_keeps_the_limits_of_the_round(name: str) -> None:
     given_problem = problem(speeds=[1, 2, 3], memory=[None, 80, 70])
     assert violations(given_problem, strategy(name)(given_problem)) == []

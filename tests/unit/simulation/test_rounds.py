@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from collapipe.allocation import decide_round
 from collapipe.simulation.rounds import num_rounds, run_scenario, run_strategy
 from collapipe.simulation.simulated_system import SimulatedSystem
 
@@ -29,6 +30,19 @@ def test_every_round_has_a_record() -> None:
     joules = [10.0 * work[0], 5.0 * work[1]]
     assert [device.mean_energy_joules for device in run.devices] == pytest.approx(joules)
     assert [device.blocks for device in run.devices] == [24, 24]
+
+
+def test_changed_plans_run_and_are_predicted() -> None:
+    manual = [[3, 9]]
+    run = run_strategy(
+        scenario(),
+        "pipeline",
+        0,
+        change=lambda problem, plans: decide_round(problem, "manual", segments=manual).plans,
+    )
+    assert [device.blocks for device in run.devices] == [9, 27]
+    for record in run.rounds[1:]:  # The first one has no rates of weights that fit its plan.
+        assert record.predicted_seconds == pytest.approx(record.delay_seconds, rel=0.2)
 
 
 def test_same_seed_gives_the_same_rounds() -> None:
@@ -64,7 +78,9 @@ def test_baseline_ignores_numbers_of_micro_batches_that_do_not_fit_memory() -> N
     assert record.num_micro_batches == 64
 
 
-@pytest.mark.parametrize("strategy", ["pipeline", "titanic", "vanilla_fl", "proportional"])
+@pytest.mark.parametrize(
+    "strategy", ["pipeline", "titanic", "titanic_best", "vanilla_fl", "proportional"]
+)
 def test_strategy_without_a_plan_is_recorded_with_its_reason(strategy: str) -> None:
     run = run_strategy(scenario(clusters=_with_memory(0.5, 0.5)), strategy, 0)
     (record,) = run.rounds

@@ -6,8 +6,12 @@ from collections.abc import Callable, Sequence
 from collapipe.allocation.round_model.decision import Decision
 from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import RoundProblem
-from collapipe.allocation.strategies.balanced import place_on_the_fewest, place_proportionally
-from collapipe.allocation.strategies.complete_plan import PlaceCluster, complete
+from collapipe.allocation.strategies.balanced import (
+    place_on_the_best_number,
+    place_on_the_fewest,
+    place_proportionally,
+)
+from collapipe.allocation.strategies.complete_plan import PlaceCluster, Stages, complete
 from collapipe.allocation.strategies.equal_segments import place_equally
 from collapipe.allocation.strategies.manual import place_manually
 from collapipe.allocation.strategies.whole_model import place_centrally, place_on_one_device
@@ -44,21 +48,27 @@ def decide_round(
             hysteresis=hysteresis,
             time_limit_seconds=time_limit_seconds,
         )
-    placements: dict[str, PlaceCluster] = {
-        "pipeline": place_equally,
-        "titanic": place_on_the_fewest,
-        "vanilla_fl": place_on_one_device,
-        "centralized": place_centrally,
-        "proportional": place_proportionally,
-        "manual": lambda problem, cluster: place_manually(problem, cluster, segments),
+    placements: dict[str, Callable[[RoundProblem], Sequence[Stages]]] = {
+        "pipeline": _in_each_cluster(place_equally),
+        "titanic": _in_each_cluster(place_on_the_fewest),
+        "titanic_best": place_on_the_best_number,
+        "vanilla_fl": _in_each_cluster(place_on_one_device),
+        "centralized": _in_each_cluster(place_centrally),
+        "proportional": _in_each_cluster(place_proportionally),
+        "manual": _in_each_cluster(
+            lambda problem, cluster: place_manually(problem, cluster, segments)
+        ),
     }
     if strategy not in placements:
         raise InvalidInputError(
             f"there is no strategy {strategy!r}: use one of dssra, {', '.join(placements)}"
         )
-    place = placements[strategy]
-    plans = complete(problem, [place(problem, cluster) for cluster in problem.clusters])
+    plans = complete(problem, placements[strategy](problem))
     return Decision(plans, predict(problem, plans))
+
+
+def _in_each_cluster(place: PlaceCluster) -> Callable[[RoundProblem], Sequence[Stages]]:
+    return lambda problem: [place(problem, cluster) for cluster in problem.clusters]
 
 
 def reference_seconds(problem_for: Callable[[str], RoundProblem]) -> float | None:
