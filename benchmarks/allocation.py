@@ -3,8 +3,7 @@
     python -m benchmarks allocation
 
 The first table has one cluster and one number of micro-batches. The second one has every number of
-micro-batches; "warm" means that the search starts from the plan of a slightly different round. Up to 6
-devices, the search compares every order of the devices.
+micro-batches; "warm" means that the search starts from the plan of a slightly different round.
 """
 
 import math

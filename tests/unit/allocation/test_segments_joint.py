@@ -4,9 +4,11 @@ import itertools
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collapipe.allocation.search import joint_clusters
 from collapipe.allocation.search.joint_clusters import Candidates, choose, fair_weights
 
 numbers = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.7, 5.0])
@@ -60,6 +62,22 @@ def test_choice_is_the_best_of_all_combinations_within_the_limit(
     assert chosen.plans in allowed
     assert math.isclose(worth(clusters, chosen.plans), best, rel_tol=1e-9)
     assert choose(clusters, np.array([limit]), best * (1 - 1e-9)) is None
+
+
+@given(st.lists(candidates(), min_size=2, max_size=3), st.sampled_from([4.0, math.inf]))
+def test_choice_among_some_loads_is_within_the_limit_and_worth_what_it_says(
+    clusters: list[Candidates], limit: float
+) -> None:
+    exact = choose(clusters, np.array([limit]), math.inf)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joint_clusters, "_MOST_LOADS", 4)
+        some = choose(clusters, np.array([limit]), math.inf)
+    if some is None:
+        return
+    assert exact is not None
+    assert sum(one.uses[0, i] for one, i in zip(clusters, some.plans, strict=True)) <= limit
+    assert math.isclose(some.value, worth(clusters, some.plans), rel_tol=1e-9)
+    assert some.value >= exact.value * (1 - 1e-9)
 
 
 @given(st.lists(candidates(), min_size=1, max_size=3))
