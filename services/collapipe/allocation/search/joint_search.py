@@ -10,7 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from collapipe.allocation.round_model.prediction import RoundPrediction, predict
+from collapipe.allocation.round_model.prediction import (
+    RoundPrediction,
+    other_edge_seconds,
+    predict,
+)
 from collapipe.allocation.round_model.problem import ClusterPlan, RoundPlan, RoundProblem
 from collapipe.allocation.search.arrays import Floats
 from collapipe.allocation.search.joint_clusters import (
@@ -38,8 +42,10 @@ from collapipe.allocation.search.segment_costs import ClusterCosts, cluster_cost
 FIRST_WIDTH = 50
 """Labels of each row and layer in the first, narrow search."""
 _LATE_WIDTH = 5
+"""Labels of each row and layer in the first search when no time is left."""
 _WIDTH = 20_000
-"""Labels of each row and layer in the full search. Up to 12 devices need fewer, so the search is exact."""
+"""Labels of each row and layer in the full search. In the measured clusters of up to 12 devices there are fewer, so
+the search is exact."""
 _NUM_CELLS = 16
 _SLACK = 0.03
 """The first search keeps plans up to this part above the upper bound, to find better fair weights."""
@@ -94,7 +100,8 @@ def search(
         limit = upper_bound + (slack if math.isfinite(upper_bound) else 0.0)
         if is_late() and width != FIRST_WIDTH:
             break
-        found_fronts = _fronts(problem, searches, limit, width, fronts, is_late)
+        known_fronts = None if few else fronts
+        found_fronts = _fronts(problem, searches, limit, width, known_fronts, is_late)
         if found_fronts is None:
             continue
         fronts = found_fronts
@@ -128,9 +135,8 @@ def _known_fronts(
 ) -> list[ParetoFront] | None:
     """Returns a front for each known plan; `None` if a plan has no row in its table."""
     fronts = []
-    for costs, cluster, plan, predicted in zip(
-        tables, problem.clusters, known, prediction.clusters, strict=True
-    ):
+    for n, (costs, plan) in enumerate(zip(tables, known, strict=True)):
+        cluster, predicted = problem.clusters[n], prediction.clusters[n]
         codec = cluster.upload_codecs.index(plan.upload_codec)
         rows = np.flatnonzero(
             (costs.num_micro_batches == plan.num_micro_batches) & (costs.upload_codec == codec)
@@ -144,6 +150,8 @@ def _known_fronts(
         )
         delay_cost = problem.penalty_weight / problem.reference_seconds * predicted.round_seconds
         delay_cost -= costs.bottleneck_price[row] * predicted.bottleneck_seconds
+        if plan.num_micro_batches == 1:
+            delay_cost -= costs.load_price[row] * other_edge_seconds(problem, known, n)
         fronts.append(front_of_known_plan(costs, plan, row, float(delay_cost), bottleneck))
     return fronts
 
