@@ -65,7 +65,8 @@ def _print_table(scenario: Scenario) -> None:
     for name, run in _runs(scenario).items():
         runs = [run(seed) for seed in scenario.seed_list]
         seconds = {one.seed: mean for one in runs if (mean := _mean_seconds(one)) is not None}
-        whole = whole or seconds
+        if name == "nothing":
+            whole = seconds
         infeasible = 1 - sum(r.feasible for one in runs for r in one.rounds) / sum(
             len(one.rounds) for one in runs
         )
@@ -87,8 +88,9 @@ def _runs(scenario: Scenario) -> dict[str, Callable[[int], StrategyRun]]:
 
     def fixed_micro_batches(seed: int) -> StrategyRun:
         run = run_strategy(scenario, "proportional", seed)
+        chosen = [r.num_micro_batches for r in run.rounds if r.feasible][:1]
         return run_strategy(
-            _with_training(scenario, micro_batches=[run.rounds[0].num_micro_batches]), "dssra", seed
+            _with_training(scenario, micro_batches=chosen or [default]), "dssra", seed
         )
 
     default = min(

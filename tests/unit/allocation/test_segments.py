@@ -1,8 +1,10 @@
 """`place_segments` against the exhaustive enumeration of all plans."""
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -23,7 +25,7 @@ from collapipe.allocation.round_model.problem import (
 from collapipe.allocation.search import joint_search
 from collapipe.allocation.search.link_tables import AssumedLinks
 from collapipe.allocation.search.segments import place_segments
-from collapipe.errors import InfeasibleError
+from collapipe.errors import InfeasibleError, InvalidInputError
 
 from .enumeration import best_plan
 from .rounds import Round, rounds
@@ -268,3 +270,51 @@ def test_too_little_memory_says_how_many_blocks_fit() -> None:
         InfeasibleError, match=r"cluster 0: the 2 devices can hold 1 of 4 blocks .*210 bytes"
     ):
         place_segments(replace(problem, model=replace(problem.model, block_stash_bytes=0)), assumed)
+
+
+# --- corners of the search
+
+
+def chain(seed: int, num_devices: int = 8) -> Round:
+    """Builds devices with memory for one block each, and few links: one chain of all of them, and some dead ends."""
+    numbers = random.Random(seed)
+    problem, assumed = line(
+        seconds=tuple(numbers.uniform(1, 3) for _ in range(num_devices)),
+        memory=(20,) * num_devices,
+        model=ModelCost(num_blocks=num_devices, block_state_bytes=10, activation_bytes=1),
+    )
+    names = [device.host_id for device in problem.clusters[0].devices]
+    numbers.shuffle(names)
+    pairs = list(pairwise(["control", *names, "edge"]))
+    pairs += [tuple(numbers.sample(names, 2)) for _ in range(num_devices)]
+    links = {pair: WiredLink(1e6) for (a, b) in pairs for pair in ((a, b), (b, a))}
+    cluster = replace(problem.clusters[0], links=links)
+    return replace(problem, clusters=(cluster,)), [{pair: assumed[0][pair] for pair in links}]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_late_search_goes_on_until_it_has_a_plan(seed: int) -> None:
+    problem, assumed = chain(seed)
+    found = place_segments(problem, assumed, is_late=lambda: True)
+    assert violations(problem, found) == []
+
+
+def test_more_devices_than_the_search_can_number_are_refused() -> None:
+    problem, assumed = line(seconds=(1.0,) * 41)
+    with pytest.raises(InvalidInputError, match="cluster 0 has 41 devices, .* at most 40"):
+        place_segments(problem, assumed)
+    problem, assumed = line(seconds=(1.0,) * 40)
+    assert violations(problem, place_segments(problem, assumed)) == []
+
+
+def test_cluster_without_devices_is_refused_with_its_reason() -> None:
+    with pytest.raises(InfeasibleError, match="cluster 0 has no devices"):
+        place_segments(*line(seconds=()))
+
+
+def test_edge_server_without_own_work_may_share_blocks_among_clusters() -> None:
+    problem, assumed = line(seconds=(1.0, 2.0), options=(1, 2, 4))
+    edge = Host("edge", 0.6, seconds_per_micro_batch=0.3)
+    clusters = tuple(replace(problem.clusters[0], edge_server=edge) for _ in range(3))
+    problem = replace(problem, clusters=clusters, blocks_on_edge_server=True)
+    assert violations(problem, place_segments(problem, assumed * 3)) == []

@@ -115,6 +115,7 @@ class _Search:
     ) -> None:
         self.problem = problem
         self.best: Allocation | None = None
+        self.placed: RoundPlan | None = None  # before shares and powers are allocated
         self._clock = clock
         self._limit = time_limit_seconds
         self._end = math.inf if time_limit_seconds is None else clock() + time_limit_seconds
@@ -179,9 +180,10 @@ class _Search:
     def _place(self, problem: RoundProblem, assumed_links: Sequence[AssumedLinks]) -> None:
         self._seconds_left()
         known = [] if self.best is None else [self.best.plans]
-        self.consider(
-            place_segments(problem, assumed_links, starts=known, is_late=lambda: self.time_is_up)
+        self.placed = place_segments(
+            problem, assumed_links, starts=known, is_late=lambda: self.time_is_up
         )
+        self.consider(self.placed)
 
     def _try_local_changes(self, best: Allocation, assumed_links: Sequence[AssumedLinks]) -> None:
         """Considers the local changes with the lowest objective, as predicted with the assumed links."""
@@ -220,7 +222,9 @@ def _without_solver(
         plans = search.best.plans
     else:
         assumed_links = links_at_equal_shares(problem)
-        placed = place_segments(problem, assumed_links, is_late=lambda: True)
+        placed = search.placed
+        if placed is None:
+            placed = place_segments(problem, assumed_links, is_late=lambda: True)
         plans = with_assumed_links(problem, assumed_links, placed)
     return _decision(problem, with_least_windows(problem, plans), kept, str(error))
 

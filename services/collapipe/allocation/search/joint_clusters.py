@@ -16,7 +16,9 @@ from collapipe.allocation.search.arrays import Floats, Ints
 
 _ROUNDING = 1 + 1e-12
 _MOST_LOADS = 100
-"""The most loads of the edge server that `choose` tries at once."""
+"""If there are more possible loads of the edge server, `choose` does not try them all."""
+_NUM_LOADS = 25
+"""Number of loads that it tries then, in each of the refinements."""
 _REFINEMENTS = 3
 _MOST_COMBINED = 4
 """With more clusters, no combination gives up summed cost for a smaller load of the edge server."""
@@ -94,13 +96,13 @@ def choose(clusters: Sequence[Candidates], limits: Floats, upper_bound: float) -
         return _best_of_loads(clusters, limits, loads, upper_bound)
     best: Chosen | None = None
     for _ in range(_REFINEMENTS):
-        loads = np.geomspace(least, most, _MOST_LOADS)
+        loads = np.linspace(least, most, _NUM_LOADS)
         found = _best_of_loads(clusters, limits, loads, best.value if best else upper_bound)
         best = found or best
         if best is None:
             return None
         at = int(np.searchsorted(loads, _head_load(clusters, best)))
-        least, most = loads[max(at - 1, 0)], loads[min(at + 1, _MOST_LOADS - 1)]
+        least, most = loads[max(at - 1, 0)], loads[min(at + 1, _NUM_LOADS - 1)]
     return best
 
 

@@ -41,17 +41,17 @@ from collapipe.allocation.search.segment_costs import ClusterCosts, cluster_cost
 
 FIRST_WIDTH = 50
 """Labels of each row and layer in the first, narrow search."""
-_LATE_WIDTH = 5
-"""Labels of each row and layer in the first search when no time is left."""
 _WIDTH = 20_000
-"""Labels of each row and layer in the full search. In the measured clusters of up to 12 devices there are fewer, so
-the search is exact."""
+"""Labels of each row and layer in the full search. In the measured clusters of up to `EXACT_DEVICES` devices there are
+fewer, so the search is exact."""
+EXACT_DEVICES = 12
+_WIDTH_OF_MANY_DEVICES = 500
 _NUM_CELLS = 16
 _SLACK = 0.03
 """The first search keeps plans up to this part above the upper bound, to find better fair weights."""
 _ROUNDING = 1e-11
 EXACT_CLUSTERS = 3
-"""Up to this number of clusters, the search is exact in what the clusters share."""
+"""Up to this number of clusters, the search is exact, if `choose` is."""
 _WIDTHS_OF_MANY = (100, 300)
 """Widths of the next searches with more clusters. Each one assumes the load of the edge server that the last led to."""
 _LOAD_TOLERANCE = 1e-3
@@ -71,12 +71,15 @@ def search(
     energy. This gives the time weights with which the bounds of the second, full search are tightest.
 
     All clusters load the edge server. With few clusters, the bounds assume the least load by the other clusters, so
-    the search is exact. With more, each search assumes the load of the last decision, until it stays the same.
+    no best plan is lost. With more, each search assumes the load of the last decision, until it stays the same.
 
     Args:
         known: Plans of the form that the search finds, within the limits.
-        is_late: Returns whether to end soon. The first search then becomes very narrow, and no other begins.
+        is_late: Returns whether to end soon. As soon as there are plans, a late search becomes very narrow, and no
+            other begins.
     """
+    if not all(cluster.devices for cluster in problem.clusters):
+        return None
     prediction = predict(problem, known) if known else None
     upper_bound = prediction.objective if prediction else math.inf
     upper_bound -= problem.penalty_weight * problem.fixed_seconds / problem.reference_seconds
@@ -95,13 +98,24 @@ def search(
     fronts: list[ParetoFront] | None = None
     if known and prediction and not few and len(weights) == 1:
         fronts = _known_fronts(problem, tables, known, prediction)
-    for width in (FIRST_WIDTH, _WIDTH) if few else (FIRST_WIDTH, *_WIDTHS_OF_MANY):
+
+    widths = (FIRST_WIDTH, _WIDTH) if few else (FIRST_WIDTH, *_WIDTHS_OF_MANY, _WIDTH)
+
+    def has_plans() -> bool:
+        return known is not None or found is not None
+
+    for width in widths:
+        if width == _WIDTH and has_plans():
+            if not few:
+                break
+            if max(costs.num_devices for costs in tables) > EXACT_DEVICES:
+                width = _WIDTH_OF_MANY_DEVICES
         slack = _SLACK * abs(upper_bound) if width == FIRST_WIDTH else 0.0
         limit = upper_bound + (slack if math.isfinite(upper_bound) else 0.0)
-        if is_late() and width != FIRST_WIDTH:
-            break
         known_fronts = None if few else fronts
-        found_fronts = _fronts(problem, searches, limit, width, known_fronts, is_late)
+        found_fronts = _fronts(
+            problem, searches, limit, width, known_fronts, lambda: is_late() and has_plans()
+        )
         if found_fronts is None:
             continue
         fronts = found_fronts
@@ -109,7 +123,7 @@ def search(
         if chosen is not None:
             upper_bound = chosen.value
             found = [front.choice(index) for front, index in zip(fronts, chosen.plans, strict=True)]
-        if few and all(front.complete for front in fronts):
+        if (is_late() and has_plans()) or (few and all(front.complete for front in fronts)):
             break
         if not few and chosen is not None:
             loads = [
@@ -133,7 +147,7 @@ def _known_fronts(
     known: RoundPlan,
     prediction: RoundPrediction,
 ) -> list[ParetoFront] | None:
-    """Returns a front for each known plan; `None` if a plan has no row in its table."""
+    """Returns a front for each known plan, if only delays count; `None` if a plan has no row in its table."""
     fronts = []
     for n, (costs, plan) in enumerate(zip(tables, known, strict=True)):
         cluster, predicted = problem.clusters[n], prediction.clusters[n]
@@ -255,7 +269,10 @@ def _fronts(
             one.least_bottleneck,
             replace(one.bounds, weighted=weighted),
             error_limits[n],
-            width=_LATE_WIDTH if is_late() else width,
+            width=min(width, _WIDTH_OF_MANY_DEVICES)
+            if one.costs.num_devices > EXACT_DEVICES
+            else width,
+            is_late=is_late,
             most_other_load=most_other_loads[n],
         )
         if not len(front.plans):
@@ -310,7 +327,7 @@ def _most_other_loads(
     """
     loads = [one.costs.head_load for one in searches]
     finite = [load[np.isfinite(load)] for load in loads]
-    bytes_ = sum(float(np.max(one.costs.head_bytes)) for one in searches)
+    bytes_ = sum(float(np.max(one.costs.head_bytes[one.costs.last.window > 0])) for one in searches)
     if (
         any(not _has_only_delays(one.costs) for one in searches)
         or math.isfinite(problem.convergence.limit)

@@ -15,7 +15,7 @@ class Labels:
     A label runs the blocks from `start` to the last one on the devices from `device` to the head.
 
     Args:
-        row: Row of the tables in `ClusterCosts`. Each row stands for one number of micro-batches.
+        row: Row of the tables in `ClusterCosts`.
         device: First device of the partial plan; the number of devices stands for the edge server.
         last: Number of blocks on the edge server.
         mask: Bits of the devices in use.

@@ -11,7 +11,7 @@ extends all labels with the same number of devices at once, as arrays. It drops 
 So the front is complete unless the caller limits the number of labels in a layer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +25,7 @@ from collapipe.allocation.search.segment_costs import ClusterCosts
 
 _CHUNK = 200_000
 """The largest number of extended labels that are in memory at once. They take about 100 MB."""
+_LATE_WIDTH = 5
 _MOST_LEADERS = 12
 """The number of labels of a group that are compared with the whole group."""
 
@@ -100,6 +101,7 @@ def pareto_front(
     error_limits: Floats,
     *,
     width: int,
+    is_late: Callable[[], bool],
     most_other_load: float | None,
 ) -> ParetoFront:
     """Finds the Pareto front of a cluster.
@@ -109,6 +111,7 @@ def pareto_front(
         bounds: Lower bounds, and the cost of the best known decision.
         error_limits: The most that the errors of codecs may add to the convergence term. Shape: (rows,).
         width: Number of labels of each row that a layer keeps, those with the least bounds.
+        is_late: Returns whether to end soon: the next layers then keep only `_LATE_WIDTH` labels.
         most_other_load: If only the fastest plan of each row matters, the largest load of the edge server by all
             other clusters, in seconds of its processor for a mini-batch. Otherwise `None`.
     """
@@ -130,8 +133,9 @@ def pareto_front(
             layer = joined(parts)
             if len(parts) > 1:
                 layer = layer.take(_undominated(costs, layer))
-            if len(layer) > width:
-                kept = _most_promising(costs, layer, bounds, width)
+            most = _LATE_WIDTH if is_late() else width
+            if len(layer) > most:
+                kept = _most_promising(costs, layer, bounds, most)
                 complete &= len(kept) == len(layer)
                 layer = layer.take(kept)
         layers.append(layer)

@@ -2,8 +2,7 @@
 
 The arrays follow the model of `round_model.prediction`. They have these axes:
 
-- m: a row, which has one number of micro-batches M and one codec of uploads, and may have its own order of
-  devices;
+- m: a row, which has one number of micro-batches M and one codec of uploads;
 - k: a device;
 - d: a number of blocks, from 0 on;
 - s and e: the first block of a segment, and the block after its last one;
@@ -374,6 +373,7 @@ def _useful_upload_codecs(problem: RoundProblem, cluster: ClusterProblem) -> lis
         (
             problem.convergence.constants[3] and UPLOAD_CODECS[name].relative_error,
             push_seconds(problem, cluster.control_unit, name, 0, 1),
+            push_seconds(problem, cluster.control_unit, name, 1, last),
             *(push_seconds(problem, device, name, 1, last) for device in cluster.devices),
         )
         for name in names

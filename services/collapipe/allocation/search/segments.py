@@ -22,7 +22,10 @@ from collapipe.allocation.search.infeasible import why_infeasible
 from collapipe.allocation.search.joint_search import search
 from collapipe.allocation.search.link_tables import AssumedLinks
 from collapipe.allocation.search.pareto_front import PipelineChoice
-from collapipe.errors import InfeasibleError
+from collapipe.errors import InfeasibleError, InvalidInputError
+
+MOST_DEVICES = 40
+"""The search numbers sets of devices with 64 bits, together with rows, blocks and devices."""
 
 
 def place_segments(
@@ -44,8 +47,15 @@ def place_segments(
         is_late: Returns whether to end soon with the best plans so far.
 
     Raises:
+        InvalidInputError: A cluster has more than `MOST_DEVICES` devices.
         InfeasibleError: No plan keeps the limits. The message says which limit, and what to change.
     """
+    for index, cluster in enumerate(problem.clusters):
+        if len(cluster.devices) > MOST_DEVICES:
+            raise InvalidInputError(
+                f"cluster {index} has {len(cluster.devices)} devices, and dssra decides for at most {MOST_DEVICES}: split "
+                "the cluster"
+            )
     best, value = None, math.inf
     for start in starts:
         if _is_pipeline(problem, start) and not violations(problem, start):
@@ -159,6 +169,8 @@ def _is_pipeline(problem: RoundProblem, plans: RoundPlan) -> bool:
         return False
     head = problem.model.num_blocks + 1
     for cluster, plan in zip(problem.clusters, plans, strict=True):
+        if len(plan.stages) < 2:
+            return False
         first, *between, last = plan.stages
         if (first.host_id, last.host_id) != (
             cluster.control_unit.host_id,
