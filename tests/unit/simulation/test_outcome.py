@@ -182,6 +182,20 @@ def test_cluster_that_waits_for_the_head_is_slower_than_alone() -> None:
         assert outcome.mini_batch_seconds > alone.mini_batch_seconds
 
 
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 8])
+def test_formula_counts_all_clusters_of_an_edge_server_that_runs_the_blocks(
+    num_micro_batches: int,
+) -> None:
+    problem, _ = _two_stages(mini_batch=8)
+    cluster = replace(problem.clusters[0], micro_batch_options=(num_micro_batches,))
+    problem = replace(problem, clusters=(cluster,) * 3)
+    stages = (StagePlan("control-unit", 0, 1, 8), StagePlan("edge-server", 1, 3, 1))
+    plans = (ClusterPlan(stages, num_micro_batches, (LinkPlan(),)),) * 3
+    predicted, simulated = predict(problem, plans), run_round(problem, plans)
+    assert predicted.round_seconds == pytest.approx(simulated.seconds, rel=0.03)
+    assert predicted.round_seconds > 3 * 8
+
+
 def test_control_unit_that_only_sends_token_ids_takes_no_time() -> None:
     problem, _ = _two_stages()
     whole = ClusterPlan(
