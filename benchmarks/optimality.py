@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collapipe.allocation.round_model.limits import violations
-from collapipe.allocation.round_model.prediction import link_seconds, predict, weights_seconds
+from collapipe.allocation.round_model.prediction import link_seconds, predict
 from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
@@ -37,6 +37,7 @@ from collapipe.allocation.round_model.problem import (
     StagePlan,
     WiredLink,
 )
+from collapipe.allocation.round_model.weights_transfer import weights_seconds
 from collapipe.allocation.search.segments import place_segments
 
 Floats = npt.NDArray[np.float64]

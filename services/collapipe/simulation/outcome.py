@@ -13,8 +13,6 @@ from itertools import pairwise
 from collapipe.allocation.round_model.prediction import (
     ClusterPrediction,
     bubble_ratio,
-    moved_states,
-    moved_units,
     predict,
 )
 from collapipe.allocation.round_model.problem import (
@@ -24,6 +22,7 @@ from collapipe.allocation.round_model.problem import (
     RoundPlan,
     RoundProblem,
 )
+from collapipe.allocation.round_model.weights_transfer import moved_states, moved_units
 from collapipe.codec_table import UPLOAD_CODECS
 from collapipe.simulation.pipeline_events import (
     SimulatedLink,

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from collapipe.allocation.round_model.limits import violations
-from collapipe.allocation.round_model.prediction import migrate_seconds
 from collapipe.allocation.round_model.problem import (
     Host,
     RadioLink,
@@ -15,6 +14,7 @@ from collapipe.allocation.round_model.problem import (
     RoundProblem,
     WiredLink,
 )
+from collapipe.allocation.round_model.weights_transfer import migrate_seconds
 from collapipe.allocation.search import dssra
 from collapipe.allocation.search.bandwidth import SolverFailedError
 from collapipe.allocation.search.dssra import decide

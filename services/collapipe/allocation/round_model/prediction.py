@@ -5,7 +5,7 @@ that it returns is worth what `predict` says.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collapipe.allocation.round_model.problem import (
@@ -18,10 +18,12 @@ from collapipe.allocation.round_model.problem import (
     RoundProblem,
     StagePlan,
 )
-from collapipe.codec_table import CODECS, UPLOAD_CODECS, UploadCodecName
-
-_DEAD_LINK_BPS = 1.0
-"""Rate for moves over a link whose probe failed: never worth it, but finite, because the search subtracts times."""
+from collapipe.allocation.round_model.weights_transfer import (
+    WeightsSeconds,
+    transfer_seconds,
+    weights_seconds,
+)
+from collapipe.codec_table import CODECS, UPLOAD_CODECS
 
 
 @dataclass(frozen=True)
@@ -212,8 +214,8 @@ def link_seconds(
     raw_bytes = micro_batch_size * problem.model.activation_bytes if carries_activations else 0.0
     coding = raw_bytes * codec.seconds_per_byte
     bits = 8 * raw_bytes * codec.bytes_ratio
-    forward = _transfer_seconds(bits, there.rate_bps(plan.share, plan.forward_watts)) + coding
-    backward = _transfer_seconds(bits, back.rate_bps(plan.share, plan.backward_watts)) + coding
+    forward = transfer_seconds(bits, there.rate_bps(plan.share, plan.forward_watts)) + coding
+    backward = transfer_seconds(bits, back.rate_bps(plan.share, plan.backward_watts)) + coding
     half_duplex = isinstance(there, RadioLink)
     load = forward + backward if half_duplex else max(forward, backward)
     return LinkPrediction(forward, backward, there.round_trip_seconds, load)
@@ -231,121 +233,6 @@ def latency_loops(computes: Sequence[float], links: Sequence[LinkPrediction]) ->
             loop += links[k].loop_seconds
         loops[k] = loop
     return loops
-
-
-def moved_units(cluster: ClusterProblem, host_id: str, start_unit: int, stop_unit: int) -> int:
-    """Returns how many units of a range the host did not hold under the previous plan."""
-    if cluster.previous is None:
-        return 0
-    held: set[int] = set()
-    for stage in cluster.previous.stages:
-        if stage.host_id == host_id:
-            held.update(range(stage.start_unit, stage.stop_unit))
-    return sum(unit not in held for unit in range(start_unit, stop_unit))
-
-
-@dataclass(frozen=True)
-class WeightsSeconds:
-    """T_push, T_fetch and T_migrate of (6), or what some units add to them."""
-
-    push: float
-    fetch: float
-    migrate: float
-
-    def __add__(self, other: "WeightsSeconds") -> "WeightsSeconds":
-        return WeightsSeconds(
-            self.push + other.push, self.fetch + other.fetch, self.migrate + other.migrate
-        )
-
-    def per_round(self, problem: RoundProblem) -> float:
-        """Returns what they add to the time of a round: a migration counts over its horizon."""
-        return self.push + self.fetch + self.migrate / problem.migration_horizon_rounds
-
-
-def weights_seconds(
-    problem: RoundProblem,
-    cluster: ClusterProblem,
-    host: Host,
-    codec_name: UploadCodecName,
-    start_unit: int,
-    stop_unit: int,
-) -> WeightsSeconds:
-    """Returns what units on a host add to (6). The edge server neither pushes nor fetches."""
-    units = (start_unit, stop_unit)
-    migrate = migrate_seconds(problem, cluster, host, *units)
-    if host.host_id == cluster.edge_server.host_id:
-        return WeightsSeconds(0.0, 0.0, migrate)
-    push = push_seconds(problem, host, codec_name, *units)
-    return WeightsSeconds(push, fetch_seconds(problem, host, *units), migrate)
-
-
-def push_seconds(
-    problem: RoundProblem,
-    host: Host,
-    codec_name: UploadCodecName,
-    start_unit: int,
-    stop_unit: int,
-) -> float:
-    """Returns the part of a host in T_push of (6): it encodes and pushes the new weights of its units."""
-    codec = UPLOAD_CODECS[codec_name]
-    raw_bytes = problem.model.weights_bytes(start_unit, stop_unit)
-    coding = raw_bytes * codec.seconds_per_byte
-    return _transfer_seconds(8 * raw_bytes * codec.bytes_ratio, host.push_bps) + coding
-
-
-def fetch_seconds(problem: RoundProblem, host: Host, start_unit: int, stop_unit: int) -> float:
-    """Returns the part of a host in T_fetch of (6): with several clusters, it fetches the average of its units."""
-    if len(problem.clusters) == 1:
-        return 0.0
-    bits = 8 * problem.model.weights_bytes(start_unit, stop_unit)
-    return _transfer_seconds(bits, host.fetch_bps)
-
-
-def moved_states(
-    problem: RoundProblem, cluster: ClusterProblem, host: Host, start_unit: int, stop_unit: int
-) -> Iterator[tuple[str, float]]:
-    """Yields what a host needs of units that are new on it, besides the weights of `fetch_seconds`.
-
-    Before the first round these are the initial weights, which the edge server has. Later it is the optimizer
-    state, and with one cluster the weights, from the host that had the unit. The edge server has all weights.
-
-    Yields:
-        The id of the sender, and bytes.
-    """
-    model, one_cluster = problem.model, len(problem.clusters) == 1
-    edge_server = cluster.edge_server.host_id
-    has_weights = host.host_id == edge_server or not one_cluster
-    if cluster.previous is None:
-        if not has_weights:
-            yield edge_server, model.weights_bytes(start_unit, stop_unit)
-        return
-    for stage in cluster.previous.stages:
-        first, stop = max(start_unit, stage.start_unit), min(stop_unit, stage.stop_unit)
-        if first < stop and stage.host_id != host.host_id:
-            known = (stage.host_id, host.host_id) in cluster.links
-            sender = stage.host_id if known else edge_server
-            if sender != host.host_id:
-                weights = 0.0 if has_weights else model.weights_bytes(first, stop)
-                yield sender, model.optimizer_bytes(first, stop) + weights
-
-
-def migrate_seconds(
-    problem: RoundProblem, cluster: ClusterProblem, host: Host, start_unit: int, stop_unit: int
-) -> float:
-    """Returns the part of a host in T_migrate of (6).
-
-    The edge server sends to all hosts at once, with the rates of T_fetch. Another sender has the whole channel.
-    """
-    channel = problem.channels.get(cluster.channel or "", math.inf)
-    seconds = 0.0
-    for sender, num_bytes in moved_states(problem, cluster, host, start_unit, stop_unit):
-        rate = host.fetch_bps
-        if sender != cluster.edge_server.host_id:
-            link = cluster.links[sender, host.host_id]
-            rate = link.rate_bps(channel, cluster.hosts[sender].max_transmit_watts)
-            rate = max(rate, _DEAD_LINK_BPS)
-        seconds += _transfer_seconds(8 * num_bytes, rate)
-    return seconds
 
 
 def stage_memory_bytes(
@@ -464,9 +351,3 @@ def _predict_stages(
             StagePrediction(stage.host_id, computes[k], windows[k], memory, passes * joules)
         )
     return tuple(stages)
-
-
-def _transfer_seconds(bits: float, rate_bps: float) -> float:
-    if not bits:
-        return 0.0
-    return bits / rate_bps if rate_bps > 0 else math.inf

@@ -26,6 +26,7 @@ from collapipe.allocation.search.segment_costs import ClusterCosts
 _CHUNK = 200_000
 """The largest number of extended labels that are in memory at once. They take about 100 MB."""
 _LATE_WIDTH = 5
+"""Labels of each row that a layer keeps when no time is left."""
 _MOST_LEADERS = 12
 """The number of labels of a group that are compared with the whole group."""
 

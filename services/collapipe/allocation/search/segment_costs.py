@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collapipe.allocation.round_model.prediction import push_seconds, weights_seconds
 from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem
+from collapipe.allocation.round_model.weights_transfer import push_seconds, weights_seconds
 from collapipe.allocation.search.arrays import Bools, Floats, Ints
 from collapipe.allocation.search.link_tables import AssumedLinks, link_tables
 from collapipe.codec_table import UPLOAD_CODECS
