@@ -139,6 +139,7 @@ def make_job(
             "schedule": {
                 "num_micro_batches": num_micro_batches,
                 "silence_seconds": 60,
+                "paper_placement": True,
                 **schedule,
             },
         }

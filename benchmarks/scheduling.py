@@ -38,6 +38,9 @@ from collapipe_client.testbed_processes import Device
 
 BASELINES = ("pipeline", "proportional", "titanic", "titanic_best", "vanilla_fl", "centralized")
 MICRO_BATCHES = (4, 8, 16)
+_EVERYWHERE = " everywhere"
+MINE = ("dssra", "dssra" + _EVERYWHERE)
+"""With the paper's roles, and with blocks on the control unit and the edge server, too."""
 REPETITIONS = 2
 UNMEASURED_ROUNDS = 2
 """After so many rounds, the scheduler has measured everything that it predicts with."""
@@ -54,26 +57,27 @@ def better(directory: Path, worlds: Sequence[str]) -> None:
 
 
 def _compare_strategies(bed: LocalTestbed, world: World) -> None:
-    def rounds_of(strategy: str, rounds: int, num_micro_batches: int) -> list[Round]:
-        name = strategy.replace("_", "-")
+    def rounds_of(name: str, rounds: int, num_micro_batches: int) -> list[Round]:
+        strategy = name.removesuffix(_EVERYWHERE)
         return run(
             bed,
             make_job(
-                name,
+                name.replace("_", "-").replace(" ", "-"),
                 rounds=rounds,
                 num_micro_batches=num_micro_batches,
                 strategy=strategy,
+                paper_placement=name == strategy,
                 **world.schedule,
             ),
         )
 
     best = {name: _best_micro_batches(name, rounds_of) for name in BASELINES}
-    seconds: dict[str, list[float]] = {name: [] for name in ("dssra", *BASELINES)}
+    seconds: dict[str, list[float]] = {name: [] for name in (*MINE, *BASELINES)}
     training: dict[str, list[float]] = {name: [] for name in seconds}
     memory: dict[str, float] = {}
     for _ in range(REPETITIONS):
         for name in seconds:
-            if name != "dssra" and best[name] is None:
+            if name in best and best[name] is None:
                 continue
             rounds = rounds_of(name, 6, best.get(name) or 8)
             seconds[name].append(settled(rounds))
@@ -82,15 +86,15 @@ def _compare_strategies(bed: LocalTestbed, world: World) -> None:
             _print_last(name, rounds)
     mine = statistics.median(seconds["dssra"])
     print(
-        "\nstrategy     round s   of it training s   dssra is lower by   most memory of a host but the edge server, by docs/scheduling.md (10)"
+        "\nstrategy         round s   of it training s   dssra is lower by   most memory of a host but the edge server, by docs/scheduling.md (10)"
     )
     for name, times in seconds.items():
         if not times:
-            print(f"{name:12} infeasible")
+            print(f"{name:16} infeasible")
             continue
         median = statistics.median(times)
         print(
-            f"{name:12} {median:7.2f}   {statistics.median(training[name]):16.2f}   {1 - mine / median:17.1%}   "
+            f"{name:16} {median:7.2f}   {statistics.median(training[name]):16.2f}   {1 - mine / median:17.1%}   "
             f"{memory[name] / 1e6:8.1f} MB ({memory['dssra'] / memory[name]:.2f} times for dssra)"
         )
 

@@ -171,8 +171,9 @@ class ScheduleConfig(DecisionParameters):
     """In-flight window: forward micro-batches that a stage may hold. Without it, a stage gets what its
     latency loop needs (docs/scheduling.md (4)) and 2 more, at least one for itself and one for each later stage."""
     segments: list[list[int]] = Field(default_factory=list)
-    """For `manual`: the number of blocks of each device, in registration order. Each round uses the next
-    list; after the last list the first one follows again."""
+    """For `manual`: the number of blocks of each device, in registration order. With two more numbers, the first one is
+    for the control unit and the last one for the edge server. Each round uses the next list; after the last list the
+    first one follows again."""
     codecs: list[CodecName] = Field(default=["fp32"], min_length=1)
     """Allowed codecs; only `fp32` is lossless. `dssra` chooses one for each link, others use the first."""
     channel_rate_bps: float | None = Field(default=None, gt=0, le=1e15)
@@ -182,6 +183,9 @@ class ScheduleConfig(DecisionParameters):
     silence_seconds: float = Field(default=10.0, ge=5, le=1e6)
     """A host that sends nothing for longer is lost, and the round is aborted. On a paced link, weights may wait 4 s
     for activations."""
+    paper_placement: bool = False
+    """Whether only devices may run blocks, as in the paper. Otherwise `dssra` may also place blocks on the edge server if
+    it sets `memory_bytes`, and on control units if each of them sets it."""
     wait_for_hosts_seconds: float = Field(default=60.0, gt=0, le=1e7)
     """How long a job waits for its hosts to register."""
 

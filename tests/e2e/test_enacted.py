@@ -93,6 +93,7 @@ def make_job(**schedule: object) -> JobConfig:
                 "num_micro_batches": 2,
                 "hysteresis": 0.02,
                 "silence_seconds": 60,
+                "paper_placement": True,
                 **schedule,
             },
         }

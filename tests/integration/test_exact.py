@@ -23,6 +23,19 @@ CASES: dict[str, dict[str, Any]] = {
         "devices_per_cluster": 3,
         "schedule": {"strategy": "manual", "segments": [[1, 3, 2]]},
     },
+    "blocks on every host": {
+        "num_blocks": 6,
+        "devices_per_cluster": 2,
+        "schedule": {"strategy": "manual", "segments": [[2, 1, 1, 2], [1, 2, 3, 0], [0, 1, 2, 3]]},
+        "training": {"rounds": 3},
+    },
+    "3 clusters, blocks on every host": {
+        "num_rows": (12, 21, 33),
+        "devices_per_cluster": [1, 1, 1],
+        "schedule": {"strategy": "manual", "segments": [[1, 1, 1], [0, 2, 1]]},
+        "num_blocks": 3,
+        "training": {"rounds": 3},
+    },
     "one micro-batch": {"devices_per_cluster": 2, "schedule": {"num_micro_batches": 1}},
     "one in flight": {"devices_per_cluster": 2, "schedule": {"in_flight": 1}},
     "no dropout": {
@@ -122,7 +135,9 @@ def check_placement(job: JobConfig, finished: FinishedJob) -> None:
         assert [len(plan.stages) for plan in plans] == [devices + 2] * job.training.rounds
         if job.schedule.strategy == "manual":
             for plan, segments in zip(plans, job.schedule.segments * len(plans), strict=False):
-                assert [s.stop_unit - s.start_unit for s in plan.stages] == [1, *segments, 1]
+                blocks = segments if len(segments) > devices else [0, *segments, 0]
+                expected = [blocks[0] + 1, *blocks[1:-1], blocks[-1] + 1]
+                assert [s.stop_unit - s.start_unit for s in plan.stages] == expected
 
 
 def check_equals_reference(job: JobConfig, finished: FinishedJob) -> None:

@@ -24,7 +24,7 @@ _IDEMPOTENT = {
         "ListJobs",
         "GetPlans",
     ],
-    "collapipe.v1.DeviceAgentService": ["ProfileBlock"],
+    "collapipe.v1.ProfileService": ["ProfileBlock"],
 }
 """Unary calls that gRPC repeats if the server is unavailable."""
 

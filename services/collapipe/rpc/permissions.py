@@ -20,7 +20,7 @@ Permissions = Mapping[str, Mapping[str, frozenset[Role]]]
 PERMISSIONS: Permissions = {
     "collapipe.v1.BlobService": {"FetchBlob": _STAGE_HOSTS},
     "collapipe.v1.ControlUnitService": {"PrepareData": _SCHEDULER, "RunRound": _SCHEDULER},
-    "collapipe.v1.DeviceAgentService": {"ProfileBlock": _SCHEDULER},
+    "collapipe.v1.ProfileService": {"ProfileBlock": _SCHEDULER},
     "collapipe.v1.EdgeServerService": {
         "PrepareJob": _SCHEDULER,
         "PushUnit": frozenset({Role.CONTROL_UNIT, Role.DEVICE_AGENT}),

@@ -52,7 +52,10 @@ class _Known(BaseModel):
 class HostKnowledge(_Known):
     """What is known about one host; the times are those of docs/scheduling.md (2)."""
 
-    seconds_per_sample: float = Field(ge=0, allow_inf_nan=False)
+    seconds_per_sample: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Time of a block; 0 if unknown."""
+    end_seconds_per_sample: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Time of the embedding, the head or both, whichever this host runs; 0 before it is measured."""
     seconds_per_micro_batch: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     busy_watts: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     source: Literal["guess", "profile", "rounds"] = "guess"
@@ -131,6 +134,15 @@ class Knowledge(_Known):
     """tau_ref of docs/scheduling.md (13)."""
     backlogs: dict[str, float] = Field(default_factory=dict)
     """Backlog of the virtual queue of each device: docs/scheduling.md (12)."""
+
+    @property
+    def measured_hosts(self) -> set[str]:
+        """The hosts whose computing a round has measured."""
+        return {
+            host_id
+            for host_id, known in self.hosts.items()
+            if known.source == "rounds" or known.end_seconds_per_sample
+        }
 
     def host_priors(self) -> dict[str, HostPrior]:
         """Returns the expected times of each host. Telemetry that is far from them is rejected."""
@@ -224,19 +236,28 @@ class Knowledge(_Known):
             metrics.BACKLOG.labels(host_id).set(self.backlogs[host_id])
 
     def _update_host(self, host_id: str, measured: HostEstimate) -> None:
-        known = self.hosts.get(host_id)
-        if measured.seconds_per_sample and measured.micro_batches >= _MIN_MICRO_BATCHES:
-            host = self.hosts.setdefault(host_id, HostKnowledge(seconds_per_sample=0.0))
+        if not (
+            measured.seconds_per_sample or measured.end_seconds_per_sample or host_id in self.hosts
+        ):
+            return
+        host = self.hosts.setdefault(host_id, HostKnowledge())
+        is_reliable = measured.micro_batches >= _MIN_MICRO_BATCHES
+        if measured.seconds_per_sample and is_reliable:
             before = host.seconds_per_sample if host.source == "rounds" else None
             host.seconds_per_sample = _average(before, measured.seconds_per_sample)
             if before:
                 # The result of a new profile would change by the same factor.
                 host.profiled_seconds_per_sample *= host.seconds_per_sample / before
             host.source = "rounds"
-        elif measured.seconds_per_sample and (known is None or known.source == "guess"):
-            self.hosts[host_id] = HostKnowledge(seconds_per_sample=measured.seconds_per_sample)
-        if measured.busy_watts and host_id in self.hosts:
-            host = self.hosts[host_id]
+        elif measured.seconds_per_sample and host.source == "guess":
+            host.seconds_per_sample = measured.seconds_per_sample
+        known_end = host.end_seconds_per_sample or None
+        if measured.end_seconds_per_sample and (is_reliable or known_end is None):
+            host.end_seconds_per_sample = _average(known_end, measured.end_seconds_per_sample)
+            if known_end and measured.seconds_per_sample is None:
+                # It runs no block. If its speed has changed, a block would take longer or shorter by the same factor.
+                host.seconds_per_sample *= host.end_seconds_per_sample / known_end
+        if measured.busy_watts:
             host.busy_watts = _average(host.busy_watts or None, measured.busy_watts)
 
     def _scale_profiles(self) -> None:

@@ -171,9 +171,8 @@ class Planner:
         trained = [s.configure_seconds + s.training_seconds + s.gather_seconds for s in summaries]
         evaluated = [t + s.evaluation_seconds for t, s in zip(trained, summaries, strict=True)]
         observed = seconds - max(evaluated) + max(trained)
-        measured = {h for h, known in self._knowledge.hosts.items() if known.source == "rounds"}
         # Without measurements of all its hosts, the prediction is a guess.
-        if hosts_of(decision.plans) <= measured:
+        if hosts_of(decision.plans) <= self._knowledge.measured_hosts:
             predicted = decision.prediction.full_round_seconds
             metrics.ROUND_PREDICTED_SECONDS.set(predicted)
             metrics.ROUND_OBSERVED_SECONDS.set(observed)
@@ -299,14 +298,15 @@ class Planner:
             logger.log(level, "the current plans are kept: %s", reasons)
         metrics.OBJECTIVE.labels("penalty").set(decision.prediction.penalty)
         metrics.OBJECTIVE.labels("drift").set(decision.prediction.drift)
+        placed = dict.fromkeys(self._hosts.by_id, 0)
         for index, plan in enumerate(decision.plans):
-            blocks = {device.host_id: 0 for device in self._hosts.clusters[index].devices}
-            blocks |= {host: segment.num_blocks for host, segment in plan.segments.items()}
+            for host_id, segment in plan.segments.items():
+                placed[host_id] += segment.num_blocks
             before = self._current_plans[index] if self._current_plans else None
-            for host_id, num_blocks in blocks.items():
-                metrics.PLACED_BLOCKS.labels(host_id).set(num_blocks)
             metrics.MOVED_BLOCKS.labels(str(index)).inc(num_moved_blocks(before, plan))
             metrics.PLANNED_MICRO_BATCHES.labels(str(index)).set(plan.num_micro_batches)
+        for host_id, num_blocks in placed.items():
+            metrics.PLACED_BLOCKS.labels(host_id).set(num_blocks)
 
 
 def _longest(transfers: Iterable[job_pb2.WeightsTransfer]) -> float:

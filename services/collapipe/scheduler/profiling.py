@@ -1,4 +1,4 @@
-"""Measures devices and links: profiles time a block on a device, probes measure the rate of a link."""
+"""Measures hosts and links: profiles time a block on a host, probes measure the rate of a link."""
 
 import logging
 import threading
@@ -14,13 +14,13 @@ from collapipe.rpc import ChannelPool, call
 from collapipe.scheduler.decisions import hosts_of, link_shares
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
-from collapipe.scheduler.round_problem import link_pairs
+from collapipe.scheduler.round_problem import blocks_beyond_devices, link_pairs
 from collapipe.v1 import (
-    device_agent_pb2,
-    device_agent_pb2_grpc,
     link_pb2,
     link_pb2_grpc,
     plan_pb2,
+    profile_pb2,
+    profile_pb2_grpc,
     scheduler_pb2,
 )
 
@@ -45,34 +45,37 @@ _PROBE_SECONDS = 25.0
 def profile_hosts(
     job: JobConfig, model: plan_pb2.ModelSpec, hosts: JobHosts, channels: ChannelPool
 ) -> Knowledge:
-    """Times a block on every device, if a decision depends on it. A configured speed takes precedence.
+    """Times a block on every host that may run blocks, if a decision depends on it. A configured speed takes precedence.
 
     Raises:
-        CollapipeError: A device did not answer.
+        CollapipeError: A host did not answer.
     """
-    devices = hosts.devices
+    on_control_units, on_edge_server = blocks_beyond_devices(job, hosts)
+    profiled = [
+        *hosts.devices,
+        *(cluster.control_unit for cluster in hosts.clusters if on_control_units),
+        *([hosts.edge_server] if on_edge_server else []),
+    ]
     knowledge = Knowledge(
         hosts={
-            device.host_id: HostKnowledge(seconds_per_sample=1 / (device.speed or 1.0))
-            for device in devices
+            host.host_id: HostKnowledge(seconds_per_sample=1 / (host.speed or 1.0))
+            for host in profiled
         }
     )
     by_speed = job.schedule.strategy in _BY_SPEED
-    needs_speed = by_speed and not all(device.speed for device in devices)
-    needs_memory = job.schedule.strategy == "dssra" or any(d.memory_bytes for d in devices)
+    needs_speed = by_speed and not all(host.speed for host in profiled)
+    needs_memory = job.schedule.strategy == "dssra" or any(host.memory_bytes for host in profiled)
     if not (needs_speed or needs_memory):
         return knowledge
-    with ThreadPoolExecutor(len(devices), "profile") as executor:
-        profiles = list(
-            executor.map(lambda device: _profile(job, model, device, channels), devices)
-        )
-    for device, profile in zip(devices, profiles, strict=True):
-        knowledge.hosts[device.host_id] = HostKnowledge(
-            seconds_per_sample=1 / device.speed if device.speed else profile.seconds_per_sample,
-            seconds_per_micro_batch=0.0 if device.speed else profile.seconds_per_micro_batch,
-            busy_watts=device.busy_watts,
+    with ThreadPoolExecutor(len(profiled), "profile") as executor:
+        profiles = list(executor.map(lambda host: _profile(job, model, host, channels), profiled))
+    for host, profile in zip(profiled, profiles, strict=True):
+        knowledge.hosts[host.host_id] = HostKnowledge(
+            seconds_per_sample=1 / host.speed if host.speed else profile.seconds_per_sample,
+            seconds_per_micro_batch=0.0 if host.speed else profile.seconds_per_micro_batch,
+            busy_watts=host.busy_watts,
             source="profile",
-            profiled_seconds_per_sample=0.0 if device.speed else profile.seconds_per_sample,
+            profiled_seconds_per_sample=0.0 if host.speed else profile.seconds_per_sample,
         )
     knowledge.block_state_bytes = max(profile.state_bytes for profile in profiles)
     knowledge.block_stash_bytes = max(profile.stash_bytes_per_sample for profile in profiles)
@@ -192,17 +195,17 @@ def _all_pairs(hosts: JobHosts) -> list[tuple[str, str]]:
 
 
 def _profile(
-    job: JobConfig, model: plan_pb2.ModelSpec, device: scheduler_pb2.Host, channels: ChannelPool
-) -> device_agent_pb2.ProfileBlockResponse:
+    job: JobConfig, model: plan_pb2.ModelSpec, host: scheduler_pb2.Host, channels: ChannelPool
+) -> profile_pb2.ProfileBlockResponse:
     # Two sizes separate the time per sample from the fixed time per micro-batch.
     size = max(1, job.training.mini_batch // job.schedule.num_micro_batches)
-    stub = device_agent_pb2_grpc.DeviceAgentServiceStub(channels.channel(device.address))
-    request = device_agent_pb2.ProfileBlockRequest(
+    stub = profile_pb2_grpc.ProfileServiceStub(channels.channel(host.address))
+    request = profile_pb2.ProfileBlockRequest(
         model=model,
         micro_batch_sizes=(size, 2 * size) if size == 1 else (size // 2, size),
         sequence_length=min(job.task.max_length, _PROFILE_TOKENS),
     )
-    return call(stub.ProfileBlock, request, device.host_id, _PROFILE_SECONDS)
+    return call(stub.ProfileBlock, request, host.host_id, _PROFILE_SECONDS)
 
 
 def _probe(

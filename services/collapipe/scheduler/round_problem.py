@@ -29,7 +29,7 @@ _STATE_PER_WEIGHT = 4
 """Training keeps a weight, a gradient and two moments for each weight: docs/scheduling.md (10)."""
 
 _EMBEDDING_GUESS = 0.05
-"""Work of an embedding, in blocks, until a round has measured it."""
+"""Work of an embedding, in blocks."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,11 @@ def build_problem(
             so with them a retry may end at other bits. Empty if there was none.
     """
     schedule = job.schedule
+    on_control_units, on_edge_server = blocks_beyond_devices(job, hosts)
     channels: dict[str, float] = {}
     cost = _model_cost(job, model, knowledge)
     fastest = min(_fastest_sample_seconds(cluster, knowledge) for cluster in hosts.clusters)
-    edge_server = _host(hosts.edge_server, knowledge, fastest * model.head_blocks)
+    edge_server = _host(hosts.edge_server, knowledge, fastest)
     clusters = []
     for index, cluster in enumerate(hosts.clusters):
         options, upload_codecs = _micro_batch_options(job), _upload_codecs(job)
@@ -101,7 +102,7 @@ def build_problem(
         if shared is not None:
             channel = f"cluster {index}"
             channels[channel] = shared
-        embedding_seconds = _EMBEDDING_GUESS * _fastest_sample_seconds(cluster, knowledge)
+        fastest = _fastest_sample_seconds(cluster, knowledge)
         before = previous[index] if previous else None
         # Before the first round, all hosts may get equally much.
         overlap = 1.0 + len(cluster.devices)
@@ -117,7 +118,7 @@ def build_problem(
         )
         clusters.append(
             ClusterProblem(
-                control_unit=with_rates(_host(cluster.control_unit, knowledge, embedding_seconds)),
+                control_unit=with_rates(_host(cluster.control_unit, knowledge, fastest)),
                 devices=tuple(with_rates(_host(device, knowledge)) for device in cluster.devices),
                 edge_server=edge_server,
                 links=links,
@@ -149,7 +150,20 @@ def build_problem(
         migration_horizon_rounds=schedule.migration_horizon_rounds,
         fixed_seconds=knowledge.fixed_seconds,
         round_index=round_index,
+        blocks_on_control_unit=on_control_units,
+        blocks_on_edge_server=on_edge_server,
     )
+
+
+def blocks_beyond_devices(job: JobConfig, hosts: JobHosts) -> tuple[bool, bool]:
+    """Returns whether blocks may run on control units, and on the edge server.
+
+    A host other than a device must say how much memory it gives. Otherwise it might get more than it can hold.
+    """
+    if job.schedule.paper_placement or job.schedule.strategy != "dssra":
+        return False, False
+    control_units = [cluster.control_unit for cluster in hosts.clusters]
+    return all(host.memory_bytes for host in control_units), bool(hosts.edge_server.memory_bytes)
 
 
 def link_pairs(cluster: ClusterHosts, edge_server: scheduler_pb2.Host) -> list[tuple[str, str]]:
@@ -167,12 +181,15 @@ def _fastest_sample_seconds(cluster: ClusterHosts, knowledge: Knowledge) -> floa
 
 
 def _host(host: scheduler_pb2.Host, knowledge: Knowledge, guessed_seconds: float = 0.0) -> Host:
-    known = knowledge.hosts.get(host.host_id) or HostKnowledge(seconds_per_sample=guessed_seconds)
+    """Describes a host. `guessed_seconds` is the time of a block on a host that nobody has profiled."""
+    known = knowledge.hosts.get(host.host_id) or HostKnowledge()
+    seconds, end_seconds = known.seconds_per_sample or guessed_seconds, known.end_seconds_per_sample
     on_radio = any(link.gain is not None for link in knowledge.links.values())
     return Host(
         host_id=host.host_id,
-        seconds_per_sample=known.seconds_per_sample,
+        seconds_per_sample=seconds,
         seconds_per_micro_batch=known.seconds_per_micro_batch,
+        end_unit_work=end_seconds / seconds if end_seconds and seconds else None,
         memory_bytes=host.memory_bytes or None,
         busy_watts=known.busy_watts or host.busy_watts,
         energy_budget_joules=host.energy_budget_joules or None,
@@ -221,9 +238,9 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         block_state_bytes=knowledge.block_state_bytes or _STATE_PER_WEIGHT * model.unit_bytes[1],
         block_stash_bytes=knowledge.block_stash_bytes,
         activation_bytes=knowledge.activation_bytes,
-        # The times of the control unit and edge server already are those of a whole embedding or head.
-        embedding_work=1.0,
-        head_work=1.0,
+        # Guesses, until a round has measured the times of the embedding and the head.
+        embedding_work=_EMBEDDING_GUESS,
+        head_work=model.head_blocks,
         embedding_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[0],
         head_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[-1],
         embedding_stash_bytes=knowledge.activation_bytes,

@@ -10,12 +10,14 @@ import torch
 from pydantic import Field
 
 from collapipe.certificates import Role
+from collapipe.emulation.device_profiles import DeviceProfile, device_profile
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError
 from collapipe.neighbour_streams.link_probe import LinkServicer
 from collapipe.rpc import ChannelPool, serve
 from collapipe.service_process import Running, ServiceSettings
 from collapipe.stage_host.host_resources import HostResources
+from collapipe.stage_host.profile_servicer import ProfileServicer
 from collapipe.stage_host.registration import Registration
 from collapipe.telemetry.sensors import SensorReader
 from collapipe.trace_service import TraceServicer
@@ -24,7 +26,13 @@ from collapipe.traffic_shaping.pacing import PacedShaper, Shaper
 from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver, RadioDriver
 from collapipe.traffic_shaping.tc.service_shaper import TrafficControlShaper
 from collapipe.traffic_shaping.wifi_radio import WifiRadioDriver
-from collapipe.v1 import blob_pb2_grpc, link_pb2_grpc, scheduler_pb2, trace_pb2_grpc
+from collapipe.v1 import (
+    blob_pb2_grpc,
+    link_pb2_grpc,
+    profile_pb2_grpc,
+    scheduler_pb2,
+    trace_pb2_grpc,
+)
 from collapipe.weights.blob_store import JobStores
 from collapipe.weights.transfer import BlobServicer
 
@@ -36,6 +44,27 @@ class StageHostSettings(ServiceSettings):
 
     scheduler: str = Field(description="Address of the scheduler, host:port.")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Processor that computes.")
+    memory_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Memory for training; 0 for no limit. By default the memory of the emulated device, else no limit.",
+    )
+    speed: float = Field(
+        default=0.0,
+        ge=0,
+        description="Samples that one block processes in a second, until rounds measure it; 0 measures it before the first round.",
+    )
+    energy_budget_joules: float = Field(
+        default=0.0,
+        ge=0,
+        description="Average energy that a round may cost; 0 for a host on mains power.",
+    )
+    busy_watts: float = Field(
+        default=0.0,
+        ge=0,
+        description="Power beyond idle while it computes, where no sensor measures it. By default that of the emulated "
+        "device, else unknown.",
+    )
     max_transmit_watts: float = Field(
         default=0.1, gt=0, description="Largest transmit power of its radio. Ignored on a wire."
     )
@@ -56,6 +85,20 @@ class StageHostSettings(ServiceSettings):
     )
 
 
+def describe_resources(
+    host: scheduler_pb2.Host, settings: StageHostSettings, emulated: DeviceProfile | None
+) -> None:
+    """Fills in what the host offers. The profile of an emulated device replaces missing settings."""
+    memory_bytes = settings.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = emulated.memory_bytes if emulated else 0
+    host.memory_bytes = memory_bytes
+    host.speed = settings.speed
+    host.energy_budget_joules = settings.energy_budget_joules
+    host.busy_watts = settings.busy_watts or (emulated.busy_watts if emulated else 0.0)
+    host.max_transmit_watts = settings.max_transmit_watts
+
+
 def start_stage_host(
     settings: StageHostSettings,
     metrics_address: str,
@@ -63,10 +106,10 @@ def start_stage_host(
     stores: JobStores | None,
     add_services: Callable[[grpc.Server, HostResources, str], None],
 ) -> Running:
-    """Serves blobs, link probes, spans and the services of a role, and registers with the scheduler.
+    """Serves blobs, profiles, link probes, spans and the services of a role, and registers with the scheduler.
 
     Args:
-        host: The entry to register. This function fills in the host's id, addresses and transmit power.
+        host: The entry to register, with its role and cluster. This function fills in the rest.
         stores: The disk of the host; `None` if it keeps no state.
         add_services: Adds the services of the role to a server, given the host's resources and address.
 
@@ -76,7 +119,9 @@ def start_stage_host(
     _check_machine(settings)
     torch.set_num_threads(settings.threads)
     emulation = EmulationFile(settings.emulation)
-    emulation.current()  # Refuses a file that cannot be used.
+    # Refuses a file that cannot be used.
+    device = emulation.current().devices.get(settings.host_id)
+    describe_resources(host, settings, device_profile(device.profile) if device else None)
     shaper, radio = choose_shaper(settings), choose_radio(settings, emulation)
     links = OutgoingLinks(settings.host_id, emulation, shaper, radio)
     channels = ChannelPool(settings.security, links)
@@ -85,13 +130,13 @@ def start_stage_host(
         host.address = settings.advertise or address
         host.host_id = settings.host_id or f"host-{host.address}"
         host.metrics_address = _reachable(metrics_address, host.address)
-        host.max_transmit_watts = settings.max_transmit_watts
         links.host_id = host.host_id
-        device = torch.device(settings.device)
-        resources = HostResources(device, channels, links, stores, host.busy_watts)
+        processor = torch.device(settings.device)
+        resources = HostResources(processor, channels, links, stores, host.busy_watts)
         blobs = BlobServicer(resources.find_blob, links)
         blob_pb2_grpc.add_BlobServiceServicer_to_server(blobs, server)
         link_pb2_grpc.add_LinkServiceServicer_to_server(LinkServicer(links, channels), server)
+        profile_pb2_grpc.add_ProfileServiceServicer_to_server(ProfileServicer(resources), server)
         trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(), server)
         add_services(server, resources, host.address)
 

@@ -132,6 +132,9 @@ class Stage:
             modules, context.adapter.config.hidden_size, recomputes=self._recomputes
         )
         self._has_embedding = bool(units) and units[0].unit_index == 0
+        self._num_blocks = len(self._modules) - self._has_embedding
+        self._end_unit_share = 0.0
+        """Part of the last forward pass that the embedding and the head took. A backward pass is divided alike."""
         self._has_pending_update = False
         self._num_updates = 0
         self._track = f"compute for cluster {context.cluster_index}"
@@ -312,7 +315,7 @@ class Stage:
             seconds = self._finish_work(started, self._work.forward(side), FORWARD_SHARE)
             self._record("forward", started, frame)
         step.times.forward_seconds += seconds
-        self._metrics.acted(frame.kind, frame.micro_batch, seconds)
+        self._acted(frame, seconds)
         if self._head is None:
             sent = self._frame_for_next_stage(frame, outputs, side)
             stashed.sent_bytes = sent.byte_length
@@ -335,9 +338,9 @@ class Stage:
             )
             self._record("backward", started, frame)
         step.times.backward_seconds += seconds
-        self._metrics.acted(frame.kind, frame.micro_batch, seconds)
+        self._acted(frame, seconds)
         num_samples = stashed.side["attention_mask"].shape[0]
-        self._metrics.worked(len(self._units), num_samples, stashed.sent_bytes)
+        self._metrics.worked(self._num_blocks, num_samples, stashed.sent_bytes)
         tensors = {}
         if not self._has_embedding:
             if self._units and stashed.inputs is not None:
@@ -354,14 +357,22 @@ class Stage:
         side: Mapping[str, Tensor],
     ) -> Tensor | None:
         """Runs every unit on one micro-batch. At the stage with the head, the result is the loss."""
+        started = time.perf_counter()
+        end_unit_seconds = 0.0
         for unit, module in zip(self._units, self._modules, strict=False):
             self._seed(step, micro_batch, unit.unit_index)
             activation = module(activation, side)
+            if unit.unit_index == 0:
+                end_unit_seconds = time.perf_counter() - started
         if self._head is not None:
             assert activation is not None
+            head_started = time.perf_counter()
             self._seed(step, micro_batch, self._units[-1].unit_index)
             smoothing = self._context.training.label_smoothing
-            return self._head.loss_sum(activation, side, smoothing) / step.num_targets
+            activation = self._head.loss_sum(activation, side, smoothing) / step.num_targets
+            end_unit_seconds += time.perf_counter() - head_started
+        seconds = time.perf_counter() - started
+        self._end_unit_share = end_unit_seconds / seconds if seconds else 0.0
         return activation
 
     def _evaluate(self, frame: Frame) -> Frame:
@@ -383,6 +394,10 @@ class Stage:
         return Frame(
             FrameKind.PREDICTION, frame.step_index, frame.micro_batch, {"predictions": predictions}
         )
+
+    def _acted(self, frame: Frame, seconds: float) -> None:
+        end_unit_seconds = self._end_unit_share * seconds
+        self._metrics.acted(frame.kind, frame.micro_batch, seconds, end_unit_seconds)
 
     def _record(self, action: str, started: float, frame: Frame) -> None:
         """Records what the stage did with a micro-batch until now, or that it waited for it."""

@@ -12,19 +12,25 @@ class StageMetrics:
         self._busy_watts = busy_watts
         metrics.create_stage_series(*self._labels)
 
-    def acted(self, kind: FrameKind, micro_batch: int, seconds: float) -> None:
-        """The stage computed a pass of one micro-batch; `kind` is FORWARD or BACKWARD."""
+    def acted(
+        self, kind: FrameKind, micro_batch: int, seconds: float, end_unit_seconds: float
+    ) -> None:
+        """The stage computed a pass of one micro-batch; `kind` is FORWARD or BACKWARD.
+
+        `end_unit_seconds` is the part of the embedding or of the head.
+        """
         direction = kind.name.lower()
         metrics.STAGE_PASS_SECONDS[direction].labels(*self._labels).observe(seconds)
+        metrics.STAGE_END_UNIT_SECONDS.labels(*self._labels).inc(end_unit_seconds)
         self._use_energy(seconds)
 
     def evaluated(self, seconds: float) -> None:
         """The stage computed one micro-batch of an evaluation."""
         self._use_energy(seconds)
 
-    def worked(self, num_units: int, num_samples: int, activation_bytes: int) -> None:
+    def worked(self, num_blocks: int, num_samples: int, activation_bytes: int) -> None:
         """A micro-batch went forward and backward; `activation_bytes` went to the next stage."""
-        metrics.STAGE_BLOCK_SAMPLES.labels(*self._labels).inc(num_units * num_samples)
+        metrics.STAGE_BLOCK_SAMPLES.labels(*self._labels).inc(num_blocks * num_samples)
         metrics.STAGE_SAMPLES.labels(*self._labels).inc(num_samples)
         metrics.STAGE_ACTIVATION_BYTES.labels(*self._labels).inc(activation_bytes)
 

@@ -27,9 +27,11 @@ class HostEstimate:
     """Measured values of a host; `None` means that the window has no usable samples."""
 
     seconds_per_sample: float | None = None
-    """a_k of docs/scheduling.md (2), averaged over all stages of the host."""
+    """a_k of docs/scheduling.md (2), averaged over all stages of the host; `None` if it ran no block."""
+    end_seconds_per_sample: float | None = None
+    """e_k of docs/scheduling.md (2); `None` if it ran neither the embedding nor the head."""
     micro_batches: float = 0.0
-    """Number of micro-batches behind `seconds_per_sample`."""
+    """Number of micro-batches behind both."""
     busy_watts: float | None = None
     """Energy divided by busy time, docs/scheduling.md (8). The power of an idle device is part of it."""
     busy_seconds: float = 0.0
@@ -48,7 +50,9 @@ class _Work:
 
     computing_seconds: float = 0.0
     micro_batches: float = 0.0
-    unit_samples: float = 0.0
+    block_samples: float = 0.0
+    end_unit_seconds: float = 0.0
+    end_unit_samples: float = 0.0
     update_seconds: float = 0.0
     steps: float = 0.0
 
@@ -56,7 +60,8 @@ class _Work:
 def estimate_host(window: SampleWindow, host: str, prior: HostPrior) -> HostEstimate:
     """Computes the estimate of one host."""
     work = _work(window, host)
-    seconds_per_sample = _seconds_per_sample(window, host, prior, work)
+    seconds_per_sample, end_seconds_per_sample = _seconds_per_sample(window, host, prior, work)
+    is_measured = seconds_per_sample is not None or end_seconds_per_sample is not None
     busy_seconds = work.computing_seconds + work.update_seconds
     step_seconds = None
     if work.steps:
@@ -64,7 +69,8 @@ def estimate_host(window: SampleWindow, host: str, prior: HostPrior) -> HostEsti
         step_seconds = window.plausible(what, work.update_seconds / work.steps, 0.0, _MAX_SECONDS)
     return HostEstimate(
         seconds_per_sample=seconds_per_sample,
-        micro_batches=work.micro_batches if seconds_per_sample is not None else 0.0,
+        end_seconds_per_sample=end_seconds_per_sample,
+        micro_batches=work.micro_batches if is_measured else 0.0,
         busy_watts=_busy_watts(window, host, busy_seconds),
         busy_seconds=busy_seconds,
         step_seconds=step_seconds,
@@ -86,12 +92,17 @@ def _work(window: SampleWindow, host: str) -> _Work:
             "stage_backward_seconds_sum",
             "stage_backward_seconds_count",
             "stage_block_samples_total",
+            "stage_end_unit_seconds_total",
+            "stage_samples_total",
         )
         if passes:
-            forward_seconds, backward_seconds, micro_batches, unit_samples = passes
+            forward_seconds, backward_seconds, micro_batches = passes[:3]
+            block_samples, end_unit_seconds, samples = passes[3:]
             work.computing_seconds += forward_seconds + backward_seconds
             work.micro_batches += micro_batches
-            work.unit_samples += unit_samples
+            work.block_samples += block_samples
+            work.end_unit_seconds += end_unit_seconds
+            work.end_unit_samples += samples if end_unit_seconds else 0.0
         updates = window.increases(group, "stage_update_seconds_total", "stage_steps_total")
         if updates:
             update_seconds, steps = updates
@@ -102,23 +113,31 @@ def _work(window: SampleWindow, host: str) -> _Work:
 
 def _seconds_per_sample(
     window: SampleWindow, host: str, prior: HostPrior, work: _Work
-) -> float | None:
-    """Computes a_k of docs/scheduling.md (2) from the measured time, with o_k of the profile."""
-    if not work.unit_samples:
-        return None
-    expected = prior.seconds_per_sample
-    least, most, reason = ABOVE_ZERO, _MAX_SECONDS, ""
-    if expected:
-        least, most = expected / _MAX_RATIO_TO_PRIOR, expected * _MAX_RATIO_TO_PRIOR
-        reason = f"; the profile says {expected:.4g}"
-    # The check comes before o_k is subtracted: an o_k that is too large is no error of this host's samples.
-    gross = work.computing_seconds / work.unit_samples
-    what = f"{host}: seconds per unit and sample"
-    if window.plausible(what, gross, least, most, reason) is None:
-        return None
+) -> tuple[float | None, float | None]:
+    """Computes a_k and e_k of docs/scheduling.md (2) from the measured times, with o_k of the profile.
+
+    The fixed costs of the micro-batches are divided like the rest of the time.
+    """
     fixed_seconds = prior.seconds_per_micro_batch * work.micro_batches
-    net = (work.computing_seconds - fixed_seconds) / work.unit_samples
-    return max(net, _LEAST_SHARE_OF_PRIOR * (expected or gross))
+    # A fixed cost that is too large is no error of the samples of this host.
+    varying = 1.0 - fixed_seconds / work.computing_seconds if work.computing_seconds else 0.0
+    per_block = per_end_unit = None
+    if work.block_samples:
+        expected = prior.seconds_per_sample
+        least, most, reason = ABOVE_ZERO, _MAX_SECONDS, ""
+        if expected:
+            least, most = expected / _MAX_RATIO_TO_PRIOR, expected * _MAX_RATIO_TO_PRIOR
+            reason = f"; the profile says {expected:.4g}"
+        gross = (work.computing_seconds - work.end_unit_seconds) / work.block_samples
+        what = f"{host}: seconds per block and sample"
+        if window.plausible(what, gross, least, most, reason) is not None:
+            per_block = max(varying * gross, _LEAST_SHARE_OF_PRIOR * (expected or gross))
+    if work.end_unit_samples:
+        gross = work.end_unit_seconds / work.end_unit_samples
+        what = f"{host}: seconds of embedding or head per sample"
+        if window.plausible(what, gross, ABOVE_ZERO, _MAX_SECONDS) is not None:
+            per_end_unit = max(varying, _LEAST_SHARE_OF_PRIOR) * gross
+    return per_block, per_end_unit
 
 
 def _busy_watts(window: SampleWindow, host: str, busy_seconds: float) -> float | None:

@@ -51,7 +51,12 @@ STAGE_STEPS = Counter(
 )
 STAGE_BLOCK_SAMPLES = Counter(
     "collapipe_stage_block_samples_total",
-    "Samples that a stage ran forward and backward, times the number of its units.",
+    "Samples that a stage ran forward and backward, times the number of its blocks.",
+    _STAGE,
+)
+STAGE_END_UNIT_SECONDS = Counter(
+    "collapipe_stage_end_unit_seconds_total",
+    "Time of the forward and backward passes that a stage spent in the embedding or in the head.",
     _STAGE,
 )
 STAGE_SAMPLES = Counter(
@@ -198,7 +203,7 @@ JOBS_ENDED = Counter("collapipe_jobs_ended_total", "Jobs that ended, by outcome.
 MOVED_BLOCKS = Counter(
     "collapipe_moved_blocks_total", "Blocks that moved to another host.", ("cluster",)
 )
-PLACED_BLOCKS = Gauge("collapipe_placed_blocks", "Blocks that a device runs.", ("host",))
+PLACED_BLOCKS = Gauge("collapipe_placed_blocks", "Blocks that a host runs.", ("host",))
 PLANNED_MICRO_BATCHES = Gauge(
     "collapipe_planned_micro_batches", "Micro-batches of a mini-batch in the plan.", ("cluster",)
 )
@@ -239,6 +244,7 @@ def create_stage_series(cluster: str, stage: str) -> None:
         STAGE_WAITING_SECONDS,
         STAGE_STEPS,
         STAGE_BLOCK_SAMPLES,
+        STAGE_END_UNIT_SECONDS,
         STAGE_SAMPLES,
         STAGE_ACTIVATION_BYTES,
         STAGE_UPDATE_SECONDS,

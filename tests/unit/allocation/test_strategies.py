@@ -203,6 +203,8 @@ def test_manual_cycles_over_its_lists_and_leaves_out_zeros() -> None:
     [
         ([6], r"lists 1 numbers \(\[6\]\) for 2 devices"),
         ([2, 3, 1], r"lists 3 numbers .* for 2 devices"),
+        ([1, 1, 1, 1, 2], r"lists 5 numbers .* for 2 devices"),
+        ([1, 2, 3, 1], r"7 blocks in all, for a model of 6"),
         ([2, 3], r"5 blocks in all, for a model of 6"),
         ([7, -1], r"at least 0 and their sum must be 6"),
     ],
@@ -210,6 +212,18 @@ def test_manual_cycles_over_its_lists_and_leaves_out_zeros() -> None:
 def test_manual_list_that_does_not_fit_is_refused(segments: list[int], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         strategy("manual", [segments])(problem(speeds=[1, 1], num_blocks=6))
+
+
+def test_manual_list_with_two_more_numbers_places_blocks_on_both_ends() -> None:
+    given_problem = problem(speeds=[1, 1], num_blocks=6)
+    (plan,) = strategy("manual", [[1, 0, 3, 2]])(given_problem)
+    units = [(stage.host_id, stage.start_unit, stage.stop_unit) for stage in plan.stages]
+    ends = given_problem.clusters[0]
+    assert units == [
+        (ends.control_unit.host_id, 0, 2),
+        ("device-1", 2, 5),
+        (ends.edge_server.host_id, 5, 8),
+    ]
 
 
 def test_manual_segment_beyond_a_memory_is_infeasible() -> None:

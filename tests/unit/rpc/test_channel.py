@@ -10,7 +10,7 @@ import pytest
 from collapipe.errors import PeerLostError
 from collapipe.rpc import ChannelPool, Security, open_channel, serve
 from collapipe.rpc.channel import _IDEMPOTENT
-from collapipe.v1 import device_agent_pb2, scheduler_pb2
+from collapipe.v1 import profile_pb2, scheduler_pb2
 
 from .serving import ECHO, SERVICE, serving
 
@@ -76,7 +76,7 @@ def test_stream_is_called_once() -> None:
 def test_repeated_methods_exist_and_are_unary() -> None:
     services = {
         service.full_name: service
-        for module in (device_agent_pb2, scheduler_pb2)
+        for module in (profile_pb2, scheduler_pb2)
         for service in module.DESCRIPTOR.services_by_name.values()
     }
     for service, names in _IDEMPOTENT.items():

@@ -100,18 +100,31 @@ class Clock:
 
 
 def measured(
-    of: JobHosts, seconds: Sequence[float], start: float, end: float, blocks: int = 2
+    of: JobHosts,
+    seconds: Sequence[float],
+    start: float,
+    end: float,
+    blocks: int = 2,
+    on_control_unit: float = 0.0,
 ) -> list[Series]:
-    """Telemetry of 20 micro-batches with 4 samples. `seconds` are those of a block and sample, by device."""
+    """Telemetry of 20 micro-batches with 4 samples. `seconds` are those of a block and sample, by device.
+
+    If the control unit runs blocks, too, `on_control_unit` are the seconds of its blocks.
+    """
     listed = [of.clusters[0].control_unit, *of.clusters[0].devices, of.edge_server]
     found = []
     for stage, (host, each) in enumerate(zip(listed, (0.001, *seconds, 0.002), strict=True)):
-        units = blocks if 0 < stage < len(listed) - 1 else 1
+        is_device = 0 < stage < len(listed) - 1
+        num_blocks = blocks * (is_device or (stage == 0 and on_control_unit > 0))
+        end_seconds = 80 * each * (not is_device)
+        seconds_in_all = 80 * num_blocks * (each if is_device else on_control_unit) + end_seconds
         counters = {
-            "collapipe_stage_forward_seconds_sum": 80 * units * each / 3,
-            "collapipe_stage_backward_seconds_sum": 160 * units * each / 3,
+            "collapipe_stage_forward_seconds_sum": seconds_in_all / 3,
+            "collapipe_stage_backward_seconds_sum": 2 * seconds_in_all / 3,
             "collapipe_stage_backward_seconds_count": 20.0,
-            "collapipe_stage_block_samples_total": 80.0 * units,
+            "collapipe_stage_block_samples_total": 80.0 * num_blocks,
+            "collapipe_stage_end_unit_seconds_total": end_seconds,
+            "collapipe_stage_samples_total": 80.0,
         }
         labels = (("cluster", "0"), ("stage", str(stage)))
         for name, value in counters.items():

@@ -71,6 +71,19 @@ def test_very_different_measurement_replaces_the_average() -> None:
     assert known.hosts["device-0"].seconds_per_sample == 4.0
 
 
+def test_block_time_of_a_host_without_blocks_follows_its_embedding() -> None:
+    known = Knowledge(hosts={"control-unit": HostKnowledge(seconds_per_sample=2.0)})
+    for seconds in (0.1, 0.4):
+        alone = HostEstimate(end_seconds_per_sample=seconds, micro_batches=10)
+        learn(known, hosts={"control-unit": alone})
+    host = known.hosts["control-unit"]
+    assert (host.seconds_per_sample, host.end_seconds_per_sample) == (8.0, 0.4)
+    assert known.measured_hosts == {"control-unit"}
+    both = HostEstimate(seconds_per_sample=5.0, end_seconds_per_sample=0.4, micro_batches=10)
+    learn(known, hosts={"control-unit": both})
+    assert host.seconds_per_sample == 5.0
+
+
 def test_host_without_a_measurement_keeps_its_value() -> None:
     known = learn(learn(Knowledge(), hosts=seen(1.0)), hosts={"device-0": HostEstimate()})
     assert known.hosts["device-0"].seconds_per_sample == 1.0

@@ -9,7 +9,7 @@ from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.host_registry import JobHosts
-from collapipe.scheduler.knowledge import LinkKnowledge
+from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.plan_messages import replay
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.planner_state import PlannerState
@@ -59,6 +59,55 @@ def test_blocks_leave_a_device_that_is_slow_in_a_round() -> None:
     source.series = measured(taking_part, (0.08, 0.01, 0.01), clock.now - 10, clock.now)
     after = blocks(run_round(deciding, clock, 1, summary(taking_part)))
     assert after.get("device-0", 0) < before["device-0"]
+
+
+def with_memory(taking_part: JobHosts) -> JobHosts:
+    """Lets the control unit and the edge server run blocks."""
+    taking_part.clusters[0].control_unit.memory_bytes = 10**9
+    taking_part.edge_server.memory_bytes = 10**9
+    return taking_part
+
+
+def with_profiles(known: Knowledge, **seconds: float) -> Knowledge:
+    for host_id, each in seconds.items():
+        name = host_id.replace("_", "-")
+        known.hosts[name] = HostKnowledge(seconds_per_sample=each, source="profile")
+    return known
+
+
+@pytest.mark.parametrize(("seconds", "place"), [(0.002, "control-unit"), (0.5, "device-0")])
+def test_fast_control_unit_runs_blocks_and_slow_one_none(seconds: float, place: str) -> None:
+    taking_part = with_memory(hosts())
+    known = with_profiles(knowledge(taking_part), control_unit=seconds, edge_server=0.5)
+    plans, decision = planner(taking_part, known, Source(), Clock()).decide(0, ())
+    placed = blocks(decision)
+    assert placed[place] >= 2
+    assert ("control-unit" in placed) == (place == "control-unit")
+    assert replay(decision, plans) == plans
+    assert any(
+        line.startswith(f"cluster 0: {next(iter(placed))} runs") for line in explain(decision)
+    )
+
+
+@pytest.mark.parametrize("change", ["paper_placement", "no memory"])
+def test_only_devices_run_blocks_if_the_job_or_the_host_says_so(change: str) -> None:
+    taking_part = with_memory(hosts()) if change == "paper_placement" else hosts()
+    config = job(paper_placement=change == "paper_placement")
+    known = with_profiles(knowledge(taking_part), control_unit=0.001, edge_server=0.001)
+    _, decision = planner(taking_part, known, Source(), Clock(), config).decide(0, ())
+    assert set(blocks(decision)) <= {"device-0", "device-1", "device-2"}
+
+
+def test_blocks_leave_a_control_unit_that_is_slow_in_a_round() -> None:
+    taking_part, source, clock = with_memory(hosts()), Source(), Clock()
+    known = with_profiles(knowledge(taking_part), control_unit=0.005, edge_server=0.5)
+    deciding = planner(taking_part, known, source, clock)
+    before = blocks(run_round(deciding, clock, 0, summary(taking_part)))
+    source.series = measured(
+        taking_part, (0.01,) * 3, clock.now - 10, clock.now, on_control_unit=0.08
+    )
+    after = blocks(run_round(deciding, clock, 1, summary(taking_part)))
+    assert after.get("control-unit", 0) < before["control-unit"]
 
 
 def test_window_starts_with_the_round_but_spans_at_least_four_scrapes() -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from collapipe.allocation import ClusterPlan, LinkPlan, StagePlan
 from collapipe.radio_rate import radio_rate_bps
-from collapipe.scheduler.knowledge import LinkKnowledge
-from collapipe.scheduler.round_problem import build_problem
+from collapipe.scheduler.knowledge import HostKnowledge, LinkKnowledge
+from collapipe.scheduler.round_problem import blocks_beyond_devices, build_problem
 
 from .jobs import SIZES, hosts, job, knowledge
 
@@ -71,3 +71,32 @@ def test_state_of_lossy_uploads_counts_if_the_strategy_may_use_them() -> None:
         model = build_problem(config, SIZES, taking_part, known, round_index=0).model
         found[strategy] = (model.state_bytes(1, 2), model.weights_bytes(1, 2))
     assert found == {"dssra": (24000, 4000), "pipeline": (16000, 4000)}
+
+
+def test_measured_time_of_embedding_and_head_replaces_the_guess() -> None:
+    taking_part = hosts()
+    known = knowledge(taking_part, seconds=(0.01, 0.02, 0.04))
+    problem = build_problem(job(), SIZES, taking_part, known, round_index=0)
+    control_unit, edge_server = problem.clusters[0].control_unit, problem.clusters[0].edge_server
+    # Without a profile, both count with the speed of the fastest device.
+    assert (control_unit.seconds_per_sample, control_unit.end_unit_work) == (0.01, None)
+    assert problem.model.head_work == 2000 / 4000
+    known.hosts["control-unit"] = HostKnowledge(seconds_per_sample=0.05, end_seconds_per_sample=0.2)
+    known.hosts["edge-server"] = HostKnowledge(end_seconds_per_sample=0.003)
+    problem = build_problem(job(), SIZES, taking_part, known, round_index=1)
+    control_unit, edge_server = problem.clusters[0].control_unit, problem.clusters[0].edge_server
+    work = problem.model.work(0, 3, control_unit.end_unit_work)
+    assert control_unit.compute_seconds(2, work) == pytest.approx(2 * (0.2 + 2 * 0.05))
+    work = problem.model.work(7, 8, edge_server.end_unit_work)
+    assert edge_server.compute_seconds(2, work) == pytest.approx(2 * 0.003)
+
+
+def test_blocks_run_beyond_devices_only_where_the_hosts_give_memory() -> None:
+    taking_part = hosts()
+    assert blocks_beyond_devices(job(), taking_part) == (False, False)
+    taking_part.clusters[0].control_unit.memory_bytes = 5
+    assert blocks_beyond_devices(job(), taking_part) == (True, False)
+    taking_part.edge_server.memory_bytes = 5
+    assert blocks_beyond_devices(job(), taking_part) == (True, True)
+    assert blocks_beyond_devices(job(paper_placement=True), taking_part) == (False, False)
+    assert blocks_beyond_devices(job(strategy="pipeline"), taking_part) == (False, False)

@@ -64,18 +64,22 @@ class Recorder(StageMetrics):
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """By "FORWARD", "BACKWARD", "evaluation" and "update"."""
     waits: list[float] = field(default_factory=list)
+    end_unit_seconds: list[float] = field(default_factory=list)
     work: list[tuple[int, int, int]] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
 
-    def acted(self, kind: FrameKind, micro_batch: int, seconds: float) -> None:
+    def acted(
+        self, kind: FrameKind, micro_batch: int, seconds: float, end_unit_seconds: float
+    ) -> None:
+        self.end_unit_seconds.append(end_unit_seconds)
         self.passes.append(Pass(self.stage, kind, micro_batch))
         self.seconds[kind.name].append(seconds)
 
     def evaluated(self, seconds: float) -> None:
         self.seconds["evaluation"].append(seconds)
 
-    def worked(self, num_units: int, num_samples: int, activation_bytes: int) -> None:
-        self.work.append((num_units, num_samples, activation_bytes))
+    def worked(self, num_blocks: int, num_samples: int, activation_bytes: int) -> None:
+        self.work.append((num_blocks, num_samples, activation_bytes))
 
     def updated(self, seconds: float) -> None:
         self.seconds["update"].append(seconds)

@@ -38,11 +38,23 @@ def test_each_micro_batch_is_reported_with_its_samples_and_sent_bytes(
     chain.stages[0]._send_forward = lambda frame: (passed.append(frame), forward(frame))[1]
     chain.train(0, batches, 0.0)
     embedding, blocks, head = (observer.work for observer in chain.observers)
-    assert embedding == [(1, 3, frame.byte_length) for frame in passed]
+    assert embedding == [(0, 3, frame.byte_length) for frame in passed]
     assert blocks == [(3, 3, frame.byte_length) for frame in passed]
-    assert head == [(1, 3, 0)] * 3
+    assert head == [(0, 3, 0)] * 3
     activations = [3 * batch["input_ids"].shape[1] * 16 * 4 for batch in batches]
     assert all(frame.byte_length > size for frame, size in zip(passed, activations, strict=True))
+
+
+def test_time_of_embedding_and_head_is_reported_apart_from_that_of_blocks(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    for cuts, has_end_unit in ((THIRDS, [True, False, True]), (HALVES, [True, True])):
+        chain = make_chain(bert, bert_states, TRAINING, cuts, [2] * len(has_end_unit))
+        chain.train(0, [make_batch(0), make_batch(1)], 0.0)
+        for expected, observer in zip(has_end_unit, chain.observers, strict=True):
+            seconds = sum(observer.seconds["FORWARD"] + observer.seconds["BACKWARD"])
+            apart = sum(observer.end_unit_seconds)
+            assert 0 < apart <= seconds if expected else apart == 0
 
 
 def test_most_micro_batches_and_bytes_are_reported_after_each_mini_batch(

@@ -37,6 +37,7 @@ def stage(
     backward: float = 4.0,
     micro_batches: float = 10.0,
     block_samples: float = 120.0,
+    end_unit_seconds: float = 0.0,
     end: float = END,
 ) -> list[Series]:
     """Makes the counters of a stage, which grow by the given amounts within a window of four scrapes."""
@@ -45,6 +46,8 @@ def stage(
         "stage_backward_seconds_sum": backward,
         "stage_backward_seconds_count": micro_batches,
         "stage_block_samples_total": block_samples,
+        "stage_end_unit_seconds_total": end_unit_seconds,
+        "stage_samples_total": 40.0 * bool(micro_batches),
     }
     labels = {"cluster": cluster, "stage": number}
     return [
@@ -76,6 +79,19 @@ def test_seconds_per_sample_exclude_the_fixed_cost_of_micro_batches() -> None:
     assert got.rejected == ()
 
 
+def test_embedding_or_head_is_measured_apart_from_the_blocks_of_its_stage() -> None:
+    alone = stage("c:1", "0", "3", block_samples=0, end_unit_seconds=6)
+    host = estimated(alone).hosts["edge-server"]
+    assert host.seconds_per_sample is None
+    assert (host.end_seconds_per_sample, host.micro_batches) == (6 / 40, 10)
+    # The second stage runs blocks, too. Its fixed cost of 1.2 s is a fifth of its time.
+    prior = HostPrior(0.05, seconds_per_micro_batch=0.12)
+    mixed = stage("b:1", "1", "3", end_unit_seconds=1.5)
+    host = estimated(mixed, device=prior).hosts["device"]
+    assert host.seconds_per_sample == pytest.approx(0.8 * 4.5 / 120)
+    assert host.end_seconds_per_sample == pytest.approx(0.8 * 1.5 / 40)
+
+
 def test_host_of_several_clusters_sums_over_its_stages() -> None:
     both = [
         *stage("c:1", "0", "3"),
@@ -83,6 +99,7 @@ def test_host_of_several_clusters_sums_over_its_stages() -> None:
     ]
     host = estimated(both).hosts["edge-server"]
     assert host.seconds_per_sample == pytest.approx((6 + 2) / (120 + 40))
+    assert host.end_seconds_per_sample is None
     assert host.micro_batches == 15
 
 
@@ -97,7 +114,7 @@ def test_host_a_thousand_times_off_its_profile_is_rejected(factor: float) -> Non
     assert got.hosts["device"].seconds_per_sample is None
     assert got.hosts["device"].micro_batches == 0
     (reason,) = got.rejected
-    assert reason.startswith("device: seconds per unit and sample: 0.05 is outside of")
+    assert reason.startswith("device: seconds per block and sample: 0.05 is outside of")
     assert "; the profile says" in reason
 
 
@@ -129,6 +146,8 @@ def test_counters_of_a_restarted_process_count_from_zero() -> None:
         "stage_backward_seconds_sum": (90.0, 92.0, 0.0, 2.0),
         "stage_backward_seconds_count": (90.0, 95.0, 0.0, 5.0),
         "stage_block_samples_total": (900.0, 960.0, 0.0, 60.0),
+        "stage_end_unit_seconds_total": (0.0, 0.0, 0.0, 0.0),
+        "stage_samples_total": (450.0, 480.0, 0.0, 30.0),
     }
     found = [series("b:1", name, *each, **labels) for name, each in values.items()]
     host = estimated(found).hosts["device"]

@@ -182,8 +182,8 @@ def stage_seconds(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterP
     """Returns the time of one micro-batch on each stage, forward and backward: c_k of (2)."""
     hosts, size = cluster.hosts, problem.mini_batch / plan.num_micro_batches
     return [
-        hosts[stage.host_id].compute_seconds(
-            size, problem.model.work(stage.start_unit, stage.stop_unit)
+        (host := hosts[stage.host_id]).compute_seconds(
+            size, problem.model.work(stage.start_unit, stage.stop_unit, host.end_unit_work)
         )
         for stage in plan.stages
     ]
@@ -257,9 +257,10 @@ def other_edge_seconds(problem: RoundProblem, plans: Sequence[ClusterPlan], inde
     for n, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
         last = plan.stages[-1]
         if n != index and last.host_id == cluster.edge_server.host_id:
-            work = problem.model.work(last.start_unit, last.stop_unit)
+            host = cluster.edge_server
+            work = problem.model.work(last.start_unit, last.stop_unit, host.end_unit_work)
             size = problem.mini_batch / plan.num_micro_batches
-            total += plan.num_micro_batches * cluster.edge_server.compute_seconds(size, work)
+            total += plan.num_micro_batches * host.compute_seconds(size, work)
     return total
 
 

@@ -19,6 +19,8 @@ class Host:
     Args:
         seconds_per_sample: Time of one block for one sample, forward and backward: a_k.
         seconds_per_micro_batch: Time that every micro-batch takes, whatever its size: o_k.
+        end_unit_work: Work of the embedding or the head, or of both, when this host runs it, in its blocks:
+            omega_k. `None` means that of the model.
         memory_bytes: Memory that training may use. `None` means no limit.
         base_bytes: Memory in use before the host holds any unit.
         busy_watts: Power while computing, beyond the power of an idle host: (8).
@@ -31,6 +33,7 @@ class Host:
     host_id: str
     seconds_per_sample: float
     seconds_per_micro_batch: float = 0.0
+    end_unit_work: float | None = None
     memory_bytes: int | None = None
     base_bytes: int = 0
     busy_watts: float = 0.0
@@ -202,8 +205,12 @@ class ModelCost:
     recompute: bool = False
     lossy_uploads: bool = False
 
-    def work(self, start_unit: int, stop_unit: int) -> float:
-        return self._sum(start_unit, stop_unit, self.embedding_work, 1.0, self.head_work)
+    def work(self, start_unit: int, stop_unit: int, end_unit_work: float | None = None) -> float:
+        """Returns the work of units. `end_unit_work` replaces the work of the embedding and the head."""
+        if end_unit_work is None:
+            return self._sum(start_unit, stop_unit, self.embedding_work, 1.0, self.head_work)
+        has_end_unit = start_unit == 0 < stop_unit or start_unit <= self.num_blocks + 1 < stop_unit
+        return self._sum(start_unit, stop_unit, 0.0, 1.0, 0.0) + has_end_unit * end_unit_work
 
     def state_bytes(self, start_unit: int, stop_unit: int) -> float:
         """Returns the memory of units without their stashes."""

@@ -264,7 +264,7 @@ def cluster_costs(
             size[:, None],
             max_in_flight[:, None],
         )
-        work = [model.work(*units) for units in ranges]
+        work = [model.work(*units, host.end_unit_work) for units in ranges]
         seconds = np.array([[host.compute_seconds(b, one) for one in work] for b in size])
         joules = passes[:, None] * host.joule_weight * host.busy_watts * seconds
         moves = second_price * np.repeat(move_seconds, len(options), axis=0)

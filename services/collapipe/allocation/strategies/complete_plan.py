@@ -25,8 +25,12 @@ def num_micro_batches(cluster: ClusterProblem) -> int:
     return cluster.micro_batch_options[0]
 
 
-def place_blocks(problem: RoundProblem, cluster: ClusterProblem, blocks: Sequence[int]) -> Stages:
+def place_blocks(
+    problem: RoundProblem, cluster: ClusterProblem, blocks: Sequence[int], before: int = 0
+) -> Stages:
     """Gives each device its number of blocks, in registration order. Devices with 0 blocks are left out.
+
+    The control unit runs the blocks `before` them, and the edge server those that remain after them.
 
     Raises:
         InfeasibleError: The segment of a device does not fit into its memory.
@@ -36,8 +40,8 @@ def place_blocks(problem: RoundProblem, cluster: ClusterProblem, blocks: Sequenc
     ]
     num_blocks, micro_batches = problem.model.num_blocks, num_micro_batches(cluster)
     window = classical_window(problem, micro_batches, len(active) + 1)
-    stages = [StagePlan(cluster.control_unit.host_id, 0, 1, window)]
-    start = 1
+    start = 1 + before
+    stages = [StagePlan(cluster.control_unit.host_id, 0, start, window)]
     for position, (device, count) in enumerate(active):
         window = classical_window(problem, micro_batches, len(active) - position)
         stage = StagePlan(device.host_id, start, start + count, window)
@@ -51,8 +55,7 @@ def place_blocks(problem: RoundProblem, cluster: ClusterProblem, blocks: Sequenc
             )
         stages.append(stage)
         start += count
-    head = num_blocks + 1
-    return (*stages, StagePlan(cluster.edge_server.host_id, head, head + 1, 1))
+    return (*stages, StagePlan(cluster.edge_server.host_id, start, num_blocks + 2, 1))
 
 
 def complete(problem: RoundProblem, placed: Sequence[Stages]) -> RoundPlan:

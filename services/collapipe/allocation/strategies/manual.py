@@ -1,4 +1,4 @@
-"""`manual`: the job file lists the blocks of each device, one list for each round."""
+"""`manual`: the job file lists the blocks of each host, one list for each round."""
 
 from collections.abc import Sequence
 
@@ -13,19 +13,21 @@ def place_manually(
     """Places the blocks as listed for this round. After the last list, the first one is used again.
 
     Raises:
-        InvalidInputError: A list does not match the devices or the blocks.
-        InfeasibleError: The segment of a device does not fit into its memory.
+        InvalidInputError: A list does not match the hosts or the blocks.
+        InfeasibleError: The segment of a host does not fit into its memory.
     """
     blocks = segments[problem.round_index % len(segments)]
-    num_blocks = problem.model.num_blocks
-    if len(blocks) != len(cluster.devices):
+    num_blocks, num_devices = problem.model.num_blocks, len(cluster.devices)
+    if len(blocks) not in (num_devices, num_devices + 2):
         raise InvalidInputError(
-            f"schedule.segments lists {len(blocks)} numbers ({list(blocks)}) for {len(cluster.devices)} devices: give "
-            "one number for each device, 0 to leave it out"
+            f"schedule.segments lists {len(blocks)} numbers ({list(blocks)}) for {num_devices} devices: give one number "
+            "for each device, 0 to leave it out; or 2 more, the first for the control unit and the last for the edge server"
         )
     if sum(blocks) != num_blocks or min(blocks) < 0:
         raise InvalidInputError(
             f"schedule.segments lists {list(blocks)}, {sum(blocks)} blocks in all, for a model of {num_blocks}: the "
             f"numbers must be at least 0 and their sum must be {num_blocks}"
         )
-    return place_blocks(problem, cluster, blocks)
+    if len(blocks) == num_devices:
+        return place_blocks(problem, cluster, blocks)
+    return place_blocks(problem, cluster, blocks[1:-1], before=blocks[0])

@@ -1,22 +1,22 @@
-"""DeviceAgentService: measures what a block costs on this device."""
+"""ProfileService: measures what a block costs on this host."""
 
 import grpc
 
 from collapipe.models import adapter_for
-from collapipe.stage_host import HostResources
+from collapipe.stage_host.host_resources import HostResources
 from collapipe.stage_runtime.block_profile import profile_block
-from collapipe.v1 import device_agent_pb2, device_agent_pb2_grpc
+from collapipe.v1 import profile_pb2, profile_pb2_grpc
 
 
-class DeviceAgentServicer(device_agent_pb2_grpc.DeviceAgentServiceServicer):
+class ProfileServicer(profile_pb2_grpc.ProfileServiceServicer):
     """Times blocks on this host."""
 
     def __init__(self, resources: HostResources) -> None:
         self._resources = resources
 
     def ProfileBlock(
-        self, request: device_agent_pb2.ProfileBlockRequest, context: grpc.ServicerContext
-    ) -> device_agent_pb2.ProfileBlockResponse:
+        self, request: profile_pb2.ProfileBlockRequest, context: grpc.ServicerContext
+    ) -> profile_pb2.ProfileBlockResponse:
         """Times one block of a model."""
         model = request.model
         profile = profile_block(
@@ -26,7 +26,7 @@ class DeviceAgentServicer(device_agent_pb2_grpc.DeviceAgentServiceServicer):
             request.sequence_length,
             self._resources.processor,
         )
-        return device_agent_pb2.ProfileBlockResponse(
+        return profile_pb2.ProfileBlockResponse(
             seconds_per_sample=profile.seconds_per_sample,
             seconds_per_micro_batch=profile.seconds_per_micro_batch,
             state_bytes=profile.state_bytes,

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from collapipe.v1 import device_agent_pb2 as collapipe_dot_v1_dot_device__agent__pb2
+from collapipe.v1 import profile_pb2 as collapipe_dot_v1_dot_profile__pb2
 
 GRPC_GENERATED_VERSION = '1.75.1'
 GRPC_VERSION = grpc.__version__
@@ -18,15 +18,15 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in collapipe/v1/device_agent_pb2_grpc.py depends on'
+        + f' but the generated code in collapipe/v1/profile_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class DeviceAgentServiceStub(object):
-    """Measures what a block costs on this device.
+class ProfileServiceStub(object):
+    """Measures what a block costs on this host.
     """
 
     def __init__(self, channel):
@@ -36,41 +36,41 @@ class DeviceAgentServiceStub(object):
             channel: A grpc.Channel.
         """
         self.ProfileBlock = channel.unary_unary(
-                '/collapipe.v1.DeviceAgentService/ProfileBlock',
-                request_serializer=collapipe_dot_v1_dot_device__agent__pb2.ProfileBlockRequest.SerializeToString,
-                response_deserializer=collapipe_dot_v1_dot_device__agent__pb2.ProfileBlockResponse.FromString,
+                '/collapipe.v1.ProfileService/ProfileBlock',
+                request_serializer=collapipe_dot_v1_dot_profile__pb2.ProfileBlockRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_profile__pb2.ProfileBlockResponse.FromString,
                 _registered_method=True)
 
 
-class DeviceAgentServiceServicer(object):
-    """Measures what a block costs on this device.
+class ProfileServiceServicer(object):
+    """Measures what a block costs on this host.
     """
 
     def ProfileBlock(self, request, context):
-        """Times one block of a model on this device.
+        """Times one block of a model on this host.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
 
-def add_DeviceAgentServiceServicer_to_server(servicer, server):
+def add_ProfileServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'ProfileBlock': grpc.unary_unary_rpc_method_handler(
                     servicer.ProfileBlock,
-                    request_deserializer=collapipe_dot_v1_dot_device__agent__pb2.ProfileBlockRequest.FromString,
-                    response_serializer=collapipe_dot_v1_dot_device__agent__pb2.ProfileBlockResponse.SerializeToString,
+                    request_deserializer=collapipe_dot_v1_dot_profile__pb2.ProfileBlockRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_profile__pb2.ProfileBlockResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'collapipe.v1.DeviceAgentService', rpc_method_handlers)
+            'collapipe.v1.ProfileService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('collapipe.v1.DeviceAgentService', rpc_method_handlers)
+    server.add_registered_method_handlers('collapipe.v1.ProfileService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class DeviceAgentService(object):
-    """Measures what a block costs on this device.
+class ProfileService(object):
+    """Measures what a block costs on this host.
     """
 
     @staticmethod
@@ -87,9 +87,9 @@ class DeviceAgentService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/collapipe.v1.DeviceAgentService/ProfileBlock',
-            collapipe_dot_v1_dot_device__agent__pb2.ProfileBlockRequest.SerializeToString,
-            collapipe_dot_v1_dot_device__agent__pb2.ProfileBlockResponse.FromString,
+            '/collapipe.v1.ProfileService/ProfileBlock',
+            collapipe_dot_v1_dot_profile__pb2.ProfileBlockRequest.SerializeToString,
+            collapipe_dot_v1_dot_profile__pb2.ProfileBlockResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,16 +4,16 @@ from typing import Any
 import pytest
 import torch
 
-from collapipe.device_agent.servicer import DeviceAgentServicer
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError
 from collapipe.rpc import ChannelPool, Security
 from collapipe.stage_host import HostResources
+from collapipe.stage_host.profile_servicer import ProfileServicer
 from collapipe.stage_runtime import block_profile
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.traffic_shaping.pacing import PacedShaper
-from collapipe.v1.device_agent_pb2 import ProfileBlockRequest
 from collapipe.v1.plan_pb2 import ModelSpec
+from collapipe.v1.profile_pb2 import ProfileBlockRequest
 
 NO_CONTEXT: Any = None
 
@@ -23,11 +23,11 @@ def _no_time_box(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_profile, "_TIME_BOX_SECONDS", 0.0)
 
 
-def servicer(emulation: Path | None = None) -> DeviceAgentServicer:
+def servicer(emulation: Path | None = None) -> ProfileServicer:
     file = EmulationFile(emulation)
     links = OutgoingLinks("device-0-0", file, PacedShaper())
     channels = ChannelPool(Security.insecure())
-    return DeviceAgentServicer(HostResources(torch.device("cpu"), channels, links))
+    return ProfileServicer(HostResources(torch.device("cpu"), channels, links))
 
 
 def request(config_json: str, *sizes: int, length: int = 8) -> ProfileBlockRequest:
