@@ -17,6 +17,7 @@ from collapipe.allocation.round_model.problem import RoundPlan as RoundPlan
 from collapipe.allocation.round_model.problem import RoundProblem as RoundProblem
 from collapipe.allocation.round_model.problem import Segment as Segment
 from collapipe.allocation.round_model.problem import StagePlan as StagePlan
+from collapipe.allocation.round_model.problem import UploadPlan as UploadPlan
 from collapipe.allocation.round_model.problem import WiredLink as WiredLink
 from collapipe.allocation.round_model.problem import exchange_bps as exchange_bps
 from collapipe.allocation.round_model.problem import push_overlap as push_overlap

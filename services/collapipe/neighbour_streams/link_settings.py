@@ -35,9 +35,25 @@ def link_settings(plan: plan_pb2.Plan, sender_index: int, receiver_index: int) -
         )
     goes_forward = sender_index < receiver_index
     power = link.transmit_power_watts if goes_forward else link.return_transmit_power_watts
-    for name, value in (("bandwidth", link.bandwidth_hz), ("transmit power", power)):
+    _check(f"link {index}", link.bandwidth_hz, power)
+    return LinkSettings(codec, LinkShare(link.rate_limit_bps, link.bandwidth_hz, power))
+
+
+def upload_share(plan: plan_pb2.Plan, stage_index: int) -> LinkShare:
+    """Returns what the plan gives to a stage while it uploads its weights.
+
+    Raises:
+        InvalidInputError: The bandwidth or the power is negative or not finite.
+    """
+    stage = plan.stages[stage_index]
+    bandwidth, power = stage.upload_bandwidth_hz, stage.upload_transmit_power_watts
+    _check(f"the upload of stage {stage_index}", bandwidth, power)
+    return LinkShare(0, bandwidth, power)
+
+
+def _check(what: str, bandwidth_hz: float, watts: float) -> None:
+    for name, value in (("bandwidth", bandwidth_hz), ("transmit power", watts)):
         if not (math.isfinite(value) and value >= 0):
             raise InvalidInputError(
-                f"link {index} of the plan has a {name} of {value}: it needs a finite value of at least 0"
+                f"{what} of the plan has a {name} of {value}: it needs a finite value of at least 0"
             )
-    return LinkSettings(codec, LinkShare(link.rate_limit_bps, link.bandwidth_hz, power))

@@ -47,6 +47,9 @@ def _plan_message(
         ],
         upload_codec="" if decided.upload_codec == "fp32" else decided.upload_codec,
     )
+    for stage, upload in zip(plan.stages, decided.uploads, strict=False):
+        stage.upload_bandwidth_hz = upload.share
+        stage.upload_transmit_power_watts = upload.watts
     links = problem.clusters[cluster_index].links
     for (before, after), link in zip(
         itertools.pairwise(decided.stages), decided.links, strict=True

@@ -214,7 +214,12 @@ def _with_weights_rates(
             return known.weights_bps
         return exchange_bps(links[sender.host_id, receiver.host_id], sender, overlap, channel)
 
-    return replace(host, push_bps=rate(host, edge_server), fetch_bps=rate(edge_server, host))
+    return replace(
+        host,
+        push_bps=rate(host, edge_server),
+        fetch_bps=rate(edge_server, host),
+        push_watts=host.max_transmit_watts,
+    )
 
 
 def _links(

@@ -22,7 +22,11 @@ from collapipe.allocation.round_model.problem import (
     RoundPlan,
     RoundProblem,
 )
-from collapipe.allocation.round_model.weights_transfer import moved_states, moved_units
+from collapipe.allocation.round_model.weights_transfer import (
+    moved_states,
+    moved_units,
+    sending_seconds,
+)
 from collapipe.codec_table import UPLOAD_CODECS
 from collapipe.simulation.pipeline_events import (
     SimulatedLink,
@@ -124,9 +128,10 @@ def _weights_seconds(problem: RoundProblem, cluster: ClusterProblem, plan: Clust
             pushes.append((stage.host_id, edge_server, ratio * weights))
             if len(problem.clusters) > 1:
                 fetches.append((edge_server, stage.host_id, weights))
-    return _transfer_seconds(problem, cluster, pushes) + _transfer_seconds(
-        problem, cluster, fetches
-    )
+    push_seconds = _transfer_seconds(problem, cluster, pushes)
+    if plan.uploads:
+        push_seconds = max(seconds for seconds, _ in sending_seconds(problem, cluster, plan))
+    return push_seconds + _transfer_seconds(problem, cluster, fetches)
 
 
 def _transfer_seconds(

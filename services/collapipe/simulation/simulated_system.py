@@ -190,6 +190,7 @@ class SimulatedSystem:
                     self._host_now(host, conditions, backlogs),
                     push_bps=exchange(links[host.host_id, EDGE_SERVER], host),
                     fetch_bps=exchange(links[EDGE_SERVER, host.host_id], edge_server),
+                    push_watts=host.max_transmit_watts,
                 )
                 for host in hosts
             )

@@ -8,7 +8,7 @@ from collapipe.codec_table import UPLOAD_CODECS, UploadCodecName
 from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
 from collapipe.job import TrainingConfig
 from collapipe.neighbour_streams.incoming_link import IncomingLink
-from collapipe.neighbour_streams.link_settings import link_settings
+from collapipe.neighbour_streams.link_settings import link_settings, upload_share
 from collapipe.neighbour_streams.outgoing_link import OutgoingLink
 from collapipe.neighbour_streams.stream import (
     NeighbourLinks,
@@ -186,7 +186,10 @@ class StageSession:
         The digests of the optimizer states are computed while the weights travel.
         """
         stage = self._ready_stage()
-        self._resources.links.link_to(command.edge_host_id, command.edge_address)
+        edge_link = self._resources.links.link_to(command.edge_host_id, command.edge_address)
+        share = upload_share(self._configure.plan, self.stage_index)
+        if share.bandwidth_hz:
+            self._shares.enter_context(edge_link.limited_to(share))
         pushes = self._pushes = UnitPushes(
             lambda upload, report: self._push(upload, command, report),
         )
@@ -350,6 +353,7 @@ def _check_configuration(configure: stage_pb2.ConfigureStage) -> None:
     for index in range(len(configure.plan.links)):
         link_settings(configure.plan, index, index + 1)
         link_settings(configure.plan, index + 1, index)
+    upload_share(configure.plan, configure.stage_index)
 
 
 def _upload_codec(plan: plan_pb2.Plan) -> UploadCodecName:

@@ -20,18 +20,22 @@ class Attempt(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., round_index: _Optional[int] = ..., attempt: _Optional[int] = ..., plan_id: _Optional[str] = ...) -> None: ...
 
 class Stage(_message.Message):
-    __slots__ = ("host_id", "address", "start_unit", "stop_unit", "in_flight")
+    __slots__ = ("host_id", "address", "start_unit", "stop_unit", "in_flight", "upload_bandwidth_hz", "upload_transmit_power_watts")
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     START_UNIT_FIELD_NUMBER: _ClassVar[int]
     STOP_UNIT_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_BANDWIDTH_HZ_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_TRANSMIT_POWER_WATTS_FIELD_NUMBER: _ClassVar[int]
     host_id: str
     address: str
     start_unit: int
     stop_unit: int
     in_flight: int
-    def __init__(self, host_id: _Optional[str] = ..., address: _Optional[str] = ..., start_unit: _Optional[int] = ..., stop_unit: _Optional[int] = ..., in_flight: _Optional[int] = ...) -> None: ...
+    upload_bandwidth_hz: float
+    upload_transmit_power_watts: float
+    def __init__(self, host_id: _Optional[str] = ..., address: _Optional[str] = ..., start_unit: _Optional[int] = ..., stop_unit: _Optional[int] = ..., in_flight: _Optional[int] = ..., upload_bandwidth_hz: _Optional[float] = ..., upload_transmit_power_watts: _Optional[float] = ...) -> None: ...
 
 class LinkPlan(_message.Message):
     __slots__ = ("codec", "rate_limit_bps", "transmit_power_watts", "bandwidth_hz", "return_transmit_power_watts")

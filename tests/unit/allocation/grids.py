@@ -152,13 +152,18 @@ def transfer_seconds(link: Link, bits: float, share: Vector, watts: Vector | flo
 
 
 def objectives(
-    problem: RoundProblem, plans: RoundPlan, shares: Vector, watts: Sequence[tuple[Vector, Vector]]
+    problem: RoundProblem,
+    plans: RoundPlan,
+    shares: Vector,
+    watts: Sequence[tuple[Vector, Vector]],
+    upload_seconds: Vector | float = 0.0,
 ) -> Vector:
     """Computes docs/scheduling.md (13) for many allocations at once.
 
     Args:
         shares: (points, links)
         watts: For each link, the powers of both directions, each with the shape (points).
+        upload_seconds: Time of the uploads of each cluster. (points, clusters)
     """
     at, rounds, drift = 0, [], np.zeros(len(shares))
     per_step = sum(
@@ -207,7 +212,7 @@ def objectives(
         rest = (count - 1) * worst if count > 1 else others
         step = sum(computes) + sum(loops, np.zeros(len(shares))) + rest
         rounds.append(problem.local_steps * (step + cluster.step_seconds))
-    slowest = np.max(rounds, axis=0)
+    slowest = np.max(np.transpose(rounds) + upload_seconds, axis=1)
     return np.asarray(problem.penalty_weight * slowest / problem.reference_seconds + drift)
 
 

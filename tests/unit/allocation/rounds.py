@@ -144,6 +144,7 @@ def _cluster(
             max_transmit_watts=1.0,
             push_bps=numbers.choice([math.inf, 500.0]) if moves else math.inf,
             fetch_bps=numbers.choice([math.inf, 300.0]) if moves else math.inf,
+            push_watts=2.0 if moves else 0.0,
         )
 
     memory = (250, 600) if tight else (500, 3000)

@@ -1,10 +1,12 @@
 """Solves for bandwidth shares alone, like `allocate` where it has no power to choose."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
-from collapipe.allocation.search.bandwidth import Allocation, Point, solve_shares
+from collapipe.allocation.search.bandwidth import Allocation, solve_shares
 from collapipe.allocation.search.shared_links import shared_links
 
 
@@ -13,7 +15,8 @@ def share_at_given_powers(problem: RoundProblem, plans: RoundPlan) -> Allocation
     links = shared_links(problem, plans)
     assert links is not None
     watts, shares = links.powers(plans), links.equal_shares()
-    start = Point(shares, watts, links.times(shares, watts))
+    none = np.zeros(0)
+    start = links.point(shares, watts, none, none)
     solved, prices = solve_shares(links, start, np.zeros_like(links.radio))
-    found = links.applied(plans, solved.shares, watts)
+    found = links.applied(plans, replace(solved, watts=watts))
     return Allocation(found, predict(problem, found), prices)

@@ -7,6 +7,7 @@ import pytest
 from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
+from collapipe.allocation.round_model.uploads import with_full_power_uploads
 from collapipe.allocation.search import bandwidth
 from collapipe.allocation.search.bandwidth import SolverFailedError
 from collapipe.allocation.search.power import allocate
@@ -132,12 +133,22 @@ def test_round_delay_agrees_with_predict(wired: bool, update_per_micro_batch: bo
             )
             for plan in plans
         )
+        plans = with_full_power_uploads(problem, plans)
+        assert wired == (not plans[0].uploads)
         links = shared_links(problem, plans)
         assert links is not None
         shares = links.totals[links.channel] * rng.uniform(0.01, 0.2, len(links.positions))
         watts = links.limit_watts * rng.uniform(0.1, 1, len(links.limit_watts))
-        predicted = predict(problem, links.applied(plans, shares, watts))
-        rounds = links.delay.round_seconds(links.times(shares, watts))
+        some = [plans[n].uploads[k] for n, k in links.uploads.positions]
+        parts = rng.uniform(0.1, 1, (2, len(some)))
+        point = links.point(
+            shares,
+            watts,
+            parts[0] * np.array([upload.share for upload in some]),
+            parts[1] * np.array([upload.watts for upload in some]),
+        )
+        predicted = predict(problem, links.applied(plans, point))
+        rounds = links.round_seconds(point)
         np.testing.assert_allclose(rounds, [one.round_seconds for one in predicted.clusters])
 
 
@@ -153,7 +164,9 @@ def test_problem_of_one_shape_is_built_once() -> None:
 
 
 def test_problem_follows_the_rules_for_parameters_so_that_a_resolve_is_fast() -> None:
-    program = bandwidth._Program(bandwidth._Shape(2, 5, 6, 1, num_given=4, num_free=4, num_wires=2))
+    program = bandwidth._Program(
+        bandwidth._Shape(2, 5, 6, 1, num_given=4, num_free=4, num_wires=2, num_uploads=3)
+    )
     assert program._problem.is_dcp(dpp=True)
 
 

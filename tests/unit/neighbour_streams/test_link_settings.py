@@ -3,9 +3,9 @@
 import pytest
 
 from collapipe.errors import InvalidInputError
-from collapipe.neighbour_streams.link_settings import LinkSettings, link_settings
+from collapipe.neighbour_streams.link_settings import LinkSettings, link_settings, upload_share
 from collapipe.traffic_shaping.outgoing_links import LinkShare
-from collapipe.v1.plan_pb2 import LinkPlan, Plan
+from collapipe.v1.plan_pb2 import LinkPlan, Plan, Stage
 from collapipe.v1.tensor_pb2 import CODEC_INT8
 
 
@@ -42,3 +42,12 @@ def test_impossible_settings_are_refused(link: dict[str, object], said: str) -> 
     with pytest.raises(InvalidInputError, match=said):
         for ends in ((1, 2), (2, 1)):
             link_settings(plan_of(**link), *ends)
+
+
+def test_upload_of_a_stage_has_its_share_and_power() -> None:
+    sending = Stage(upload_bandwidth_hz=2e6, upload_transmit_power_watts=0.1)
+    plan = Plan(stages=[sending, Stage()])
+    assert upload_share(plan, 0) == LinkShare(0, 2e6, 0.1)
+    assert upload_share(plan, 1) == LinkShare()
+    with pytest.raises(InvalidInputError, match=r"upload of stage 0 .* has a bandwidth of -1.0"):
+        upload_share(Plan(stages=[Stage(upload_bandwidth_hz=-1.0)]), 0)

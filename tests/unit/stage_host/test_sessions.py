@@ -14,10 +14,11 @@ from collapipe.errors import (
 )
 from collapipe.rpc import Security, serve, streams
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
+from collapipe.traffic_shaping.outgoing_links import LinkShare
 from collapipe.v1.blob_pb2 import FetchBlobRequest, FetchBlobResponse
 from collapipe.v1.blob_pb2_grpc import BlobServiceServicer, add_BlobServiceServicer_to_server
 from collapipe.v1.plan_pb2 import UnitState
-from collapipe.v1.stage_pb2 import ConfigureStage, RunStageRequest
+from collapipe.v1.stage_pb2 import ConfigureStage, FinishRound, RunStageRequest
 from collapipe.weights.transfer import fetch_blob
 
 from .stage_hosts import Session, StageHost, activation_frame
@@ -83,6 +84,24 @@ def test_weights_that_no_host_has_fail_the_session_with_their_digest(host: Stage
     session = host.open(host.configure(units=states))
     assert "0" * 64 in session.expect("failed").failed.message
     assert session.next() is None
+
+
+def test_link_to_the_edge_server_has_the_share_of_the_upload_until_the_session_ends(
+    host: StageHost,
+) -> None:
+    configure = host.configure()
+    stage = configure.plan.stages[1]
+    stage.upload_bandwidth_hz, stage.upload_transmit_power_watts = 2e6, 0.1
+    session = host.open(configure)
+    session.expect("configured")
+    link = host.resources.links.link_to("edge-server")
+    assert not link._shares
+    session.send(RunStageRequest(finish=FinishRound(edge_host_id="edge-server")))
+    session.expect("finished")
+    assert link._shares == (LinkShare(0, 2e6, 0.1),)
+    session.close()
+    assert session.next() is None
+    assert not link._shares
 
 
 Spoil = Callable[[ConfigureStage], None]

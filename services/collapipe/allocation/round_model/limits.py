@@ -39,6 +39,7 @@ def violations(problem: RoundProblem, plans: RoundPlan) -> list[str]:
         if not math.isfinite(prediction.clusters[index].round_seconds):
             found.append(f"cluster {index} has a link that is missing or has a rate of 0")
         found += _link_violations(problem, cluster, plan)
+        found += _upload_violations(problem, cluster, plan)
     found += _memory_violations(problem, prediction)
     found += _share_violations(problem, plans)
     limit = problem.convergence.limit
@@ -62,6 +63,26 @@ def _link_violations(
         if link.codec not in problem.codecs:
             found.append(
                 f"codec {link.codec} is not allowed: use one of {', '.join(problem.codecs)}"
+            )
+    return found
+
+
+def _upload_violations(
+    problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan
+) -> list[str]:
+    if not plan.uploads:
+        return []
+    found, total = [], sum(upload.share for upload in plan.uploads)
+    channel = problem.channels.get(cluster.channel or "", math.inf)
+    if total > channel * (1 + _SHARE_TOLERANCE):
+        found.append(
+            f"uploads were given {total:g} Hz, and channel {cluster.channel} has {channel:g}"
+        )
+    for stage, upload in zip(plan.stages, plan.uploads, strict=True):
+        limit = cluster.hosts[stage.host_id].max_transmit_watts
+        if not 0 <= upload.watts <= limit * (1 + _TOLERANCE):
+            found.append(
+                f"{stage.host_id} uploads with {upload.watts} W, and its limit is {limit} W"
             )
     return found
 

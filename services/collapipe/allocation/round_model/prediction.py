@@ -6,7 +6,7 @@ that it returns is worth what `predict` says.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collapipe.allocation.round_model.problem import (
     ClusterPlan,
@@ -20,6 +20,8 @@ from collapipe.allocation.round_model.problem import (
 )
 from collapipe.allocation.round_model.weights_transfer import (
     WeightsSeconds,
+    coding_seconds,
+    sending_seconds,
     transfer_seconds,
     weights_seconds,
 )
@@ -314,9 +316,17 @@ def _predict_cluster(problem: RoundProblem, index: int, plans: RoundPlan) -> Clu
     for stage in plan.stages:
         host, units = hosts[stage.host_id], (stage.start_unit, stage.stop_unit)
         weights += weights_seconds(problem, cluster, host, plan.upload_codec, *units)
+    pushes = sending_seconds(problem, cluster, plan)
+    if plan.uploads:
+        coding = sum(
+            coding_seconds(problem, plan.upload_codec, stage.start_unit, stage.stop_unit)
+            for stage in plan.stages
+            if stage.host_id != cluster.edge_server.host_id
+        )
+        weights = replace(weights, push=coding + max(seconds for seconds, _ in pushes))
     round_seconds = problem.local_steps * mini_batch_seconds + weights.per_round(problem)
     return ClusterPrediction(
-        _predict_stages(problem, cluster, plan, computes, windows, links),
+        _predict_stages(problem, cluster, plan, computes, windows, links, pushes),
         tuple(links),
         bottleneck,
         name,
@@ -336,6 +346,7 @@ def _predict_stages(
     computes: Sequence[float],
     windows: Sequence[float],
     links: Sequence[LinkPrediction],
+    pushes: Sequence[tuple[float, float]],
 ) -> tuple[StagePrediction, ...]:
     hosts, passes = cluster.hosts, problem.local_steps * plan.num_micro_batches
     stages = []
@@ -348,7 +359,9 @@ def _predict_stages(
         if k > 0 and plan.links[k - 1].backward_watts:
             joules += plan.links[k - 1].backward_watts * links[k - 1].backward_seconds
         memory = stage_memory_bytes(problem, host, stage, plan.num_micro_batches)
-        stages.append(
-            StagePrediction(stage.host_id, computes[k], windows[k], memory, passes * joules)
-        )
+        joules *= passes
+        push_seconds, push_watts = pushes[k]
+        if push_watts:
+            joules += push_watts * push_seconds
+        stages.append(StagePrediction(stage.host_id, computes[k], windows[k], memory, joules))
     return tuple(stages)

@@ -27,7 +27,8 @@ class Host:
         energy_budget_joules: Budget of an average round. `None` means mains power, without a budget.
         backlog: Backlog of its virtual queue: (12).
         push_bps, fetch_bps: Rates of weights to the edge server and from there, for the sum of (6): see
-            `exchange_bps`. Infinity means that transfers take no time.
+            `exchange_bps`. Infinity means that transfers take no time. A plan with `uploads` replaces `push_bps`.
+        push_watts: Transmit power while it pushes with `push_bps`: (9).
     """
 
     host_id: str
@@ -42,6 +43,7 @@ class Host:
     max_transmit_watts: float = 0.0
     push_bps: float = math.inf
     fetch_bps: float = math.inf
+    push_watts: float = 0.0
 
     def compute_seconds(self, micro_batch_size: float, work: float) -> float:
         """Returns the time of one micro-batch, forward and backward: (2).
@@ -153,13 +155,30 @@ class LinkPlan:
 
 
 @dataclass(frozen=True)
+class UploadPlan:
+    """How a host sends its new weights to the edge server over a radio, while the others of its cluster send.
+
+    Args:
+        share: Share of the channel in Hz. 0 if the host sends none.
+        watts: Transmit power.
+    """
+
+    share: float = 0.0
+    watts: float = 0.0
+
+
+@dataclass(frozen=True)
 class ClusterPlan:
-    """The plan of one cluster. Link i leads from stage i to stage i + 1."""
+    """The plan of one cluster. Link i leads from stage i to stage i + 1.
+
+    `uploads` has an entry for each stage. It is empty if nothing is decided: the hosts then push with `push_bps`.
+    """
 
     stages: tuple[StagePlan, ...]
     num_micro_batches: int
     links: tuple[LinkPlan, ...]
     upload_codec: UploadCodecName = "fp32"
+    uploads: tuple[UploadPlan, ...] = ()
 
     @property
     def segments(self) -> dict[str, Segment]:

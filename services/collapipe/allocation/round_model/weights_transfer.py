@@ -4,7 +4,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem
+from collapipe.allocation.round_model.problem import (
+    ClusterPlan,
+    ClusterProblem,
+    Host,
+    RoundProblem,
+)
 from collapipe.codec_table import UPLOAD_CODECS, UploadCodecName
 
 _DEAD_LINK_BPS = 1.0
@@ -64,11 +69,45 @@ def push_seconds(
     start_unit: int,
     stop_unit: int,
 ) -> float:
-    """Returns the part of a host in T_push of (6): it encodes and pushes the new weights of its units."""
-    codec = UPLOAD_CODECS[codec_name]
+    """Returns the part of a host in T_push of (6), if the hosts take turns with the rates `push_bps`."""
+    bits = push_bits(problem, codec_name, start_unit, stop_unit)
+    coding = coding_seconds(problem, codec_name, start_unit, stop_unit)
+    return transfer_seconds(bits, host.push_bps) + coding
+
+
+def push_bits(
+    problem: RoundProblem, codec_name: UploadCodecName, start_unit: int, stop_unit: int
+) -> float:
+    """Returns the bits of the new weights of units."""
+    ratio = UPLOAD_CODECS[codec_name].bytes_ratio
+    return 8 * ratio * problem.model.weights_bytes(start_unit, stop_unit)
+
+
+def coding_seconds(
+    problem: RoundProblem, codec_name: UploadCodecName, start_unit: int, stop_unit: int
+) -> float:
+    """Returns the time to encode and decode the new weights of units."""
     raw_bytes = problem.model.weights_bytes(start_unit, stop_unit)
-    coding = raw_bytes * codec.seconds_per_byte
-    return transfer_seconds(8 * raw_bytes * codec.bytes_ratio, host.push_bps) + coding
+    return raw_bytes * UPLOAD_CODECS[codec_name].seconds_per_byte
+
+
+def sending_seconds(
+    problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan
+) -> list[tuple[float, float]]:
+    """Returns for how long the host of each stage sends its new weights, and its power: (9). The edge server sends none."""
+    hosts, edge_server = cluster.hosts, cluster.edge_server.host_id
+    sending = []
+    for k, stage in enumerate(plan.stages):
+        host, seconds, watts = hosts[stage.host_id], 0.0, 0.0
+        if stage.host_id != edge_server:
+            rate, watts = host.push_bps, host.push_watts
+            if plan.uploads:
+                link, upload = cluster.links[stage.host_id, edge_server], plan.uploads[k]
+                rate, watts = link.rate_bps(upload.share, upload.watts), upload.watts
+            bits = push_bits(problem, plan.upload_codec, stage.start_unit, stage.stop_unit)
+            seconds = transfer_seconds(bits, rate)
+        sending.append((seconds, watts))
+    return sending
 
 
 def fetch_seconds(problem: RoundProblem, host: Host, start_unit: int, stop_unit: int) -> float:

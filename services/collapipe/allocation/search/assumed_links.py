@@ -6,8 +6,9 @@ allocation decide which share and which power would pay off on any other link.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
@@ -21,6 +22,7 @@ from collapipe.allocation.round_model.problem import (
     RadioLink,
     RoundPlan,
     RoundProblem,
+    UploadPlan,
 )
 from collapipe.allocation.search.bandwidth import Allocation, Prices
 from collapipe.allocation.search.link_tables import AssumedLinks
@@ -73,6 +75,62 @@ def links_at_prices(problem: RoundProblem, allocation: Allocation) -> list[Assum
     return assumed_links
 
 
+def with_assumed_uploads(problem: RoundProblem, allocation: Allocation) -> RoundProblem:
+    """Returns the problem with the rates and powers of uploads that fit an allocation, for hosts that take turns.
+
+    A host that sends for *t* seconds with a part *a* of the channel and with power *p* counts as if it sent for
+    *a t* seconds with the whole channel and with power *p / a*: rates, energies and T_push stay the same. A host
+    without an upload gets an equal part, and the best power for it.
+    """
+    clusters = []
+    for n, (cluster, plan) in enumerate(zip(problem.clusters, allocation.plans, strict=True)):
+        if plan.uploads:
+            seconds = problem.penalty_weight / problem.reference_seconds
+            price = max(
+                allocation.prices.round_seconds[n] if allocation.prices else seconds,
+                _LEAST_LOOP_PRICE * seconds,
+            )
+            given = {
+                stage.host_id: upload
+                for stage, upload in zip(plan.stages, plan.uploads, strict=True)
+                if upload.share
+            }
+            share = problem.channels[cluster.channel or ""] / len(given)
+            assume = partial(_assumed_upload, problem, cluster, given, share, price)
+            cluster = replace(
+                cluster,
+                control_unit=assume(cluster.control_unit),
+                devices=tuple(assume(device) for device in cluster.devices),
+            )
+        clusters.append(cluster)
+    return replace(problem, clusters=tuple(clusters))
+
+
+def _assumed_upload(
+    problem: RoundProblem,
+    cluster: ClusterProblem,
+    given: Mapping[str, UploadPlan],
+    share: float,
+    second_price: float,
+    host: Host,
+) -> Host:
+    link = cluster.links.get((host.host_id, cluster.edge_server.host_id))
+    if not isinstance(link, RadioLink) or not 0 < host.push_bps < math.inf:
+        return host
+    channel, upload = problem.channels[cluster.channel or ""], given.get(host.host_id)
+    if upload is not None:
+        watts = upload.watts * channel / upload.share
+    else:
+        numbers = (
+            second_price,
+            host.joule_weight,
+            link.gain / (channel * link.noise_watts_per_hertz),
+            host.max_transmit_watts * channel / share,
+        )
+        watts = float(best_watts(*(np.array(number) for number in numbers)))
+    return replace(host, push_bps=link.rate_bps(channel, watts), push_watts=watts)
+
+
 def with_bandwidth_charged(
     problem: RoundProblem, assumed_links: Sequence[AssumedLinks], allocation: Allocation
 ) -> RoundProblem:
@@ -108,7 +166,7 @@ def with_bandwidth_charged(
 def with_assumed_links(
     problem: RoundProblem, assumed_links: Sequence[AssumedLinks], plans: RoundPlan
 ) -> RoundPlan:
-    """Returns the plans with the assumed links; the shares of a channel are scaled to its total."""
+    """Returns the plans with the assumed links and no uploads; the shares of a channel are scaled to its total."""
     used: dict[str, float] = {}
     unscaled = []
     for cluster, plan, assumed in zip(problem.clusters, plans, assumed_links, strict=True):
@@ -127,7 +185,7 @@ def with_assumed_links(
         if cluster.channel is not None:
             scale = problem.channels[cluster.channel] / used[cluster.channel]
             links = [replace(link, share=link.share * scale) for link in links]
-        scaled.append(replace(plan, links=tuple(links)))
+        scaled.append(replace(plan, links=tuple(links), uploads=()))
     return tuple(scaled)
 
 

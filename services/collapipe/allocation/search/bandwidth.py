@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from collapipe.allocation.round_model.prediction import RoundPrediction
 from collapipe.allocation.round_model.problem import RoundPlan
-from collapipe.allocation.search.arrays import Bools, Floats
-from collapipe.allocation.search.shared_links import LinkPosition, SharedLinks
+from collapipe.allocation.search.arrays import Bools
+from collapipe.allocation.search.shared_links import LinkPosition, Point, SharedLinks
 
 if TYPE_CHECKING:
     import cvxpy as cp
@@ -57,15 +57,6 @@ class Allocation:
     prices: Prices | None
 
 
-@dataclass(frozen=True)
-class Point:
-    """Shares (m), powers in W (J), and the transfer times in seconds that follow from them (J)."""
-
-    shares: Floats
-    watts: Floats
-    times: Floats
-
-
 def solve_shares(
     links: SharedLinks,
     start: Point,
@@ -93,6 +84,7 @@ def solve_shares(
         num_given=int((radio & ~free).sum()),
         num_free=int(free.sum()),
         num_wires=int((~radio).sum()),
+        num_uploads=len(links.uploads.positions),
     )
     order = np.concatenate([np.flatnonzero(radio & ~free), np.flatnonzero(free)])
     order = np.concatenate([order, np.flatnonzero(~radio)])
@@ -109,6 +101,7 @@ class _Shape:
     num_given: int
     num_free: int
     num_wires: int
+    num_uploads: int
 
 
 _LOCK = threading.Lock()
@@ -134,6 +127,9 @@ class _Program:
     This constraint is convex. It is stricter than the old one, and equal to it at the start. Repeated steps,
     each from the point found before, converge to a stationary point. That point is the optimum, because (13)
     is convex in the logarithms of shares and powers.
+
+    For an upload, y is a variable of its own: the seconds in which it would need the whole channel. The uploads of a
+    cluster take the sum of their y, so nothing has to be replaced; see docs/scheduling.md (6).
     """
 
     def __init__(self, shape: _Shape) -> None:
@@ -145,11 +141,15 @@ class _Program:
         self._times = cp.Variable(directions, nonneg=True)
         self._shares = cp.Variable(shape.num_links, nonneg=True)
         bottlenecks, slowest = cp.Variable(shape.num_clusters), cp.Variable()
-        self._slowest = slowest >= (
+        seconds = (
             self._given("constant", shape.num_clusters)
             + self._given("times", shape.num_clusters, directions) @ self._times
             + cp.multiply(self._given("repeats", shape.num_clusters), bottlenecks)
         )
+        if shape.num_uploads:
+            self._uploads = cp.Variable(shape.num_uploads)
+            seconds += self._given("uploads", shape.num_clusters, shape.num_uploads) @ self._uploads
+        self._slowest = slowest >= seconds
         self._channels = (
             self._given("channels", shape.num_channels, shape.num_links) @ self._shares <= 1
         )
@@ -182,6 +182,12 @@ class _Program:
             cost = cost + self._given("free_joules", shape.num_free) @ energy
         if shape.num_wires:
             limits += self._wires(self._times[wires:], shares[wires:])
+        if shape.num_uploads:
+            energy = cp.Variable(shape.num_uploads, nonneg=True)
+            limit = self._given("upload_limit", shape.num_uploads, shape.num_uploads)
+            limits.append(self._least_energy("upload", self._uploads, energy))
+            limits.append(energy <= limit @ self._uploads)
+            cost = cost + self._given("upload_joules", shape.num_uploads) @ energy
         self._problem = cp.Problem(cp.Minimize(cost), limits)
 
     def _given(self, name: str, *sizes: int) -> "cp.Parameter":
@@ -213,16 +219,23 @@ class _Program:
 
         count = self._shape.num_free
         product = cp.Variable(count)
-        received = cp.multiply(self._given("per_product", count), product) + cp.multiply(
-            self._given("per_energy", count), energy
-        )
         return [
-            cp.ExpCone(
-                cp.multiply(self._given("log_start", count), 1 - product), product, received
-            ),
+            self._least_energy("free", product, energy),
             cp.SOC(times + shares, cp.vstack([product + 1, times - shares])),
             energy <= cp.multiply(self._given("limit", count), times),
         ]
+
+    def _least_energy(
+        self, name: str, product: "cp.Variable", energy: "cp.Variable"
+    ) -> "cp.Constraint":
+        import cvxpy as cp
+
+        count = product.size
+        received = cp.multiply(self._given(f"{name}_per_product", count), product) + cp.multiply(
+            self._given(f"{name}_per_energy", count), energy
+        )
+        logs = cp.multiply(self._given(f"{name}_log_start", count), 1 - product)
+        return cp.ExpCone(logs, product, received)
 
     def _wires(self, times: "cp.Expression", shares: "cp.Expression") -> "list[cp.Constraint]":
         import cvxpy as cp
@@ -267,7 +280,8 @@ class _Program:
         delay, shape = links.delay, self._shape
         count = shape.num_links
         given, free, wires = np.split(order, [shape.num_given, 2 * count - shape.num_wires])
-        seconds = float(delay.round_seconds(start.times).max())
+        uploads = links.uploads
+        seconds = float(links.round_seconds(start).max())
         bottlenecks = delay.bottlenecks(start.times)
         # A bottleneck of 0 has no price. It gets the price 1, so that the solver keeps it at 0.
         none = bottlenecks == 0
@@ -277,7 +291,12 @@ class _Program:
         signal = start.watts * links.gain / both
         demand = links.bits / (both * start.times)
         joules = links.joule_price * start.watts * start.times
-        unit = links.second_price * seconds + float(joules.sum())
+        upload_signal = start.upload_watts * uploads.gain / start.upload_shares
+        upload_joules = start.upload_watts * start.upload_times
+        whole_channel = start.upload_shares / uploads.hertz * start.upload_times
+        same_cluster = uploads.cluster[:, None] == uploads.cluster
+        upload_cost = uploads.joule_price * upload_joules
+        unit = links.second_price * seconds + float(joules.sum() + upload_cost.sum())
         with np.errstate(divide="ignore", invalid="ignore"):
             values = {
                 "constant": delay.constant / seconds,
@@ -297,12 +316,20 @@ class _Program:
                 "log_signal": np.log1p(signal[given]),
                 "demand": (demand * math.log(2) / links.efficiency)[given],
                 "free_joules": joules[free] / unit,
-                "per_product": 1 / (1 + signal[free]),
-                "per_energy": signal[free] / (1 + signal[free]),
-                "log_start": np.log1p(signal[free]),
+                "free_per_product": 1 / (1 + signal[free]),
+                "free_per_energy": signal[free] / (1 + signal[free]),
+                "free_log_start": np.log1p(signal[free]),
                 "limit": links.limit_watts[free] / start.watts[free],
                 "wire_demand": demand[wires],
                 "least_wire_times": (links.bits / links.capacity_bps / start.times)[wires],
+                "uploads": np.eye(shape.num_clusters)[uploads.cluster].T * whole_channel / seconds,
+                "upload_limit": same_cluster
+                * whole_channel
+                * (uploads.limit_watts / upload_joules)[:, None],
+                "upload_joules": upload_cost / unit,
+                "upload_per_product": 1 / (1 + upload_signal),
+                "upload_per_energy": upload_signal / (1 + upload_signal),
+                "upload_log_start": np.log1p(upload_signal),
             }
         for name, parameter in self._parameters.items():
             parameter.value = values[name]
@@ -327,7 +354,13 @@ class _Program:
                 for i, key in enumerate(links.positions)
             },
         )
-        return Point(shares, watts, links.times(shares, watts)), prices
+        upload_shares, upload_watts = start.upload_shares, start.upload_watts
+        if shape.num_uploads:
+            whole_channel = whole_channel * np.maximum(np.asarray(self._uploads.value), 1e-12)
+            together = (same_cluster @ whole_channel).astype(np.float64)
+            upload_shares = whole_channel / together * uploads.hertz
+            upload_watts = uploads.least_watts(upload_shares, together)
+        return links.point(shares, watts, upload_shares, upload_watts), prices
 
 
 @lru_cache(maxsize=64)

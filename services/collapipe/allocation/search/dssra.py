@@ -20,6 +20,7 @@ from collapipe.allocation.search.assumed_links import (
     links_at_equal_shares,
     links_at_prices,
     with_assumed_links,
+    with_assumed_uploads,
     with_bandwidth_charged,
 )
 from collapipe.allocation.search.bandwidth import Allocation, SolverFailedError
@@ -169,11 +170,11 @@ class _Search:
             if best.prices is None:
                 return  # No channel is shared, so `start` has assumed the true rate of every link.
             assumed_links = links_at_prices(self.problem, best)
-            charged = with_bandwidth_charged(self.problem, assumed_links, best)
-            self._place(charged, assumed_links)
+            assumed = with_assumed_uploads(self.problem, best)
+            self._place(with_bandwidth_charged(assumed, assumed_links, best), assumed_links)
             if thorough:
-                self._place(self.problem, assumed_links)
-            self._try_local_changes(best, assumed_links)
+                self._place(assumed, assumed_links)
+            self._try_local_changes(assumed, best, assumed_links)
             if self.best is best:
                 return
 
@@ -185,16 +186,18 @@ class _Search:
         )
         self.consider(self.placed)
 
-    def _try_local_changes(self, best: Allocation, assumed_links: Sequence[AssumedLinks]) -> None:
+    def _try_local_changes(
+        self, problem: RoundProblem, best: Allocation, assumed_links: Sequence[AssumedLinks]
+    ) -> None:
         """Considers the local changes with the lowest objective, as predicted with the assumed links."""
         self._seconds_left()
         promising: list[tuple[float, int, RoundPlan]] = []
-        for changed in local_changes(self.problem, best.plans):
+        for changed in local_changes(problem, best.plans):
             plans = with_assumed_links(
-                self.problem, assumed_links, with_largest_windows(self.problem, changed)
+                problem, assumed_links, with_largest_windows(problem, changed)
             )
-            if not violations(self.problem, plans):
-                promising.append((predict(self.problem, plans).objective, len(promising), plans))
+            if not violations(problem, plans):
+                promising.append((predict(problem, plans).objective, len(promising), plans))
         for objective, _, plans in sorted(promising)[:_MAX_LOCAL_CHANGES]:
             if objective < _PROMISING * best.prediction.objective:
                 self.consider(plans)

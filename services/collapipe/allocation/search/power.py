@@ -14,9 +14,10 @@ from collapipe.allocation.round_model.problem import (
     RoundPlan,
     RoundProblem,
 )
+from collapipe.allocation.round_model.uploads import with_full_power_uploads
 from collapipe.allocation.search.arrays import Bools, Floats
-from collapipe.allocation.search.bandwidth import Allocation, Point, solve_shares
-from collapipe.allocation.search.shared_links import SharedLinks, shared_links
+from collapipe.allocation.search.bandwidth import Allocation, solve_shares
+from collapipe.allocation.search.shared_links import Point, SharedLinks, shared_links
 from collapipe.codec_table import CodecName
 
 _LEAST_SIGNAL = 1e-3
@@ -73,29 +74,27 @@ def allocate(
     Raises:
         SolverFailedError: The solver did not reach an optimum.
     """
-    plans = _with_unshared_links_full(problem, plans)
+    plans = with_full_power_uploads(problem, _with_unshared_links_full(problem, plans))
     links = shared_links(problem, plans)
     if links is None:
         return Allocation(plans, predict(problem, plans), None)
     point = _start(links, plans)
-    if not (
-        np.isfinite(point.times).all() and np.isfinite(links.delay.round_seconds(point.times)).all()
-    ):
+    if not (np.isfinite(point.times).all() and np.isfinite(links.round_seconds(point)).all()):
         return Allocation(plans, predict(problem, plans), None)
     free = _costly(links, point.shares)
-    value = links.objective(point.times, point.watts)
+    value = links.objective(point)
     prices = None
     for _ in range(_MAX_STEPS if free.any() else 1):
         found, prices = solve_shares(links, point, free, time_limit_seconds=time_limit_seconds)
         watts = _bounded(links, found.shares, found.watts)
-        found = Point(found.shares, watts, links.times(found.shares, watts))
-        better = links.objective(found.times, found.watts)
+        found = links.point(found.shares, watts, found.upload_shares, found.upload_watts)
+        better = links.objective(found)
         if better < value:
             point = found
         if better >= value * (1 - _LEAST_GAIN):
             break
         value = better
-    settled = links.applied(plans, point.shares, point.watts)
+    settled = links.applied(plans, point)
     return Allocation(settled, predict(problem, settled), prices)
 
 
@@ -132,8 +131,13 @@ def _start(links: SharedLinks, plans: RoundPlan) -> Point:
         both = np.concatenate([shares, shares])
         gain = np.where(links.radio, links.gain / both, 1.0)
         watts = best_watts(links.second_price * weight, links.joule_price, gain, links.limit_watts)
-    watts = _bounded(links, shares, watts)
-    return Point(shares, watts, links.times(shares, watts))
+    uploads = [plans[n].uploads[k] for n, k in links.uploads.positions]
+    return links.point(
+        shares,
+        _bounded(links, shares, watts),
+        np.array([upload.share for upload in uploads]),
+        np.array([upload.watts for upload in uploads]),
+    )
 
 
 def _costly(links: SharedLinks, shares: Floats) -> Bools:

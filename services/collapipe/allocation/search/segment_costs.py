@@ -20,7 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem
-from collapipe.allocation.round_model.weights_transfer import push_seconds, weights_seconds
+from collapipe.allocation.round_model.weights_transfer import (
+    push_bits,
+    push_seconds,
+    transfer_seconds,
+    weights_seconds,
+)
 from collapipe.allocation.search.arrays import Bools, Floats, Ints
 from collapipe.allocation.search.link_tables import AssumedLinks, link_tables
 from collapipe.codec_table import UPLOAD_CODECS
@@ -248,6 +253,16 @@ def cluster_costs(
         weight = problem.penalty_weight * problem.convergence.weight
         fixed_summed_cost = weight * convergence_term
 
+    def push_costs(host: Host, ranges: Sequence[tuple[int, int]]) -> Floats:
+        """Returns the price of the energy for pushing each range of units. (m, d)"""
+        price = host.joule_weight * host.push_watts
+        if not price or host.host_id == cluster.edge_server.host_id:
+            return np.zeros((1, len(ranges)))
+        names = [cluster.upload_codecs[c] for c in codecs]
+        bits = [[push_bits(problem, name, *units) for units in ranges] for name in names]
+        sending = [[transfer_seconds(each, host.push_bps) for each in row] for row in bits]
+        return price * np.repeat(sending, len(options), axis=0)
+
     def end_stage(
         host: Host,
         ranges: Sequence[tuple[int, int]],
@@ -266,7 +281,8 @@ def cluster_costs(
         )
         work = [model.work(*units, host.end_unit_work) for units in ranges]
         seconds = np.array([[host.compute_seconds(b, one) for one in work] for b in size])
-        joules = passes[:, None] * host.joule_weight * host.busy_watts * seconds
+        energy_cost = passes[:, None] * host.joule_weight * host.busy_watts * seconds
+        energy_cost = energy_cost + push_costs(host, ranges)
         moves = second_price * np.repeat(move_seconds, len(options), axis=0)
         fits = (windows > 0) & np.isfinite(moves)
         if not may_run_blocks:
@@ -275,7 +291,7 @@ def cluster_costs(
             np.where(fits, seconds, np.inf),
             np.where(fits, windows, 0),
             np.where(fits, loop_price[:, None] * seconds + moves, 0.0),
-            np.where(fits, joules, 0.0),
+            np.where(fits, energy_cost, 0.0),
         )
 
     control_unit, edge_server, head = cluster.control_unit, cluster.edge_server, num_blocks + 1
@@ -313,6 +329,8 @@ def cluster_costs(
         compute[:, k] = np.where(windows[:, k] > 0, segment_seconds, np.inf)
         watt_price = device.joule_weight * device.busy_watts
         segment_summed_cost[:, k] = passes[:, None] * watt_price * segment_seconds
+        if reachable[k]:
+            segment_summed_cost[:, k] += push_costs(device, [(1, 1 + count) for count in blocks])
     move_delay_cost = second_price * (up_to_blocks[..., None, :] - up_to_blocks[..., :, None])
     segment_delay_cost = loop_price[:, None, None] * np.where(windows > 0, compute, 0.0)
     links = link_tables(problem, cluster, assumed, size, passes)
@@ -364,14 +382,16 @@ def cluster_costs(
 
 
 def _useful_upload_codecs(problem: RoundProblem, cluster: ClusterProblem) -> list[int]:
-    """Returns the codecs of uploads that no other codec beats in its error and in the time of every host.
+    """Returns the codecs of uploads that no other codec beats in its error and in the time and energy of every host.
 
     A codec is an index into the cluster's `upload_codecs`.
     """
     names, last = cluster.upload_codecs, problem.model.num_blocks + 1
+    priced = any(host.joule_weight * host.push_watts for host in cluster.hosts.values())
     rows = [
         (
             problem.convergence.constants[3] and UPLOAD_CODECS[name].relative_error,
+            priced and UPLOAD_CODECS[name].bytes_ratio,
             push_seconds(problem, cluster.control_unit, name, 0, 1),
             push_seconds(problem, cluster.control_unit, name, 1, last),
             *(push_seconds(problem, device, name, 1, last) for device in cluster.devices),

@@ -4,7 +4,7 @@ The rest of the plans is given. `bandwidth` and `power` minimise this function.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -22,7 +22,10 @@ from collapipe.allocation.round_model.problem import (
     RadioLink,
     RoundPlan,
     RoundProblem,
+    UploadPlan,
 )
+from collapipe.allocation.round_model.uploads import upload_stages
+from collapipe.allocation.round_model.weights_transfer import push_bits, sending_seconds
 from collapipe.allocation.search.arrays import Bools, Floats
 from collapipe.codec_table import CODECS
 
@@ -63,6 +66,53 @@ class RoundDelay:
 
 
 @dataclass(frozen=True)
+class SharedUploads:
+    """The uploads of all clusters in which the energy of an upload costs something. All vectors are (P).
+
+    Args:
+        positions: Cluster and stage of each.
+        cluster: Index of the cluster.
+        hertz: Bandwidth of the channel that the uploads of the cluster share.
+        bits: What the host sends in a round, divided by the efficiency of its link.
+        gain: h / (N0 + I0).
+        limit_watts: Largest power.
+        joule_price: Cost of a joule in the objective.
+    """
+
+    positions: tuple[tuple[int, int], ...]
+    cluster: npt.NDArray[np.intp]
+    hertz: Floats
+    bits: Floats
+    gain: Floats
+    limit_watts: Floats
+    joule_price: Floats
+
+    def times(self, shares: Floats, watts: Floats) -> Floats:
+        """Returns for how long each host sends: docs/scheduling.md (1) and (6)."""
+        return np.asarray(self.bits * math.log(2) / (shares * np.log1p(watts * self.gain / shares)))
+
+    def least_watts(self, shares: Floats, times: Floats) -> Floats:
+        """Returns the least powers that reach these times, within their limits."""
+        signal = np.expm1(np.minimum(self.bits * math.log(2) / (shares * times), 700.0))
+        return np.asarray(np.minimum(signal * shares / self.gain, self.limit_watts))
+
+
+@dataclass(frozen=True)
+class Point:
+    """Shares and powers, and the transfer times in seconds that follow from them.
+
+    `shares` is (m), `watts` in W and `times` are (J), and the three of uploads are (P).
+    """
+
+    shares: Floats
+    watts: Floats
+    times: Floats
+    upload_shares: Floats
+    upload_watts: Floats
+    upload_times: Floats
+
+
+@dataclass(frozen=True)
 class SharedLinks:
     """The links of the plans that share channels.
 
@@ -82,7 +132,8 @@ class SharedLinks:
         limit_watts: Largest power of the sender; 0 on wires. (J)
         joule_price: Cost in the objective for a joule that each micro-batch takes. (J)
         second_price: Cost in the objective for a second of the round: V / tau_ref.
-        delay: The round time as a function of the transfer times.
+        delay: The round time as a function of the transfer times, without sending `uploads`.
+        uploads: All other uploads keep shares and powers of the plans.
     """
 
     positions: tuple[LinkPosition, ...]
@@ -98,6 +149,21 @@ class SharedLinks:
     joule_price: Floats
     second_price: float
     delay: RoundDelay
+    uploads: SharedUploads
+
+    def point(
+        self, shares: Floats, watts: Floats, upload_shares: Floats, upload_watts: Floats
+    ) -> Point:
+        upload_times = self.uploads.times(upload_shares, upload_watts)
+        times = self.times(shares, watts)
+        return Point(shares, watts, times, upload_shares, upload_watts, upload_times)
+
+    def round_seconds(self, point: Point) -> Floats:
+        """Returns the round time of each cluster, without T_fixed: docs/scheduling.md (6)."""
+        seconds = self.delay.round_seconds(point.times)
+        uploading = np.zeros_like(seconds)
+        np.maximum.at(uploading, self.uploads.cluster, point.upload_times)
+        return np.asarray(seconds + uploading)
 
     def equal_shares(self) -> Floats:
         """Returns the share of each link if its channel is split equally. (m)"""
@@ -124,23 +190,29 @@ class SharedLinks:
         gain = np.where(self.radio, self.gain, math.inf)
         return np.asarray(np.minimum(signal * both / gain, self.limit_watts))
 
-    def objective(self, times: Floats, watts: Floats) -> float:
+    def objective(self, point: Point) -> float:
         """Returns the part of docs/scheduling.md (13) that depends on shares and powers."""
-        seconds = float(self.delay.round_seconds(times).max())
-        return self.second_price * seconds + float(self.joule_price @ (watts * times))
+        joules = self.joule_price @ (point.watts * point.times)
+        joules += self.uploads.joule_price @ (point.upload_watts * point.upload_times)
+        return self.second_price * float(self.round_seconds(point).max()) + float(joules)
 
-    def applied(self, plans: RoundPlan, shares: Floats, watts: Floats) -> RoundPlan:
-        """Returns the plans with these shares and powers on the shared links."""
+    def applied(self, plans: RoundPlan, point: Point) -> RoundPlan:
+        """Returns the plans with the shares and powers of a point."""
         links = [list(plan.links) for plan in plans]
         for i, (n, position) in enumerate(self.positions):
             links[n][position] = replace(
                 links[n][position],
-                share=float(shares[i]),
-                forward_watts=float(watts[i]),
-                backward_watts=float(watts[len(self.positions) + i]),
+                share=float(point.shares[i]),
+                forward_watts=float(point.watts[i]),
+                backward_watts=float(point.watts[len(self.positions) + i]),
             )
+        uploads = [list(plan.uploads) for plan in plans]
+        for i, (n, stage) in enumerate(self.uploads.positions):
+            share, watts = float(point.upload_shares[i]), float(point.upload_watts[i])
+            uploads[n][stage] = UploadPlan(share, watts)
         return tuple(
-            replace(plan, links=tuple(given)) for plan, given in zip(plans, links, strict=True)
+            replace(plan, links=tuple(given), uploads=tuple(uploading))
+            for plan, given, uploading in zip(plans, links, uploads, strict=True)
         )
 
     def powers(self, plans: RoundPlan) -> Floats:
@@ -155,6 +227,9 @@ def shared_links(problem: RoundProblem, plans: RoundPlan) -> SharedLinks | None:
     """Collects the links that share channels; returns `None` if there are none or nothing is sent.
 
     The shares and powers of the plans do not matter on these links. On all other links they count.
+
+    Args:
+        plans: With the uploads of `with_full_power_uploads`.
     """
     positions = [
         (n, i)
@@ -164,6 +239,7 @@ def shared_links(problem: RoundProblem, plans: RoundPlan) -> SharedLinks | None:
     ]
     if not positions:
         return None
+    uploads = _shared_uploads(problem, plans)
     names = sorted({str(problem.clusters[n].channel) for n, _ in positions})
     count = len(positions)
     columns = {name: np.zeros(2 * count) for name in ("bits", "gain", "limit", "joules")}
@@ -195,12 +271,48 @@ def shared_links(problem: RoundProblem, plans: RoundPlan) -> SharedLinks | None:
         limit_watts=columns["limit"],
         joule_price=columns["joules"],
         second_price=problem.penalty_weight / problem.reference_seconds,
-        delay=_round_delay(problem, plans, {key: at for at, key in enumerate(positions)}),
+        delay=_round_delay(
+            problem, plans, {key: at for at, key in enumerate(positions)}, set(uploads.cluster)
+        ),
+        uploads=uploads,
+    )
+
+
+def _shared_uploads(problem: RoundProblem, plans: RoundPlan) -> SharedUploads:
+    positions, rows = [], []
+    for n, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
+        hosts = cluster.hosts
+        stages = [(k, plan.stages[k]) for k in upload_stages(problem, cluster, plan)]
+        if not any(hosts[stage.host_id].joule_weight for _, stage in stages):
+            continue  # Full power is best.
+        for k, stage in stages:
+            host, link = (
+                hosts[stage.host_id],
+                cluster.links[stage.host_id, cluster.edge_server.host_id],
+            )
+            assert isinstance(link, RadioLink)
+            bits = push_bits(problem, plan.upload_codec, stage.start_unit, stage.stop_unit)
+            positions.append((n, k))
+            rows.append(
+                (
+                    problem.channels[cluster.channel or ""],
+                    bits / link.efficiency,
+                    link.gain / link.noise_watts_per_hertz,
+                    host.max_transmit_watts,
+                    host.joule_weight,
+                )
+            )
+    columns = np.array(rows).reshape(-1, 5).T
+    return SharedUploads(
+        tuple(positions), np.array([n for n, _ in positions], dtype=np.intp), *columns
     )
 
 
 def _round_delay(
-    problem: RoundProblem, plans: RoundPlan, index: Mapping[LinkPosition, int]
+    problem: RoundProblem,
+    plans: RoundPlan,
+    index: Mapping[LinkPosition, int],
+    uploading: Collection[int],
 ) -> RoundDelay:
     num_clusters, count = len(plans), len(index)
     constant, repeats, least = (np.zeros(num_clusters) for _ in range(3))
@@ -226,6 +338,8 @@ def _round_delay(
             + predicted.fetch_seconds
             + predicted.migrate_seconds / problem.migration_horizon_rounds
         )
+        if n in uploading:
+            constant[n] -= max(seconds for seconds, _ in sending_seconds(problem, cluster, plan))
         for _, pair in shared:
             times[n, pair] = problem.local_steps * passes
         others = other_edge_seconds(problem, plans, n)

@@ -14,6 +14,7 @@ from collapipe.allocation.round_model.problem import (
     RoundProblem,
     StagePlan,
 )
+from collapipe.allocation.round_model.uploads import with_full_power_uploads
 from collapipe.errors import InfeasibleError
 
 Stages = tuple[StagePlan, ...]
@@ -61,6 +62,8 @@ def place_blocks(
 def complete(problem: RoundProblem, placed: Sequence[Stages]) -> RoundPlan:
     """Adds windows, and gives every link an equal share of its channel, full power and the first codec, also for uploads.
 
+    Uploads over radios have full power and end together; see `with_full_power_uploads`.
+
     `placed` has the stages of each cluster.
     """
     num_links: dict[str | None, int] = {}
@@ -83,4 +86,4 @@ def complete(problem: RoundProblem, placed: Sequence[Stages]) -> RoundPlan:
         )
         plan = ClusterPlan(stages, num_micro_batches(cluster), links, cluster.upload_codecs[0])
         plans.append(widen_windows(problem, cluster, plan))
-    return tuple(plans)
+    return with_full_power_uploads(problem, tuple(plans))
