@@ -54,6 +54,8 @@ class HostKnowledge(_Known):
 
     seconds_per_sample: float = Field(ge=0, allow_inf_nan=False)
     seconds_per_micro_batch: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    deferred_share: float | None = Field(default=None, ge=0, le=1)
+    """d_k / c_k of docs/scheduling.md (4); `None` before a round has measured it."""
     busy_watts: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     source: Literal["guess", "profile", "rounds"] = "guess"
     """How `seconds_per_sample` was obtained."""
@@ -235,6 +237,9 @@ class Knowledge(_Known):
             host.source = "rounds"
         elif measured.seconds_per_sample and (known is None or known.source == "guess"):
             self.hosts[host_id] = HostKnowledge(seconds_per_sample=measured.seconds_per_sample)
+        if measured.deferred_share is not None and host_id in self.hosts:
+            host = self.hosts[host_id]
+            host.deferred_share = _average(host.deferred_share, measured.deferred_share)
         if measured.busy_watts and host_id in self.hosts:
             host = self.hosts[host_id]
             host.busy_watts = _average(host.busy_watts or None, measured.busy_watts)

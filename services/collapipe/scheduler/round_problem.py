@@ -84,7 +84,7 @@ def build_problem(
     channels: dict[str, float] = {}
     cost = _model_cost(job, model, knowledge)
     fastest = min(_fastest_sample_seconds(cluster, knowledge) for cluster in hosts.clusters)
-    edge_server = _host(hosts.edge_server, knowledge, fastest * model.head_blocks)
+    edge_server = _host(job, hosts.edge_server, knowledge, fastest * model.head_blocks)
     clusters = []
     for index, cluster in enumerate(hosts.clusters):
         options, upload_codecs = _micro_batch_options(job), _upload_codecs(job)
@@ -117,8 +117,12 @@ def build_problem(
         )
         clusters.append(
             ClusterProblem(
-                control_unit=with_rates(_host(cluster.control_unit, knowledge, embedding_seconds)),
-                devices=tuple(with_rates(_host(device, knowledge)) for device in cluster.devices),
+                control_unit=with_rates(
+                    _host(job, cluster.control_unit, knowledge, embedding_seconds)
+                ),
+                devices=tuple(
+                    with_rates(_host(job, device, knowledge)) for device in cluster.devices
+                ),
                 edge_server=edge_server,
                 links=links,
                 micro_batch_options=options,
@@ -166,13 +170,19 @@ def _fastest_sample_seconds(cluster: ClusterHosts, knowledge: Knowledge) -> floa
     return min(knowledge.hosts[device.host_id].seconds_per_sample for device in cluster.devices)
 
 
-def _host(host: scheduler_pb2.Host, knowledge: Knowledge, guessed_seconds: float = 0.0) -> Host:
+def _host(
+    job: JobConfig, host: scheduler_pb2.Host, knowledge: Knowledge, guessed_seconds: float = 0.0
+) -> Host:
     known = knowledge.hosts.get(host.host_id) or HostKnowledge(seconds_per_sample=guessed_seconds)
     on_radio = any(link.gain is not None for link in knowledge.links.values())
+    deferred_share = 0.0
+    if job.training.split_backward:
+        deferred_share = known.deferred_share or 1 / (4 if job.training.recompute else 3)
     return Host(
         host_id=host.host_id,
         seconds_per_sample=known.seconds_per_sample,
         seconds_per_micro_batch=known.seconds_per_micro_batch,
+        deferred_share=deferred_share,
         memory_bytes=host.memory_bytes or None,
         busy_watts=known.busy_watts or host.busy_watts,
         energy_budget_joules=host.energy_budget_joules or None,

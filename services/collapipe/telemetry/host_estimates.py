@@ -28,6 +28,8 @@ class HostEstimate:
 
     seconds_per_sample: float | None = None
     """a_k of docs/scheduling.md (2), averaged over all stages of the host."""
+    deferred_share: float | None = None
+    """Share of the gradients of weights that were left for later in the compute time: docs/scheduling.md (4)."""
     micro_batches: float = 0.0
     """Number of micro-batches behind `seconds_per_sample`."""
     busy_watts: float | None = None
@@ -47,6 +49,7 @@ class _Work:
     """What the stages of a host did within the window, added up."""
 
     computing_seconds: float = 0.0
+    deferred_seconds: float = 0.0
     micro_batches: float = 0.0
     unit_samples: float = 0.0
     update_seconds: float = 0.0
@@ -62,8 +65,12 @@ def estimate_host(window: SampleWindow, host: str, prior: HostPrior) -> HostEsti
     if work.steps:
         what = f"{host}: seconds per optimizer step"
         step_seconds = window.plausible(what, work.update_seconds / work.steps, 0.0, _MAX_SECONDS)
+    deferred_share = None
+    if work.deferred_seconds:
+        deferred_share = work.deferred_seconds / work.computing_seconds
     return HostEstimate(
         seconds_per_sample=seconds_per_sample,
+        deferred_share=deferred_share,
         micro_batches=work.micro_batches if seconds_per_sample is not None else 0.0,
         busy_watts=_busy_watts(window, host, busy_seconds),
         busy_seconds=busy_seconds,
@@ -92,6 +99,9 @@ def _work(window: SampleWindow, host: str) -> _Work:
             work.computing_seconds += forward_seconds + backward_seconds
             work.micro_batches += micro_batches
             work.unit_samples += unit_samples
+            deferred = window.increases(group, "stage_weight_gradient_seconds_total")
+            work.deferred_seconds += deferred[0] if deferred else 0.0
+            work.computing_seconds += deferred[0] if deferred else 0.0
         updates = window.increases(group, "stage_update_seconds_total", "stage_steps_total")
         if updates:
             update_seconds, steps = updates

@@ -19,6 +19,8 @@ class Host:
     Args:
         seconds_per_sample: Time of one block for one sample, forward and backward: a_k.
         seconds_per_micro_batch: Time that every micro-batch takes, whatever its size: o_k.
+        deferred_share: Share of its compute time that it leaves for later, when it has sent the gradient of its
+            stage's input: d_k / c_k of (4). 0 if it does not split its backward pass.
         memory_bytes: Memory that training may use. `None` means no limit.
         base_bytes: Memory in use before the host holds any unit.
         busy_watts: Power while computing, beyond the power of an idle host: (8).
@@ -31,6 +33,7 @@ class Host:
     host_id: str
     seconds_per_sample: float
     seconds_per_micro_batch: float = 0.0
+    deferred_share: float = 0.0
     memory_bytes: int | None = None
     base_bytes: int = 0
     busy_watts: float = 0.0
