@@ -121,6 +121,9 @@ class TrainingConfig(Section):
     unit. `dssra` chooses one for each cluster and round, others use the first."""
     recompute: bool = False
     """Save memory: keep only the input of a segment, and repeat its forward pass before the backward pass."""
+    split_backward: bool = False
+    """Send the gradient of a segment's input back before the gradients of its weights are computed. A stage computes
+    those when it would otherwise wait. This changes no bit."""
     replicate_every: int = Field(default=10, ge=1)
     """Number of rounds between two copies of the optimizer state from the devices to the control unit. A resumed job
     repeats the rounds since the last complete copy: at most about twice this number, with the same result. A copy

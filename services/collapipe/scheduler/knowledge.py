@@ -57,6 +57,8 @@ class HostKnowledge(_Known):
     end_seconds_per_sample: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Time of the embedding, the head or both, whichever this host runs; 0 before it is measured."""
     seconds_per_micro_batch: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    deferred_share: float | None = Field(default=None, ge=0, le=1)
+    """d_k / c_k of docs/scheduling.md (4); `None` before a round has measured it."""
     busy_watts: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     source: Literal["guess", "profile", "rounds"] = "guess"
     """How `seconds_per_sample` was obtained."""
@@ -257,6 +259,8 @@ class Knowledge(_Known):
             if known_end and measured.seconds_per_sample is None:
                 # It runs no block. If its speed has changed, a block would take longer or shorter by the same factor.
                 host.seconds_per_sample *= host.end_seconds_per_sample / known_end
+        if measured.deferred_share is not None:
+            host.deferred_share = _average(host.deferred_share, measured.deferred_share)
         if measured.busy_watts:
             host.busy_watts = _average(host.busy_watts or None, measured.busy_watts)
 

@@ -85,7 +85,7 @@ def build_problem(
     channels: dict[str, float] = {}
     cost = _model_cost(job, model, knowledge)
     fastest = min(_fastest_sample_seconds(cluster, knowledge) for cluster in hosts.clusters)
-    edge_server = _host(hosts.edge_server, knowledge, fastest)
+    edge_server = _host(job, hosts.edge_server, knowledge, fastest)
     clusters = []
     for index, cluster in enumerate(hosts.clusters):
         options, upload_codecs = _micro_batch_options(job), _upload_codecs(job)
@@ -118,8 +118,10 @@ def build_problem(
         )
         clusters.append(
             ClusterProblem(
-                control_unit=with_rates(_host(cluster.control_unit, knowledge, fastest)),
-                devices=tuple(with_rates(_host(device, knowledge)) for device in cluster.devices),
+                control_unit=with_rates(_host(job, cluster.control_unit, knowledge, fastest)),
+                devices=tuple(
+                    with_rates(_host(job, device, knowledge)) for device in cluster.devices
+                ),
                 edge_server=edge_server,
                 links=links,
                 micro_batch_options=options,
@@ -180,16 +182,22 @@ def _fastest_sample_seconds(cluster: ClusterHosts, knowledge: Knowledge) -> floa
     return min(knowledge.hosts[device.host_id].seconds_per_sample for device in cluster.devices)
 
 
-def _host(host: scheduler_pb2.Host, knowledge: Knowledge, guessed_seconds: float = 0.0) -> Host:
+def _host(
+    job: JobConfig, host: scheduler_pb2.Host, knowledge: Knowledge, guessed_seconds: float = 0.0
+) -> Host:
     """Describes a host. `guessed_seconds` is the time of a block on a host that nobody has profiled."""
     known = knowledge.hosts.get(host.host_id) or HostKnowledge()
     seconds, end_seconds = known.seconds_per_sample or guessed_seconds, known.end_seconds_per_sample
     on_radio = any(link.gain is not None for link in knowledge.links.values())
+    deferred_share = 0.0
+    if job.training.split_backward:
+        deferred_share = known.deferred_share or 1 / (4 if job.training.recompute else 3)
     return Host(
         host_id=host.host_id,
         seconds_per_sample=seconds,
         seconds_per_micro_batch=known.seconds_per_micro_batch,
         end_unit_work=end_seconds / seconds if end_seconds and seconds else None,
+        deferred_share=deferred_share,
         memory_bytes=host.memory_bytes or None,
         busy_watts=known.busy_watts or host.busy_watts,
         energy_budget_joules=host.energy_budget_joules or None,

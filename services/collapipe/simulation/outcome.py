@@ -167,9 +167,10 @@ def _pipeline(
     stages = tuple(
         SimulatedStage(
             forward_share * times.compute_seconds,
-            (1 - forward_share) * times.compute_seconds,
+            (1 - forward_share) * times.compute_seconds - times.deferred_seconds,
             stage.in_flight,
             stage.host_id,
+            times.deferred_seconds,
         )
         for stage, times in zip(plan.stages, predicted.stages, strict=True)
     )

@@ -2,9 +2,11 @@
 
 This simulation checks the formula of docs/scheduling.md (5), so it shares no code with it. A stage chooses
 its next action by the rule of real stages (`collapipe.stage_runtime.action_order`): passes alternate as far
-as frames have arrived, and a stage never holds more forward micro-batches than its window.
+as frames have arrived, and a stage never holds more forward micro-batches than its window. Deferred gradients of
+weights run when no frame can.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -15,12 +17,17 @@ class SimulatedStage:
     """One stage. Seconds are for one micro-batch.
 
     Last stages of several pipelines may have the same `processor`. They then take turns.
+
+    Args:
+        backward_seconds: Time of a backward pass until the gradient of the stage's input is sent.
+        weights_seconds: Time of the gradients of the weights, if the stage leaves them for later.
     """
 
     forward_seconds: float
     backward_seconds: float
     in_flight: int
     processor: str
+    weights_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,11 @@ class PipelineRun:
     peak_in_flight: tuple[int, ...]
 
 
-_GRADIENT_ARRIVED, _ACTIVATION_ARRIVED, _PASS_ENDED = range(3)
+_GRADIENT_ARRIVED, _ACTIVATION_ARRIVED, _ACTION_ENDED = range(3)
 """Kinds of events. Of events at the same time, arrivals come first, so that a stage knows them all when it chooses."""
+
+_FORWARD, _BACKWARD, _WEIGHTS = range(3)
+"""Actions of a stage. At a last stage, `_BACKWARD` is both passes."""
 
 
 def simulate(pipelines: Sequence[SimulatedPipeline]) -> list[PipelineRun]:
@@ -87,75 +97,116 @@ def simulate(pipelines: Sequence[SimulatedPipeline]) -> list[PipelineRun]:
 
     link_free = [0.0] * (2 * len(nodes))  # entries 2 i and 2 i + 1: forward and backward on link i
     backward_entry = [2 * node + (not links[node].half_duplex) for node in nodes]
-    processor_free = {stage.processor: 0.0 for stage in stages}
+    # By processor of last stages: the nodes of waiting activations and of deferred gradients, in order.
+    waiting = {stage.processor: deque[int]() for stage in stages}
+    owed = {stage.processor: deque[int]() for stage in stages}
+    is_processor_busy = dict.fromkeys(waiting, False)
     activations, gradients = [0] * len(nodes), [0] * len(nodes)  # arrived, and not yet used
-    held, peaks, done = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)
+    held, peaks, deferred = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)
     busy = [False] * len(nodes)
     prefers_forward = [False] * len(nodes)
     steps_left = [pipeline.num_steps for pipeline in pipelines]
+    to_release = [len(p.stages) * p.num_micro_batches for p in pipelines]  # in this step
     finished = [0.0] * len(pipelines)
-    # An event is (time, kind, -node, whether the ended pass was a forward pass). Later stages come first.
+    # An event is (time, kind, -node, the ended action). Later stages come first.
     events = [
-        (0.0, _ACTIVATION_ARRIVED, -node, False)
+        (0.0, _ACTIVATION_ARRIVED, -node, _FORWARD)
         for node in nodes
         if is_first[node]
         for _ in range(pipelines[owner[node]].num_micro_batches)
     ]
     heapify(events)
     while events:
-        now, kind, negative_node, was_forward = heappop(events)
+        now, kind, negative_node, action = heappop(events)
         node = -negative_node
         stage, link = stages[node], links[node]
         if kind == _GRADIENT_ARRIVED:
             gradients[node] += 1
-        elif kind == _ACTIVATION_ARRIVED and is_last[node]:
-            start = max(now, processor_free[stage.processor])
-            end = start + stage.forward_seconds + stage.backward_seconds
-            processor_free[stage.processor] = end
-            held[node] += 1
-            peaks[node] = 1
-            heappush(events, (end, _PASS_ENDED, -node, False))
-            continue
         elif kind == _ACTIVATION_ARRIVED:
             activations[node] += 1
-        elif was_forward:
-            busy[node] = False
+            if is_last[node]:
+                waiting[stage.processor].append(node)
+        elif action == _FORWARD:
             end = max(now, link_free[2 * node]) + link.forward_seconds
             link_free[2 * node] = end
-            heappush(events, (end + link.latency_seconds, _ACTIVATION_ARRIVED, -(node + 1), False))
+            heappush(
+                events, (end + link.latency_seconds, _ACTIVATION_ARRIVED, -(node + 1), _FORWARD)
+            )
         else:
-            busy[node] = False
-            held[node] -= 1
-            done[node] += 1
-            pipeline = pipelines[owner[node]]
-            if not is_first[node]:
+            if action == _BACKWARD and not is_first[node]:
                 before, entry = links[node - 1], backward_entry[node - 1]
                 end = max(now, link_free[entry]) + before.backward_seconds
                 link_free[entry] = end
                 heappush(
-                    events, (end + before.latency_seconds, _GRADIENT_ARRIVED, -(node - 1), False)
+                    events,
+                    (end + before.latency_seconds, _GRADIENT_ARRIVED, -(node - 1), _FORWARD),
                 )
-            elif done[node] == pipeline.num_micro_batches:
-                done[node] = 0
-                finished[owner[node]] = end = now + pipeline.step_seconds
-                steps_left[owner[node]] -= 1
-                if steps_left[owner[node]]:
-                    for _ in range(pipeline.num_micro_batches):
-                        heappush(events, (end, _ACTIVATION_ARRIVED, -node, False))
+            if action == _BACKWARD and stage.weights_seconds:
+                deferred[node] += 1
+                if is_last[node]:
+                    owed[stage.processor].append(node)
+            else:
+                held[node] -= 1
+                index = owner[node]
+                to_release[index] -= 1
+                if not to_release[index]:
+                    pipeline = pipelines[index]
+                    finished[index] = end = now + pipeline.step_seconds
+                    to_release[index] = len(pipeline.stages) * pipeline.num_micro_batches
+                    steps_left[index] -= 1
+                    if steps_left[index]:
+                        first = node
+                        while not is_first[first]:
+                            first -= 1
+                        for _ in range(pipeline.num_micro_batches):
+                            heappush(events, (end, _ACTIVATION_ARRIVED, -first, _FORWARD))
+        if kind == _ACTION_ENDED:
+            busy[node] = False
+        if is_last[node]:
+            processor = stage.processor
+            if kind == _ACTION_ENDED:
+                is_processor_busy[processor] = False
+            if is_processor_busy[processor]:
+                continue
+            if waiting[processor] and held[waiting[processor][0]] < (
+                stages[waiting[processor][0]].in_flight
+            ):
+                node = waiting[processor].popleft()
+                stage = stages[node]
+                activations[node] -= 1
+                held[node] += 1
+                peaks[node] = max(peaks[node], held[node])
+                action, seconds = _BACKWARD, stage.forward_seconds + stage.backward_seconds
+            elif owed[processor]:
+                node = waiting[processor][0] if waiting[processor] else owed[processor][0]
+                owed[processor].remove(node)
+                deferred[node] -= 1
+                action, seconds = _WEIGHTS, stages[node].weights_seconds
+            else:
+                continue
+            is_processor_busy[processor] = True
+            heappush(events, (now + seconds, _ACTION_ENDED, -node, action))
+            continue
         if busy[node]:
             continue
         may_run_forward = activations[node] and held[node] < stage.in_flight
         if gradients[node] and not (may_run_forward and prefers_forward[node]):
             gradients[node] -= 1
-            busy[node] = prefers_forward[node] = True
-            heappush(events, (now + stage.backward_seconds, _PASS_ENDED, -node, False))
+            prefers_forward[node] = True
+            action, seconds = _BACKWARD, stage.backward_seconds
         elif may_run_forward:
             activations[node] -= 1
             prefers_forward[node] = False
             held[node] += 1
             peaks[node] = max(peaks[node], held[node])
-            busy[node] = True
-            heappush(events, (now + stage.forward_seconds, _PASS_ENDED, -node, True))
+            action, seconds = _FORWARD, stage.forward_seconds
+        elif deferred[node]:
+            deferred[node] -= 1
+            action, seconds = _WEIGHTS, stage.weights_seconds
+        else:
+            continue
+        busy[node] = True
+        heappush(events, (now + seconds, _ACTION_ENDED, -node, action))
     return [
         PipelineRun(finished[index], tuple(peaks[node] for node in nodes if owner[node] == index))
         for index in range(len(pipelines))

@@ -73,6 +73,8 @@ class ModelSection(Section):
     """Tokens of a sample."""
     recompute: bool = False
     """Whether a segment keeps only its input and repeats the forward pass before the backward pass."""
+    split_backward: bool = False
+    """Whether a segment sends the gradient of its input before it computes those of its weights."""
 
 
 class TrainingSection(Section):

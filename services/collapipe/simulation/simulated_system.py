@@ -73,6 +73,11 @@ class SimulatedSystem:
             lossy_uploads=scenario.training.upload_codecs != ["fp32"],
         )
         self._block_flops = shape.block_flops(model.sequence_length, recompute=model.recompute)
+        self._deferred_share = 0.0
+        if model.split_backward:
+            self._deferred_share = shape.deferred_share(
+                model.sequence_length, recompute=model.recompute
+            )
         self.forward_share = 1 / 4 if model.recompute else 1 / 3
         """Share of the compute time that the forward pass takes. A backward pass takes twice as long."""
         kinds = [cluster for cluster in scenario.clusters for _ in range(cluster.count)]
@@ -254,6 +259,7 @@ class SimulatedSystem:
             host_id,
             seconds_per_sample=self._block_flops / (flops * speed),
             seconds_per_micro_batch=overhead or 0.0,
+            deferred_share=self._deferred_share,
             memory_bytes=memory,
             base_bytes=int(scenario.training.base_memory_gb * 1e9),
             busy_watts=watts or 0.0,

@@ -107,6 +107,11 @@ class Transformer:
             return _FLOAT * attention + norms + _FLOAT * feed_forward
         return self._attention_stash_bytes(s) + norms + _FLOAT * s * (h + 2 * f) + _MASK * s * h
 
+    def deferred_share(self, sequence_length: int, *, recompute: bool = False) -> float:
+        """Returns the share of the gradients of weights in the operations of a block."""
+        block_flops = self.block_flops(sequence_length, recompute=recompute)
+        return 2 * self.block_parameters * sequence_length / block_flops
+
     def cost(self, sequence_length: int, *, recompute: bool = False) -> ModelCost:
         s, h = sequence_length, self.hidden_size
         block_flops = self.block_flops(s, recompute=recompute)

@@ -1,11 +1,14 @@
 """Keeps the tensors that a stage needs for its backward passes, and counts their bytes."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from collapipe.stage_runtime.weight_gradients import DeferredGradients
 
 
 @dataclass
@@ -22,7 +25,7 @@ class StashedMicroBatch:
 
 
 class ActivationStash:
-    """The micro-batches of one mini-batch that wait for their backward pass at one stage.
+    """The micro-batches of one mini-batch that wait at one stage for their backward pass, or for a part of it.
 
     Args:
         modules: The units of the stage.
@@ -33,6 +36,7 @@ class ActivationStash:
         self._modules = modules
         self._recomputes = recomputes
         self._micro_batches: dict[int, StashedMicroBatch] = {}
+        self._deferred: deque[DeferredGradients] = deque()
         self._bytes_per_token: float | None = None
         self.most_micro_batches = 0
         """Most micro-batches that were held at once."""
@@ -61,13 +65,26 @@ class ActivationStash:
             kept_bytes = round((self._bytes_per_token or 0.0) * num_tokens)
         entry = StashedMicroBatch(inputs, None if self._recomputes else outputs, side, kept_bytes)
         self._micro_batches[micro_batch] = entry
-        self.most_micro_batches = max(self.most_micro_batches, len(self._micro_batches))
-        total = sum(stashed.kept_bytes for stashed in self._micro_batches.values())
-        self.most_bytes = max(self.most_bytes, total)
+        self._count()
         return outputs, entry
 
     def pop(self, micro_batch: int) -> StashedMicroBatch:
         return self._micro_batches.pop(micro_batch)
+
+    def defer(self, gradients: DeferredGradients) -> None:
+        """Keeps what is left of the micro-batch after its backward pass."""
+        self._deferred.append(gradients)
+        self._count()
+
+    def pop_deferred(self) -> DeferredGradients:
+        """Returns the oldest deferred gradients."""
+        return self._deferred.popleft()
+
+    def _count(self) -> None:
+        kept = [stashed.kept_bytes for stashed in self._micro_batches.values()]
+        kept += [gradients.kept_bytes for gradients in self._deferred]
+        self.most_micro_batches = max(self.most_micro_batches, len(kept))
+        self.most_bytes = max(self.most_bytes, sum(kept))
 
 
 @contextmanager

@@ -62,6 +62,17 @@ class Mailbox:
                     return self._pop(self._towards_embedding)
                 self._changed.wait()
 
+    def has_frame(self, *, forward: bool, backward: bool) -> bool:
+        """Returns whether a frame that is wanted has arrived.
+
+        Raises:
+            CollapipeError: The failure that `fail` was given.
+        """
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            return bool((forward and self._towards_head) or (backward and self._towards_embedding))
+
     def _pop(self, queue: deque[Frame]) -> Frame:
         self._changed.notify_all()
         return queue.popleft()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from collapipe.models import Head
+from collapipe.stage_runtime.weight_gradients import SplitLinear
 
 _GRADIENT_BYTES = 16
 """Bytes moved for each parameter of a table in a backward pass: the gradient is written and accumulated."""
@@ -32,16 +33,26 @@ class StageWork:
 
     Args:
         recomputes: Whether a backward pass runs the forward pass again.
+        splits: Whether a backward pass leaves the gradients of linear layers for later.
     """
 
     def __init__(
-        self, modules: Sequence[nn.Module], hidden_size: int, *, recomputes: bool = False
+        self,
+        modules: Sequence[nn.Module],
+        hidden_size: int,
+        *,
+        recomputes: bool = False,
+        splits: bool = False,
     ) -> None:
         head = modules[-1] if modules and isinstance(modules[-1], Head) else None
         segment = modules[:-1] if head is not None else modules
         self._segment_weights = sum(map(_linear_weights, segment))
         self._num_attentions = sum(1 for module in segment if _linear_weights(module))
         self._head_weights = _linear_weights(head) if head is not None else 0
+        self._split_segment_weights = self._split_head_weights = 0
+        if splits:
+            self._split_segment_weights = sum(_linear_weights(m, SplitLinear) for m in segment)
+            self._split_head_weights = _linear_weights(head, SplitLinear) if head is not None else 0
         self._table_weights = sum(map(_table_weights, modules))
         self._num_parameters = sum(
             parameter.numel()
@@ -59,23 +70,35 @@ class StageWork:
         Attention costs four operations for each pair of tokens of a sequence and each hidden value.
         """
         batch, length = side["attention_mask"].shape
-        labels = side.get("labels")
-        flops = 2.0 * self._segment_weights * batch * length
-        flops += 4.0 * self._num_attentions * batch * length**2 * self._hidden_size
-        flops += 2.0 * self._head_weights * (batch * length if labels is None else labels.numel())
-        return Work(flops)
+        flops = _products(side, self._segment_weights, self._head_weights)
+        return Work(flops + 4.0 * self._num_attentions * batch * length**2 * self._hidden_size)
 
     def backward(self, side: Mapping[str, Tensor]) -> Work:
-        """Returns the work of the backward pass: two products for each product of the forward pass."""
+        """Returns the work of the backward pass: two products for each product of the forward pass.
+
+        The work that is left for later is not counted.
+        """
         flops = self.forward(side).flops * (3 if self._recomputes else 2)
+        flops -= self.weight_gradients(side).flops
         return Work(flops, float(_GRADIENT_BYTES * self._table_weights))
+
+    def weight_gradients(self, side: Mapping[str, Tensor]) -> Work:
+        """Returns the work that the backward pass of a micro-batch leaves for later."""
+        return Work(_products(side, self._split_segment_weights, self._split_head_weights))
 
     def update(self) -> Work:
         return Work(moved_bytes=float(_UPDATE_BYTES * self._num_parameters))
 
 
-def _linear_weights(module: nn.Module) -> int:
-    return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
+def _products(side: Mapping[str, Tensor], segment_weights: int, head_weights: int) -> float:
+    """Returns the operations of one product of each weight with each token, or with each label in the head."""
+    num_tokens, labels = side["attention_mask"].numel(), side.get("labels")
+    num_labels = num_tokens if labels is None else labels.numel()
+    return 2.0 * (segment_weights * num_tokens + head_weights * num_labels)
+
+
+def _linear_weights(module: nn.Module, kind: type[nn.Linear] = nn.Linear) -> int:
+    return sum(part.weight.numel() for part in module.modules() if isinstance(part, kind))
 
 
 def _table_weights(module: nn.Module) -> int:

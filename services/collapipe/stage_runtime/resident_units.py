@@ -18,6 +18,7 @@ from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
 from collapipe.stage_runtime.optimizer import make_optimizer, squared_norms, update_parameters
 from collapipe.stage_runtime.row_gradients import use_row_gradients
+from collapipe.stage_runtime.weight_gradients import use_split_backward
 from collapipe.weights.delta_codecs import encode_delta
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors
 
@@ -91,6 +92,8 @@ class ResidentUnit:
             if parameter.requires_grad
         }
         self._tables = use_row_gradients(module)
+        self.split_layers = use_split_backward(module) if training.split_backward else []
+        """The layers that can defer the gradients of their weights."""
         self._training = training
         self.optimizer = make_optimizer(self.parameters, training)
         self._weights_blob: TensorBlob | None = None

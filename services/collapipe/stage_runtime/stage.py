@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,12 +15,17 @@ from collapipe.models import Head, ModelAdapter
 from collapipe.stage_runtime.action_order import Progress
 from collapipe.stage_runtime.activation_stash import ActivationStash
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
-from collapipe.stage_runtime.emulated_processor import FORWARD_SHARE, EmulatedProcessor
+from collapipe.stage_runtime.emulated_processor import (
+    FORWARD_SHARE,
+    WEIGHTS_SHARE,
+    EmulatedProcessor,
+)
 from collapipe.stage_runtime.mailbox import Mailbox
 from collapipe.stage_runtime.operation_counts import StageWork, Work
 from collapipe.stage_runtime.optimizer import learning_rate
 from collapipe.stage_runtime.resident_units import ResidentUnit
 from collapipe.stage_runtime.stage_metrics import StageMetrics
+from collapipe.stage_runtime.weight_gradients import deferred_gradients
 from collapipe.telemetry.spans import SPANS
 from collapipe.tensors import ACTIVATION, Frame, FrameKind
 
@@ -92,6 +98,8 @@ class _TrainingStep(_Step):
 
     num_targets: int
     stash: ActivationStash
+    deferred_work: deque[Work] = field(default_factory=deque)
+    """The work of the deferred gradients in the stash."""
     loss: float = 0.0
 
 
@@ -128,13 +136,19 @@ class Stage:
         self._modules = modules[:-1] if self._head is not None else modules
         # At the head, each backward pass follows its forward pass at once, so recomputing saves no memory.
         self._recomputes = context.training.recompute and self._head is None
-        self._work = StageWork(
-            modules, context.adapter.config.hidden_size, recomputes=self._recomputes
-        )
         self._has_embedding = bool(units) and units[0].unit_index == 0
         self._num_blocks = len(self._modules) - self._has_embedding
         self._end_unit_share = 0.0
         """Part of the last forward pass that the embedding and the head took. A backward pass is divided alike."""
+        layers = [layer for unit in units for layer in unit.split_layers]
+        # No stage waits for the gradient of the embedding, so there splitting would shorten nothing.
+        self._split_layers = [] if self._has_embedding else layers
+        self._work = StageWork(
+            modules,
+            context.adapter.config.hidden_size,
+            recomputes=self._recomputes,
+            splits=bool(self._split_layers),
+        )
         self._has_pending_update = False
         self._num_updates = 0
         self._track = f"compute for cluster {context.cluster_index}"
@@ -178,6 +192,11 @@ class Stage:
         )
         started = time.perf_counter()
         while not progress.done:
+            if progress.has_deferred and not self._mailbox.has_frame(
+                forward=progress.may_run_forward, backward=progress.may_run_backward
+            ):
+                self._compute_deferred(step)
+                continue
             frame = self._take(step)
             if frame.kind is FrameKind.FORWARD:
                 self._forward(step, frame)
@@ -188,6 +207,11 @@ class Stage:
                 frame = Frame(FrameKind.BACKWARD, frame.step_index, frame.micro_batch)
             self._backward(step, frame)
             progress.ran_backward()
+            if not self._split_layers:
+                progress.released_one()
+            elif self._recomputes:
+                # The memory of a stage that recomputes has room for the tensors of one micro-batch only.
+                self._compute_deferred(step)
         step.times.total_seconds = time.perf_counter() - started
         self._metrics.stepped(step.stash.most_micro_batches, step.stash.most_bytes)
         self._has_pending_update = True
@@ -254,6 +278,7 @@ class Stage:
             else:
                 self._send_backward(frame)
                 progress.ran_backward()
+                progress.released_one()
         self._end_command()
 
     def _begin_command(self) -> None:
@@ -332,10 +357,13 @@ class Stage:
                     outputs = self._run_units(step, frame.micro_batch, stashed.inputs, stashed.side)
                     self._record("recompute", started, frame)
                 assert outputs is not None
-                torch.autograd.backward(outputs, gradient)
-            seconds = self._finish_work(
-                started, self._work.backward(stashed.side), 1 - FORWARD_SHARE
-            )
+                with deferred_gradients(self._split_layers) as deferred:
+                    torch.autograd.backward(outputs, gradient)
+                if self._split_layers:
+                    step.stash.defer(deferred)
+                    step.deferred_work.append(self._work.weight_gradients(stashed.side))
+            share = 1 - FORWARD_SHARE - (WEIGHTS_SHARE if self._split_layers else 0.0)
+            seconds = self._finish_work(started, self._work.backward(stashed.side), share)
             self._record("backward", started, frame)
         step.times.backward_seconds += seconds
         self._acted(frame, seconds)
@@ -348,6 +376,24 @@ class Stage:
             if gradient is not None:
                 tensors[ACTIVATION] = gradient
         self._send_backward(Frame(FrameKind.BACKWARD, frame.step_index, frame.micro_batch, tensors))
+
+    def _compute_deferred(self, step: _TrainingStep) -> None:
+        """Computes the gradients of the weights that the oldest backward pass has left."""
+        deferred = step.stash.pop_deferred()
+        with COMPUTE_LOCK:
+            started = time.perf_counter()
+            deferred.compute()
+            seconds = self._finish_work(started, step.deferred_work.popleft(), WEIGHTS_SHARE)
+            SPANS.record(
+                self._track,
+                "weight gradients",
+                started,
+                step=step.index,
+                micro_batch=step.progress.released,
+            )
+        step.progress.released_one()
+        step.times.backward_seconds += seconds
+        self._metrics.computed_weight_gradients(seconds)
 
     def _run_units(
         self,

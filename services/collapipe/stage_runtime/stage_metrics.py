@@ -24,6 +24,11 @@ class StageMetrics:
         metrics.STAGE_END_UNIT_SECONDS.labels(*self._labels).inc(end_unit_seconds)
         self._use_energy(seconds)
 
+    def computed_weight_gradients(self, seconds: float) -> None:
+        """The stage computed the deferred gradients of one micro-batch."""
+        metrics.STAGE_WEIGHT_GRADIENT_SECONDS.labels(*self._labels).inc(seconds)
+        self._use_energy(seconds)
+
     def evaluated(self, seconds: float) -> None:
         """The stage computed one micro-batch of an evaluation."""
         self._use_energy(seconds)

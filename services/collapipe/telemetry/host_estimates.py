@@ -30,6 +30,8 @@ class HostEstimate:
     """a_k of docs/scheduling.md (2), averaged over all stages of the host; `None` if it ran no block."""
     end_seconds_per_sample: float | None = None
     """e_k of docs/scheduling.md (2); `None` if it ran neither the embedding nor the head."""
+    deferred_share: float | None = None
+    """Share of the gradients of weights that were left for later in the compute time: docs/scheduling.md (4)."""
     micro_batches: float = 0.0
     """Number of micro-batches behind both."""
     busy_watts: float | None = None
@@ -49,6 +51,7 @@ class _Work:
     """What the stages of a host did within the window, added up."""
 
     computing_seconds: float = 0.0
+    deferred_seconds: float = 0.0
     micro_batches: float = 0.0
     block_samples: float = 0.0
     end_unit_seconds: float = 0.0
@@ -67,9 +70,13 @@ def estimate_host(window: SampleWindow, host: str, prior: HostPrior) -> HostEsti
     if work.steps:
         what = f"{host}: seconds per optimizer step"
         step_seconds = window.plausible(what, work.update_seconds / work.steps, 0.0, _MAX_SECONDS)
+    deferred_share = None
+    if work.deferred_seconds:
+        deferred_share = work.deferred_seconds / work.computing_seconds
     return HostEstimate(
         seconds_per_sample=seconds_per_sample,
         end_seconds_per_sample=end_seconds_per_sample,
+        deferred_share=deferred_share,
         micro_batches=work.micro_batches if is_measured else 0.0,
         busy_watts=_busy_watts(window, host, busy_seconds),
         busy_seconds=busy_seconds,
@@ -98,11 +105,17 @@ def _work(window: SampleWindow, host: str) -> _Work:
         if passes:
             forward_seconds, backward_seconds, micro_batches = passes[:3]
             block_samples, end_unit_seconds, samples = passes[3:]
-            work.computing_seconds += forward_seconds + backward_seconds
+            deferred = window.increases(group, "stage_weight_gradient_seconds_total")
+            deferred_seconds = deferred[0] if deferred else 0.0
+            seconds = forward_seconds + backward_seconds
+            work.computing_seconds += seconds + deferred_seconds
+            work.deferred_seconds += deferred_seconds
             work.micro_batches += micro_batches
             work.block_samples += block_samples
-            work.end_unit_seconds += end_unit_seconds
-            work.end_unit_samples += samples if end_unit_seconds else 0.0
+            if end_unit_seconds:
+                # Deferred gradients are divided between the blocks and the other unit like the rest of the time.
+                work.end_unit_seconds += end_unit_seconds * (1 + deferred_seconds / seconds)
+                work.end_unit_samples += samples
         updates = window.increases(group, "stage_update_seconds_total", "stage_steps_total")
         if updates:
             update_seconds, steps = updates

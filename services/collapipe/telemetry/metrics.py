@@ -70,6 +70,11 @@ STAGE_ACTIVATION_BYTES = Counter(
 STAGE_UPDATE_SECONDS = Counter(
     "collapipe_stage_update_seconds_total", "Time that a stage spent in the optimizer.", _STAGE
 )
+STAGE_WEIGHT_GRADIENT_SECONDS = Counter(
+    "collapipe_stage_weight_gradient_seconds_total",
+    "Time that a stage computed gradients of weights that its backward passes had left for later.",
+    _STAGE,
+)
 STAGE_STASH_BYTES = Gauge(
     "collapipe_stage_stash_bytes", "Largest activation stash of the last mini-batch.", _STAGE
 )
@@ -248,6 +253,7 @@ def create_stage_series(cluster: str, stage: str) -> None:
         STAGE_SAMPLES,
         STAGE_ACTIVATION_BYTES,
         STAGE_UPDATE_SECONDS,
+        STAGE_WEIGHT_GRADIENT_SECONDS,
     ):
         counter.labels(cluster, stage)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.models import Head, ModelAdapter, Unit, initial_model, split_state
+from collapipe.stage_runtime.weight_gradients import deferred_gradients, use_split_backward
 
 MakeBatch = Callable[..., dict[str, Tensor]]
 
@@ -90,18 +91,22 @@ def without_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in batch.items() if name != "labels"}
 
 
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_units_equal_whole_model_in_training(
-    adapter: ModelAdapter, make_batch: MakeBatch, padded: bool
+    adapter: ModelAdapter, make_batch: MakeBatch, padded: bool, split: bool
 ) -> None:
     model: Any = initial_model(adapter, None, seed=3).train()
     body, head = build_units(adapter, model)
     smoothing = 0.1 if adapter.task == "translation" else 0.0
+    layers = [layer for unit in (*body, head) for layer in use_split_backward(unit) if split]
 
     for seed in (0, 1):  # twice, so that gradients accumulate
         batch = make_batch(adapter.task, padded=padded, seed=seed)
         expected_loss = run_whole(adapter, model, batch, smoothing)
-        assert torch.equal(run_units(body, head, batch, smoothing), expected_loss)
+        with deferred_gradients(layers) as deferred:
+            assert torch.equal(run_units(body, head, batch, smoothing), expected_loss)
+        deferred.compute()
 
     gradients = {
         name: parameter.grad

@@ -96,7 +96,13 @@ def test_random_pipeline_takes_as_long_as_with_the_rule_of_real_stages(seed: int
     num_stages, num_micro_batches = rng.randint(2, 6), rng.randint(1, 9)
     # Random times, so that no two events happen at the same time.
     stages = [
-        SimulatedStage(rng.random(), 2 * rng.random(), rng.randint(1, 6), f"host-{k}")
+        SimulatedStage(
+            rng.random(),
+            2 * rng.random(),
+            rng.randint(1, 6),
+            f"host-{k}",
+            rng.choice([0.0, rng.random()]),
+        )
         for k in range(num_stages)
     ]
     links = [
@@ -118,14 +124,17 @@ def _slowly(pipeline: SimulatedPipeline) -> float:
     # (time, link, direction) of frames that wait for a link
     requests: list[tuple[float, int, str]] = []
 
-    def next_action(k: int) -> tuple[float, bool] | None:
+    def next_action(k: int) -> tuple[float, int] | None:
+        """Returns when the next action of a stage begins, and its rank: 1 is forward, 3 is deferred gradients."""
         own, choices = progress[k], []
         backward_rank = 2 if own.prefers_forward else 0
         if own.may_run_backward and k != last and len(gradients[k]) > own.backwards:
             choices.append((max(idle_at[k], gradients[k][own.backwards]), backward_rank))
         if own.may_run_forward and len(activations[k]) > own.forwards:
             choices.append((max(idle_at[k], activations[k][own.forwards]), 1))
-        return (min(choices)[0], min(choices)[1] != 1) if choices else None
+        if own.has_deferred:
+            choices.append((idle_at[k], 3))
+        return min(choices) if choices else None
 
     while not all(own.done for own in progress):
         begins = [(found[0], k, found[1]) for k in range(last + 1) if (found := next_action(k))]
@@ -139,13 +148,18 @@ def _slowly(pipeline: SimulatedPipeline) -> float:
             arrivals = activations[k + 1] if way == "up" else gradients[k]
             arrivals.append(free_at[server] + link.latency_seconds)
             continue
-        now, k, is_backward = min(begins)
+        now, k, rank = min(begins)
         stage, own = stages[k], progress[k]
-        if is_backward or k == last:
-            seconds = stage.backward_seconds + (0.0 if is_backward else stage.forward_seconds)
-            if not is_backward:
+        if rank == 3:
+            own.released_one()
+            idle_at[k] = now + stage.weights_seconds
+        elif rank != 1 or k == last:
+            seconds = stage.backward_seconds + (stage.forward_seconds if rank == 1 else 0.0)
+            if rank == 1:
                 own.ran_forward()
             own.ran_backward()
+            if not stage.weights_seconds:
+                own.released_one()
             idle_at[k] = now + seconds
             if k:
                 requests.append((idle_at[k], k - 1, "down"))

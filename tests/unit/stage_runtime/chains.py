@@ -62,7 +62,7 @@ class Recorder(StageMetrics):
     stage: int
     passes: list[Pass]
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """By "FORWARD", "BACKWARD", "evaluation" and "update"."""
+    """By "FORWARD", "BACKWARD", "weight gradients", "evaluation" and "update"."""
     waits: list[float] = field(default_factory=list)
     end_unit_seconds: list[float] = field(default_factory=list)
     work: list[tuple[int, int, int]] = field(default_factory=list)
@@ -74,6 +74,9 @@ class Recorder(StageMetrics):
         self.end_unit_seconds.append(end_unit_seconds)
         self.passes.append(Pass(self.stage, kind, micro_batch))
         self.seconds[kind.name].append(seconds)
+
+    def computed_weight_gradients(self, seconds: float) -> None:
+        self.seconds["weight gradients"].append(seconds)
 
     def evaluated(self, seconds: float) -> None:
         self.seconds["evaluation"].append(seconds)

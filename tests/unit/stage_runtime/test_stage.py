@@ -28,6 +28,7 @@ from .chains import (
 # --- results equal those of a single process
 
 
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("cuts", [WHOLE, HALVES, THIRDS, EACH], ids=str)
 def test_chain_equals_a_plain_loop_bit_for_bit(
@@ -36,8 +37,9 @@ def test_chain_equals_a_plain_loop_bit_for_bit(
     make_batch: MakeBatch,
     cuts: list[int],
     recompute: bool,
+    split: bool,
 ) -> None:
-    training = TRAINING.model_copy(update={"recompute": recompute})
+    training = TRAINING.model_copy(update={"recompute": recompute, "split_backward": split})
     steps = steps_of(make_batch, num_steps=3, size=4)
     num_stages = len(cuts) - 1
     chain = make_chain(bert, bert_states, training, cuts, list(range(num_stages, 0, -1)))
@@ -65,6 +67,8 @@ def test_window_changes_no_bit(
         {"clip_norm": 0.0},
         {"label_smoothing": 0.1},
         {"decay": "inverse_sqrt"},
+        {"split_backward": True, "optimizer": "sgd", "momentum": 0.9},
+        {"split_backward": True, "clip_norm": 0.0},
     ],
     ids=str,
 )
@@ -189,6 +193,93 @@ def test_passes_alternate_where_several_gradients_have_arrived(
     chain.train(0, [make_batch(number) for number in range(5)], 0.0)
     first = "".join(f"{one.kind.name[0]}{one.micro_batch}" for one in chain.passes if not one.stage)
     assert first == "F0F1F2B0F3B1F4B2B3B4"
+
+
+def split_chain(
+    adapter: ModelAdapter, states: States, windows: list[int], **training: object
+) -> tuple[Chain, list[str]]:
+    """Returns a chain with a split backward pass, and what its second stage did, which grows as the stage runs.
+
+    In this list, `F` is a forward pass, `B` is a gradient that was sent, and `W` are gradients of weights.
+    """
+    changed = TRAINING.model_copy(update={"split_backward": True, **training})
+    chain = make_chain(adapter, states, changed, THIRDS, windows)
+    stage, observer, did = chain.stages[1], chain.observers[1], []
+    forward, backward = stage._send_forward, stage._send_backward
+    computed = observer.computed_weight_gradients
+    stage._send_forward = lambda frame: (did.append(f"F{frame.micro_batch}"), forward(frame))[1]
+    stage._send_backward = lambda frame: (did.append(f"B{frame.micro_batch}"), backward(frame))[1]
+    numbers = itertools.count()
+    observer.computed_weight_gradients = lambda seconds: (  # type: ignore[method-assign]
+        did.append(f"W{next(numbers)}"),
+        computed(seconds),
+    )[1]
+    return chain, did
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradient_of_the_input_leaves_before_those_of_the_weights(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch, recompute: bool
+) -> None:
+    chain, did = split_chain(bert, bert_states, [4, 3, 1], recompute=recompute)
+    stage = chain.stages[1]
+    grads: list[bool] = []
+    send = stage._send_backward
+
+    def check(frame: Frame) -> None:
+        weights = dict(chain.units[1].module.named_parameters())
+        linear = [p.grad is None for name, p in weights.items() if "query.weight" in name]
+        grads.extend(linear if frame.micro_batch == 0 else [])
+        send(frame)
+
+    stage._send_backward = check
+    chain.train(0, [make_batch(number) for number in range(4)], 0.0)
+    assert grads == [True], "gradients of weights were there before the gradient of the input left"
+    for kind in "FBW":
+        assert [one for one in did if one[0] == kind] == [f"{kind}{n}" for n in range(4)]
+    for number in range(4):
+        assert did.index(f"B{number}") < did.index(f"W{number}")
+        if recompute:
+            assert did.index(f"W{number}") == did.index(f"B{number}") + 1
+
+
+def test_gradients_of_weights_wait_while_there_are_frames(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    chain, did = split_chain(bert, bert_states, [4, 4, 1])
+    stage, deliver, held = chain.stages[2], chain.stages[2]._send_backward, []
+
+    def deliver_all_at_once(frame: Frame) -> None:
+        held.append(frame)
+        if len(held) == 4:
+            for one in held:
+                deliver(one)
+
+    stage._send_backward = deliver_all_at_once
+    chain.train(0, [make_batch(number) for number in range(4)], 0.0)
+    assert did == [f"{kind}{number}" for kind in "FBW" for number in range(4)]
+
+
+@pytest.mark.parametrize("windows", [[1, 1, 1], [6, 1, 1], [6, 2, 1], [6, 4, 2]], ids=str)
+def test_deferred_gradients_count_in_the_window(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch, windows: list[int]
+) -> None:
+    chain, did = split_chain(bert, bert_states, windows)
+    chain.train(0, [make_batch(number) for number in range(6)], 0.0)
+    held = list(itertools.accumulate({"F": 1, "B": 0, "W": -1}[one[0]] for one in did))
+    assert max(held) <= windows[1]
+    for observer, window in zip(chain.observers, windows, strict=True):
+        assert observer.steps[0][0] <= window
+
+
+def test_stage_with_the_embedding_defers_nothing(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    chain, _ = split_chain(bert, bert_states, [3, 2, 1])
+    chain.train(0, [make_batch(0)], 0.0)
+    embedding, blocks, head = (observer.seconds for observer in chain.observers)
+    assert "weight gradients" not in embedding
+    assert len(blocks["weight gradients"]) == len(head["weight gradients"]) == 1
 
 
 def test_full_mailbox_of_the_next_stage_causes_no_deadlock(

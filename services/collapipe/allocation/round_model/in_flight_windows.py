@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 
 from collapipe.allocation.round_model.prediction import (
+    deferred_seconds,
     latency_loops,
     link_seconds,
     stage_memory_bytes,
@@ -51,7 +52,8 @@ def widen_windows(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterP
     is_measured = bottleneck > 0 and any(link.loop_seconds for link in links)
     limit = min(plan.num_micro_batches, problem.in_flight_limit or plan.num_micro_batches)
     stages = list(plan.stages)
-    for k, loop in enumerate(latency_loops(computes, links)[:-1]):
+    deferred = deferred_seconds(cluster, plan, computes)
+    for k, loop in enumerate(latency_loops(computes, deferred, links)[:-1]):
         stage, host = stages[k], cluster.hosts[stages[k].host_id]
         needed = math.ceil(loop / bottleneck - _ROUNDING) if is_measured else stage.in_flight
         for window in range(min(limit, needed + WINDOW_SLACK), stage.in_flight, -1):

@@ -34,6 +34,7 @@ class StagePrediction:
 
     Args:
         compute_seconds: Time of one micro-batch, forward and backward: c_k of (2).
+        deferred_seconds: The part of it that other stages do not wait for: d_k of (4).
         window_seconds: R_k / w_k of (4): the time of a micro-batch if the window limits the stage. 0 if it
             cannot.
         memory_bytes: Memory of the host for this stage, its `base_bytes` included: (10).
@@ -42,6 +43,7 @@ class StagePrediction:
 
     host_id: str
     compute_seconds: float
+    deferred_seconds: float
     window_seconds: float
     memory_bytes: float
     energy_joules: float
@@ -191,6 +193,20 @@ def stage_seconds(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterP
     ]
 
 
+def deferred_seconds(
+    cluster: ClusterProblem, plan: ClusterPlan, computes: Sequence[float]
+) -> list[float]:
+    """Returns the part of c_k that each stage leaves for later, when it has sent the gradient of its input: d_k of (4).
+
+    The stage with the embedding sends no gradient, so it leaves nothing.
+    """
+    hosts = cluster.hosts
+    return [
+        hosts[stage.host_id].deferred_share * seconds if stage.start_unit > 0 else 0.0
+        for stage, seconds in zip(plan.stages, computes, strict=True)
+    ]
+
+
 def link_seconds(
     problem: RoundProblem,
     cluster: ClusterProblem,
@@ -223,17 +239,22 @@ def link_seconds(
     return LinkPrediction(forward, backward, there.round_trip_seconds, load)
 
 
-def latency_loops(computes: Sequence[float], links: Sequence[LinkPrediction]) -> list[float]:
-    """Returns R_k of (4) for each stage: the time from its forward pass to the end of its backward pass.
+def latency_loops(
+    computes: Sequence[float], deferred: Sequence[float], links: Sequence[LinkPrediction]
+) -> list[float]:
+    """Returns R_k of (4) for each stage: the time for which it holds a micro-batch.
 
-    `computes` has the time of one micro-batch on each stage. Link i leads from stage i to stage i + 1.
+    Args:
+        computes: Time of one micro-batch on each stage: c_k.
+        deferred: See `deferred_seconds`.
+        links: Link i leads from stage i to stage i + 1.
     """
     loops, loop = [0.0] * len(computes), 0.0
     for k in reversed(range(len(computes))):
-        loop += computes[k]
         if k < len(links):
             loop += links[k].loop_seconds
-        loops[k] = loop
+        loops[k] = loop + computes[k]
+        loop += computes[k] - deferred[k]
     return loops
 
 
@@ -294,7 +315,8 @@ def _predict_cluster(problem: RoundProblem, index: int, plans: RoundPlan) -> Clu
         )
         for i, link in enumerate(plan.links)
     ]
-    loops = latency_loops(computes, links)
+    deferred = deferred_seconds(cluster, plan, computes)
+    loops = latency_loops(computes, deferred, links)
     most_in_flight = 1 if problem.update_per_micro_batch else num_micro_batches
     windows = [
         loop / stage.in_flight if stage.in_flight < most_in_flight else 0.0
@@ -326,7 +348,7 @@ def _predict_cluster(problem: RoundProblem, index: int, plans: RoundPlan) -> Clu
         weights = replace(weights, push=coding + max(seconds for seconds, _ in pushes))
     round_seconds = problem.local_steps * mini_batch_seconds + weights.per_round(problem)
     return ClusterPrediction(
-        _predict_stages(problem, cluster, plan, computes, windows, links, pushes),
+        _predict_stages(problem, cluster, plan, computes, deferred, windows, links, pushes),
         tuple(links),
         bottleneck,
         name,
@@ -344,6 +366,7 @@ def _predict_stages(
     cluster: ClusterProblem,
     plan: ClusterPlan,
     computes: Sequence[float],
+    deferred: Sequence[float],
     windows: Sequence[float],
     links: Sequence[LinkPrediction],
     pushes: Sequence[tuple[float, float]],
@@ -363,5 +386,7 @@ def _predict_stages(
         push_seconds, push_watts = pushes[k]
         if push_watts:
             joules += push_watts * push_seconds
-        stages.append(StagePrediction(stage.host_id, computes[k], windows[k], memory, joules))
+        stages.append(
+            StagePrediction(stage.host_id, computes[k], deferred[k], windows[k], memory, joules)
+        )
     return tuple(stages)

@@ -21,6 +21,8 @@ class Host:
         seconds_per_micro_batch: Time that every micro-batch takes, whatever its size: o_k.
         end_unit_work: Work of the embedding or the head, or of both, when this host runs it, in its blocks:
             omega_k. `None` means that of the model.
+        deferred_share: Share of its compute time that it leaves for later, when it has sent the gradient of its
+            stage's input: d_k / c_k of (4). 0 if it does not split its backward pass.
         memory_bytes: Memory that training may use. `None` means no limit.
         base_bytes: Memory in use before the host holds any unit.
         busy_watts: Power while computing, beyond the power of an idle host: (8).
@@ -35,6 +37,7 @@ class Host:
     seconds_per_sample: float
     seconds_per_micro_batch: float = 0.0
     end_unit_work: float | None = None
+    deferred_share: float = 0.0
     memory_bytes: int | None = None
     base_bytes: int = 0
     busy_watts: float = 0.0

@@ -268,8 +268,12 @@ def cluster_costs(
         ranges: Sequence[tuple[int, int]],
         move_seconds: Sequence[Floats],
         may_run_blocks: bool,
+        waited: float,
     ) -> EndStage:
-        """Tabulates a host that runs one of these ranges of units; `move_seconds` has (d) for each codec."""
+        """Tabulates a host that runs one of these ranges of units; `move_seconds` has (d) for each codec.
+
+        `waited` is the share of its compute time that other stages wait for: 1 - d_k / c_k of (4).
+        """
         stash = [model.stash_bytes(*units) for units in ranges]
         windows = largest_windows(
             problem,
@@ -290,7 +294,7 @@ def cluster_costs(
         return EndStage(
             np.where(fits, seconds, np.inf),
             np.where(fits, windows, 0),
-            np.where(fits, loop_price[:, None] * seconds + moves, 0.0),
+            np.where(fits, loop_price[:, None] * waited * seconds + moves, 0.0),
             np.where(fits, energy_cost, 0.0),
         )
 
@@ -301,6 +305,7 @@ def cluster_costs(
         [(0, 1 + d) for d in blocks],
         [seconds_of(control_unit, c)[1:-1] for c in codecs],
         problem.blocks_on_control_unit,
+        1.0,
     )
     up_to = seconds_of(edge_server, codecs[0])
     last = end_stage(
@@ -308,6 +313,7 @@ def cluster_costs(
         [(head - d, head + 1) for d in blocks],
         [(up_to[-1] - up_to)[head:0:-1] for _ in codecs],
         problem.blocks_on_edge_server,
+        1.0 - edge_server.deferred_share,
     )
     shape = (len(num_micro_batches), len(devices), num_blocks + 1)
     compute, windows = np.full(shape, np.inf), np.zeros(shape, np.int64)
@@ -332,7 +338,10 @@ def cluster_costs(
         if reachable[k]:
             segment_summed_cost[:, k] += push_costs(device, [(1, 1 + count) for count in blocks])
     move_delay_cost = second_price * (up_to_blocks[..., None, :] - up_to_blocks[..., :, None])
-    segment_delay_cost = loop_price[:, None, None] * np.where(windows > 0, compute, 0.0)
+    waited = np.array([1.0 - device.deferred_share for device in devices])
+    segment_delay_cost = (loop_price[:, None] * waited)[..., None] * np.where(
+        windows > 0, compute, 0.0
+    )
     links = link_tables(problem, cluster, assumed, size, passes)
     link_delay_cost = loop_price[:, None, None, None] * links.loop
     link_summed_cost = links.summed_cost

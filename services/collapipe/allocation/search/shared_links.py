@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from collapipe.allocation.round_model.prediction import (
     LinkPrediction,
+    latency_loops,
     other_edge_seconds,
     predict,
 )
@@ -331,9 +332,11 @@ def _round_delay(
             (i, (index[n, i], count + index[n, i])) for i in range(len(links)) if (n, i) in index
         ]
         passes = plan.num_micro_batches if problem.update_per_micro_batch else 1
-        loop = sum(computes) + sum(link.loop_seconds for link in links)
+        loops = latency_loops(
+            computes, [stage.deferred_seconds for stage in predicted.stages], links
+        )
         constant[n] = (
-            problem.local_steps * passes * (loop + cluster.step_seconds)
+            problem.local_steps * passes * (loops[0] + cluster.step_seconds)
             + predicted.push_seconds
             + predicted.fetch_seconds
             + predicted.migrate_seconds / problem.migration_horizon_rounds
@@ -360,9 +363,8 @@ def _round_delay(
                 rows.extend((n, coding, 1.0, [j]) for j in pair)
         for k, stage in enumerate(plan.stages):
             if stage.in_flight < plan.num_micro_batches:
-                rest = sum(computes[k:]) + sum(link.loop_seconds for link in links[k:])
                 after = [j for i, pair in shared if i >= k for j in pair]
-                rows.append((n, rest / stage.in_flight, 1 / stage.in_flight, after))
+                rows.append((n, loops[k] / stage.in_flight, 1 / stage.in_flight, after))
     row_times = np.zeros((len(rows), 2 * count))
     for r, (_, _, factor, directions) in enumerate(rows):
         row_times[r, directions] = factor

@@ -13,6 +13,7 @@ NEEDED = (
     "collapipe_stage_forward_seconds_sum",
     "collapipe_stage_backward_seconds_sum",
     "collapipe_stage_backward_seconds_count",
+    "collapipe_stage_weight_gradient_seconds_total",
     "collapipe_stage_block_samples_total",
     "collapipe_stage_end_unit_seconds_total",
     "collapipe_stage_samples_total",
