@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from collapipe.models import Head
+from collapipe.models import Head, Unit
 
 _GRADIENT_BYTES = 16
 """Bytes moved for each parameter of a table in a backward pass: the gradient is written and accumulated."""
@@ -40,7 +40,9 @@ class StageWork:
         head = modules[-1] if modules and isinstance(modules[-1], Head) else None
         segment = modules[:-1] if head is not None else modules
         self._segment_weights = sum(map(_linear_weights, segment))
-        self._num_attentions = sum(1 for module in segment if _linear_weights(module))
+        self._num_attentions = sum(
+            isinstance(module, Unit) and module.has_attention for module in segment
+        )
         self._head_weights = _linear_weights(head) if head is not None else 0
         self._table_weights = sum(map(_table_weights, modules))
         self._num_parameters = sum(
