@@ -73,6 +73,8 @@ class ModelSection(Section):
     """Tokens of a sample."""
     recompute: bool = False
     """Whether a segment keeps only its input and repeats the forward pass before the backward pass."""
+    half_blocks: bool = False
+    """Whether plans cut each layer into two blocks, its attention and its feed-forward network."""
 
 
 class TrainingSection(Section):
