@@ -153,6 +153,14 @@ def test_half_blocks_change_no_bit_without_dropout(testbed: LocalTestbed, tmp_pa
     check_equals_reference(whole, finished)
 
 
+def test_half_blocks_placed_by_their_profile_equal_reference(
+    testbed: LocalTestbed, tmp_path: Path
+) -> None:
+    schedule = {"strategy": "proportional"}
+    job = make_job(tmp_path, half_blocks=True, devices_per_cluster=3, schedule=schedule)
+    check_equals_reference(job, run_job(testbed, job))
+
+
 def check_placement(job: JobConfig, finished: FinishedJob) -> None:
     """Checks that each round ran on the control unit, the edge server and the job's number of devices."""
     for cluster_index in range(job.clusters):
