@@ -79,6 +79,10 @@ class ModelConfig(Section):
     """Settings of the model configuration in `transformers`, for example `hidden_size = 256`."""
     vocabulary_size: int = Field(default=8000, ge=16)
     """Size of the BPE vocabulary of a model that is not pretrained, built from the first cluster's data."""
+    half_blocks: bool = False
+    """Whether plans cut each layer of the encoder into two blocks, its attention and its feed-forward network. Segments
+    fit devices better, and a device needs room for half a layer only. All numbers of blocks are then twice as large.
+    Dropout draws other numbers than without it."""
 
 
 _Share = Annotated[float, Field(ge=0, lt=1)]

@@ -59,6 +59,23 @@ CASES: dict[str, dict[str, Any]] = {
         "kind": "translation",
         "training": {"label_smoothing": 0.1},
     },
+    "half blocks, 1 device": {"devices_per_cluster": 1, "half_blocks": True},
+    "half blocks, 2 devices": {"devices_per_cluster": 2, "half_blocks": True},
+    "half blocks, 6 devices": {"devices_per_cluster": 6, "half_blocks": True},
+    "half blocks, distilbert": {
+        "devices_per_cluster": 2,
+        "half_blocks": True,
+        "family": "distilbert",
+        "schedule": {"strategy": "manual", "segments": [[1, 5]]},
+    },
+    "half blocks, marian, recompute": {
+        "devices_per_cluster": 3,
+        "half_blocks": True,
+        "family": "marian",
+        "kind": "translation",
+        "training": {"recompute": True},
+        "schedule": {"strategy": "manual", "segments": [[1, 4, 1]]},
+    },
     "recompute": {"devices_per_cluster": 2, "training": {"recompute": True}},
     "update per micro-batch": {
         "devices_per_cluster": 2,
@@ -100,12 +117,14 @@ def test_services_equal_reference(testbed: LocalTestbed, tmp_path: Path, case: s
     check_equals_reference(job, finished)
 
 
+@pytest.mark.parametrize("half_blocks", [False, True])
 def test_blocks_move_between_rounds_with_their_optimizer_state(
-    testbed: LocalTestbed, tmp_path: Path
+    testbed: LocalTestbed, tmp_path: Path, half_blocks: bool
 ) -> None:
     job = make_job(
         tmp_path,
-        num_blocks=6,
+        num_blocks=3 if half_blocks else 6,
+        half_blocks=half_blocks,
         devices_per_cluster=3,
         training={"rounds": 3},
         schedule={"strategy": "manual", "segments": [[1, 3, 2], [3, 2, 1], [1, 1, 4]]},
@@ -124,6 +143,22 @@ def test_blocks_move_between_rounds_with_their_optimizer_state(
         # With one cluster, averaging changes nothing. So a host that keeps a unit need not fetch it.
         fetched = finished.summaries[index][0].fetched_bytes
         assert fetched == sum(finished.unit_bytes(unit) for unit in moved)
+
+
+def test_half_blocks_change_no_bit_without_dropout(testbed: LocalTestbed, tmp_path: Path) -> None:
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    job = make_job(tmp_path, half_blocks=True, devices_per_cluster=3, model_config=dropout)
+    finished = run_job(testbed, job)
+    whole = job.model_copy(update={"model": job.model.model_copy(update={"half_blocks": False})})
+    check_equals_reference(whole, finished)
+
+
+def test_half_blocks_placed_by_their_profile_equal_reference(
+    testbed: LocalTestbed, tmp_path: Path
+) -> None:
+    schedule = {"strategy": "proportional"}
+    job = make_job(tmp_path, half_blocks=True, devices_per_cluster=3, schedule=schedule)
+    check_equals_reference(job, run_job(testbed, job))
 
 
 def check_placement(job: JobConfig, finished: FinishedJob) -> None:

@@ -34,6 +34,14 @@ BLOCKS = {
     "marian": "model.encoder.layers",
     "bart": "model.encoder.layers",
 }
+FEED_FORWARDS = {
+    "bert": "intermediate",
+    "distilbert": "ffn",
+    "roberta": "intermediate",
+    "marian": "fc1",
+    "bart": "fc1",
+}
+"""The module of a layer's feed-forward network that runs first."""
 HEADS = {
     ("bert", "classification"): "bert.pooler",
     ("bert", "ner"): "dropout",
@@ -73,7 +81,7 @@ def train_cluster(
         loss_of_step = 0.0
         for number, batch in enumerate(update):
             key_of = partial(dropout_key, job.seed, cluster_index, round_index, step, number)
-            with seeded_units(model, kind, key_of):
+            with seeded_units(model, kind, key_of, half_blocks=job.model.half_blocks):
                 logits = compute_logits(model, kind, batch)
             loss_sum = nn.functional.cross_entropy(
                 logits.reshape(-1, logits.shape[-1]),
@@ -158,12 +166,15 @@ def compute_logits(model: PreTrainedModel, kind: str, batch: MicroBatch) -> Tens
 
 
 @contextmanager
-def seeded_units(model: PreTrainedModel, kind: str, key_of: Callable[[int], int]) -> Iterator[None]:
+def seeded_units(
+    model: PreTrainedModel, kind: str, key_of: Callable[[int], int], *, half_blocks: bool = False
+) -> Iterator[None]:
     """Seeds torch before each unit of a whole model, as the pipeline does.
 
     Args:
         kind: The task.
         key_of: Returns the seed of a unit. Unit 0 is the embedding, and the last unit is the head.
+        half_blocks: Whether the attention and the feed-forward network of a layer are two units.
     """
 
     def seed_before(unit: int, module: nn.Module) -> RemovableHandle:
@@ -172,7 +183,8 @@ def seeded_units(model: PreTrainedModel, kind: str, key_of: Callable[[int], int]
 
         return module.register_forward_pre_hook(seed)
 
-    hooks = [seed_before(unit, module) for unit, module in enumerate(first_modules(model, kind))]
+    modules = first_modules(model, kind, half_blocks=half_blocks)
+    hooks = [seed_before(unit, module) for unit, module in enumerate(modules)]
     try:
         yield
     finally:
@@ -180,12 +192,17 @@ def seeded_units(model: PreTrainedModel, kind: str, key_of: Callable[[int], int]
             hook.remove()
 
 
-def first_modules(model: PreTrainedModel, kind: str) -> list[nn.Module]:
+def first_modules(
+    model: PreTrainedModel, kind: str, *, half_blocks: bool = False
+) -> list[nn.Module]:
     """Returns the module of each unit that runs first."""
     family = str(model.config.model_type)
     blocks = model.get_submodule(BLOCKS[family])
     assert isinstance(blocks, nn.ModuleList)
     embedding = model.get_submodule(EMBEDDINGS[family])
+    if half_blocks:
+        halves = [(layer, layer.get_submodule(FEED_FORWARDS[family])) for layer in blocks]
+        blocks = nn.ModuleList(module for half in halves for module in half)
     return [embedding, *blocks, model.get_submodule(HEADS[family, kind])]
 
 

@@ -50,6 +50,7 @@ def make_job(
     kind: str = "classification",
     *,
     num_blocks: int = 3,
+    half_blocks: bool = False,
     num_rows: Sequence[int] = (21,),
     model_config: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
@@ -61,7 +62,7 @@ def make_job(
     Args:
         folder: Directory for the data.
         kind: The task.
-        num_blocks: Blocks of the encoder.
+        num_blocks: Layers of the encoder.
         num_rows: Training rows of each cluster.
         model_config: Overrides of the model's configuration.
         training: Overrides of the training section.
@@ -83,6 +84,7 @@ def make_job(
         "model": {
             "family": family,
             "vocabulary_size": 300,
+            "half_blocks": half_blocks,
             "config": {**tiny, **blocks, **(model_config or {})},
         },
         "training": {

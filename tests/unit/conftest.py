@@ -1,5 +1,6 @@
 """Fixtures that several packages need: one thread for torch, vocabularies and a tiny BERT."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -82,6 +83,13 @@ def bert_config_json(tokenizer: Tokenizer) -> str:
 def bert(bert_config_json: str) -> ModelAdapter:
     """The adapter of the tiny BERT, which has units 0 to 4."""
     return adapter_for("bert", "classification", bert_config_json)
+
+
+@pytest.fixture(scope="session")
+def half_bert(bert_config_json: str) -> ModelAdapter:
+    """The same BERT, cut into half blocks. It has units 0 to 7."""
+    values = json.loads(bert_config_json) | {"half_blocks": True}
+    return adapter_for("bert", "classification", json.dumps(values))
 
 
 @pytest.fixture

@@ -4,6 +4,9 @@ A unit holds one module of the model, under the same path as in the model. To bu
 the whole model on the meta device, where tensors take no memory, keeps only the unit and allocates its
 memory. So a unit's parameters have the names that they have in the whole model. The head is the whole model
 without the embedding and the blocks, and runs the model's own `forward`.
+
+With half blocks, a layer of the model becomes two units: its attention and its feed-forward network, each with
+the residual connection and the layer norm that follow it.
 """
 
 import copy
@@ -42,7 +45,9 @@ class ModelAdapter(ABC):
     """The class of the whole model, by task."""
     embedding_path: ClassVar[str]
     blocks_path: ClassVar[str]
-    """Path of the `ModuleList` of the blocks."""
+    """Path of the `ModuleList` of the layers. A layer is a block, or two half blocks."""
+    attention_parts: ClassVar[frozenset[str]]
+    """The submodules of a layer that its attention half uses. The feed-forward half uses all others."""
     special_tokens: ClassVar[SpecialTokens]
     defaults: ClassVar[Mapping[str, Any]]
     """Configuration values of a model with random weights, where they differ from those of `transformers`."""
@@ -61,16 +66,21 @@ class ModelAdapter(ABC):
             raise InvalidInputError(
                 f"the configuration of the {self.family} model is not valid JSON: {error}"
             ) from error
+        has_half_blocks = isinstance(self._document, dict) and self._document.pop(
+            "half_blocks", False
+        )
+        self.period = 2 if has_half_blocks else 1
+        """Number of blocks that a layer is cut into. Blocks at this distance are alike."""
         self.config = self.read_config(self._document)
         # Every host must compute attention alike, so `transformers` must not choose by what is installed.
         self.config._attn_implementation = "sdpa"
         try:
-            blocks: Any = self._build_on_meta().get_submodule(self.blocks_path)
+            layers: Any = self._build_on_meta().get_submodule(self.blocks_path)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InvalidInputError(
                 f"a {self.family} model cannot be built from its configuration: {error}; check model.config"
             ) from error
-        self.num_blocks = len(blocks)
+        self.num_blocks = self.period * len(layers)
         for key, value in self.fixed.items():
             if getattr(self.config, key) != value:
                 raise InvalidInputError(
@@ -168,6 +178,14 @@ class ModelAdapter(ABC):
         """Embeds a micro-batch with the module at `embedding_path`, from which the blocks were removed."""
 
     @abstractmethod
+    def run_attention(self, layer: Any, activation: Tensor, mask: Tensor | None) -> Tensor:
+        """Runs the attention half of a layer, with the mask that its `forward` takes."""
+
+    @abstractmethod
+    def run_feed_forward(self, layer: Any, activation: Tensor) -> Tensor:
+        """Runs the feed-forward half of a layer."""
+
+    @abstractmethod
     def make_head(self, model: "PreTrainedModel") -> Head:
         """Makes the head from a model without embedding and blocks."""
 
@@ -185,8 +203,16 @@ class ModelAdapter(ABC):
         model = self._build_on_meta()
         unit: Unit | Head
         if 0 < unit_index <= self.num_blocks:
-            path = f"{self.blocks_path}.{unit_index - 1}"
-            unit = _PathUnit(path, model.get_submodule(path), self._run_block)
+            layer_index, half = divmod(unit_index - 1, self.period)
+            path = f"{self.blocks_path}.{layer_index}"
+            layer, run = model.get_submodule(path), self._run_block
+            if self.period == 2:
+                run = self._run_feed_forward if half else self._run_attention
+                for name, _ in list(layer.named_children()):
+                    if (name in self.attention_parts) == bool(half):
+                        delattr(layer, name)
+            unit = _PathUnit(path, layer, run)
+            unit.has_attention = not half
         else:
             model.set_submodule(self.blocks_path, nn.ModuleList())
             if unit_index == 0:
@@ -206,10 +232,19 @@ class ModelAdapter(ABC):
         for module in root.modules():
             self.fill_constants(model, module)
 
-    def _run_block(self, block: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
+    def _run_block(self, layer: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
         assert activation is not None
-        output: Tensor = block(activation, self._expanded_mask(activation, side["attention_mask"]))
+        output: Tensor = layer(activation, self._expanded_mask(activation, side["attention_mask"]))
         return output
+
+    def _run_attention(self, layer: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
+        assert activation is not None
+        mask = self._expanded_mask(activation, side["attention_mask"])
+        return self.run_attention(layer, activation, mask)
+
+    def _run_feed_forward(self, layer: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
+        assert activation is not None
+        return self.run_feed_forward(layer, activation)
 
     def _expanded_mask(self, activation: Tensor, attention_mask: Tensor) -> Tensor | None:
         """Returns the mask in the form that blocks take. All blocks of a stage use the same one."""

@@ -36,7 +36,7 @@ def create_config_json(
     """Makes the complete configuration of `transformers`, from which every host builds its units.
 
     It starts from the configuration of the pretrained directory, or from the defaults of the family. For
-    `translation`, it has the additional key "max_new_tokens".
+    `translation`, it has the additional key "max_new_tokens", and for half blocks "half_blocks".
 
     Args:
         labels: Names of the labels in the order of their ids. Not used for `translation`.
@@ -57,6 +57,8 @@ def create_config_json(
     document = config.to_dict()
     if task.kind == "translation":
         document["max_new_tokens"] = task.max_new_tokens
+    if model.half_blocks:
+        document["half_blocks"] = True
     config_json = json.dumps(document, sort_keys=True)
     adapter(task.kind, config_json)  # finds mistakes now: it builds the model without memory
     return config_json

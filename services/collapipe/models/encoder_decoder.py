@@ -27,6 +27,7 @@ class EncoderDecoderAdapter(ModelAdapter):
 
     embedding_path = "model.encoder"
     blocks_path = "model.encoder.layers"
+    attention_parts = frozenset({"self_attn", "self_attn_layer_norm"})
     defaults: ClassVar[Mapping[str, Any]] = {
         "d_model": 256,
         "encoder_layers": 3,
@@ -72,6 +73,19 @@ class EncoderDecoderAdapter(ModelAdapter):
     def run_embedding(self, module: nn.Module, side: Side) -> Tensor:
         embedded: Tensor = module(side["input_ids"]).last_hidden_state
         return embedded
+
+    def run_attention(self, layer: Any, activation: Tensor, mask: Tensor | None) -> Tensor:
+        attended: Tensor = layer.self_attn(activation, attention_mask=mask)[0]
+        attended = nn.functional.dropout(attended, layer.dropout, layer.training)
+        output: Tensor = layer.self_attn_layer_norm(activation + attended)
+        return output
+
+    def run_feed_forward(self, layer: Any, activation: Tensor) -> Tensor:
+        hidden: Tensor = layer.activation_fn(layer.fc1(activation))
+        hidden = nn.functional.dropout(hidden, layer.activation_dropout, layer.training)
+        hidden = nn.functional.dropout(layer.fc2(hidden), layer.dropout, layer.training)
+        output: Tensor = layer.final_layer_norm(activation + hidden)
+        return output
 
     def make_head(self, model: "PreTrainedModel") -> "DecoderHead":
         return DecoderHead(model)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import apply_chunking_to_forward
 
 from collapipe.models.adapter import ModelAdapter, ModelHead, cross_entropy_sum
 from collapipe.models.pretrained import load_pretrained
@@ -18,11 +19,25 @@ if TYPE_CHECKING:
 class EncoderOnlyAdapter(ModelAdapter):
     """Cuts BERT and its relatives. A pretrained directory gives the encoder, never the labelling layer."""
 
+    attention_parts = frozenset({"attention"})
     fixed: ClassVar[Mapping[str, Any]] = {"is_decoder": False, "add_cross_attention": False}
 
     def run_embedding(self, module: nn.Module, side: Side) -> Tensor:
         embedded: Tensor = module(side["input_ids"])
         return embedded
+
+    def run_attention(self, layer: Any, activation: Tensor, mask: Tensor | None) -> Tensor:
+        attended: Tensor = layer.attention(activation, mask)[0]
+        return attended
+
+    def run_feed_forward(self, layer: Any, activation: Tensor) -> Tensor:
+        output: Tensor = apply_chunking_to_forward(
+            layer.feed_forward_chunk,
+            layer.chunk_size_feed_forward,
+            layer.seq_len_dim,
+            activation,
+        )
+        return output
 
     def make_head(self, model: "PreTrainedModel") -> "LabelHead":
         return LabelHead(model)

@@ -20,6 +20,8 @@ Side = Mapping[str, Tensor]
 class Unit(nn.Module, ABC):
     """The embedding or a block."""
 
+    has_attention = False
+
     @abstractmethod
     def forward(self, activation: Tensor | None, side: Side) -> Tensor:
         """Returns the activation for the next unit, [batch, length, hidden].

@@ -163,7 +163,12 @@ class JobRunner:
             lambda: Planner.for_job(
                 self._job,
                 answer.model,
-                ModelSizes(answer.num_blocks, tuple(answer.unit_bytes), answer.hidden_size),
+                ModelSizes(
+                    answer.num_blocks,
+                    tuple(answer.unit_bytes),
+                    answer.hidden_size,
+                    period=2 if self._job.model.half_blocks else 1,
+                ),
                 self._hosts,
                 self._channels,
                 self._telemetry,

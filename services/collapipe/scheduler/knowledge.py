@@ -11,6 +11,7 @@ blocks.
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -123,9 +124,13 @@ class Knowledge(_Known):
     links: dict[str, LinkKnowledge] = Field(default_factory=dict)
     """By "sender>receiver"."""
     block_state_bytes: int = 0
-    """Weights, gradients and optimizer state of a block; 0 if not measured."""
+    """Weights, gradients and optimizer state of the mean block; 0 if not measured."""
     block_stash_bytes: int = 0
-    """Activation stash of a block for one sample."""
+    """Activation stash of the mean block for one sample."""
+    work_shares: list[float] = Field(default_factory=list)
+    """Time of each block of a layer, divided by that of the mean block; empty if not measured."""
+    stash_shares: list[float] = Field(default_factory=list)
+    """The same for the activation stash."""
     activation_bytes: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Size of one sample's activation in fp32."""
     step_seconds: dict[int, float] = Field(default_factory=dict)
@@ -164,7 +169,11 @@ class Knowledge(_Known):
         Args:
             shares: What these plans gave each link, by "sender>receiver": bit/s, or Hz on a radio link.
         """
+        plans = tuple(plans)
         for host_id, host in estimates.hosts.items():
+            if host.seconds_per_sample is not None:
+                work = self._mean_work(host_id, plans)
+                host = replace(host, seconds_per_sample=host.seconds_per_sample / work)
             self._update_host(host_id, host)
         self._scale_profiles()
         for name, link in estimates.links.items():
@@ -236,6 +245,17 @@ class Knowledge(_Known):
         self.backlogs.update(backlogs_after(self.backlogs, energy_joules, budgets))
         for host_id in budgets:
             metrics.BACKLOG.labels(host_id).set(self.backlogs[host_id])
+
+    def _mean_work(self, host_id: str, plans: Iterable[ClusterPlan]) -> float:
+        """Returns the mean work of the blocks that a host ran, in mean blocks."""
+        work = [
+            self.work_shares[block % len(self.work_shares)]
+            for plan in plans
+            for segment_host, segment in plan.segments.items()
+            if segment_host == host_id and self.work_shares
+            for block in range(segment.start_block, segment.stop_block)
+        ]
+        return statistics.mean(work) if work else 1.0
 
     def _update_host(self, host_id: str, measured: HostEstimate) -> None:
         if not (

@@ -1,6 +1,7 @@
 """Measures hosts and links: profiles time a block on a host, probes measure the rate of a link."""
 
 import logging
+import statistics
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -79,7 +80,14 @@ def profile_hosts(
         )
     knowledge.block_state_bytes = max(profile.state_bytes for profile in profiles)
     knowledge.block_stash_bytes = max(profile.stash_bytes_per_sample for profile in profiles)
+    knowledge.work_shares = _mean_shares([profile.work_shares for profile in profiles])
+    knowledge.stash_shares = _mean_shares([profile.stash_shares for profile in profiles])
     return knowledge
+
+
+def _mean_shares(shares: Sequence[Sequence[float]]) -> list[float]:
+    """Returns the mean of all devices for each block of a layer."""
+    return list(map(statistics.mean, zip(*shares, strict=True)))
 
 
 def probe_links(hosts: JobHosts, channels: ChannelPool) -> dict[str, LinkKnowledge]:

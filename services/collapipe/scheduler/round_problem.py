@@ -2,11 +2,13 @@
 
 import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from collapipe.allocation import (
+    BlockShare,
     ClusterProblem,
     Convergence,
     Host,
@@ -29,7 +31,7 @@ _STATE_PER_WEIGHT = 4
 """Training keeps a weight, a gradient and two moments for each weight: docs/scheduling.md (10)."""
 
 _EMBEDDING_GUESS = 0.05
-"""Work of an embedding, in blocks."""
+"""Work of an embedding, in layers."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,18 @@ class ModelSizes:
     """Bytes of the weights of each unit, in unit order."""
     hidden_size: int
     """Values in the activation of one token."""
+    period: int = 1
+    """Blocks of a layer."""
+
+    @property
+    def block_bytes(self) -> float:
+        """Size of the mean block."""
+        return max(statistics.mean(self.unit_bytes[1 : 1 + self.period]), 1)
 
     @property
     def head_blocks(self) -> float:
         """Size of the head in blocks, which is also a guess of its work until a round has measured it."""
-        return self.unit_bytes[-1] / max(self.unit_bytes[1], 1)
+        return self.unit_bytes[-1] / self.block_bytes
 
 
 def _micro_batch_options(job: JobConfig) -> tuple[int, ...]:
@@ -246,13 +255,20 @@ def _links(
 
 
 def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> ModelCost:
+    unknown = [1.0] * model.period
+    pattern = zip(
+        knowledge.work_shares or unknown,
+        (size / model.block_bytes for size in model.unit_bytes[1 : 1 + model.period]),
+        knowledge.stash_shares or unknown,
+        strict=True,
+    )
     return ModelCost(
         num_blocks=model.num_blocks,
-        block_state_bytes=knowledge.block_state_bytes or _STATE_PER_WEIGHT * model.unit_bytes[1],
+        block_state_bytes=knowledge.block_state_bytes or _STATE_PER_WEIGHT * model.block_bytes,
         block_stash_bytes=knowledge.block_stash_bytes,
         activation_bytes=knowledge.activation_bytes,
         # Guesses, until a round has measured the times of the embedding and the head.
-        embedding_work=_EMBEDDING_GUESS,
+        embedding_work=_EMBEDDING_GUESS * model.period,
         head_work=model.head_blocks,
         embedding_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[0],
         head_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[-1],
@@ -260,4 +276,5 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         head_stash_bytes=model.head_blocks * knowledge.block_stash_bytes,
         recompute=job.training.recompute,
         lossy_uploads=_upload_codecs(job) != ("fp32",),
+        pattern=tuple(BlockShare(*shares) for shares in pattern),
     )

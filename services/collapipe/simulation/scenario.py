@@ -75,6 +75,8 @@ class ModelSection(Section):
     """Whether a segment keeps only its input and repeats the forward pass before the backward pass."""
     split_backward: bool = False
     """Whether a segment sends the gradient of its input before it computes those of its weights."""
+    half_blocks: bool = False
+    """Whether plans cut each layer into two blocks, its attention and its feed-forward network."""
 
 
 class TrainingSection(Section):

@@ -69,15 +69,18 @@ class SimulatedSystem:
         rng = self._rng(_LAYOUT)
         shape, model = TRANSFORMERS[scenario.model.name], scenario.model
         self.model: ModelCost = replace(
-            shape.cost(model.sequence_length, recompute=model.recompute),
+            shape.cost(
+                model.sequence_length, recompute=model.recompute, half_blocks=model.half_blocks
+            ),
             lossy_uploads=scenario.training.upload_codecs != ["fp32"],
         )
-        self._block_flops = shape.block_flops(model.sequence_length, recompute=model.recompute)
         self._deferred_share = 0.0
         if model.split_backward:
             self._deferred_share = shape.deferred_share(
                 model.sequence_length, recompute=model.recompute
             )
+        layer_flops = shape.block_flops(model.sequence_length, recompute=model.recompute)
+        self._block_flops = layer_flops / self.model.period
         self.forward_share = 1 / 4 if model.recompute else 1 / 3
         """Share of the compute time that the forward pass takes. A backward pass takes twice as long."""
         kinds = [cluster for cluster in scenario.clusters for _ in range(cluster.count)]

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from collapipe.allocation.round_model.problem import ModelCost
+from collapipe.allocation.round_model.problem import BlockShare, ModelCost
 
 STATE_BYTES_PER_PARAMETER = 16
 """Adam in fp32: weight 4, gradient 4, two moments 8. See docs/scheduling.md (10)."""
@@ -54,11 +54,16 @@ class Transformer:
     head: Literal["pooler", "decoder", "language_model"] = "pooler"
 
     @property
-    def block_parameters(self) -> int:
+    def half_block_parameters(self) -> tuple[int, int]:
+        """Parameters of the attention of a layer and of its feed-forward network, each with a norm."""
         h, f = self.hidden_size, self.feed_forward_size
         if self.style == "llama":
-            return 2 * h * h + 2 * h * self._key_value_size + 3 * h * f + 2 * h
-        return self._attention_parameters + (2 * h * f + f + h) + 2 * 2 * h
+            return 2 * h * h + 2 * h * self._key_value_size + h, 3 * h * f + h
+        return self._attention_parameters + 2 * h, (2 * h * f + f + h) + 2 * h
+
+    @property
+    def block_parameters(self) -> int:
+        return sum(self.half_block_parameters)
 
     @property
     def embedding_parameters(self) -> int:
@@ -77,11 +82,21 @@ class Transformer:
             return self.vocabulary_size * h + h
         return self.num_blocks * self._decoder_block_parameters + self.vocabulary_size * h
 
+    def half_block_flops(
+        self, sequence_length: int, *, recompute: bool = False
+    ) -> tuple[float, float]:
+        """Returns the operations of both half blocks for one sample. `recompute` counts the forward pass twice."""
+        passes = 8 if recompute else 6
+        scores = 2 * passes * sequence_length**2 * self.hidden_size
+        attention, feed_forward = self.half_block_parameters
+        return (
+            passes * attention * sequence_length + scores,
+            passes * feed_forward * sequence_length,
+        )
+
     def block_flops(self, sequence_length: int, *, recompute: bool = False) -> float:
         """Returns the operations of one block for one sample. `recompute` counts the forward pass twice."""
-        passes = 8 if recompute else 6
-        attention = 2 * passes * sequence_length**2 * self.hidden_size
-        return passes * self.block_parameters * sequence_length + attention
+        return sum(self.half_block_flops(sequence_length, recompute=recompute))
 
     def head_flops(self, sequence_length: int) -> float:
         """Returns the operations of the head for one sample, forward and backward."""
@@ -95,30 +110,49 @@ class Transformer:
         attention = 2 * 12 * sequence_length**2 * self.hidden_size
         return output + self.num_blocks * (block + attention)
 
-    def block_stash_bytes(self, sequence_length: int) -> float:
-        """Returns the memory that a block keeps of one sample for its backward pass."""
+    def half_block_stash_bytes(self, sequence_length: int) -> tuple[float, float]:
+        """Returns the memory that both half blocks keep of one sample for their backward passes."""
         s, h, f = sequence_length, self.hidden_size, self.feed_forward_size
-        norms = 2 * _FLOAT * s * h
+        norm = _FLOAT * s * h
         if self.style == "llama":
             # These are the inputs of query, key and value, of the scores and of the output, and the weights.
             attention = s * (3 * h + 2 * self._key_value_size) + self.num_heads * s * s
             # These are the input, the gate before and after its activation, the other half, and their product.
             feed_forward = s * (h + 4 * f)
-            return _FLOAT * attention + norms + _FLOAT * feed_forward
-        return self._attention_stash_bytes(s) + norms + _FLOAT * s * (h + 2 * f) + _MASK * s * h
+            return _FLOAT * attention + norm, norm + _FLOAT * feed_forward
+        feed_forward = _FLOAT * s * (h + 2 * f) + _MASK * s * h
+        return self._attention_stash_bytes(s) + norm, norm + feed_forward
 
     def deferred_share(self, sequence_length: int, *, recompute: bool = False) -> float:
         """Returns the share of the gradients of weights in the operations of a block."""
         block_flops = self.block_flops(sequence_length, recompute=recompute)
         return 2 * self.block_parameters * sequence_length / block_flops
 
-    def cost(self, sequence_length: int, *, recompute: bool = False) -> ModelCost:
-        s, h = sequence_length, self.hidden_size
-        block_flops = self.block_flops(s, recompute=recompute)
+    def block_stash_bytes(self, sequence_length: int) -> float:
+        """Returns the memory that a block keeps of one sample for its backward pass."""
+        return sum(self.half_block_stash_bytes(sequence_length))
+
+    def cost(
+        self, sequence_length: int, *, recompute: bool = False, half_blocks: bool = False
+    ) -> ModelCost:
+        s, h, period = sequence_length, self.hidden_size, 2 if half_blocks else 1
+        block_flops = self.block_flops(s, recompute=recompute) / period
+        block_parameters = self.block_parameters / period
+        block_stash_bytes = self.block_stash_bytes(s) / period
+        halves = zip(
+            self.half_block_flops(s, recompute=recompute),
+            self.half_block_parameters,
+            self.half_block_stash_bytes(s),
+            strict=True,
+        )
+        pattern = tuple(
+            BlockShare(work / block_flops, state / block_parameters, stash / block_stash_bytes)
+            for work, state, stash in halves
+        )
         return ModelCost(
-            num_blocks=self.num_blocks,
-            block_state_bytes=STATE_BYTES_PER_PARAMETER * self.block_parameters,
-            block_stash_bytes=self.block_stash_bytes(s),
+            num_blocks=period * self.num_blocks,
+            block_state_bytes=STATE_BYTES_PER_PARAMETER * block_parameters,
+            block_stash_bytes=block_stash_bytes,
             activation_bytes=_FLOAT * s * h,
             # A look-up, additions and a norm, forward and backward, are bound by memory. Together they take
             # the time of about 30 operations for each element.
@@ -129,6 +163,7 @@ class Transformer:
             embedding_stash_bytes=(_FLOAT + _MASK) * s * h,
             head_stash_bytes=self._head_stash_bytes(s),
             recompute=recompute,
+            pattern=pattern if half_blocks else (BlockShare(),),
         )
 
     @property

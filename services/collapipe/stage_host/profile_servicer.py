@@ -17,7 +17,7 @@ class ProfileServicer(profile_pb2_grpc.ProfileServiceServicer):
     def ProfileBlock(
         self, request: profile_pb2.ProfileBlockRequest, context: grpc.ServicerContext
     ) -> profile_pb2.ProfileBlockResponse:
-        """Times one block of a model."""
+        """Times the blocks of one layer of a model."""
         model = request.model
         profile = profile_block(
             adapter_for(model.family, model.task, model.config_json),
@@ -32,4 +32,6 @@ class ProfileServicer(profile_pb2_grpc.ProfileServiceServicer):
             state_bytes=profile.state_bytes,
             stash_bytes_per_sample=profile.stash_bytes_per_sample,
             num_parameters=profile.num_parameters,
+            work_shares=profile.work_shares,
+            stash_shares=profile.stash_shares,
         )

@@ -1,5 +1,6 @@
-"""Measures the cost of a block on this host. On an emulated processor, the times are computed instead."""
+"""Measures the cost of the blocks of a layer on this host. On an emulated processor, the times are computed instead."""
 
+import itertools
 import math
 import statistics
 import time
@@ -25,17 +26,21 @@ ADAM_STATE_BYTES = 16
 
 @dataclass(frozen=True)
 class BlockProfile:
-    """The cost of one block, forward and backward: docs/scheduling.md (2) and (10)."""
+    """The cost of the mean block, forward and backward: docs/scheduling.md (2) and (10)."""
 
     seconds_per_sample: float
     """Seconds for each sample of a micro-batch: a in (2)."""
     seconds_per_micro_batch: float
-    """Seconds for each micro-batch, whatever its size: o in (2)."""
+    """Seconds for each micro-batch of a whole layer, whatever its size: o in (2)."""
     state_bytes: int
     """Bytes of weights, gradients and moments."""
     stash_bytes_per_sample: int
     """Bytes that are kept of each sample for the backward pass."""
     num_parameters: int
+    work_shares: tuple[float, ...]
+    """Time of each block of a layer, divided by that of the mean block."""
+    stash_shares: tuple[float, ...]
+    """Kept bytes of each block of a layer, divided by those of the mean block."""
 
 
 def profile_block(
@@ -45,7 +50,7 @@ def profile_block(
     sequence_length: int,
     processor: EmulatedProcessor | None = None,
 ) -> BlockProfile:
-    """Times the first block, forward and backward, with random activations: half a second for each size.
+    """Times the blocks of the first layer, forward and backward, with random activations: half a second for each size.
 
     A stage may train in another thread at the same time. The compute lock makes the threads take turns, and
     the random numbers of the stage do not change, because it seeds before each pass.
@@ -63,7 +68,7 @@ def profile_block(
             f"a profile needs micro-batch sizes and a sequence length of at least 1, not "
             f"{list(micro_batch_sizes)} and {sequence_length}"
         )
-    block = adapter.build_unit(1).to(device).train()
+    blocks = [adapter.build_unit(1 + i).to(device).train() for i in range(adapter.period)]
     hidden_size = adapter.config.hidden_size
     sides = {
         size: {
@@ -71,20 +76,30 @@ def profile_block(
         }
         for size in sorted(set(micro_batch_sizes))
     }
-    work = StageWork([block], hidden_size)
-    seconds = _emulated_seconds(work, sides, processor) or _time(block, sides, hidden_size)
-    per_sample, per_micro_batch = fit_costs(seconds)
-    num_parameters = sum(p.numel() for p in block.parameters() if p.requires_grad)
     largest = max(sides)
-    with COMPUTE_LOCK, count_kept_bytes([block]) as kept:
-        outputs = block(_random_activation(sides[largest], hidden_size), sides[largest])
-    del outputs  # frees the graph
+    seconds = _emulated_seconds(StageWork(blocks, hidden_size), sides, processor)
+    if seconds:
+        costs = [StageWork([block], hidden_size).forward(sides[largest]).flops for block in blocks]
+    else:
+        timed = _time(blocks, sides, hidden_size)
+        seconds = {size: sum(times) for size, times in timed.items()}
+        costs = timed[largest]
+    per_sample, per_micro_batch = fit_costs(seconds)
+    num_parameters = sum(p.numel() for b in blocks for p in b.parameters() if p.requires_grad)
+    stashes = []
+    for block in blocks:
+        with COMPUTE_LOCK, count_kept_bytes([block]) as kept:
+            outputs = block(_random_activation(sides[largest], hidden_size), sides[largest])
+        del outputs  # frees the graph
+        stashes.append(float(sum(kept.values())))
     return BlockProfile(
-        seconds_per_sample=per_sample,
+        seconds_per_sample=per_sample / len(blocks),
         seconds_per_micro_batch=per_micro_batch,
-        state_bytes=num_parameters * ADAM_STATE_BYTES,
-        stash_bytes_per_sample=math.ceil(sum(kept.values()) / largest),
-        num_parameters=num_parameters,
+        state_bytes=num_parameters * ADAM_STATE_BYTES // len(blocks),
+        stash_bytes_per_sample=math.ceil(statistics.mean(stashes) / largest),
+        num_parameters=num_parameters // len(blocks),
+        work_shares=_shares(costs),
+        stash_shares=_shares(stashes),
     )
 
 
@@ -103,6 +118,12 @@ def fit_costs(seconds: Mapping[int, float]) -> tuple[float, float]:
             return slope, offset
     # For a single size, or if noise makes a or o negative, fit a line through the origin.
     return sum(b * t for b, t in seconds.items()) / sum(b**2 for b in seconds), 0.0
+
+
+def _shares(values: Sequence[float]) -> tuple[float, ...]:
+    """Divides values by their mean. All shares are 1 where the clock was too coarse to measure anything."""
+    mean = statistics.mean(values)
+    return tuple(value / mean if mean else 1.0 for value in values)
 
 
 def _random_activation(side: Side, hidden_size: int) -> Tensor:
@@ -126,14 +147,16 @@ def _emulated_seconds(
     return seconds
 
 
-def _time(block: nn.Module, sides: Mapping[int, Side], hidden_size: int) -> dict[int, float]:
-    """Returns the median seconds of each size. The sizes take turns, so that noise affects all alike."""
-    seconds: dict[int, list[float]] = {size: [] for size in sides}
+def _time(
+    blocks: Sequence[nn.Module], sides: Mapping[int, Side], hidden_size: int
+) -> dict[int, list[float]]:
+    """Returns the median seconds of each block for each size. The sizes take turns, so that noise affects all alike."""
+    seconds: dict[int, list[list[float]]] = {size: [[] for _ in blocks] for size in sides}
     started = time.perf_counter()
     limit = _TIME_BOX_SECONDS * len(sides)
     repetitions = 0
     while repetitions < _LEAST_REPETITIONS or time.perf_counter() - started < limit:
-        for size, side in sides.items():
+        for (size, side), (index, block) in itertools.product(sides.items(), enumerate(blocks)):
             with COMPUTE_LOCK:
                 activation = _random_activation(side, hidden_size)
                 before = time.perf_counter()
@@ -141,6 +164,6 @@ def _time(block: nn.Module, sides: Mapping[int, Side], hidden_size: int) -> dict
                 torch.autograd.backward(outputs, torch.ones_like(outputs))
                 if outputs.device.type == "cuda":
                     torch.cuda.synchronize(outputs.device)
-                seconds[size].append(time.perf_counter() - before)
+                seconds[size][index].append(time.perf_counter() - before)
         repetitions += 1
-    return {size: statistics.median(values) for size, values in seconds.items()}
+    return {size: list(map(statistics.median, times)) for size, times in seconds.items()}

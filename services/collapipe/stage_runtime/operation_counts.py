@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from collapipe.models import Head
+from collapipe.models import Head, Unit
 from collapipe.stage_runtime.weight_gradients import SplitLinear
 
 _GRADIENT_BYTES = 16
@@ -47,7 +47,9 @@ class StageWork:
         head = modules[-1] if modules and isinstance(modules[-1], Head) else None
         segment = modules[:-1] if head is not None else modules
         self._segment_weights = sum(map(_linear_weights, segment))
-        self._num_attentions = sum(1 for module in segment if _linear_weights(module))
+        self._num_attentions = sum(
+            isinstance(module, Unit) and module.has_attention for module in segment
+        )
         self._head_weights = _linear_weights(head) if head is not None else 0
         self._split_segment_weights = self._split_head_weights = 0
         if splits:

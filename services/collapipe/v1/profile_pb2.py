@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from collapipe.v1 import plan_pb2 as collapipe_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63ollapipe/v1/profile.proto\x12\x0c\x63ollapipe.v1\x1a\x17\x63ollapipe/v1/plan.proto\"q\n\x13ProfileBlockRequest\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.collapipe.v1.ModelSpec\x12\x19\n\x11micro_batch_sizes\x18\x02 \x03(\r\x12\x17\n\x0fsequence_length\x18\x03 \x01(\r\"\xa0\x01\n\x14ProfileBlockResponse\x12\x1a\n\x12seconds_per_sample\x18\x01 \x01(\x01\x12\x13\n\x0bstate_bytes\x18\x02 \x01(\x04\x12\x1e\n\x16stash_bytes_per_sample\x18\x03 \x01(\x04\x12\x1f\n\x17seconds_per_micro_batch\x18\x04 \x01(\x01\x12\x16\n\x0enum_parameters\x18\x05 \x01(\x04\x32g\n\x0eProfileService\x12U\n\x0cProfileBlock\x12!.collapipe.v1.ProfileBlockRequest\x1a\".collapipe.v1.ProfileBlockResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63ollapipe/v1/profile.proto\x12\x0c\x63ollapipe.v1\x1a\x17\x63ollapipe/v1/plan.proto\"q\n\x13ProfileBlockRequest\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.collapipe.v1.ModelSpec\x12\x19\n\x11micro_batch_sizes\x18\x02 \x03(\r\x12\x17\n\x0fsequence_length\x18\x03 \x01(\r\"\xcb\x01\n\x14ProfileBlockResponse\x12\x1a\n\x12seconds_per_sample\x18\x01 \x01(\x01\x12\x13\n\x0bstate_bytes\x18\x02 \x01(\x04\x12\x1e\n\x16stash_bytes_per_sample\x18\x03 \x01(\x04\x12\x1f\n\x17seconds_per_micro_batch\x18\x04 \x01(\x01\x12\x16\n\x0enum_parameters\x18\x05 \x01(\x04\x12\x13\n\x0bwork_shares\x18\x06 \x03(\x01\x12\x14\n\x0cstash_shares\x18\x07 \x03(\x01\x32g\n\x0eProfileService\x12U\n\x0cProfileBlock\x12!.collapipe.v1.ProfileBlockRequest\x1a\".collapipe.v1.ProfileBlockResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROFILEBLOCKREQUEST']._serialized_start=69
   _globals['_PROFILEBLOCKREQUEST']._serialized_end=182
   _globals['_PROFILEBLOCKRESPONSE']._serialized_start=185
-  _globals['_PROFILEBLOCKRESPONSE']._serialized_end=345
-  _globals['_PROFILESERVICE']._serialized_start=347
-  _globals['_PROFILESERVICE']._serialized_end=450
+  _globals['_PROFILEBLOCKRESPONSE']._serialized_end=388
+  _globals['_PROFILESERVICE']._serialized_start=390
+  _globals['_PROFILESERVICE']._serialized_end=493
 # @@protoc_insertion_point(module_scope)

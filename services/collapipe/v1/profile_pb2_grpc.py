@@ -47,7 +47,7 @@ class ProfileServiceServicer(object):
     """
 
     def ProfileBlock(self, request, context):
-        """Times one block of a model on this host.
+        """Times the blocks of one layer of a model on this host.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

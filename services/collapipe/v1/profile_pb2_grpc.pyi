@@ -61,7 +61,7 @@ class ProfileServiceStub(typing.Generic[_ProfileServiceProfileBlockType]):
     ], channel: grpc.aio.Channel) -> None: ...
 
     ProfileBlock: _ProfileServiceProfileBlockType
-    """Times one block of a model on this host."""
+    """Times the blocks of one layer of a model on this host."""
 
 ProfileServiceAsyncStub: typing_extensions.TypeAlias = ProfileServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -79,6 +79,6 @@ class ProfileServiceServicer(metaclass=abc.ABCMeta):
         request: collapipe.v1.profile_pb2.ProfileBlockRequest,
         context: _ServicerContext,
     ) -> typing.Union[collapipe.v1.profile_pb2.ProfileBlockResponse, collections.abc.Awaitable[collapipe.v1.profile_pb2.ProfileBlockResponse]]:
-        """Times one block of a model on this host."""
+        """Times the blocks of one layer of a model on this host."""
 
 def add_ProfileServiceServicer_to_server(servicer: ProfileServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hypothesis import strategies as st
 
 from collapipe.allocation import (
+    BlockShare,
     ClusterProblem,
     Host,
     ModelCost,
@@ -16,6 +17,9 @@ from collapipe.allocation import (
 )
 
 Strategy = Callable[[RoundProblem], RoundPlan]
+
+HALVES = (BlockShare(0.75, 0.5, 1.25), BlockShare(1.25, 1.5, 0.75))
+"""Shares of half blocks. They are sums of powers of two, so that no sum of them is rounded."""
 
 CONTROL_UNIT, EDGE_SERVER = Host("control-unit", 0.0), Host("edge-server", 0.0)
 
@@ -28,6 +32,7 @@ def problem(
     num_micro_batches: int = 4,
     in_flight: int | None = None,
     round_index: int = 0,
+    pattern: tuple[BlockShare, ...] = (BlockShare(),),
 ) -> RoundProblem:
     """Returns one cluster with fast links. A micro-batch is one sample.
 
@@ -49,7 +54,12 @@ def problem(
     )
     return RoundProblem(
         clusters=(cluster,),
-        model=ModelCost(num_blocks, block_state_bytes=cost[0], block_stash_bytes=cost[1]),
+        model=ModelCost(
+            num_blocks,
+            block_state_bytes=cost[0],
+            block_stash_bytes=cost[1],
+            pattern=pattern,
+        ),
         mini_batch=num_micro_batches,
         in_flight_limit=in_flight,
         round_index=round_index,
@@ -74,6 +84,7 @@ def problems(draw: st.DrawFn) -> RoundProblem:
         cost=(draw(st.integers(1, 10)), draw(st.integers(0, 10))),
         num_micro_batches=draw(st.sampled_from([1, 2, 4, 8])),
         in_flight=draw(st.one_of(st.none(), st.integers(1, 4))),
+        pattern=draw(st.sampled_from([(BlockShare(),), HALVES])),
     )
 
 
@@ -84,13 +95,19 @@ def every_feasible_split(given: RoundProblem) -> Iterator[tuple[int, ...]]:
     for split in itertools.product(sizes, repeat=len(devices)):
         if sum(split) != model.num_blocks:
             continue
-        stages_to_head, fits = 1, True
+        stages_to_head, fits, stop = 1, True, model.num_blocks
         for device, blocks in zip(reversed(devices), reversed(split), strict=True):
             if not blocks:
                 continue
             stages_to_head += 1
             window = min(given.mini_batch, given.in_flight_limit or stages_to_head)
-            needed = blocks * (model.block_state_bytes + window * model.block_stash_bytes)
+            shares = _shares(model, stop - blocks, stop)
+            stop -= blocks
+            needed = sum(
+                share.state * model.block_state_bytes
+                + window * share.stash * model.block_stash_bytes
+                for share in shares
+            )
             fits = fits and (device.memory_bytes is None or needed <= device.memory_bytes)
         if fits:
             yield split
@@ -98,10 +115,16 @@ def every_feasible_split(given: RoundProblem) -> Iterator[tuple[int, ...]]:
 
 def slowest(given: RoundProblem, split: Sequence[int]) -> float:
     """Returns the time of the slowest segment for one sample."""
-    devices = given.clusters[0].devices
-    return max(
-        device.compute_seconds(1, blocks) for blocks, device in zip(split, devices, strict=True)
-    )
+    times, start = [], 0
+    for device, blocks in zip(given.clusters[0].devices, split, strict=True):
+        work = sum(share.work for share in _shares(given.model, start, start + blocks))
+        times.append(device.compute_seconds(1, work))
+        start += blocks
+    return max(times)
+
+
+def _shares(model: ModelCost, start: int, stop: int) -> list[BlockShare]:
+    return [model.pattern[block % len(model.pattern)] for block in range(start, stop)]
 
 
 def segments_of(given: RoundProblem, strategy: Strategy) -> dict[str, Segment]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from collapipe.allocation.round_model.problem import (
+    BlockShare,
     ClusterPlan,
     ClusterProblem,
     Convergence,
@@ -36,6 +37,7 @@ def rounds(
     max_options: int = 2,
     blocks_on_control_unit: bool = False,
     blocks_on_edge_server: bool = False,
+    pattern: tuple[BlockShare, ...] = (BlockShare(),),
 ) -> Round:
     """Draws a round with different links. Memory, windows, moves, radio, energy and convergence may count."""
     num_clusters = draw(st.integers(*clusters))
@@ -59,6 +61,7 @@ def rounds(
         head_stash_bytes=4.0,
         recompute=draw(st.booleans()),
         lossy_uploads=upload_codecs > 1,
+        pattern=pattern,
     )
     head = Host(
         "edge",

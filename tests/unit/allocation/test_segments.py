@@ -14,6 +14,7 @@ from collapipe.allocation.round_model.in_flight_windows import WINDOW_SLACK
 from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import (
+    BlockShare,
     ClusterProblem,
     Convergence,
     Host,
@@ -125,6 +126,35 @@ def test_plan_is_the_best_of_all_where_the_first_search_finds_a_bad_one(drawn: R
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joint_search, "FIRST_WIDTH", 1)
         check(*drawn)
+
+
+# --- half blocks
+
+HALVES = (BlockShare(0.7, 0.6, 1.2), BlockShare(1.3, 1.4, 0.8))
+
+
+@given(rounds(clusters=(1, 2), blocks=(4, 6), pattern=HALVES))
+def test_plan_of_half_blocks_keeps_the_limits_and_is_nearly_the_best_of_all(drawn: Round) -> None:
+    problem, assumed = drawn
+    best = best_plan(problem, assumed)
+    try:
+        found = place_segments(problem, assumed)
+    except InfeasibleError:
+        return  # The search counts each segment with the memory of the largest segment of its length.
+    assert best is not None
+    assert violations(problem, found) == []
+    assert predict(problem, found).objective <= 1.3 * predict(problem, best).objective
+
+
+def test_slow_device_gets_the_smaller_half_of_a_layer() -> None:
+    # The fast device takes 1 s for a block of mean work, and the slow one 1.7 s.
+    problem, assumed = line(seconds=(1.7, 1.0), bps=1e12)
+    halves = replace(problem.model, num_blocks=2, pattern=HALVES)
+    problem = replace(problem, model=halves, mini_batch=32)
+    cluster = replace(problem.clusters[0], micro_batch_options=(8,))
+    (plan,) = place_segments(replace(problem, clusters=(cluster,)), assumed)
+    segments = {host: (s.start_block, s.stop_block) for host, s in plan.segments.items()}
+    assert segments == {"device-0": (0, 1), "device-1": (1, 2)}
 
 
 # --- small rounds with a known best plan

@@ -1,6 +1,7 @@
 """Tiny models of every family, and micro-batches for them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -51,11 +52,22 @@ MakeBatch = Callable[..., dict[str, Tensor]]
 
 @pytest.fixture(scope="session")
 def make_config_json(make_tokenizer: Callable[[str], Tokenizer]) -> Callable[..., str]:
-    """Makes the configuration of a tiny model: (family, kind, pretrained directory, overrides)."""
+    """Makes the configuration of a tiny model: (family, kind, pretrained directory, half blocks, overrides)."""
 
-    def make(family: str, kind: str, pretrained: str | None = None, **overrides: object) -> str:
+    def make(
+        family: str,
+        kind: str,
+        pretrained: str | None = None,
+        half_blocks: bool = False,
+        **overrides: object,
+    ) -> str:
         sizes = {} if pretrained else _SIZES[family]
-        model = ModelConfig(family=family, pretrained=pretrained, config=sizes | overrides)
+        model = ModelConfig(
+            family=family,
+            pretrained=pretrained,
+            config=sizes | overrides,
+            half_blocks=half_blocks,
+        )
         task = TaskConfig.model_validate({"kind": kind, "max_length": 12, "max_new_tokens": 6})
         return create_config_json(model, task, LABELS, make_tokenizer(family))
 
@@ -64,18 +76,26 @@ def make_config_json(make_tokenizer: Callable[[str], Tokenizer]) -> Callable[...
 
 @pytest.fixture(scope="session")
 def make_adapter(make_config_json: Callable[..., str]) -> MakeAdapter:
-    """Makes the adapter of a tiny model: (family, kind, pretrained directory, overrides)."""
+    """Makes the adapter of a tiny model, from the arguments of `make_config_json`."""
 
-    def make(family: str, kind: str, *args: str, **overrides: object) -> ModelAdapter:
+    def make(family: str, kind: str, *args: str, **overrides: Any) -> ModelAdapter:
         return adapter_for(family, kind, make_config_json(family, kind, *args, **overrides))
 
     return make
 
 
+@pytest.fixture
+def half_blocks() -> bool:
+    """Whether a layer is cut into two units. A test that tries both overrides it."""
+    return False
+
+
 @pytest.fixture(params=CASES, ids="-".join)
-def adapter(request: pytest.FixtureRequest, make_adapter: MakeAdapter) -> ModelAdapter:
+def adapter(
+    request: pytest.FixtureRequest, make_adapter: MakeAdapter, half_blocks: bool
+) -> ModelAdapter:
     """The adapter of a tiny model, for each family and each of its tasks."""
-    return make_adapter(*request.param)
+    return make_adapter(*request.param, half_blocks=half_blocks)
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,15 @@ FIRST_OF_HEAD = {
 }
 """The first module of each head."""
 
+FIRST_OF_FEED_FORWARD = {
+    "bert": "intermediate",
+    "distilbert": "ffn",
+    "roberta": "intermediate",
+    "marian": "fc1",
+    "bart": "fc1",
+}
+"""The first module of a layer's feed-forward half."""
+
 
 def seed_unit(unit_index: int) -> None:
     torch.manual_seed(1000 + 7 * unit_index)
@@ -44,7 +53,10 @@ def run_whole(
 ) -> Tensor:
     """Runs the whole model forward and backward, and seeds torch where each unit begins."""
     starts = [adapter.embedding_path]
-    starts += [f"{adapter.blocks_path}.{index}" for index in range(adapter.num_blocks)]
+    for index in range(adapter.num_blocks // adapter.period):
+        starts.append(f"{adapter.blocks_path}.{index}")
+        if adapter.period == 2:
+            starts.append(f"{starts[-1]}.{FIRST_OF_FEED_FORWARD[adapter.family]}")
     starts.append(FIRST_OF_HEAD[adapter.family, adapter.task])
 
     def seed_before(index: int) -> Callable[[nn.Module, object], None]:
@@ -92,6 +104,7 @@ def without_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize("half_blocks", [False, True])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_units_equal_whole_model_in_training(
     adapter: ModelAdapter, make_batch: MakeBatch, padded: bool, split: bool
@@ -119,6 +132,40 @@ def test_units_equal_whole_model_in_training(
         found = gradients[name]
         assert found is not None and gradient is not None
         assert torch.equal(found, gradient), name
+
+
+def test_two_halves_equal_the_forward_pass_of_their_layer(
+    make_adapter: Callable[..., ModelAdapter], make_batch: MakeBatch
+) -> None:
+    for family in ("bert", "distilbert", "roberta", "marian", "bart"):
+        task, dropout = "ner", {}
+        if family in ("marian", "bart"):
+            task, dropout = "translation", {"attention_dropout": 0.1, "activation_dropout": 0.2}
+        whole = make_adapter(family, task, **dropout)
+        halves = make_adapter(family, task, half_blocks=True, **dropout)
+        model = initial_model(whole, None, seed=3).train()
+        block = build_units(whole, model)[0][1]
+        attention, feed_forward = build_units(halves, model)[0][1:3]
+        batch = make_batch(task, padded=True)
+        given = torch.randn(3, 9, 16, generator=torch.Generator().manual_seed(1))
+        results = []
+        for units in ((block,), (attention, feed_forward)):
+            activation = given.clone().requires_grad_()
+            output = activation
+            seed_unit(1)  # once, so the second half goes on with the random numbers of the first
+            for unit in units:
+                output = unit(output, batch)
+            output.square().sum().backward()
+            assert activation.grad is not None
+            results.append((output, activation.grad))
+        assert all(map(torch.equal, *results)), family
+        names = {n for half in (attention, feed_forward) for n, _ in half.named_parameters()}
+        assert names == {name for name, _ in block.named_parameters()}
+        for half in (attention, feed_forward):
+            for name, parameter in half.named_parameters():
+                gradient = block.get_parameter(name).grad
+                assert parameter.grad is not None and gradient is not None
+                assert torch.equal(parameter.grad, gradient), name
 
 
 def test_dropout_is_on_in_training(adapter: ModelAdapter, make_batch: MakeBatch) -> None:

@@ -33,6 +33,7 @@ def trained_states(adapter: ModelAdapter) -> list[dict[str, Tensor]]:
     return [{name: tensor + 0.125 for name, tensor in state.items()} for state in states]
 
 
+@pytest.mark.parametrize("half_blocks", [False, True])
 def test_unit_states_are_disjoint_and_complete(adapter: ModelAdapter) -> None:
     states = split_state(adapter, adapter.build_model())
     names = [name for state in states for name in state]
@@ -42,6 +43,7 @@ def test_unit_states_are_disjoint_and_complete(adapter: ModelAdapter) -> None:
     assert set(names) == trainable | ({"final_logits_bias"} & set(whole.state_dict()))
 
 
+@pytest.mark.parametrize("half_blocks", [False, True])
 def test_unit_holds_only_its_own_tensors(adapter: ModelAdapter) -> None:
     for index, state in enumerate(split_state(adapter, adapter.build_model())):
         unit = adapter.build_unit(index)
@@ -67,6 +69,7 @@ def test_built_unit_has_the_constant_tables_of_the_whole_model(adapter: ModelAda
     assert found >= 1
 
 
+@pytest.mark.parametrize("half_blocks", [False, True])
 def test_building_units_draws_no_random_numbers(adapter: ModelAdapter) -> None:
     states = split_state(adapter, initial_model(adapter, None, seed=3))
     before = torch.get_rng_state()
@@ -87,6 +90,7 @@ def test_split_state_is_a_copy(adapter: ModelAdapter) -> None:
         assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("half_blocks", [False, True])
 def test_joined_model_splits_into_the_same_states(adapter: ModelAdapter) -> None:
     states = trained_states(adapter)
     again = split_state(adapter, join_model(adapter, states))

@@ -4,6 +4,7 @@ from typing import Literal
 
 import pytest
 
+from collapipe.allocation import ClusterPlan, LinkPlan, StagePlan
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.telemetry.estimates import ClusterEstimate, Estimates, HostEstimate, LinkEstimate
 
@@ -59,6 +60,18 @@ def test_single_micro_batch_replaces_only_a_guess(
     known = Knowledge(hosts={"device-0": HostKnowledge(seconds_per_sample=1.0, source=source)})
     learn(known, hosts=seen(1.1, micro_batches=1))
     assert known.hosts["device-0"].seconds_per_sample == expected
+
+
+def test_time_of_half_blocks_is_divided_by_their_work() -> None:
+    # The device ran blocks 1 to 3, so a feed-forward network, an attention and a feed-forward network.
+    known = Knowledge(work_shares=[0.6, 1.4])
+    stages = (("control-unit", 0, 1), ("other", 1, 2), ("device-0", 2, 5), ("edge-server", 5, 6))
+    plan = ClusterPlan(tuple(StagePlan(*stage, 1) for stage in stages), 1, (LinkPlan(),) * 3)
+    same = {host_id: seen(1.0)["device-0"] for host_id, _, _ in stages}
+    known.update(Estimates(end=0.0, hosts=same), [plan], {})
+    found = {host_id: host.seconds_per_sample for host_id, host in known.hosts.items()}
+    expected = {"control-unit": 1, "other": 1 / 0.6, "device-0": 3 / 3.4, "edge-server": 1}
+    assert found == pytest.approx(expected)
 
 
 def test_similar_measurements_are_averaged() -> None:

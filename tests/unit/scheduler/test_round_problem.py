@@ -1,10 +1,11 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from collapipe.allocation import ClusterPlan, LinkPlan, StagePlan
 from collapipe.radio_rate import radio_rate_bps
-from collapipe.scheduler.knowledge import HostKnowledge, LinkKnowledge
+from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import blocks_beyond_devices, build_problem
 
 from .jobs import SIZES, hosts, job, knowledge
@@ -59,6 +60,20 @@ def test_weights_have_the_whole_radio_channel_until_they_are_measured() -> None:
     expected = radio_rate_bps(2e6, 0.1, 1e-9, 1e-16, 0.5)
     assert [device.push_bps for device in cluster.devices] == [expected] * 3
     assert [device.fetch_bps for device in cluster.devices] == [expected] * 3
+
+
+def test_half_blocks_have_their_measured_shares_and_their_own_sizes() -> None:
+    taking_part, sizes = hosts(), replace(SIZES, unit_bytes=(1000, *[3000, 5000] * 3, 2000))
+    halves = replace(sizes, period=2)
+    known = Knowledge(hosts=knowledge(taking_part).hosts)
+    model = build_problem(job(), halves, taking_part, known, round_index=0).model
+    assert [model.weights_bytes(u, u + 1) for u in range(8)] == [1000, *[3000, 5000] * 3, 2000]
+    assert model.work(1, 2) == model.work(2, 3) == 1
+    known.work_shares, known.stash_shares, known.block_stash_bytes = [0.5, 1.5], [1.2, 0.8], 100
+    model = build_problem(job(), halves, taking_part, known, round_index=0).model
+    assert [model.work(u, u + 2) for u in (1, 2)] == [2, 2]
+    assert [model.work(u, u + 1) for u in (1, 2, 3)] == [0.5, 1.5, 0.5]
+    assert [model.stash_bytes(u, u + 1) for u in (1, 2)] == pytest.approx([120, 80])
 
 
 def test_state_of_lossy_uploads_counts_if_the_strategy_may_use_them() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from collapipe.simulation.transformer_costs import TRANSFORMERS, Transformer
+from collapipe.simulation.transformer_costs import TRANSFORMERS, Transformer, TransformerName
 
 
 def parameters_of(shape: Transformer) -> int:
@@ -47,6 +47,29 @@ def test_cost_counts_work_in_blocks_and_sixteen_bytes_a_parameter() -> None:
     )
     # At this length attention is a small part, and 6 operations for each parameter and token dominate.
     assert shape.block_flops(512) == pytest.approx(6 * shape.block_parameters * 512, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["bert-base", "llama-7b-gqa"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_two_half_blocks_cost_what_their_layer_costs(
+    name: TransformerName, recompute: bool
+) -> None:
+    whole = TRANSFORMERS[name].cost(128, recompute=recompute)
+    halves = TRANSFORMERS[name].cost(128, recompute=recompute, half_blocks=True)
+    assert halves.num_blocks == 2 * whole.num_blocks
+    last = whole.num_blocks + 1
+    for start, stop in ((0, 1), (0, 3), (1, 2), (4, 6), (last, last + 1), (0, last + 1)):
+        first, end = max(0, 2 * start - 1), 2 * stop - 1 if stop <= last else 2 * last
+        assert halves.work(first, end) == pytest.approx(2 * whole.work(start, stop))
+        assert halves.state_bytes(first, end) == pytest.approx(whole.state_bytes(start, stop))
+        assert halves.stash_bytes(first, end) == pytest.approx(whole.stash_bytes(start, stop))
+    assert halves.work(1, 2) < halves.work(2, 3) == pytest.approx(halves.work(4, 5))
+
+
+def test_bert_halves_have_the_parameters_of_their_layers() -> None:
+    attention, feed_forward = TRANSFORMERS["bert-base"].half_block_parameters
+    assert attention == 4 * (768 * 768 + 768) + 2 * 768
+    assert feed_forward == 768 * 3072 + 3072 + 3072 * 768 + 768 + 2 * 768
 
 
 def test_recompute_takes_a_third_more_work_and_sets_the_flag() -> None:

@@ -56,6 +56,34 @@ def test_profile_of_the_same_block_gives_the_same_bytes(bert: ModelAdapter) -> N
     assert measure(bert, 1, length=4).stash_bytes_per_sample == first.stash_bytes_per_sample
 
 
+def test_half_blocks_have_the_shares_of_a_layer(
+    bert: ModelAdapter, half_bert: ModelAdapter, tmp_path: Path
+) -> None:
+    whole, halves = measure(bert, 2, 4), measure(half_bert, 2, 4)
+    assert whole.work_shares == whole.stash_shares == (1.0,)
+    assert 2 * halves.num_parameters == whole.num_parameters
+    assert 2 * halves.state_bytes == whole.state_bytes
+    assert 2 * halves.stash_bytes_per_sample == pytest.approx(whole.stash_bytes_per_sample, rel=0.1)
+    for shares in (halves.work_shares, halves.stash_shares):
+        assert len(shares) == 2
+        assert min(shares) > 0
+        assert sum(shares) == pytest.approx(2)
+    # The time of an emulated device follows the operations, and its fixed cost counts once for a stage.
+    path = tmp_path / "emulation.json"
+    devices = {"device-0-0": EmulatedDevice(profile="raspberry-pi-4")}
+    path.write_text(Emulation(devices=devices).model_dump_json())
+    processor = EmulatedProcessor(EmulationFile(path), "device-0-0")
+    whole, halves = (
+        profile_block(model, torch.device("cpu"), (2, 8), 8, processor)
+        for model in (bert, half_bert)
+    )
+    assert 2 * halves.seconds_per_sample == pytest.approx(whole.seconds_per_sample)
+    assert halves.seconds_per_micro_batch == pytest.approx(whole.seconds_per_micro_batch)
+    # The attention has 4 * 16^2 weights and 2 * 8 * 16 products of values, the feed-forward network 2 * 16 * 24 weights.
+    attention, feed_forward = 4 * 16**2 + 2 * 8 * 16, 2 * 16 * 24
+    assert halves.work_shares[0] == pytest.approx(2 * attention / (attention + feed_forward))
+
+
 def test_medians_of_each_size_give_both_costs(
     bert: ModelAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,14 +201,26 @@ RoundPlan = tuple[ClusterPlan, ...]
 
 
 @dataclass(frozen=True)
+class BlockShare:
+    """The work, state and stash of a block, divided by those of the mean block."""
+
+    work: float = 1.0
+    state: float = 1.0
+    stash: float = 1.0
+
+
+@dataclass(frozen=True)
 class ModelCost:
     """Work, memory and traffic of the units of a model.
 
-    Work is counted in blocks. A state has 4 values for each weight: the weight, its gradient and the two moments
+    Work is counted in mean blocks. A state has 4 values for each weight: the weight, its gradient and the two moments
     of Adam. A stash is the memory that a unit keeps of one sample for its backward pass.
 
     Args:
+        block_state_bytes, block_stash_bytes: Those of the mean block.
         activation_bytes: Bytes of one sample on a link, in fp32.
+        pattern: The blocks repeat it from the first one on. The means of its shares are 1. Half blocks
+            alternate between attention and feed-forward networks.
         lossy_uploads: Whether uploads may be lossy. Then a unit keeps 2 more values for each weight: the weight
             before the round, and what uploads have lost, which is a part of the optimizer state.
         recompute: Whether a stage keeps only its input and repeats the forward pass before the backward pass.
@@ -226,13 +238,24 @@ class ModelCost:
     head_stash_bytes: float = 0.0
     recompute: bool = False
     lossy_uploads: bool = False
+    pattern: tuple[BlockShare, ...] = (BlockShare(),)
+
+    @property
+    def period(self) -> int:
+        """The number of blocks after which costs repeat."""
+        return len(self.pattern)
 
     def work(self, start_unit: int, stop_unit: int, end_unit_work: float | None = None) -> float:
         """Returns the work of units. `end_unit_work` replaces the work of the embedding and the head."""
+        shares = [share.work for share in self.pattern]
         if end_unit_work is None:
-            return self._sum(start_unit, stop_unit, self.embedding_work, 1.0, self.head_work)
+            return self._sum(
+                start_unit, stop_unit, self.embedding_work, 1.0, self.head_work, shares
+            )
         has_end_unit = start_unit == 0 < stop_unit or start_unit <= self.num_blocks + 1 < stop_unit
-        return self._sum(start_unit, stop_unit, 0.0, 1.0, 0.0) + has_end_unit * end_unit_work
+        return (
+            self._sum(start_unit, stop_unit, 0.0, 1.0, 0.0, shares) + has_end_unit * end_unit_work
+        )
 
     def state_bytes(self, start_unit: int, stop_unit: int) -> float:
         """Returns the memory of units without their stashes."""
@@ -245,6 +268,7 @@ class ModelCost:
             self.embedding_state_bytes / 4,
             self.block_state_bytes / 4,
             self.head_state_bytes / 4,
+            [share.state for share in self.pattern],
         )
 
     def optimizer_bytes(self, start_unit: int, stop_unit: int) -> float:
@@ -259,6 +283,7 @@ class ModelCost:
             self.embedding_stash_bytes,
             self.block_stash_bytes,
             self.head_stash_bytes,
+            [share.stash for share in self.pattern],
         )
 
     def memory_bytes(
@@ -274,10 +299,18 @@ class ModelCost:
         return self.state_bytes(start_unit, stop_unit) + micro_batch_size * (kept + queues)
 
     def _sum(
-        self, start_unit: int, stop_unit: int, embedding: float, block: float, head: float
+        self,
+        start_unit: int,
+        stop_unit: int,
+        embedding: float,
+        block: float,
+        head: float,
+        shares: Sequence[float],
     ) -> float:
-        last = self.num_blocks + 1
-        blocks = max(0, min(stop_unit, last) - max(start_unit, 1))
+        last, first = self.num_blocks + 1, max(start_unit, 1)
+        repeats, rest = divmod(max(0, min(stop_unit, last) - first), self.period)
+        blocks = repeats * sum(shares)
+        blocks += sum(shares[(first - 1 + i) % self.period] for i in range(rest))
         return (
             blocks * block
             + (embedding if start_unit == 0 < stop_unit else 0.0)

@@ -4,7 +4,8 @@ The arrays follow the model of `round_model.prediction`. They have these axes:
 
 - m: a row, which has one number of micro-batches M and one codec of uploads;
 - k: a device;
-- d: a number of blocks, from 0 on;
+- d: a number of blocks, from 0 on. Half blocks differ, so a segment has the smallest window and the mean time of
+  all segments of this number;
 - s and e: the first block of a segment, and the block after its last one;
 - sender: the devices, and then the control unit;
 - receiver: the devices, and then the edge server;
@@ -315,22 +316,31 @@ def cluster_costs(
         problem.blocks_on_edge_server,
         1.0 - edge_server.deferred_share,
     )
+    # Segments of each number of blocks, which start at each block of the pattern as far as the model has room.
+    starts = [np.minimum(start, num_blocks - blocks[1:]) + 1 for start in range(model.period)]
+    ranges = [list(zip(start, start + blocks[1:], strict=True)) for start in starts]
+    state, stash, work = (
+        np.array([[cost(*units) for units in listed] for listed in ranges])
+        for cost in (model.state_bytes, model.stash_bytes, model.work)
+    )
+    mean_work = np.array([0.0, *work.mean(axis=0)])
     shape = (len(num_micro_batches), len(devices), num_blocks + 1)
     compute, windows = np.full(shape, np.inf), np.zeros(shape, np.int64)
     segment_summed_cost = np.zeros(shape)
     for k, device in enumerate(devices):
-        windows[:, k, 1:] = largest_windows(
+        of_starts = largest_windows(
             problem,
             device,
-            np.array([model.state_bytes(1, 1 + count) for count in blocks[1:]]),
-            np.array([model.stash_bytes(1, 1 + count) for count in blocks[1:]]),
+            state[:, None],
+            stash[:, None],
             size[:, None],
             max_in_flight[:, None],
         )
+        windows[:, k, 1:] = of_starts.min(axis=0)
         if not reachable[k]:
             windows[:, k] = 0
         segment_seconds = (
-            device.seconds_per_micro_batch + size[:, None] * device.seconds_per_sample * blocks
+            device.seconds_per_micro_batch + size[:, None] * device.seconds_per_sample * mean_work
         )
         compute[:, k] = np.where(windows[:, k] > 0, segment_seconds, np.inf)
         watt_price = device.joule_weight * device.busy_watts

@@ -21,6 +21,7 @@ from collapipe.allocation.round_model.problem import (
 from collapipe.allocation.search.infeasible import why_infeasible
 from collapipe.allocation.search.joint_search import search
 from collapipe.allocation.search.link_tables import AssumedLinks
+from collapipe.allocation.search.local_changes import with_shifted_cuts
 from collapipe.allocation.search.pareto_front import PipelineChoice
 from collapipe.errors import InfeasibleError, InvalidInputError
 
@@ -69,6 +70,8 @@ def place_segments(
             for cluster, assumed, choice in zip(problem.clusters, assumed_links, found, strict=True)
         )
         plans = _with_head_windows(problem, plans)
+        if problem.model.period > 1:
+            plans = with_shifted_cuts(problem, plans, is_late)
         if predict(problem, plans).objective < value:
             best = plans
     if best is None:

@@ -6,11 +6,14 @@ depends on how many devices follow it, and so do the blocks that its memory can 
 needed:
 
 1. Choose the devices that take part. Dynamic programming finds the choice that can hold the most blocks.
-2. Give out the blocks one by one, each to the device that is then the least slow. This is optimal, because
-   the time of a device only grows with its blocks. The device that registered first wins a tie.
+2. Cut the blocks among them. Dynamic programming finds the cut whose times, in descending order, are the smallest.
+   The device that registered first gets the most blocks of a tie.
+
+With half blocks, what fits on a device depends on the kind of its last block. If fewer devices would do, a larger
+number of devices may have a faster choice than that of step 1.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 from collapipe.allocation.round_model.in_flight_windows import classical_window
@@ -33,7 +36,11 @@ def place_proportionally(problem: RoundProblem, cluster: ClusterProblem) -> Stag
     """
     balance = _Balance(problem, cluster)
     seconds = balance.shortest()
-    return balance.place(balance.device_counts(seconds)[0], seconds)
+    placed = balance.place(balance.device_counts(seconds)[0], seconds)
+    assert (
+        placed is not None
+    )  # Fewer devices would not do, so each of them holds what step 1 has given it.
+    return placed
 
 
 def place_on_the_fewest(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
@@ -79,7 +86,9 @@ def _placements(problem: RoundProblem, cluster: ClusterProblem) -> Iterator[Stag
     """Yields the placement for each number of devices that can hold the model, the fewest first."""
     balance = _Balance(problem, cluster)
     for count in balance.device_counts(balance.times[-1]):
-        yield balance.place(count, balance.shortest(count))
+        placed = balance.place(count, balance.shortest(count))
+        if placed is not None:
+            yield placed
 
 
 class _Balance:
@@ -93,12 +102,29 @@ class _Balance:
         devices = cluster.devices
         if not devices:
             raise InfeasibleError("the cluster has no devices: a pipeline needs at least 1")
-        # _capacities[k][n - 1] blocks fit on device k if n devices, from device k on, take part.
+        self._ends = range(problem.model.period)
+        size = problem.mini_batch / self._num_micro_batches
+        # _seconds[k][e][d - 1] is the time of d blocks that end before block e (modulo the period) on device k.
+        self._seconds = [
+            [
+                [
+                    device.compute_seconds(size, problem.model.work(*self._units(end, number)))
+                    for number in self._numbers(end)
+                ]
+                for end in self._ends
+            ]
+            for device in devices
+        ]
+        # _capacities[k][n - 1][e] blocks that end before block e (modulo the period) fit on device k if n devices, from
+        # device k on, take part.
         self._capacities = [
-            [self._capacity(device, count) for count in range(1, len(devices) - index + 1)]
+            [
+                [self._capacity(device, count, end) for end in self._ends]
+                for count in range(1, len(devices) - index + 1)
+            ]
             for index, device in enumerate(devices)
         ]
-        most = max(blocks for blocks, _ in _most_blocks(self._capacities).values())
+        most = max(blocks for blocks, _ in self._most_blocks(self._capacities).values())
         if most == 0:
             raise InfeasibleError(self._explain_no_block_fits())
         if most < self._num_blocks:
@@ -106,20 +132,14 @@ class _Balance:
                 f"the {len(devices)} devices can hold {most} of {self._num_blocks} blocks: add devices or memory, "
                 "use more and smaller micro-batches, a smaller schedule.in_flight, or a smaller model"
             )
-        self.times = sorted(
-            {
-                self._seconds(device, count)
-                for device in devices
-                for count in range(1, self._num_blocks + 1)
-            }
-        )
+        self.times = sorted({time for rows in self._seconds for times in rows for time in times})
         """Every time that a segment can take, ascending."""
 
     def device_counts(self, seconds: float) -> list[int]:
         """Returns how many devices can keep each segment within a time: all such numbers, ascending."""
         return sorted(
             count
-            for count, (blocks, _) in self._most_blocks_within(seconds).items()
+            for count, (blocks, _) in self._most_blocks(self._capacities_within(seconds)).items()
             if count <= self._num_blocks <= blocks
         )
 
@@ -132,76 +152,95 @@ class _Balance:
 
         return self.times[bisect_left(self.times, True, key=feasible)]
 
-    def place(self, count: int, seconds: float) -> Stages:
-        """Places the model on `count` devices, such that no segment takes longer than `seconds`."""
-        chosen = self._most_blocks_within(seconds)[count][1]
-        return place_blocks(self._problem, self._cluster, self._give_out_blocks(chosen))
+    def place(self, count: int, seconds: float) -> Stages | None:
+        """Places the model on `count` devices, such that no segment takes longer than `seconds`.
 
-    def _most_blocks_within(self, seconds: float) -> dict[int, tuple[int, tuple[int, ...]]]:
-        capacities = []
-        for device, row in zip(self._cluster.devices, self._capacities, strict=True):
-            numbers = range(1, self._num_blocks + 1)
-            in_time = sum(self._seconds(device, number) <= seconds for number in numbers)
-            capacities.append([min(capacity, in_time) for capacity in row])
-        return _most_blocks(capacities)
+        Returns `None` if one of them would get a kind of block that does not fit.
+        """
+        capacities = self._capacities_within(seconds)
+        blocks = self._cut(self._most_blocks(capacities)[count][1], capacities)
+        if blocks is None:
+            return None
+        return place_blocks(self._problem, self._cluster, blocks)
 
-    def _seconds(self, device: Host, num_blocks: int) -> float:
-        size = self._problem.mini_batch / self._num_micro_batches
-        return device.compute_seconds(size, num_blocks)
+    def _capacities_within(self, seconds: float) -> list[list[list[int]]]:
+        """Returns `_capacities` without the blocks that take longer."""
+        return [
+            [
+                [min(own, bisect_right(t, seconds)) for own, t in zip(row, times, strict=True)]
+                for row in rows
+            ]
+            for rows, times in zip(self._capacities, self._seconds, strict=True)
+        ]
 
-    def _capacity(self, device: Host, count: int) -> int:
+    def _most_blocks(
+        self, capacities: Sequence[Sequence[Sequence[int]]]
+    ) -> dict[int, tuple[int, tuple[int, ...]]]:
+        """Returns the most last blocks that each number of devices can hold, and the devices that hold them."""
+        best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+        for index in reversed(range(len(capacities))):
+            for count in range(len(capacities) - index, 0, -1):
+                if count - 1 not in best:
+                    continue
+                behind, others = best[count - 1]
+                own = capacities[index][count - 1][(self._num_blocks - behind) % len(self._ends)]
+                if own and (count not in best or own + behind >= best[count][0]):
+                    best[count] = (own + behind, (index, *others))
+        return best
+
+    def _units(self, end: int, num_blocks: int) -> tuple[int, int]:
+        """Returns units like those of a number of blocks that end before block `end` (modulo the period)."""
+        start = 1 + (end - num_blocks) % len(self._ends)
+        return start, start + num_blocks
+
+    def _numbers(self, end: int) -> list[int]:
+        """Returns the numbers of blocks that can end before block `end` (modulo the period)."""
+        head = self._num_blocks + 1
+        return [n for n in range(1, head) if self._units(end, n)[1] <= head]
+
+    def _capacity(self, device: Host, count: int, end: int) -> int:
         """Returns the blocks that fit on a device if `count` devices, from this one on, take part."""
         if device.memory_bytes is None:
             return self._num_blocks
         fits = [
             number
-            for number in range(1, self._num_blocks + 1)
-            if self._needed_bytes(device, number, count) <= device.memory_bytes
+            for number in self._numbers(end)
+            if self._needed_bytes(device, count, end, number) <= device.memory_bytes
         ]
         return max(fits, default=0)
 
-    def _needed_bytes(self, device: Host, num_blocks: int, count: int) -> float:
+    def _needed_bytes(self, device: Host, count: int, end: int, num_blocks: int) -> float:
         window = classical_window(self._problem, self._num_micro_batches, count)
-        stage = StagePlan(device.host_id, 1, num_blocks + 1, window)
+        stage = StagePlan(device.host_id, *self._units(end, num_blocks), window)
         return stage_memory_bytes(self._problem, device, stage, self._num_micro_batches)
 
-    def _give_out_blocks(self, chosen: Sequence[int]) -> list[int]:
+    def _cut(
+        self, chosen: Sequence[int], capacities: Sequence[Sequence[Sequence[int]]]
+    ) -> list[int] | None:
         """Returns the blocks of each device: at least 1 for each chosen device, 0 for the others."""
-        devices = self._cluster.devices
-        limits = {
-            k: self._capacities[k][len(chosen) - position - 1] for position, k in enumerate(chosen)
-        }
-        blocks = [int(k in limits) for k in range(len(devices))]
-        for _ in range(self._num_blocks - len(chosen)):
-            least_slow = min(
-                (k for k in chosen if blocks[k] < limits[k]),
-                key=lambda k: self._seconds(devices[k], blocks[k] + 1),
-            )
-            blocks[least_slow] += 1
-        return blocks
+        # For each first block of the devices from one on: their times in descending order, and their blocks.
+        cuts: dict[int, tuple[list[float], list[int]]] = {self._num_blocks: ([], [])}
+        for count, k in enumerate(reversed(chosen), 1):
+            behind, cuts = cuts, {}
+            for stop in sorted(behind, reverse=True):
+                times, blocks = behind[stop]
+                end = stop % len(self._ends)
+                for own in range(1, min(capacities[k][count - 1][end], stop) + 1):
+                    slowest = sorted([*times, self._seconds[k][end][own - 1]], reverse=True)
+                    start = stop - own
+                    if start not in cuts or slowest < cuts[start][0]:
+                        cuts[start] = (slowest, [own, *blocks])
+        if 0 not in cuts:
+            return None
+        by_device = dict(zip(chosen, cuts[0][1], strict=True))
+        return [by_device.get(k, 0) for k in range(len(self._cluster.devices))]
 
     def _explain_no_block_fits(self) -> str:
         largest = max(self._cluster.devices, key=lambda device: device.memory_bytes or 0)
         window = classical_window(self._problem, self._num_micro_batches, 1)
+        needed = min(self._needed_bytes(largest, 1, end, 1) for end in self._ends)
         return (
-            f"no device can hold a block: one needs {self._needed_bytes(largest, 1, 1):.0f} bytes with {window} "
+            f"no device can hold a block: one needs {needed:.0f} bytes with {window} "
             f"micro-batches in flight, and the largest device, {largest.host_id}, may use {largest.memory_bytes}: raise "
             "its --memory-bytes, use more and smaller micro-batches, a smaller schedule.in_flight, or a smaller model"
         )
-
-
-def _most_blocks(capacities: Sequence[Sequence[int]]) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """Returns the most blocks that each number of devices can hold, and the devices that hold them.
-
-    `capacities[k][n - 1]` blocks fit on device k if n devices, from device k on, take part.
-    """
-    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
-    for index in reversed(range(len(capacities))):
-        for count in range(len(capacities) - index, 0, -1):
-            own = capacities[index][count - 1]
-            if not own or count - 1 not in best:
-                continue
-            behind, others = best[count - 1]
-            if count not in best or own + behind >= best[count][0]:
-                best[count] = (own + behind, (index, *others))
-    return best
