@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from collapipe.allocation.round_model.limits import violations
+from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import (
     Host,
     RadioLink,
@@ -21,7 +22,7 @@ from collapipe.allocation.search.dssra import decide
 from collapipe.allocation.search.power import allocate
 from collapipe.errors import InfeasibleError
 
-from .grids import best_joint, noisy, random_problem
+from .grids import best_joint, every_plan, noisy, random_problem
 
 
 def _placement(plans: RoundPlan) -> list[list[tuple[str, int, int]]]:
@@ -55,6 +56,42 @@ def _largest(problem: RoundProblem, plans: RoundPlan, cluster: int = 0) -> Host:
 def _plans_for_other_speeds() -> RoundPlan:
     """Returns plans that are feasible in random_problem(1, 2, 2), but best for very different speeds."""
     return decide(noisy(random_problem(1, 2, 2), np.random.default_rng(3), 0.9), None).plans
+
+
+# --- idle energy
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_decision_with_idle_power_is_the_best_of_all(seed: int) -> None:
+    problem = random_problem(seed, num_devices=3, wired=True, options=(2, 4), backlog=30.0)
+    (cluster,) = problem.clusters
+    problem = replace(problem, clusters=(replace(cluster, channel=None),), channels={})
+    idle = {device.host_id: 3.0 * k for k, device in enumerate(cluster.devices)}
+    paying = problem
+    for host_id, watts in idle.items():
+        paying = _with_device(paying, host_id, idle_watts=watts)
+    hosts = cluster.hosts
+
+    def objective(plans: RoundPlan) -> float:
+        free = predict(problem, plans)
+        prices = [hosts[name].joule_weight * watts for name, watts in idle.items()]
+        return free.objective + sum(prices) * free.round_seconds
+
+    unlimited = [
+        tuple(
+            replace(plan, links=tuple(replace(x, share=math.inf) for x in plan.links))
+            for plan in one
+        )
+        for one in every_plan(problem)
+    ]
+    decision = decide(paying, None)
+    assert decision.prediction.objective == pytest.approx(min(map(objective, unlimited)), rel=1e-9)
+    assert decision.prediction.objective == pytest.approx(objective(decision.plans), rel=1e-9)
+    # A device without a block draws its idle power, too.
+    energy, free = decision.prediction.energy_joules, predict(problem, decision.plans)
+    for host_id, watts in idle.items():
+        more = energy.get(host_id, 0.0) - free.energy_joules.get(host_id, 0.0)
+        assert more == pytest.approx(watts * free.round_seconds)
 
 
 # --- optimality

@@ -89,9 +89,7 @@ def _upload_violations(
 
 def _memory_violations(problem: RoundProblem, prediction: RoundPrediction) -> list[str]:
     # The memory of a host is summed over the clusters, because the edge server holds a head for each of them.
-    hosts = {
-        host_id: host for cluster in problem.clusters for host_id, host in cluster.hosts.items()
-    }
+    hosts = problem.hosts
     needed: dict[str, float] = {}
     for cluster in prediction.clusters:
         for stage in cluster.stages:

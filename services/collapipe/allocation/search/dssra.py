@@ -75,7 +75,7 @@ def decide(
                 for cluster, plan in zip(problem.clusters, current, strict=True)
             ),
         )
-    search = _Search(problem, time_limit_seconds, clock)
+    search = _Search(_with_idle_energy_as_time(problem), time_limit_seconds, clock)
     reallocated: Allocation | None = None
     try:
         if current is not None:
@@ -83,7 +83,7 @@ def decide(
         search.start()
         search.improve(thorough=reallocated is None)
     except (SolverFailedError, _TimeIsUpError) as error:
-        return _without_solver(search, current, error)
+        return _without_solver(problem, search, current, error)
     best = search.best
     assert best is not None  # Otherwise `place_segments` has raised an InfeasibleError.
     if reallocated is None:
@@ -212,13 +212,36 @@ class _Search:
         return left
 
 
+def _with_idle_energy_as_time(problem: RoundProblem) -> RoundProblem:
+    """Returns the problem with the same objective and no idle power: docs/scheduling.md (13).
+
+    Idle energy grows with the time of the round, so it changes the price of a second only.
+    """
+    if not problem.idle_price:
+        return problem
+    second_price = problem.penalty_weight / problem.reference_seconds + problem.idle_price
+    clusters = tuple(
+        replace(
+            cluster,
+            control_unit=replace(cluster.control_unit, idle_watts=0.0),
+            devices=tuple(replace(device, idle_watts=0.0) for device in cluster.devices),
+            edge_server=replace(cluster.edge_server, idle_watts=0.0),
+        )
+        for cluster in problem.clusters
+    )
+    reference_seconds = problem.penalty_weight / second_price
+    return replace(problem, clusters=clusters, reference_seconds=reference_seconds)
+
+
 def _without_solver(
-    search: _Search, current: RoundPlan | None, error: SolverFailedError | _TimeIsUpError
+    problem: RoundProblem,
+    search: _Search,
+    current: RoundPlan | None,
+    error: SolverFailedError | _TimeIsUpError,
 ) -> Decision:
     """Returns the current plans if they are still feasible, else the best plans so far, else equal shares."""
     slow = isinstance(error, _TimeIsUpError) or search.time_is_up
     kept = "solver_slow" if slow else "solver_failed"
-    problem = search.problem
     if current is not None and not violations(problem, current):
         return _decision(problem, current, kept, str(error))
     if search.best is not None:
