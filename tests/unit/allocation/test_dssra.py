@@ -271,6 +271,30 @@ def test_decide_changes_only_shares_when_only_they_gain_enough() -> None:
     assert decision.plans[0].links[1].share > 1.1 * current[0].links[1].share
 
 
+def test_what_the_hysteresis_costs_does_not_grow_with_the_penalty_weight() -> None:
+    """Then the delay is within O(1/V) of the best one: docs/scheduling.md, "How a round is solved", 4."""
+    lost: dict[float, list[float]] = {100.0: [], 400.0: [], 1600.0: []}
+    for seed in range(8):
+        problem = random_problem(seed, num_devices=3, wired=True, options=(2, 4), backlog=0.0)
+        problem = replace(
+            problem, clusters=(replace(problem.clusters[0], channel=None),), channels={}
+        )
+        current = decide(problem, None).plans
+        changed = noisy(problem, np.random.default_rng(seed), 0.25)
+        for weight, losses in lost.items():
+            weighted = replace(changed, penalty_weight=weight)
+            reluctant = decide(weighted, current, hysteresis=0.1)
+            eager = decide(weighted, current, hysteresis=0.0)
+            loss = reluctant.prediction.objective - eager.prediction.objective
+            most = 0.1 * 100.0 * predict(weighted, current).penalty / weight
+            assert loss <= most * 1.2  # A fifth of it may keep the shares and powers.
+            losses.append(loss / weight)
+    means = [np.mean(losses) for losses in lost.values()]
+    assert means[0] > 0
+    assert means[1] <= means[0]
+    assert means[2] <= means[0] / 4
+
+
 def test_decide_replaces_a_plan_that_breaks_a_limit_whatever_the_hysteresis() -> None:
     problem = random_problem(1, 1, 3, num_blocks=12, options=(4, 8))
     current = decide(problem, None).plans

@@ -34,6 +34,8 @@ _MAX_LOCAL_CHANGES = 3
 """In each turn, shares and powers are solved for this number of the most promising local changes."""
 _PROMISING = 1.3
 """A local change is ignored if its objective with assumed links is larger than the best by this factor."""
+_HYSTERESIS_WEIGHT = 100.0
+"""The largest V with which the hysteresis grows: docs/scheduling.md, "How a round is solved", 4."""
 _ALLOCATION_HYSTERESIS = 0.2
 """New shares and powers must gain this part of the hysteresis. They move no blocks, but reconfigure links."""
 
@@ -59,7 +61,8 @@ def decide(
 
     Args:
         current: The plans of the previous round. Moves of blocks are counted from them.
-        hysteresis: Part of the penalty V (tau / tau_ref + lambda Phi) of the current plans.
+        hysteresis: Part of the penalty V (tau / tau_ref + lambda Phi) of the current plans, with V at most
+            `_HYSTERESIS_WEIGHT`.
         time_limit_seconds: Checked between the steps of the search. The convex solver gets the rest of it.
 
     Raises:
@@ -91,12 +94,12 @@ def decide(
     assert current is not None
     usable = not violations(problem, current)
     now = predict(problem, current) if usable else reallocated.prediction
-    margin = hysteresis * now.penalty
+    margin = hysteresis * now.penalty * min(1.0, _HYSTERESIS_WEIGHT / problem.penalty_weight)
     gain = reallocated.prediction.objective - best.prediction.objective
     if gain > margin:
         return _decision(problem, with_least_windows(problem, best.plans), "", search.effort)
     reason = (
-        f"another placement would lower the objective by {gain:g}: less than the hysteresis, {hysteresis:g} of {now.penalty:g}"
+        f"another placement would lower the objective by {gain:g}: less than the hysteresis, {margin:g}"
         if gain > 0
         else "no better placement was found"
     )
