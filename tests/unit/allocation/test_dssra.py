@@ -53,6 +53,11 @@ def _largest(problem: RoundProblem, plans: RoundPlan, cluster: int = 0) -> Host:
     return problem.clusters[cluster].hosts[name]
 
 
+def _part(host: Host) -> float:
+    """Returns the full power for one link; a device has two."""
+    return host.max_transmit_watts / (2 if host.host_id.startswith("device") else 1)
+
+
 def _plans_for_other_speeds() -> RoundPlan:
     """Returns plans that are feasible in random_problem(1, 2, 2), but best for very different speeds."""
     return decide(noisy(random_problem(1, 2, 2), np.random.default_rng(3), 0.9), None).plans
@@ -138,8 +143,8 @@ def test_decide_without_channels_gives_every_link_all_it_can_have() -> None:
     for cluster, plan in zip(problem.clusters, decision.plans, strict=True):
         for link, (one, other) in zip(plan.links, itertools.pairwise(plan.stages), strict=True):
             assert link.share == float("inf")
-            assert link.forward_watts == cluster.hosts[one.host_id].max_transmit_watts
-            assert link.backward_watts == cluster.hosts[other.host_id].max_transmit_watts
+            assert link.forward_watts == _part(cluster.hosts[one.host_id])
+            assert link.backward_watts == _part(cluster.hosts[other.host_id])
 
 
 def test_decide_on_wires_shares_what_the_channel_has_and_sends_with_no_power() -> None:
