@@ -31,7 +31,7 @@ from collapipe.allocation.round_model.problem import (
     StagePlan,
 )
 from collapipe.allocation.search.local_changes import with_largest_windows
-from collapipe.allocation.search.power import allocate
+from collapipe.allocation.search.power import allocate, full_watts
 from collapipe.allocation.search.segments import with_least_windows
 from collapipe.allocation.strategies.balanced import place_proportionally
 from collapipe.simulation import Scenario, StrategyRun, read_scenario, run_strategy
@@ -166,10 +166,10 @@ def with_equal_shares(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
 
 
 def at_full_power(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
-    """Gives both directions of every link the full power of their senders."""
+    """Gives all directions full power. A device that sends to both neighbours divides it equally."""
     changed = []
     for cluster, plan in zip(problem.clusters, plans, strict=True):
-        watts = [cluster.hosts[stage.host_id].max_transmit_watts for stage in plan.stages]
+        watts = [full_watts(cluster, stage.host_id) for stage in plan.stages]
         links = tuple(
             replace(link, forward_watts=forward, backward_watts=backward)
             for link, (forward, backward) in zip(plan.links, pairwise(watts), strict=True)

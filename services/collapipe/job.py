@@ -150,7 +150,7 @@ class DecisionParameters(Section):
     migration_horizon_rounds: float = Field(default=10.0, gt=0)
     """Number of rounds over which moving blocks to another host must pay off."""
     hysteresis: float = Field(default=0.05, ge=0)
-    """Share of the objective that a new plan must save to replace the current plan."""
+    """Share of the penalty, with V of at most 100, that a new plan must save to replace the current plan."""
 
 
 class ScheduleConfig(DecisionParameters):

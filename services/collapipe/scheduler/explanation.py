@@ -126,11 +126,14 @@ def _binding_limits(decision: RoundDecision, index: int) -> Iterator[str]:
         shares = ", ".join(f"{one} to {other} {link.share / 1e6:.3g}" for one, other, link in hops)
         total = problem.channels[cluster.channel] / 1e6
         yield f"its links share {total:.3g} {unit}: {shares}"
+    sent: dict[str, float] = {}
     for one, other, link in hops:
         for host_id, watts in ((one, link.forward_watts), (other, link.backward_watts)):
-            most = cluster.hosts[host_id].max_transmit_watts
-            if 0 < watts < _NEARLY_FULL_POWER * most:
-                yield f"{host_id} sends with {watts:.3g} of {most:.3g} W to save energy"
+            sent[host_id] = sent.get(host_id, 0.0) + watts
+    for host_id, watts in sent.items():
+        most = cluster.hosts[host_id].max_transmit_watts
+        if 0 < watts < _NEARLY_FULL_POWER * most:
+            yield f"{host_id} sends with {watts:.3g} of {most:.3g} W to save energy"
 
 
 def _energy_queues(decision: RoundDecision) -> Iterator[str]:

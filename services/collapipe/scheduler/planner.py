@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from collapipe.allocation import RoundPlan, reference_seconds
+from collapipe.allocation import RoundPlan, idle_joules, reference_seconds
 from collapipe.errors import InfeasibleError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
@@ -209,7 +209,7 @@ class Planner:
             for host_id, host in self._hosts.by_id.items()
             if host.energy_budget_joules
         }
-        self._knowledge.update_backlogs(_energy_joules(decision, summaries), budgets)
+        self._knowledge.update_backlogs(_energy_joules(decision, summaries, seconds), budgets)
 
     def close(self) -> None:
         if self._explorer is not None:
@@ -314,11 +314,11 @@ def _longest(transfers: Iterable[job_pb2.WeightsTransfer]) -> float:
 
 
 def _energy_joules(
-    decision: RoundDecision, summaries: Sequence[job_pb2.RoundSummary]
+    decision: RoundDecision, summaries: Sequence[job_pb2.RoundSummary], seconds: float
 ) -> dict[str, float]:
-    """Returns the energy of each host in a round: measured for computing, predicted for sending."""
-    energy: dict[str, float] = {}
+    """Returns the energy of each host in a round of `seconds`: measured for computing, predicted for sending."""
     problem = decision.question.problem
+    energy = idle_joules(problem, seconds)
     for index, cluster in enumerate(decision.prediction.clusters):
         plan, hosts = decision.plans[index], problem.clusters[index].hosts
         passes = problem.local_steps * plan.num_micro_batches
@@ -326,6 +326,6 @@ def _energy_joules(
         for stage in cluster.stages:
             watts = hosts[stage.host_id].busy_watts
             sending = stage.energy_joules - passes * watts * stage.compute_seconds
-            seconds = times[stage.host_id].forward_seconds + times[stage.host_id].backward_seconds
-            energy[stage.host_id] = energy.get(stage.host_id, 0.0) + sending + watts * seconds
+            busy = times[stage.host_id].forward_seconds + times[stage.host_id].backward_seconds
+            energy[stage.host_id] = energy.get(stage.host_id, 0.0) + sending + watts * busy
     return energy

@@ -209,6 +209,7 @@ def _host(
         deferred_share=deferred_share,
         memory_bytes=host.memory_bytes or None,
         busy_watts=known.busy_watts or host.busy_watts,
+        idle_watts=host.idle_watts,
         energy_budget_joules=host.energy_budget_joules or None,
         backlog=knowledge.backlogs.get(host.host_id, 0.0),
         max_transmit_watts=host.max_transmit_watts if on_radio else 0.0,

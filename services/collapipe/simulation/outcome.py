@@ -7,12 +7,13 @@ wait for each other. The weights of all hosts move at once, over the links of th
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from collapipe.allocation.round_model.prediction import (
     ClusterPrediction,
     bubble_ratio,
+    idle_joules,
     predict,
 )
 from collapipe.allocation.round_model.problem import (
@@ -60,7 +61,7 @@ class RoundOutcome:
     Args:
         seconds: docs/scheduling.md (6) with simulated mini-batches, with T_migrate not divided by the
             horizon, and with transfers of weights that overlap where links are separate.
-        energy_joules: Energy of every host that took part: docs/scheduling.md (8), (9).
+        energy_joules: Energy of every host that took part or has idle power: docs/scheduling.md (8), (9).
         memory_bytes: Largest memory of every host that took part: docs/scheduling.md (10) with the
             micro-batches that its stages really held, which may be fewer than their windows.
     """
@@ -108,10 +109,9 @@ def run_round(
                 *units, held, problem.mini_batch / plan.num_micro_batches
             )
         clusters.append(ClusterOutcome(mini_batch_seconds, seconds, bubble, moved))
-    slowest = max(cluster.round_seconds for cluster in clusters)
-    return RoundOutcome(
-        slowest + problem.fixed_seconds, tuple(clusters), prediction.energy_joules, memory
-    )
+    seconds = max(cluster.round_seconds for cluster in clusters) + problem.fixed_seconds
+    energy = replace(prediction, idle_joules=idle_joules(problem, seconds)).energy_joules
+    return RoundOutcome(seconds, tuple(clusters), energy, memory)
 
 
 def _weights_seconds(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan) -> float:

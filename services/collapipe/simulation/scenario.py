@@ -32,6 +32,8 @@ class HardwareSection(Section):
     """Time that every micro-batch takes, whatever its size."""
     busy_watts: float | None = Field(default=None, ge=0)
     """Power while computing, beyond the power of an idle host."""
+    idle_watts: float = Field(default=0.0, ge=0)
+    """Power that the energy budget pays for during the whole round. A profile does not set it."""
     transmit_watts: float = Field(default=0.1, gt=0)
     """Largest transmit power of its radio."""
     energy_budget_joules: float | None = Field(default=None, gt=0)

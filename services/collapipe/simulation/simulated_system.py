@@ -266,6 +266,7 @@ class SimulatedSystem:
             memory_bytes=memory,
             base_bytes=int(scenario.training.base_memory_gb * 1e9),
             busy_watts=watts or 0.0,
+            idle_watts=hardware.idle_watts,
             energy_budget_joules=hardware.energy_budget_joules,
             max_transmit_watts=hardware.transmit_watts if scenario.channel.kind == "radio" else 0.0,
         )

@@ -65,6 +65,11 @@ class StageHostSettings(ServiceSettings):
         description="Power beyond idle while it computes, where no sensor measures it. By default that of the emulated "
         "device, else unknown.",
     )
+    idle_watts: float = Field(
+        default=0.0,
+        ge=0,
+        description="Power that the energy budget pays for during the whole round; 0 if the budget is for training only.",
+    )
     max_transmit_watts: float = Field(
         default=0.1, gt=0, description="Largest transmit power of its radio. Ignored on a wire."
     )
@@ -96,6 +101,7 @@ def describe_resources(
     host.speed = settings.speed
     host.energy_budget_joules = settings.energy_budget_joules
     host.busy_watts = settings.busy_watts or (emulated.busy_watts if emulated else 0.0)
+    host.idle_watts = settings.idle_watts
     host.max_transmit_watts = settings.max_transmit_watts
 
 

@@ -43,7 +43,7 @@ JOB_STATE_FAILED: JobState
 JOB_STATE_CANCELLED: JobState
 
 class Host(_message.Message):
-    __slots__ = ("host_id", "role", "address", "cluster_index", "incarnation", "memory_bytes", "speed", "metrics_address", "energy_budget_joules", "busy_watts", "max_transmit_watts")
+    __slots__ = ("host_id", "role", "address", "cluster_index", "incarnation", "memory_bytes", "speed", "metrics_address", "energy_budget_joules", "busy_watts", "max_transmit_watts", "idle_watts")
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class Host(_message.Message):
     ENERGY_BUDGET_JOULES_FIELD_NUMBER: _ClassVar[int]
     BUSY_WATTS_FIELD_NUMBER: _ClassVar[int]
     MAX_TRANSMIT_WATTS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_WATTS_FIELD_NUMBER: _ClassVar[int]
     host_id: str
     role: HostRole
     address: str
@@ -66,7 +67,8 @@ class Host(_message.Message):
     energy_budget_joules: float
     busy_watts: float
     max_transmit_watts: float
-    def __init__(self, host_id: _Optional[str] = ..., role: _Optional[_Union[HostRole, str]] = ..., address: _Optional[str] = ..., cluster_index: _Optional[int] = ..., incarnation: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., speed: _Optional[float] = ..., metrics_address: _Optional[str] = ..., energy_budget_joules: _Optional[float] = ..., busy_watts: _Optional[float] = ..., max_transmit_watts: _Optional[float] = ...) -> None: ...
+    idle_watts: float
+    def __init__(self, host_id: _Optional[str] = ..., role: _Optional[_Union[HostRole, str]] = ..., address: _Optional[str] = ..., cluster_index: _Optional[int] = ..., incarnation: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., speed: _Optional[float] = ..., metrics_address: _Optional[str] = ..., energy_budget_joules: _Optional[float] = ..., busy_watts: _Optional[float] = ..., max_transmit_watts: _Optional[float] = ..., idle_watts: _Optional[float] = ...) -> None: ...
 
 class RegisterHostRequest(_message.Message):
     __slots__ = ("host",)

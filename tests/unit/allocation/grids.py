@@ -139,8 +139,11 @@ def _cluster_plans(cluster: ClusterProblem, num_blocks: int) -> Iterator[Cluster
 def _full(
     cluster: ClusterProblem, hosts: dict[str, Host], sender: StagePlan, receiver: StagePlan
 ) -> float:
-    link = cluster.links[sender.host_id, receiver.host_id]
-    return hosts[sender.host_id].max_transmit_watts if isinstance(link, RadioLink) else 0.0
+    """Returns the power of a sender, or half of it if the sender also sends to its other neighbour."""
+    if not isinstance(cluster.links[sender.host_id, receiver.host_id], RadioLink):
+        return 0.0
+    parts = 2 if sender.host_id.startswith("device") else 1
+    return hosts[sender.host_id].max_transmit_watts / parts
 
 
 def transfer_seconds(link: Link, bits: float, share: Vector, watts: Vector | float) -> Vector:
@@ -226,15 +229,23 @@ def best_on_grid(
         for cluster, plan in zip(problem.clusters, plans, strict=True)
         for one, other in itertools.pairwise(plan.stages)
     ]
-    limits, costly = [], []
+    limits, costly, senders = [], [], []
     for cluster, *pair in ends:
         for host_id in pair:
             host = cluster.hosts[host_id]
             limits.append(host.max_transmit_watts)
-            costly.append(
-                host.joule_weight > 0 and isinstance(cluster.links[pair[0], pair[1]], RadioLink)
-            )
-    num_shares, powers = len(ends) - 1, [j for j, one in enumerate(costly) if one]
+            radio = isinstance(cluster.links[pair[0], pair[1]], RadioLink)
+            costly.append(host.joule_weight > 0 and radio)
+            senders.append(host_id if radio and host_id.startswith("device") else None)
+    both = [
+        (j, k)
+        for j, k in itertools.combinations(range(len(senders)), 2)
+        if senders[j] is not None and senders[j] == senders[k]
+    ]
+    # Where energy is free, one power of a sender with two directions follows from the other.
+    rest = {k: j for j, k in both if not costly[k]}
+    num_shares = len(ends) - 1
+    powers = [j for j, one in enumerate(costly) if one or j in rest.values()]
     centre = np.concatenate([np.zeros(num_shares), np.full(len(powers), -3.0)])
     width = np.concatenate([np.full(num_shares, 3.0), np.full(len(powers), 3.0)])
     unit = np.stack(
@@ -249,8 +260,12 @@ def best_on_grid(
         watts = [np.full(len(at), limit) for limit in limits]
         for column, j in enumerate(powers):
             watts[j] = limits[j] * np.exp(at[:, num_shares + column])
+        for k, j in rest.items():
+            watts[k] = limits[k] * np.maximum(1 - watts[j] / limits[j], 1e-9)
         pairs = list(zip(watts[::2], watts[1::2], strict=True))
         values = objectives(problem, plans, shares, pairs)
+        for j, k in both:
+            values = np.where(watts[j] + watts[k] <= limits[j] * (1 + 1e-8), values, math.inf)
         winner = int(np.argmin(values))
         best = min(best, float(values[winner]))
         centre, width = at[winner], width * 0.65

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from collapipe.allocation.round_model.limits import violations
-from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
+from collapipe.allocation.round_model.problem import RadioLink, RoundPlan, RoundProblem
 from collapipe.allocation.search.power import allocate, best_watts
 
 from .grids import best_on_grid, random_problem, some_plan
@@ -80,19 +80,43 @@ def test_allocate_lowers_the_power_of_devices_with_backlog() -> None:
     plans = some_plan(problem, 20)
     watts = [
         _device_watts(allocate(_with_backlog(problem, 0, backlog), plans).plans, 0)
-        for backlog in (0.0, 30.0, 300.0, 3000.0)
+        for backlog in (0.0, 3e3, 3e4, 3e5)
     ]
     assert watts[0] > watts[1] > watts[2] > watts[3] > 0
 
 
-def test_allocate_without_backlog_gives_full_power() -> None:
+def test_allocate_without_backlog_divides_all_power_between_the_links_of_a_sender() -> None:
     problem = _with_backlog(random_problem(1), 0, 0.0)
-    plans = some_plan(problem, 20)
-    watts = [
-        (link.forward_watts, link.backward_watts)
-        for link in allocate(problem, plans).plans[0].links
-    ]
-    assert watts == [(link.forward_watts, link.backward_watts) for link in plans[0].links]
+    (plan,) = allocate(problem, some_plan(problem, 20)).plans
+    hosts = problem.clusters[0].hosts
+    forward = [*(link.forward_watts for link in plan.links), 0.0]
+    backward = [0.0, *(link.backward_watts for link in plan.links)]
+    for stage, *watts in zip(plan.stages, forward, backward, strict=True):
+        assert sum(watts) == pytest.approx(hosts[stage.host_id].max_transmit_watts)
+
+
+def test_allocate_gives_more_power_to_the_worse_of_two_links() -> None:
+    problem = _with_backlog(random_problem(1, num_devices=1), 0, 0.0)
+    cluster, plans = problem.clusters[0], some_plan(problem, 20)
+    links = {pair: RadioLink(1e-9, 4e-20) for pair in cluster.links}
+    links["device-0-0", "edge"] = RadioLink(1e-11, 4e-20)
+    problem = replace(problem, clusters=(replace(cluster, links=links),))
+    found = allocate(problem, plans)
+    first, second = found.plans[0].links
+    assert second.forward_watts > 1.2 * first.backward_watts
+    halves = replace(plans[0], links=tuple(replace(link, share=1e7) for link in plans[0].links))
+    at_halves = share_at_given_powers(problem, (halves,)).prediction.objective
+    assert found.prediction.objective < at_halves
+
+
+def test_powers_of_a_sender_beyond_its_limit_together_are_a_violation() -> None:
+    problem = random_problem(1, num_devices=1)
+    (plan,) = allocate(problem, some_plan(problem, 20)).plans
+    limit = problem.clusters[0].devices[0].max_transmit_watts
+    first, second = plan.links
+    links = (replace(first, backward_watts=0.6 * limit), replace(second, forward_watts=0.6 * limit))
+    (text,) = violations(problem, (replace(plan, links=links),))
+    assert text.startswith("device-0-0 transmits with ")
 
 
 def test_allocate_slows_a_cluster_with_backlog_until_it_is_as_slow_as_the_slowest() -> None:

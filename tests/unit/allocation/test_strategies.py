@@ -369,7 +369,7 @@ def test_every_baseline_keeps_the_limits_of_the_round(name: str) -> None:
     assert violations(given_problem, strategy(name)(given_problem)) == []
 
 
-def test_links_share_their_channel_equally_at_full_power() -> None:
+def test_links_share_their_channel_and_senders_their_power_equally() -> None:
     given_problem = problem(speeds=[1, 1])
     device = replace(given_problem.clusters[0].devices[0], max_transmit_watts=0.1)
     cluster = replace(
@@ -380,8 +380,9 @@ def test_links_share_their_channel_equally_at_full_power() -> None:
     shared = replace(given_problem, clusters=(cluster, cluster), channels={"air": 12e6})
     plans = place_equally(shared)
     assert [link.share for plan in plans for link in plan.links] == [2e6] * 6
-    assert [link.forward_watts for link in plans[0].links] == [0.0, 0.1, 0.0]
-    assert [link.backward_watts for link in plans[0].links] == [0.1, 0.0, 0.0]
+    # The device sends to both neighbours.
+    assert [link.forward_watts for link in plans[0].links] == [0.0, 0.05, 0.0]
+    assert [link.backward_watts for link in plans[0].links] == [0.05, 0.0, 0.0]
 
 
 def test_window_has_slack_beyond_the_need_of_its_loop_even_if_that_is_the_window_of_1f1b() -> None:

@@ -193,6 +193,15 @@ def test_strategies_without_choice_use_the_first_codec_of_uploads() -> None:
     assert deciding.decide(0, ())[0][0].upload_codec == "int8"
 
 
+def test_budget_pays_for_idle_power_during_the_whole_round() -> None:
+    taking_part = hosts(budget_joules=0.5)
+    taking_part.devices[0].idle_watts = 0.2
+    deciding = planner(taking_part, knowledge(taking_part), Source(), Clock())
+    run_round(deciding, Clock(), 0, summary(taking_part), seconds=10.0)
+    backlog = deciding.state().knowledge.backlogs["device-0"]
+    assert backlog == pytest.approx((2.0 + 0.2 * 10.0) / 0.5 - 1)
+
+
 def test_restarted_planner_continues_with_queues_plans_and_profile() -> None:
     taking_part, source, clock = hosts(budget_joules=0.5), Source(), Clock()
     deciding = planner(taking_part, knowledge(taking_part), source, clock)
@@ -343,6 +352,14 @@ def test_replay_from_the_stored_document_gives_the_same_plan() -> None:
     plans, decision = deciding.decide(1, ())
     stored = json.loads(json.dumps(decision.to_json()))
     assert RoundDecision.from_json(stored) == decision
+    assert replay(RoundDecision.from_json(stored), plans) == plans
+    # A version without uploads and idle power stored none of them.
+    del stored["prediction"]["idle_joules"]
+    for plan in stored["plans"]:
+        del plan["uploads"]
+    for cluster in stored["question"]["problem"]["clusters"]:
+        for host in (cluster["control_unit"], *cluster["devices"], cluster["edge_server"]):
+            del host["push_watts"], host["idle_watts"]
     assert replay(RoundDecision.from_json(stored), plans) == plans
 
 

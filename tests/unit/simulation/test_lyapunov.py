@@ -16,7 +16,9 @@ _BUDGETS = (12.0, 35.0, 35.0)
 """In J for a round. The blocks need 67 J on the three devices together."""
 
 
-def _scenario(penalty_weight: float, budgets: tuple[float, ...] | None = _BUDGETS) -> Scenario:
+def _scenario(
+    penalty_weight: float, budgets: tuple[float, ...] | None = _BUDGETS, hysteresis: float = 0.0
+) -> Scenario:
     """Returns two fast devices, the first with a low budget, and a slow one. A block needs the same energy on each."""
     devices = [
         {"gigaflops": 40.0, "busy_watts": 10.0},
@@ -30,7 +32,7 @@ def _scenario(penalty_weight: float, budgets: tuple[float, ...] | None = _BUDGET
         rounds=_ROUNDS if budgets is not None else 20,
         training=document()["training"] | {"micro_batches": [4]},
         channel={"kind": "wire", "rate_bps": 2e8, "fluctuation": 0.2},
-        schedule={"penalty_weight": penalty_weight, "hysteresis": 0.0},
+        schedule={"penalty_weight": penalty_weight, "hysteresis": hysteresis},
         clusters=[{"devices": devices}],
     )
 
@@ -79,3 +81,15 @@ def test_device_with_a_low_budget_gets_fewer_blocks(runs: Mapping[float, Strateg
     assert before[0] >= 4  # Without budgets it is as fast as the second device.
     assert after[0] < 0.6 * before[0]
     assert sum(after) == pytest.approx(sum(before))
+
+
+def test_delay_that_the_hysteresis_costs_vanishes_with_a_large_penalty_weight() -> None:
+    best, small, large = (
+        _mean(
+            run_strategy(_scenario(weight, budgets=None, hysteresis=hysteresis), "dssra", 0),
+            lambda r: r.delay_seconds,
+        )
+        for weight, hysteresis in ((100.0, 0.0), (100.0, 0.05), (1600.0, 0.05))
+    )
+    assert small > 1.05 * best
+    assert large == pytest.approx(best, rel=0.05 * 100 / 1600)

@@ -147,6 +147,19 @@ def test_energy_is_power_times_busy_seconds() -> None:
     assert run_round(problem, plans).energy_joules["device"] == pytest.approx(3 * 2 * 1.0 * 5.0)
 
 
+def test_idle_energy_is_power_times_the_simulated_round_whether_a_host_takes_part_or_not() -> None:
+    problem, plans = _two_stages()
+    cluster = problem.clusters[0]
+    device = replace(cluster.devices[0], idle_watts=2.0)
+    spare = replace(device, host_id="spare", idle_watts=3.0)
+    problem = replace(
+        problem, clusters=(replace(cluster, devices=(device, spare)),), fixed_seconds=4.0
+    )
+    outcome = run_round(problem, plans)
+    assert outcome.energy_joules["device"] == pytest.approx(30.0 + 2.0 * outcome.seconds)
+    assert outcome.energy_joules["spare"] == pytest.approx(3.0 * outcome.seconds)
+
+
 def test_memory_counts_the_micro_batches_that_were_held() -> None:
     problem, plans = _two_stages()
     wide = replace(

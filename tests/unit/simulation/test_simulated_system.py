@@ -39,11 +39,13 @@ def test_hosts_are_what_the_scenario_says() -> None:
 
 
 def test_given_values_replace_those_of_the_profile() -> None:
-    devices = [{"profile": "laptop", "memory_gb": 1.5, "energy_budget_joules": 3.0}]
+    devices = [
+        {"profile": "laptop", "memory_gb": 1.5, "energy_budget_joules": 3.0, "idle_watts": 2.0}
+    ]
     system = SimulatedSystem(scenario(clusters=[{"devices": devices}]), 0)
     (device,) = system.devices
     assert (device.memory_bytes, device.energy_budget_joules) == (1_500_000_000, 3.0)
-    assert device.busy_watts == 37.0
+    assert (device.busy_watts, device.idle_watts) == (37.0, 2.0)
 
 
 def test_spread_of_speeds_keeps_their_mean() -> None:

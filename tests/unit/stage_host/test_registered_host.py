@@ -20,6 +20,7 @@ def test_host_registers_its_settings() -> None:
         "speed": 2.5,
         "energy_budget_joules": 40.0,
         "busy_watts": 3.0,
+        "idle_watts": 2.7,
         "max_transmit_watts": 0.5,
     }
     assert registered(**resources) == Host(**resources)
@@ -33,6 +34,9 @@ def test_emulated_device_registers_the_memory_and_watts_of_its_profile() -> None
     host = registered(PI)
     assert (host.memory_bytes, host.busy_watts) == (PI.memory_bytes, PI.busy_watts)
     assert host.energy_budget_joules == 0
+    assert (
+        host.idle_watts == 0
+    )  # A budget is for training only, unless the operator says otherwise.
 
 
 def test_settings_override_the_profile() -> None:

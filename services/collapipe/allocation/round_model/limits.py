@@ -6,6 +6,7 @@ from collapipe.allocation.round_model.prediction import RoundPrediction, predict
 from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
+    LinkPlan,
     RoundPlan,
     RoundProblem,
 )
@@ -54,12 +55,20 @@ def _link_violations(
     problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan
 ) -> list[str]:
     hosts, found = cluster.hosts, []
-    for position, link in enumerate(plan.links):
-        sender, receiver = plan.stages[position].host_id, plan.stages[position + 1].host_id
-        for host_id, watts in ((sender, link.forward_watts), (receiver, link.backward_watts)):
-            limit = hosts[host_id].max_transmit_watts
-            if not 0 <= watts <= limit * (1 + _TOLERANCE):
-                found.append(f"{host_id} transmits with {watts} W, and its limit is {limit} W")
+    silent = LinkPlan()
+    for stage, after, before in zip(
+        plan.stages, (*plan.links, silent), (silent, *plan.links), strict=True
+    ):
+        # A stage sends activations and their gradients at the same time.
+        watts, limit = (
+            (after.forward_watts, before.backward_watts),
+            hosts[stage.host_id].max_transmit_watts,
+        )
+        if not (min(watts) >= 0 and sum(watts) <= limit * (1 + _SHARE_TOLERANCE)):
+            found.append(
+                f"{stage.host_id} transmits with {watts[0]:g} + {watts[1]:g} W, and its limit is {limit:g} W"
+            )
+    for link in plan.links:
         if link.codec not in problem.codecs:
             found.append(
                 f"codec {link.codec} is not allowed: use one of {', '.join(problem.codecs)}"
@@ -89,9 +98,7 @@ def _upload_violations(
 
 def _memory_violations(problem: RoundProblem, prediction: RoundPrediction) -> list[str]:
     # The memory of a host is summed over the clusters, because the edge server holds a head for each of them.
-    hosts = {
-        host_id: host for cluster in problem.clusters for host_id, host in cluster.hosts.items()
-    }
+    hosts = problem.hosts
     needed: dict[str, float] = {}
     for cluster in prediction.clusters:
         for stage in cluster.stages:

@@ -5,8 +5,8 @@ that it returns is worth what `predict` says.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from collapipe.allocation.round_model.problem import (
     ClusterPlan,
@@ -100,6 +100,7 @@ class RoundPrediction:
         full_round_seconds: tau with the full time of migration: how long this round takes.
         convergence_term: Phi of (11).
         penalty, drift: The two parts of the objective (13).
+        idle_joules: Idle energy of each host during tau: (8). Hosts without idle power are left out.
     """
 
     clusters: tuple[ClusterPrediction, ...]
@@ -108,6 +109,7 @@ class RoundPrediction:
     convergence_term: float
     penalty: float
     drift: float
+    idle_joules: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def objective(self) -> float:
@@ -117,7 +119,7 @@ class RoundPrediction:
     @property
     def energy_joules(self) -> dict[str, float]:
         """Energy of each host in the round, summed over the clusters that it serves."""
-        energy: dict[str, float] = {}
+        energy = dict(self.idle_joules)
         for cluster in self.clusters:
             for stage in cluster.stages:
                 energy[stage.host_id] = energy.get(stage.host_id, 0.0) + stage.energy_joules
@@ -134,7 +136,8 @@ def predict(problem: RoundProblem, plans: RoundPlan) -> RoundPrediction:
     full_round_seconds = problem.fixed_seconds + max(
         cluster.round_seconds + later * cluster.migrate_seconds for cluster in clusters
     )
-    drift = 0.0
+    # Without the check, idle hosts without a price would give NaN in a round of infinite time.
+    drift = problem.idle_price * round_seconds if problem.idle_price else 0.0
     for cluster, predicted in zip(problem.clusters, clusters, strict=True):
         hosts = cluster.hosts
         drift += sum(
@@ -150,7 +153,15 @@ def predict(problem: RoundProblem, plans: RoundPlan) -> RoundPrediction:
         term,
         penalty(problem, round_seconds, term),
         drift,
+        idle_joules(problem, round_seconds),
     )
+
+
+def idle_joules(problem: RoundProblem, seconds: float) -> dict[str, float]:
+    """Returns the idle energy of every host that has idle power: (8)."""
+    return {
+        name: host.idle_watts * seconds for name, host in problem.hosts.items() if host.idle_watts
+    }
 
 
 def penalty(problem: RoundProblem, round_seconds: float, term: float) -> float:

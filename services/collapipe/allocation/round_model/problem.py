@@ -26,6 +26,7 @@ class Host:
         memory_bytes: Memory that training may use. `None` means no limit.
         base_bytes: Memory in use before the host holds any unit.
         busy_watts: Power while computing, beyond the power of an idle host: (8).
+        idle_watts: Power that its budget pays for during the whole round, whether it takes part or not: (8).
         energy_budget_joules: Budget of an average round. `None` means mains power, without a budget.
         backlog: Backlog of its virtual queue: (12).
         push_bps, fetch_bps: Rates of weights to the edge server and from there, for the sum of (6): see
@@ -47,6 +48,7 @@ class Host:
     push_bps: float = math.inf
     fetch_bps: float = math.inf
     push_watts: float = 0.0
+    idle_watts: float = 0.0
 
     def compute_seconds(self, micro_batch_size: float, work: float) -> float:
         """Returns the time of one micro-batch, forward and backward: (2).
@@ -423,6 +425,16 @@ class RoundProblem:
     round_index: int = 0
     blocks_on_control_unit: bool = False
     blocks_on_edge_server: bool = False
+
+    @property
+    def hosts(self) -> dict[str, Host]:
+        """Every host of every cluster by its id."""
+        return {key: host for cluster in self.clusters for key, host in cluster.hosts.items()}
+
+    @property
+    def idle_price(self) -> float:
+        """The price of a second of idle power in (13): sum of Q_k P_k / Ebar_k."""
+        return sum(host.joule_weight * host.idle_watts for host in self.hosts.values())
 
     @property
     def previous(self) -> RoundPlan | None:

@@ -17,7 +17,6 @@ from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
     Host,
-    Link,
     LinkPlan,
     RadioLink,
     RoundPlan,
@@ -26,7 +25,7 @@ from collapipe.allocation.round_model.problem import (
 )
 from collapipe.allocation.search.bandwidth import Allocation, Prices
 from collapipe.allocation.search.link_tables import AssumedLinks
-from collapipe.allocation.search.power import best_watts, full_link
+from collapipe.allocation.search.power import best_watts, full_link, full_watts
 from collapipe.codec_table import CODECS
 
 _SHARES = np.geomspace(1 / 256, 1.0, 25)
@@ -196,7 +195,7 @@ def _cheapest_links(
 
     The cost is the sum of three costs: of the share, of the seconds and of the joules.
     """
-    pairs, hosts, channel = _pairs(cluster), cluster.hosts, cluster.channel or ""
+    pairs, channel = _pairs(cluster), cluster.channel or ""
     total, hertz_price = problem.channels[channel], prices.channels[channel]
     link_prices = [
         second_price
@@ -213,7 +212,7 @@ def _cheapest_links(
     cost = np.tile(hertz_price * shares, (len(pairs), 1))
     watts = []
     for ends in (pairs, [(receiver, sender) for sender, receiver in pairs]):
-        table = np.array([_direction(cluster.links[end], hosts[end[0]]) for end in ends])
+        table = np.array([_direction(cluster, *end) for end in ends])
         signal_to_noise, efficiency, capacity, joule_price, limit = table.T[:, :, None]
         radio = signal_to_noise > 0
         gain = np.where(radio, signal_to_noise, 1.0) / shares
@@ -231,16 +230,18 @@ def _cheapest_links(
     }
 
 
-def _direction(link: Link, sender: Host) -> tuple[float, float, float, float, float]:
+def _direction(
+    cluster: ClusterProblem, sender: str, receiver: str
+) -> tuple[float, float, float, float, float]:
     """Returns the constants of one direction of a link.
 
     They are the signal-to-noise ratio of 1 W in 1 Hz (0 on wires), the efficiency, the capacity, the price of
     a joule, and the largest power.
     """
+    link, joule_price = cluster.links[sender, receiver], cluster.hosts[sender].joule_weight
     if isinstance(link, RadioLink):
         signal_to_noise = link.gain / link.noise_watts_per_hertz
-        limit = sender.max_transmit_watts
-        return signal_to_noise, link.efficiency, math.inf, sender.joule_weight, limit
+        return signal_to_noise, link.efficiency, math.inf, joule_price, full_watts(cluster, sender)
     return 0.0, 1.0, link.capacity_bps, 0.0, 0.0
 
 

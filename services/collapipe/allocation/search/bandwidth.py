@@ -124,7 +124,8 @@ class _Program:
 
         (y / y0 + 1) / 2 <= sqrt(B t / y0)
 
-    This constraint is convex. It is stricter than the old one, and equal to it at the start. Repeated steps,
+    This constraint is convex. It is stricter than the old one, and equal to it at the start. The program treats
+    e <= p t alike, where the powers p of a sender have a limit together. Repeated steps,
     each from the point found before, converge to a stationary point. That point is the optimum, because (13)
     is convex in the logarithms of shares and powers.
 
@@ -214,15 +215,16 @@ class _Program:
     def _free_radios(
         self, times: "cp.Expression", shares: "cp.Expression", energy: "cp.Variable"
     ) -> "list[cp.Constraint]":
-        """Returns the least energy for y, the bound on y, and the limit of the power; `product` is y."""
+        """Returns the least energy for y, the bound on y, and the limit of the powers; `product` is y."""
         import cvxpy as cp
 
         count = self._shape.num_free
-        product = cp.Variable(count)
+        product, caps = cp.Variable(count), cp.Variable(count, nonneg=True)
         return [
             self._least_energy("free", product, energy),
             cp.SOC(times + shares, cp.vstack([product + 1, times - shares])),
-            energy <= cp.multiply(self._given("limit", count), times),
+            cp.SOC(times + caps, cp.vstack([energy + 1, times - caps])),
+            self._given("senders", count, count) @ caps <= 1,
         ]
 
     def _least_energy(
@@ -319,7 +321,8 @@ class _Program:
                 "free_per_product": 1 / (1 + signal[free]),
                 "free_per_energy": signal[free] / (1 + signal[free]),
                 "free_log_start": np.log1p(signal[free]),
-                "limit": links.limit_watts[free] / start.watts[free],
+                "senders": links.same_sender[np.ix_(free, free)]
+                * (start.watts[free] / links.limit_watts[free, None]),
                 "wire_demand": demand[wires],
                 "least_wire_times": (links.bits / links.capacity_bps / start.times)[wires],
                 "uploads": np.eye(shape.num_clusters)[uploads.cluster].T * whole_channel / seconds,

@@ -34,6 +34,8 @@ _MAX_LOCAL_CHANGES = 3
 """In each turn, shares and powers are solved for this number of the most promising local changes."""
 _PROMISING = 1.3
 """A local change is ignored if its objective with assumed links is larger than the best by this factor."""
+_HYSTERESIS_WEIGHT = 100.0
+"""The largest V with which the hysteresis grows: docs/scheduling.md, "How a round is solved", 4."""
 _ALLOCATION_HYSTERESIS = 0.2
 """New shares and powers must gain this part of the hysteresis. They move no blocks, but reconfigure links."""
 
@@ -59,7 +61,8 @@ def decide(
 
     Args:
         current: The plans of the previous round. Moves of blocks are counted from them.
-        hysteresis: Part of the penalty V (tau / tau_ref + lambda Phi) of the current plans.
+        hysteresis: Part of the penalty V (tau / tau_ref + lambda Phi) of the current plans, with V at most
+            `_HYSTERESIS_WEIGHT`.
         time_limit_seconds: Checked between the steps of the search. The convex solver gets the rest of it.
 
     Raises:
@@ -75,7 +78,7 @@ def decide(
                 for cluster, plan in zip(problem.clusters, current, strict=True)
             ),
         )
-    search = _Search(problem, time_limit_seconds, clock)
+    search = _Search(_with_idle_energy_as_time(problem), time_limit_seconds, clock)
     reallocated: Allocation | None = None
     try:
         if current is not None:
@@ -83,7 +86,7 @@ def decide(
         search.start()
         search.improve(thorough=reallocated is None)
     except (SolverFailedError, _TimeIsUpError) as error:
-        return _without_solver(search, current, error)
+        return _without_solver(problem, search, current, error)
     best = search.best
     assert best is not None  # Otherwise `place_segments` has raised an InfeasibleError.
     if reallocated is None:
@@ -91,12 +94,12 @@ def decide(
     assert current is not None
     usable = not violations(problem, current)
     now = predict(problem, current) if usable else reallocated.prediction
-    margin = hysteresis * now.penalty
+    margin = hysteresis * now.penalty * min(1.0, _HYSTERESIS_WEIGHT / problem.penalty_weight)
     gain = reallocated.prediction.objective - best.prediction.objective
     if gain > margin:
         return _decision(problem, with_least_windows(problem, best.plans), "", search.effort)
     reason = (
-        f"another placement would lower the objective by {gain:g}: less than the hysteresis, {hysteresis:g} of {now.penalty:g}"
+        f"another placement would lower the objective by {gain:g}: less than the hysteresis, {margin:g}"
         if gain > 0
         else "no better placement was found"
     )
@@ -212,13 +215,36 @@ class _Search:
         return left
 
 
+def _with_idle_energy_as_time(problem: RoundProblem) -> RoundProblem:
+    """Returns the problem with the same objective and no idle power: docs/scheduling.md (13).
+
+    Idle energy grows with the time of the round, so it changes the price of a second only.
+    """
+    if not problem.idle_price:
+        return problem
+    second_price = problem.penalty_weight / problem.reference_seconds + problem.idle_price
+    clusters = tuple(
+        replace(
+            cluster,
+            control_unit=replace(cluster.control_unit, idle_watts=0.0),
+            devices=tuple(replace(device, idle_watts=0.0) for device in cluster.devices),
+            edge_server=replace(cluster.edge_server, idle_watts=0.0),
+        )
+        for cluster in problem.clusters
+    )
+    reference_seconds = problem.penalty_weight / second_price
+    return replace(problem, clusters=clusters, reference_seconds=reference_seconds)
+
+
 def _without_solver(
-    search: _Search, current: RoundPlan | None, error: SolverFailedError | _TimeIsUpError
+    problem: RoundProblem,
+    search: _Search,
+    current: RoundPlan | None,
+    error: SolverFailedError | _TimeIsUpError,
 ) -> Decision:
     """Returns the current plans if they are still feasible, else the best plans so far, else equal shares."""
     slow = isinstance(error, _TimeIsUpError) or search.time_is_up
     kept = "solver_slow" if slow else "solver_failed"
-    problem = search.problem
     if current is not None and not violations(problem, current):
         return _decision(problem, current, kept, str(error))
     if search.best is not None:

@@ -105,13 +105,19 @@ def full_link(
     codec: CodecName = "fp32",
     share: float = math.inf,
 ) -> LinkPlan:
-    """Returns a link with a share and full power, which is 0 W on wires."""
+    """Returns a link with a share and full power, which is 0 W on wires.
+
+    A device sends to both neighbours, so each link has half of its power.
+    """
     if not isinstance(cluster.links[sender, receiver], RadioLink):
         return LinkPlan(codec, share)
-    hosts = cluster.hosts
-    return LinkPlan(
-        codec, share, hosts[sender].max_transmit_watts, hosts[receiver].max_transmit_watts
-    )
+    return LinkPlan(codec, share, full_watts(cluster, sender), full_watts(cluster, receiver))
+
+
+def full_watts(cluster: ClusterProblem, host_id: str) -> float:
+    """Returns the power of a host for each of its links, if it divides its power equally."""
+    ends = (cluster.control_unit.host_id, cluster.edge_server.host_id)
+    return cluster.hosts[host_id].max_transmit_watts / (1 if host_id in ends else 2)
 
 
 def _start(links: SharedLinks, plans: RoundPlan) -> Point:
@@ -130,7 +136,8 @@ def _start(links: SharedLinks, plans: RoundPlan) -> Point:
         weight = (delay.times + (delay.times > 0) * (delay.repeats / users)[:, None]).sum(axis=0)
         both = np.concatenate([shares, shares])
         gain = np.where(links.radio, links.gain / both, 1.0)
-        watts = best_watts(links.second_price * weight, links.joule_price, gain, links.limit_watts)
+        limit = np.where(links.has_partner, 0.5, 1.0) * links.limit_watts
+        watts = best_watts(links.second_price * weight, links.joule_price, gain, limit)
     uploads = [plans[n].uploads[k] for n, k in links.uploads.positions]
     return links.point(
         shares,
@@ -141,20 +148,28 @@ def _start(links: SharedLinks, plans: RoundPlan) -> Point:
 
 
 def _costly(links: SharedLinks, shares: Floats) -> Bools:
-    """Returns which directions may save energy if they send more slowly. (J)"""
+    """Returns which directions may save energy if they send more slowly, or leave power to another one. (J)"""
     both = np.concatenate([shares, shares])
-    return (links.joule_price > 0) & (links.limit_watts * links.gain > _LEAST_SIGNAL * both)
+    useful = links.limit_watts * links.gain > _LEAST_SIGNAL * both
+    return ((links.joule_price > 0) | links.has_partner) & links.radio & useful
 
 
 def _bounded(links: SharedLinks, shares: Floats, watts: Floats) -> Floats:
-    """Limits the powers to their range.
+    """Limits the powers to their range, also those of two directions with the same sender.
 
-    A direction has full power if its energy costs nothing. Otherwise it keeps `_LEAST_SIGNAL`.
+    The powers of a sender add up to its limit if its energy costs nothing. Otherwise each keeps `_LEAST_SIGNAL`.
     """
     both = np.concatenate([shares, shares])
     least = _LEAST_SIGNAL * both / np.where(links.radio, links.gain, math.inf)
-    bounded = np.clip(watts, np.minimum(least, links.limit_watts), links.limit_watts)
-    return np.where(_costly(links, shares), bounded, links.limit_watts)
+    limit = np.where(links.has_partner, 0.5, 1.0) * links.limit_watts
+    bounded = np.clip(watts, np.minimum(least, limit), links.limit_watts)
+    bounded = np.where(_costly(links, shares), bounded, limit)
+    used = links.same_sender @ bounded / np.where(links.limit_watts > 0, links.limit_watts, 1.0)
+    return np.where(
+        links.joule_price > 0,
+        bounded / np.maximum(used, 1.0),
+        bounded / np.where(used > 0, used, 1.0),
+    )
 
 
 def _with_unshared_links_full(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:

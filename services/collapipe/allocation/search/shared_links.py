@@ -130,7 +130,8 @@ class SharedLinks:
             share. (J)
         efficiency: Measured rate over that of docs/scheduling.md (1). (J)
         capacity_bps: Rate of a wire; infinite on radios. (J)
-        limit_watts: Largest power of the sender; 0 on wires. (J)
+        limit_watts: Largest power of the sender, for all of its directions together; 0 on wires. (J)
+        same_sender: Whether two directions have the same sender in the same cluster. (J, J)
         joule_price: Cost in the objective for a joule that each micro-batch takes. (J)
         second_price: Cost in the objective for a second of the round: V / tau_ref.
         delay: The round time as a function of the transfer times, without sending `uploads`.
@@ -147,6 +148,7 @@ class SharedLinks:
     efficiency: Floats
     capacity_bps: Floats
     limit_watts: Floats
+    same_sender: Bools
     joule_price: Floats
     second_price: float
     delay: RoundDelay
@@ -158,6 +160,11 @@ class SharedLinks:
         upload_times = self.uploads.times(upload_shares, upload_watts)
         times = self.times(shares, watts)
         return Point(shares, watts, times, upload_shares, upload_watts, upload_times)
+
+    @property
+    def has_partner(self) -> Bools:
+        """Whether the sender of a direction sends on another one, too. (J)"""
+        return np.asarray(self.radio & (self.same_sender.sum(axis=1) > 1))
 
     def round_seconds(self, point: Point) -> Floats:
         """Returns the round time of each cluster, without T_fixed: docs/scheduling.md (6)."""
@@ -244,6 +251,7 @@ def shared_links(problem: RoundProblem, plans: RoundPlan) -> SharedLinks | None:
     names = sorted({str(problem.clusters[n].channel) for n, _ in positions})
     count = len(positions)
     columns = {name: np.zeros(2 * count) for name in ("bits", "gain", "limit", "joules")}
+    senders = [(n, i) for n, i in positions] + [(n, i + 1) for n, i in positions]  # as stages
     efficiency, capacity = np.ones(2 * count), np.full(2 * count, math.inf)
     for at, key in enumerate(positions):
         plan = plans[key[0]]
@@ -270,6 +278,7 @@ def shared_links(problem: RoundProblem, plans: RoundPlan) -> SharedLinks | None:
         efficiency=efficiency,
         capacity_bps=capacity,
         limit_watts=columns["limit"],
+        same_sender=np.array([[one == other for other in senders] for one in senders]),
         joule_price=columns["joules"],
         second_price=problem.penalty_weight / problem.reference_seconds,
         delay=_round_delay(

@@ -62,7 +62,7 @@ def place_blocks(
 def complete(problem: RoundProblem, placed: Sequence[Stages]) -> RoundPlan:
     """Adds windows, and gives every link an equal share of its channel, full power and the first codec, also for uploads.
 
-    Uploads over radios have full power and end together; see `with_full_power_uploads`.
+    A device that sends to both neighbours has half of its power for each. Uploads over radios have full power and end together; see `with_full_power_uploads`.
 
     `placed` has the stages of each cluster.
     """
@@ -74,15 +74,10 @@ def complete(problem: RoundProblem, placed: Sequence[Stages]) -> RoundPlan:
         share = math.inf
         if cluster.channel is not None and num_links[cluster.channel]:
             share = problem.channels[cluster.channel] / num_links[cluster.channel]
-        hosts = cluster.hosts
+        watts = [cluster.hosts[stage.host_id].max_transmit_watts for stage in stages]
+        watts[1:-1] = [limit / 2 for limit in watts[1:-1]]
         links = tuple(
-            LinkPlan(
-                problem.codecs[0],
-                share,
-                hosts[sender.host_id].max_transmit_watts,
-                hosts[receiver.host_id].max_transmit_watts,
-            )
-            for sender, receiver in itertools.pairwise(stages)
+            LinkPlan(problem.codecs[0], share, *both) for both in itertools.pairwise(watts)
         )
         plan = ClusterPlan(stages, num_micro_batches(cluster), links, cluster.upload_codecs[0])
         plans.append(widen_windows(problem, cluster, plan))
