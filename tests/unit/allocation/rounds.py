@@ -144,7 +144,7 @@ def _cluster(
             busy_watts=numbers.choice([1.0, 5.0]),
             energy_budget_joules=numbers.choice([5.0, 40.0]) if has_budget else None,
             backlog=numbers.choice([0.0, 0.5, 3.0]) if has_budget else 0.0,
-            max_transmit_watts=1.0,
+            max_transmit_watts=2.0,
             push_bps=numbers.choice([math.inf, 500.0]) if moves else math.inf,
             fetch_bps=numbers.choice([math.inf, 300.0]) if moves else math.inf,
             push_watts=2.0 if moves else 0.0,
