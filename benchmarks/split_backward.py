@@ -4,7 +4,7 @@
     python -m benchmarks.split_backward block --repetitions 40
 
 `block`: forward and backward pass of a block of BERT-base on one thread, in turn.
-`rounds`: rounds of `proportional` with four unlike emulated devices on wires of 6 Mbit/s, in turn: real processes,
+`rounds`: rounds of `proportional` with four unlike emulated devices on wires of 3 Mbit/s, in turn: real processes,
 whose processors and links are paced.
 """
 
@@ -33,7 +33,7 @@ from collapipe_client.testbed_processes import Device
 BERT_BASE = '{"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}'
 SHAPES = ((1, 64), (4, 128))
 """Samples and tokens of a micro-batch."""
-TIME_SCALE = 20.0
+TIME_SCALE = 40.0
 """Factor on all emulated times. The rate of the wires suits it."""
 
 
@@ -86,14 +86,14 @@ def _passes(
 
 def rounds(directory: Path, options: argparse.Namespace) -> None:
     """Prints the median seconds of a round and of its training, and the range of the ratios of pairs."""
-    world = World({"*": LinkDescription(rate_bps=6e6, delay_seconds=0.008)})
+    world = World({"*": LinkDescription(rate_bps=3e6, delay_seconds=0.015)})
     emulated = emulation(world=world).model_copy(update={"time_scale": TIME_SCALE})
     found: dict[bool, list[float]] = {False: [], True: []}
     with LocalTestbed([[Device()] * len(DEVICES)], directory, emulation=emulated) as bed:
         bed.wait_until_registered()
         for _ in range(options.repetitions):
             for split, seconds in found.items():
-                job = make_job("split", rounds=4, strategy="proportional")
+                job = make_job("split", rounds=2, strategy="proportional")
                 training = job.training.model_copy(update={"split_backward": split})
                 ran = run(bed, job.model_copy(update={"training": training}))
                 seconds.append(settled_training(ran))

@@ -77,7 +77,7 @@ def test_plan_with_lossy_uploads_is_the_best_of_all(drawn: Round) -> None:
     check(*drawn)
 
 
-@given(rounds(clusters=(1, 2), devices=(1, 3), blocks=(3, 4), **EVERY_HOST), st.data())
+@given(rounds(clusters=(1, 2), devices=(1, 2), blocks=(2, 3), **EVERY_HOST), st.data())
 def test_plan_with_split_backward_passes_is_the_best_of_all(
     drawn: Round, data: st.DataObject
 ) -> None:
