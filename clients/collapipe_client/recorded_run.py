@@ -34,6 +34,7 @@ _MAY_DIFFER = {
     "update_per",
     "warm_up_steps",
     "recompute",
+    "split_backward",
     "evaluate_every",
     "upload_codecs",
 }

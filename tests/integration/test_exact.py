@@ -76,6 +76,24 @@ CASES: dict[str, dict[str, Any]] = {
         "training": {"recompute": True},
         "schedule": {"strategy": "manual", "segments": [[1, 4, 1]]},
     },
+    "split backward": {
+        "num_blocks": 6,
+        "devices_per_cluster": 3,
+        "training": {"split_backward": True},
+        "schedule": {"strategy": "manual", "segments": [[1, 3, 2]]},
+    },
+    "split backward, translation, recompute, update per micro-batch": {
+        "devices_per_cluster": 2,
+        "family": "marian",
+        "kind": "translation",
+        "training": {
+            "split_backward": True,
+            "recompute": True,
+            "update_per": "micro_batch",
+            "warm_up_steps": 3,
+            "label_smoothing": 0.1,
+        },
+    },
     "recompute": {"devices_per_cluster": 2, "training": {"recompute": True}},
     "update per micro-batch": {
         "devices_per_cluster": 2,

@@ -55,7 +55,8 @@ def check_stage(trace: ReadTrace, host: str, cluster: int) -> None:
     for earlier, later in itertools.pairwise(outermost):
         assert earlier.end <= later.start
     done = Counter((s.category, s.values.get("step"), s.values.get("micro_batch")) for s in track)
-    for action in ("forward", "backward"):
+    splits = not host.startswith("control-unit")
+    for action in ("forward", "backward", *["weight"] * splits):
         passes = {key: count for key, count in done.items() if key[0] == action}
         assert passes == {
             (action, step, number): 1 for step in range(STEPS) for number in range(MICRO_BATCHES)
@@ -72,7 +73,7 @@ def test_trace_has_every_micro_batch_of_every_stage(testbed: LocalTestbed, tmp_p
         tmp_path,
         num_rows=(21, 21),
         devices_per_cluster=[3, 1],
-        training={"recompute": True, "local_steps": STEPS},
+        training={"recompute": True, "split_backward": True, "local_steps": STEPS},
         schedule={"num_micro_batches": MICRO_BATCHES},
         name="traced",
     )

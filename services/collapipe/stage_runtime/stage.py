@@ -98,8 +98,8 @@ class _TrainingStep(_Step):
 
     num_targets: int
     stash: ActivationStash
-    deferred_work: deque[Work] = field(default_factory=deque)
-    """The work of the deferred gradients in the stash."""
+    deferred: deque[tuple[Work, float]] = field(default_factory=deque)
+    """The work of the deferred gradients in the stash, with the seconds of the backward passes that left them."""
     loss: float = 0.0
 
 
@@ -340,7 +340,7 @@ class Stage:
             seconds = self._finish_work(started, self._work.forward(side), FORWARD_SHARE)
             self._record("forward", started, frame)
         step.times.forward_seconds += seconds
-        self._acted(frame, seconds)
+        self._acted(frame.kind, frame.micro_batch, seconds)
         if self._head is None:
             sent = self._frame_for_next_stage(frame, outputs, side)
             stashed.sent_bytes = sent.byte_length
@@ -361,12 +361,14 @@ class Stage:
                     torch.autograd.backward(outputs, gradient)
                 if self._split_layers:
                     step.stash.defer(deferred)
-                    step.deferred_work.append(self._work.weight_gradients(stashed.side))
             share = 1 - FORWARD_SHARE - (WEIGHTS_SHARE if self._split_layers else 0.0)
             seconds = self._finish_work(started, self._work.backward(stashed.side), share)
             self._record("backward", started, frame)
         step.times.backward_seconds += seconds
-        self._acted(frame, seconds)
+        if self._split_layers:
+            step.deferred.append((self._work.weight_gradients(stashed.side), seconds))
+        else:
+            self._acted(frame.kind, frame.micro_batch, seconds)
         num_samples = stashed.side["attention_mask"].shape[0]
         self._metrics.worked(self._num_blocks, num_samples, stashed.sent_bytes)
         tensors = {}
@@ -379,20 +381,22 @@ class Stage:
 
     def _compute_deferred(self, step: _TrainingStep) -> None:
         """Computes the gradients of the weights that the oldest backward pass has left."""
-        deferred = step.stash.pop_deferred()
+        deferred, micro_batch = step.stash.pop_deferred(), step.progress.released
+        work, backward_seconds = step.deferred.popleft()
         with COMPUTE_LOCK:
             started = time.perf_counter()
             deferred.compute()
-            seconds = self._finish_work(started, step.deferred_work.popleft(), WEIGHTS_SHARE)
+            seconds = self._finish_work(started, work, WEIGHTS_SHARE)
             SPANS.record(
                 self._track,
                 "weight gradients",
                 started,
                 step=step.index,
-                micro_batch=step.progress.released,
+                micro_batch=micro_batch,
             )
         step.progress.released_one()
         step.times.backward_seconds += seconds
+        self._acted(FrameKind.BACKWARD, micro_batch, backward_seconds + seconds)
         self._metrics.computed_weight_gradients(seconds)
 
     def _run_units(
@@ -441,9 +445,8 @@ class Stage:
             FrameKind.PREDICTION, frame.step_index, frame.micro_batch, {"predictions": predictions}
         )
 
-    def _acted(self, frame: Frame, seconds: float) -> None:
-        end_unit_seconds = self._end_unit_share * seconds
-        self._metrics.acted(frame.kind, frame.micro_batch, seconds, end_unit_seconds)
+    def _acted(self, kind: FrameKind, micro_batch: int, seconds: float) -> None:
+        self._metrics.acted(kind, micro_batch, seconds, self._end_unit_share * seconds)
 
     def _record(self, action: str, started: float, frame: Frame) -> None:
         """Records what the stage did with a micro-batch until now, or that it waited for it."""

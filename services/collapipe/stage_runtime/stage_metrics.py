@@ -25,9 +25,8 @@ class StageMetrics:
         self._use_energy(seconds)
 
     def computed_weight_gradients(self, seconds: float) -> None:
-        """The stage computed the deferred gradients of one micro-batch."""
+        """The stage computed the deferred gradients of one micro-batch, as a part of its backward pass."""
         metrics.STAGE_WEIGHT_GRADIENT_SECONDS.labels(*self._labels).inc(seconds)
-        self._use_energy(seconds)
 
     def evaluated(self, seconds: float) -> None:
         """The stage computed one micro-batch of an evaluation."""

@@ -106,15 +106,12 @@ def _work(window: SampleWindow, host: str) -> _Work:
             forward_seconds, backward_seconds, micro_batches = passes[:3]
             block_samples, end_unit_seconds, samples = passes[3:]
             deferred = window.increases(group, "stage_weight_gradient_seconds_total")
-            deferred_seconds = deferred[0] if deferred else 0.0
-            seconds = forward_seconds + backward_seconds
-            work.computing_seconds += seconds + deferred_seconds
-            work.deferred_seconds += deferred_seconds
+            work.computing_seconds += forward_seconds + backward_seconds
+            work.deferred_seconds += deferred[0] if deferred else 0.0
             work.micro_batches += micro_batches
             work.block_samples += block_samples
             if end_unit_seconds:
-                # Deferred gradients are divided between the blocks and the other unit like the rest of the time.
-                work.end_unit_seconds += end_unit_seconds * (1 + deferred_seconds / seconds)
+                work.end_unit_seconds += end_unit_seconds
                 work.end_unit_samples += samples
         updates = window.increases(group, "stage_update_seconds_total", "stage_steps_total")
         if updates:

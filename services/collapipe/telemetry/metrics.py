@@ -72,7 +72,7 @@ STAGE_UPDATE_SECONDS = Counter(
 )
 STAGE_WEIGHT_GRADIENT_SECONDS = Counter(
     "collapipe_stage_weight_gradient_seconds_total",
-    "Time that a stage computed gradients of weights that its backward passes had left for later.",
+    "Part of the time of backward passes in which a stage computed gradients that it had left for later.",
     _STAGE,
 )
 STAGE_STASH_BYTES = Gauge(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collapipe.allocation.round_model.in_flight_windows import WINDOW_SLACK
+from collapipe.allocation.round_model.in_flight_windows import WINDOW_SLACK, window_slack
 from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import (
@@ -75,6 +75,29 @@ def test_plan_with_lossy_codecs_is_the_best_of_all(drawn: Round) -> None:
 @given(rounds(clusters=(1, 2), devices=(1, 2), blocks=(3, 4), upload_codecs=3))
 def test_plan_with_lossy_uploads_is_the_best_of_all(drawn: Round) -> None:
     check(*drawn)
+
+
+@given(rounds(clusters=(1, 2), devices=(1, 2), blocks=(2, 3), **EVERY_HOST), st.data())
+def test_plan_with_split_backward_passes_is_the_best_of_all(
+    drawn: Round, data: st.DataObject
+) -> None:
+    # Windows are wide enough. For narrow ones, the search assumes that whole backward passes are waited for.
+    def splits(host: Host) -> Host:
+        share = data.draw(st.sampled_from([0.0, 0.25, 1 / 3]))
+        return replace(host, deferred_share=share, memory_bytes=None)
+
+    problem, assumed = drawn
+    edge_server = splits(problem.clusters[0].edge_server)
+    clusters = tuple(
+        replace(
+            cluster,
+            control_unit=splits(cluster.control_unit),
+            devices=tuple(map(splits, cluster.devices)),
+            edge_server=edge_server,
+        )
+        for cluster in problem.clusters
+    )
+    check(replace(problem, clusters=clusters, in_flight_limit=None), assumed)
 
 
 @given(rounds(clusters=(3, 3), devices=(1, 2), blocks=(3, 4)))
@@ -247,6 +270,15 @@ def test_windows_are_no_larger_than_their_delay_needs() -> None:
     problem = replace(problem, mini_batch=16, model=replace(problem.model, num_blocks=3))
     (plan,) = place_segments(problem, assumed)
     needed = [4, 4, 3, 2, 1]  # The loops have 3, 3, 2, 1 and 0 blocks, and links.
+    (cluster,) = problem.clusters
+    devices = tuple(replace(device, deferred_share=1 / 3) for device in cluster.devices)
+    split = replace(problem, clusters=(replace(cluster, devices=devices),))
+    (after,) = place_segments(split, assumed)
+    # A stage waits for two thirds of each block after its own, but holds its own until its last gradient.
+    slack = [WINDOW_SLACK, *[window_slack(1.0)] * 3, WINDOW_SLACK]
+    assert [stage.in_flight for stage in after.stages] == [
+        n + more for n, more in zip([3, 3, 2, 2, 1], slack, strict=True)
+    ]
     assert [stage.in_flight for stage in plan.stages] == [n + WINDOW_SLACK for n in needed]
     enough, seconds = predict(problem, (plan,)).round_seconds, []
     for i, n in enumerate(needed):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.models import Head, ModelAdapter, Unit, initial_model, split_state
+from collapipe.stage_runtime.activation_stash import count_kept_bytes
 from collapipe.stage_runtime.weight_gradients import deferred_gradients, use_split_backward
 
 MakeBatch = Callable[..., dict[str, Tensor]]
@@ -117,8 +118,9 @@ def test_units_equal_whole_model_in_training(
     for seed in (0, 1):  # twice, so that gradients accumulate
         batch = make_batch(adapter.task, padded=padded, seed=seed)
         expected_loss = run_whole(adapter, model, batch, smoothing)
-        with deferred_gradients(layers) as deferred:
+        with deferred_gradients(layers) as deferred, count_kept_bytes((*body, head)) as kept:
             assert torch.equal(run_units(body, head, batch, smoothing), expected_loss)
+        assert deferred.kept_bytes <= sum(kept.values())
         deferred.compute()
 
     gradients = {

@@ -74,6 +74,13 @@ def test_time_of_half_blocks_is_divided_by_their_work() -> None:
     assert found == pytest.approx(expected)
 
 
+def test_deferred_share_is_averaged_and_stays_without_a_measurement() -> None:
+    known = Knowledge(hosts={"device-0": HostKnowledge(seconds_per_sample=1.0)})
+    for share in (0.3, 0.32, None):
+        learn(known, hosts={"device-0": HostEstimate(deferred_share=share)})
+    assert known.hosts["device-0"].deferred_share == pytest.approx(0.31)
+
+
 def test_similar_measurements_are_averaged() -> None:
     known = learn(learn(Knowledge(), hosts=seen(1.0)), hosts=seen(1.2))
     assert known.hosts["device-0"].seconds_per_sample == pytest.approx(1.1)

@@ -21,25 +21,61 @@ from collapipe.simulation.outcome import run_round
 from .pipelines import random_round
 
 
-def _errors(count: int, *, num_clusters: int = 1, radio: bool = False) -> Sequence[float]:
+def _split(problem: RoundProblem) -> RoundProblem:
+    """Returns the problem with hosts that leave a third of their work for later."""
+
+    def splits(host: Host) -> Host:
+        return replace(host, deferred_share=1 / 3)
+
+    clusters = tuple(
+        replace(
+            cluster,
+            control_unit=splits(cluster.control_unit),
+            devices=tuple(map(splits, cluster.devices)),
+            edge_server=splits(cluster.edge_server),
+        )
+        for cluster in problem.clusters
+    )
+    return replace(problem, clusters=clusters)
+
+
+def _errors(
+    count: int, *, num_clusters: int = 1, radio: bool = False, split: bool = False
+) -> Sequence[float]:
     rng = random.Random(7)
     errors = []
     for _ in range(count):
         problem, plans = random_round(rng, num_clusters=num_clusters, radio=radio)
+        if split:
+            problem = _split(problem)
         predicted, simulated = predict(problem, plans), run_round(problem, plans)
         errors.append(abs(predicted.round_seconds / simulated.seconds - 1))
     return errors
 
 
 @pytest.mark.parametrize(
-    ("num_clusters", "radio", "median", "tail"),
-    [(1, False, 0.03, 0.12), (3, False, 0.03, 0.12), (1, True, 0.07, 0.17)],
-    ids=["one cluster", "clusters that share a head", "half-duplex links"],
+    ("num_clusters", "radio", "split", "median", "tail"),
+    [
+        (1, False, False, 0.03, 0.12),
+        (3, False, False, 0.03, 0.12),
+        (1, True, False, 0.07, 0.17),
+        (1, False, True, 0.03, 0.12),
+        (3, False, True, 0.03, 0.12),
+        (1, True, True, 0.07, 0.17),
+    ],
+    ids=[
+        "one cluster",
+        "clusters that share a head",
+        "half-duplex links",
+        "one cluster, split",
+        "clusters that share a head, split",
+        "half-duplex links, split",
+    ],
 )
 def test_formula_agrees_with_simulation_on_heterogeneous_pipelines(
-    num_clusters: int, radio: bool, median: float, tail: float
+    num_clusters: int, radio: bool, split: bool, median: float, tail: float
 ) -> None:
-    errors = _errors(500, num_clusters=num_clusters, radio=radio)
+    errors = _errors(500, num_clusters=num_clusters, radio=radio, split=split)
     found = float(np.median(errors)), float(np.quantile(errors, 0.95))
     print(
         f"docs/scheduling.md (5) against simulation: median {found[0]:.2%}, 95th percentile {found[1]:.2%}"
@@ -92,6 +128,18 @@ def test_round_time_is_its_steps_plus_the_push() -> None:
     assert outcome.clusters[0].mini_batch_seconds == pytest.approx(6.0)
     assert outcome.clusters[0].bubble_ratio == pytest.approx(1 - 2 * 1.0 / (3 * 6.0))
     assert outcome.seconds == pytest.approx(3 * 6.0 + push)
+
+
+def test_split_backward_passes_shorten_a_mini_batch() -> None:
+    problem, plans = _two_stages()
+    # The device sends its gradients at 3 s and 4 s, a third of a second earlier after each pass. Its last gradients of
+    # weights end before its last input gradient has travelled to the control unit.
+    whole = run_round(problem, plans).clusters[0].mini_batch_seconds
+    split = run_round(_split(problem), plans)
+    assert split.clusters[0].mini_batch_seconds == pytest.approx(whole - 1 / 3)
+    assert predict(_split(problem), plans).clusters[0].stages[1].deferred_seconds == pytest.approx(
+        1 / 3
+    )
 
 
 def test_moving_units_counts_in_full_in_this_round() -> None:

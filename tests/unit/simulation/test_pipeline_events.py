@@ -72,6 +72,26 @@ def test_window_of_one_runs_micro_batches_one_by_one() -> None:
     assert run.peak_in_flight == (1, 1)
 
 
+def test_gradients_of_weights_run_while_a_stage_waits() -> None:
+    # Each gradient travels for 3 s. The first stage has nothing else to do meanwhile.
+    whole = [SimulatedStage(1.0, 2.0, 9, "a"), SimulatedStage(1.0, 3.0, 1, "b")]
+    split = [SimulatedStage(1.0, 2.0, 9, "a"), SimulatedStage(1.0, 1.0, 1, "b", 2.0)]
+    link = SimulatedLink(0.0, 0.0, latency_seconds=3.0)
+    assert _seconds(SimulatedPipeline(whole, [link], 1)) == 1 + 3 + 4 + 3 + 2
+    assert _seconds(SimulatedPipeline(split, [link], 1)) == 1 + 3 + 2 + 3 + 2
+    # They end after the last backward pass of the first stage, and the step waits for them.
+    late = [SimulatedStage(1.0, 2.0, 9, "a"), SimulatedStage(1.0, 1.0, 1, "b", 20.0)]
+    assert _seconds(SimulatedPipeline(late, [link], 1)) == 1 + 3 + 2 + 20
+
+
+def test_deferred_gradients_count_in_the_window() -> None:
+    stages = [SimulatedStage(1.0, 1.0, 9, "a"), SimulatedStage(1.0, 1.0, 2, "b", 5.0)]
+    stages.append(SimulatedStage(0.0, 0.0, 1, "c"))
+    (run,) = simulate([SimulatedPipeline(stages, [_FREE, _FREE], 4)])
+    assert run.peak_in_flight[1] == 2
+    assert run.seconds == 1 + 4 * 7
+
+
 def test_heads_on_one_processor_take_turns() -> None:
     def pipeline(cluster: int, head: str) -> SimulatedPipeline:
         first = SimulatedStage(0.0, 0.0, 99, f"control-unit-{cluster}")

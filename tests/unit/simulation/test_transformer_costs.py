@@ -72,6 +72,14 @@ def test_bert_halves_have_the_parameters_of_their_layers() -> None:
     assert feed_forward == 768 * 3072 + 3072 + 3072 * 768 + 768 + 2 * 768
 
 
+def test_gradients_of_weights_are_a_third_of_the_products_with_weights() -> None:
+    shape = TRANSFORMERS["bert-base"]
+    assert 0.31 < shape.deferred_share(128) < 1 / 3
+    assert shape.deferred_share(128, recompute=True) == pytest.approx(
+        0.75 * shape.deferred_share(128)
+    )
+
+
 def test_recompute_takes_a_third_more_work_and_sets_the_flag() -> None:
     shape = TRANSFORMERS["bert-base"]
     assert shape.block_flops(128, recompute=True) == pytest.approx(

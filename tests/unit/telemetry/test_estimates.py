@@ -217,6 +217,15 @@ def joules(sensor: str, used: float) -> Series:
     return series("b:1", "energy_joules_total", 32, 32 + used, sensor=sensor)
 
 
+def test_deferred_share_is_a_part_of_the_compute_time() -> None:
+    labels = {"cluster": "0", "stage": "1"}
+    deferred = series("b:1", "stage_weight_gradient_seconds_total", 5, 6.5, **labels)
+    found = estimated([*stage(), deferred]).hosts["device"]
+    assert found.deferred_share == 1.5 / 6
+    assert found.seconds_per_sample == estimated(stage()).hosts["device"].seconds_per_sample
+    assert estimated(stage()).hosts["device"].deferred_share is None
+
+
 def test_busy_watts_use_the_sensor_that_covers_most_of_the_device() -> None:
     found = [*stage(), joules("rapl", 30), joules("ina3221", 60)]
     assert estimated(found).hosts["device"].busy_watts == pytest.approx(60 / 6)

@@ -25,6 +25,13 @@ Without slack, one delay of a stage starves the next stage. Event simulation sho
 mini-batches on wires than with windows that hold every micro-batch.
 """
 
+_DEFERRED_SLACK = 2
+"""Micro-batches that a window gets for deferred gradients of weights.
+
+In the event simulation of the scenario `heterogeneous`, they make a round of `proportional` 2.1 % shorter, and windows
+that hold every micro-batch only 0.4 % more.
+"""
+
 _ROUNDING = 1e-9
 """Excess over a whole number of micro-batches that is taken for a rounding error."""
 
@@ -35,6 +42,11 @@ def classical_window(problem: RoundProblem, num_micro_batches: int, num_segments
     `num_segments` counts the segments from this stage on. The head follows them.
     """
     return min(num_micro_batches, problem.in_flight_limit or num_segments + 1)
+
+
+def window_slack(deferred_seconds: float) -> int:
+    """Returns the micro-batches that a window gets beyond its need, for a stage that defers so much of each."""
+    return WINDOW_SLACK + (_DEFERRED_SLACK if deferred_seconds else 0)
 
 
 def widen_windows(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan) -> ClusterPlan:
@@ -56,7 +68,8 @@ def widen_windows(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterP
     for k, loop in enumerate(latency_loops(computes, deferred, links)[:-1]):
         stage, host = stages[k], cluster.hosts[stages[k].host_id]
         needed = math.ceil(loop / bottleneck - _ROUNDING) if is_measured else stage.in_flight
-        for window in range(min(limit, needed + WINDOW_SLACK), stage.in_flight, -1):
+        roomy = min(limit, needed + window_slack(deferred[k]))
+        for window in range(roomy, stage.in_flight, -1):
             widened = replace(stage, in_flight=window)
             memory = stage_memory_bytes(problem, host, widened, plan.num_micro_batches)
             if host.memory_bytes is None or memory <= host.memory_bytes:

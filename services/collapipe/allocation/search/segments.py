@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from collapipe.allocation.round_model.in_flight_windows import WINDOW_SLACK
+from collapipe.allocation.round_model.in_flight_windows import WINDOW_SLACK, window_slack
 from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import (
@@ -160,7 +160,7 @@ def with_least_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
                 loop.window_seconds / window > wide.bottleneck_seconds
             ):
                 window += 1
-            roomy = min(stage.in_flight, window + WINDOW_SLACK)
+            roomy = min(stage.in_flight, window + window_slack(loop.deferred_seconds))
             stages.append(replace(stage, in_flight=roomy))
         result.append(replace(plan, stages=tuple(stages)))
     return tuple(result)
