@@ -36,7 +36,7 @@ from collapipe.allocation.search.segments import with_least_windows
 from collapipe.allocation.strategies.balanced import place_proportionally
 from collapipe.simulation import Scenario, StrategyRun, read_scenario, run_strategy
 from collapipe.simulation.results import interval
-from collapipe_client.job_files import read_toml
+from collapipe_client.scenario_files import read_scenario_file
 
 SCENARIO = Path("clients/experiments/scenarios/heterogeneous.toml")
 DEFAULT_MICRO_BATCHES = 8
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("scenario", nargs="?", type=Path, default=SCENARIO)
     parser.add_argument("--seeds", type=int, help="Number of seeds, instead of the scenario's.")
     options = parser.parse_args(arguments)
-    document = read_toml(options.scenario, "give a scenario file")
+    document = read_scenario_file(options.scenario)
     if options.seeds is not None:
         document["seeds"] = options.seeds
     for value, scenario in read_scenario(document, str(options.scenario)).points():

@@ -64,7 +64,8 @@ def settings_page() -> str:
     parts += [
         "## Emulation files\n\nA JSON file, given by `--emulation`.\n",
         *_sections(Emulation, "Emulation"),
-        "## Scenarios of `collapipe simulate`\n\nA TOML file.\n",
+        "## Scenarios of `collapipe simulate`\n\nA TOML file. Its key `base` names another scenario file in the same folder, without `.toml`. Values of the file "
+        "replace those of its base: tables are merged key by key, and lists are replaced. Without a `name`, a scenario has the name of its file.\n",
         *_sections(Scenario, "Scenario"),
     ]
     return _ORIGIN + "\n".join(parts)

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from collapipe.errors import InvalidInputError
 from collapipe_client.cli_options import AsJson
-from collapipe_client.job_files import read_toml
 from collapipe_client.reporting import complain, exit_codes, plain_table, print_json, say
+from collapipe_client.scenario_files import read_scenario_file
 
 if TYPE_CHECKING:
     from collapipe.simulation import Interval, Scenario, StrategyRun, StrategySummary
@@ -91,7 +91,7 @@ def _check_installed() -> None:
 def _load(path: Path, seeds: int | None, rounds: int | None) -> "Scenario":
     from collapipe.simulation import read_scenario
 
-    document = read_toml(path, "give a scenario file; clients/experiments/scenarios has examples")
+    document = read_scenario_file(path)
     if seeds is not None:
         document["seeds"] = seeds
     if rounds is not None:

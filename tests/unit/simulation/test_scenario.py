@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -6,13 +5,9 @@ import pytest
 
 from collapipe.errors import InvalidInputError
 from collapipe.simulation import read_scenario
+from collapipe_client.scenario_files import read_scenario_file
 
 from .scenarios import RADIO, document, scenario
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _READY = Path(__file__).parents[3] / "clients/experiments/scenarios"
 
@@ -113,4 +108,4 @@ def test_sweep_of_budgets_gives_every_device_one() -> None:
 
 @pytest.mark.parametrize("path", sorted(_READY.glob("*.toml")), ids=lambda path: path.stem)
 def test_ready_scenario_is_valid_and_named_as_its_file(path: Path) -> None:
-    assert read_scenario(tomllib.loads(path.read_text("utf-8")), str(path)).name == path.stem
+    assert read_scenario(read_scenario_file(path), str(path)).name == path.stem
