@@ -130,12 +130,14 @@ def _plot(
 def _table(parameter: str | None, summaries: Sequence["StrategySummary"]) -> Table:
     """Makes a table with a row for each strategy and each value of the swept parameter."""
     has_budgets = any(summary.budget_joules for summary in summaries)
+    has_batteries = any(summary.rounds_until_empty for summary in summaries)
     table = plain_table()
     if parameter is not None:
         table.add_column(parameter)
     table.add_column("strategy", no_wrap=True)
     columns = ["delay, s", "dssra saves, %", "largest memory, GB"]
-    columns += ["largest energy, J", "backlog"] if has_budgets else []
+    columns += ["largest energy, J", "backlog", "budgets kept, %"] if has_budgets else []
+    columns += ["rounds until empty"] if has_batteries else []
     for column in [*columns, "idle, %", "prediction error, %"]:
         table.add_column(column)
     for summary in summaries:
@@ -149,6 +151,9 @@ def _table(parameter: str | None, summaries: Sequence["StrategySummary"]) -> Tab
             cells.append(_median(summary.memory_bytes, 1e-9))
             if has_budgets:
                 cells += [_median(summary.energy_joules_max), _median(summary.backlog)]
+                cells.append(f"{100 * (summary.budgets_kept or 0.0):.0f}")
+            if has_batteries:
+                cells.append(_with_bounds(summary.rounds_until_empty))
             cells += [_median(summary.bubble_ratio, 100), _median(summary.prediction_error, 100)]
         table.add_row(*cells)
     return table

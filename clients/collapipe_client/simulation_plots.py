@@ -54,6 +54,7 @@ _BACKLOG = _Measure("mean backlog, in budgets of a round", "", lambda summary: s
 
 _AXES = {
     "penalty_weight": "penalty weight V",
+    "clusters": "clusters",
     "devices_per_cluster": "devices of a cluster",
     "bandwidth": "bandwidth",
     "heterogeneity": "spread of speeds (largest factor between devices)",

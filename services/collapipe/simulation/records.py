@@ -51,6 +51,8 @@ class DeviceRecord:
         energy_joules, blocks: Sums over the rounds.
         backlog: Backlog after the last round.
         memory_bytes_max: Memory in the round that needed most.
+        battery_joules: Capacity of its battery. `None` means that it has none.
+        empty_after: Number of rounds after which its battery was empty. `None` means never.
     """
 
     host_id: str
@@ -60,6 +62,8 @@ class DeviceRecord:
     memory_bytes_max: float = 0.0
     blocks: int = 0
     num_rounds: int = 0
+    battery_joules: float | None = None
+    empty_after: int | None = None
 
     @property
     def mean_energy_joules(self) -> float:

@@ -44,10 +44,14 @@ class StrategySummary:
         energy_joules_max: Energy in a round of the device that uses most over all rounds.
         budget_joules: Mean budget of the devices that have one. `None` if none has.
         backlog: Backlog of a device with a budget. `None` if none has.
+        budgets_kept: Share of the devices with a budget whose energy over all rounds is within their budgets.
+            `None` if none has one.
+        rounds_until_empty: Rounds until the first battery is empty, or all rounds if none becomes empty.
+            `None` without batteries.
         memory_bytes: Memory of the device that needs most.
         bubble_ratio: Idle share of the slowest cluster.
-        reduction: Share of the round time that `dssra` saves against this strategy, seed by seed. `None`
-            without `dssra`.
+        reduction: Share of the time that `dssra` saves against this strategy, seed by seed, in the rounds that
+            are feasible for both. `None` without `dssra`.
     """
 
     strategy: str
@@ -62,6 +66,8 @@ class StrategySummary:
     energy_joules_max: Interval | None = None
     budget_joules: float | None = None
     backlog: Interval | None = None
+    budgets_kept: float | None = None
+    rounds_until_empty: Interval | None = None
     memory_bytes: Interval | None = None
     bubble_ratio: Interval | None = None
     reduction: Interval | None = None
@@ -143,12 +149,15 @@ def _summarize(group: Sequence[StrategyRun], dssra: Sequence[StrategyRun]) -> St
     )
     if not feasible:
         return summary
-    budgets = [
-        device.energy_budget_joules
-        for run in group
-        for device in run.devices
-        if device.energy_budget_joules is not None
-    ]
+    budgets, kept, until_empty = [], [], []
+    for run in (run for run in group if run.seed in feasible):
+        for device in run.devices:
+            if (budget := device.energy_budget_joules) is not None:
+                budgets.append(budget)
+                kept.append(device.energy_joules <= budget * len(run.rounds))
+        batteries = [device for device in run.devices if device.battery_joules is not None]
+        if batteries:
+            until_empty.append(min(device.empty_after or len(run.rounds) for device in batteries))
 
     def over_seeds(
         of_round: Callable[[RoundRecord], float],
@@ -157,11 +166,12 @@ def _summarize(group: Sequence[StrategyRun], dssra: Sequence[StrategyRun]) -> St
         return interval([float(of_seed([of_round(r) for r in rs])) for rs in feasible.values()])
 
     dssra_rounds = _feasible_rounds(dssra)
-    reductions = [
-        1 - _mean_delay(dssra_rounds[seed]) / _mean_delay(records)
-        for seed, records in feasible.items()
-        if seed in dssra_rounds
-    ]
+    reductions = []
+    for seed, records in feasible.items():
+        seconds = {record.round_index: record.delay_seconds for record in records}
+        own = {r.round_index: r.delay_seconds for r in dssra_rounds.get(seed, ())}
+        if both := seconds.keys() & own.keys():
+            reductions.append(1 - sum(own[i] for i in both) / sum(seconds[i] for i in both))
     return replace(
         summary,
         delay_seconds=over_seeds(lambda r: r.delay_seconds),
@@ -179,6 +189,8 @@ def _summarize(group: Sequence[StrategyRun], dssra: Sequence[StrategyRun]) -> St
         ),
         budget_joules=float(np.mean(budgets)) if budgets else None,
         backlog=over_seeds(lambda r: r.backlog_mean) if budgets else None,
+        budgets_kept=float(np.mean(kept)) if kept else None,
+        rounds_until_empty=interval(until_empty) if until_empty else None,
         memory_bytes=over_seeds(lambda r: r.memory_bytes_max, max),
         bubble_ratio=over_seeds(lambda r: r.bubble_ratio),
         reduction=interval(reductions) if reductions else None,
@@ -189,7 +201,3 @@ def _feasible_rounds(runs: Iterable[StrategyRun]) -> dict[int, list[RoundRecord]
     """Returns the feasible rounds by seed, without seeds that have none."""
     found = {run.seed: [record for record in run.rounds if record.feasible] for run in runs}
     return {seed: records for seed, records in found.items() if records}
-
-
-def _mean_delay(records: Sequence[RoundRecord]) -> float:
-    return float(np.mean([record.delay_seconds for record in records]))

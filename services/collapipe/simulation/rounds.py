@@ -1,10 +1,11 @@
 """Runs a scenario, the rounds of one strategy, and the trial rounds of a baseline.
 
-A round draws conditions, decides, simulates, and updates the energy queues. A baseline cannot choose M
+A round draws conditions, decides, simulates, and updates energy queues and batteries. A baseline cannot choose M
 (docs/scheduling.md, "Strategies"). For a fair comparison it gets the M that suits it best in trials before the
 first round.
 """
 
+import math
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
@@ -130,7 +131,9 @@ class _Rounds:
         Raises:
             InfeasibleError: No plan is feasible.
         """
-        system, drawn = self._system, self._system.draw(round_index)
+        system = self._system
+        empty = [device.host_id for device in self.devices if device.empty_after is not None]
+        drawn = system.without(system.draw(round_index), empty)
         # A strategy knows only the interference of the previous plans: no host uses the new plans yet.
         heard = system.with_interference(drawn, self._previous)
         known = self._problem(system.as_known(heard, round_index), round_index)
@@ -150,7 +153,7 @@ class _Rounds:
         )
         self._previous = plans
         self._backlogs = backlogs_after(self._backlogs, outcome.energy_joules, self._budgets)
-        over_budget, memory_bytes = self._update_devices(plans, outcome)
+        over_budget, memory_bytes = self._update_devices(round_index, plans, outcome)
         backlogs, slowest = list(self._backlogs.values()), outcome.slowest
         return RoundRecord(
             round_index=round_index,
@@ -181,7 +184,9 @@ class _Rounds:
             reference_seconds=self._reference_seconds,
         )
 
-    def _update_devices(self, plans: RoundPlan, outcome: RoundOutcome) -> tuple[float, float]:
+    def _update_devices(
+        self, round_index: int, plans: RoundPlan, outcome: RoundOutcome
+    ) -> tuple[float, float]:
         """Adds a round to the records. Returns the largest ratio of energy to budget, and the most memory."""
         blocks = {
             host_id: segment.num_blocks
@@ -197,6 +202,9 @@ class _Rounds:
             device.memory_bytes_max = max(device.memory_bytes_max, memory)
             device.blocks += blocks.get(device.host_id, 0)
             most_memory = max(most_memory, memory)
+            used_up = device.energy_joules >= (device.battery_joules or math.inf)
+            if used_up and device.empty_after is None:
+                device.empty_after = round_index + 1
             if device.energy_budget_joules is not None:
                 device.backlog = self._backlogs[device.host_id]
                 over_budget = max(over_budget, joules / device.energy_budget_joules)
@@ -271,7 +279,14 @@ def _objective(problem: RoundProblem, plans: RoundPlan, outcome: RoundOutcome) -
 
 
 def _device_records(system: SimulatedSystem) -> list[DeviceRecord]:
-    return [DeviceRecord(device.host_id, device.energy_budget_joules) for device in system.devices]
+    return [
+        DeviceRecord(
+            device.host_id,
+            device.energy_budget_joules,
+            battery_joules=system.batteries.get(device.host_id),
+        )
+        for device in system.devices
+    ]
 
 
 def _mean(values: Sequence[float]) -> float:

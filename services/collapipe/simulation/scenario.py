@@ -15,7 +15,12 @@ StrategyName = Literal[
     "dssra", "pipeline", "titanic", "titanic_best", "vanilla_fl", "centralized", "proportional"
 ]
 SweepParameter = Literal[
-    "penalty_weight", "devices_per_cluster", "bandwidth", "heterogeneity", "energy_budget_joules"
+    "penalty_weight",
+    "clusters",
+    "devices_per_cluster",
+    "bandwidth",
+    "heterogeneity",
+    "energy_budget_joules",
 ]
 
 
@@ -55,6 +60,18 @@ class DeviceSection(HardwareSection):
 
     count: int = Field(default=1, ge=1)
     """Number of such devices."""
+    battery_joules: float | None = Field(default=None, gt=0)
+    """Capacity of its battery. Its energy budget is this capacity, divided by the rounds of the scenario. The
+    round in which the battery becomes empty is its last one. Not set: mains power."""
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        if self.battery_joules is not None and self.energy_budget_joules is not None:
+            raise ValueError(
+                f"a device has battery_joules = {self.battery_joules:g} and energy_budget_joules = "
+                f"{self.energy_budget_joules:g}: give only one, because a battery sets the budget"
+            )
+        return self
 
 
 class ClusterSection(Section):
@@ -196,6 +213,26 @@ class WorldSection(Section):
     """Standard deviation of the logarithm of a host's speed. Drawn anew every round."""
     shuffle_devices: bool = True
     """Whether devices register in random order."""
+    absence: float = Field(default=0.0, ge=0, lt=1)
+    """Probability that a device is away in a round. Every strategy decides with the devices that are there. A
+    cluster keeps at least one."""
+    absence_rounds: float = Field(default=1.0, ge=1)
+    """Mean length of an absence, in rounds. Absences and the time between them are geometric."""
+
+    @model_validator(mode="after")
+    def _can_leave(self) -> Self:
+        if self.leaving > 1:
+            raise ValueError(
+                f"world.absence is {self.absence:g} with absence_rounds = {self.absence_rounds:g}: a device that is "
+                f"there for at least 1 round is away at most {self.absence_rounds / (1 + self.absence_rounds):g} of "
+                "the time; use a smaller absence or a larger absence_rounds"
+            )
+        return self
+
+    @property
+    def leaving(self) -> float:
+        """Probability that a device that is there is away in the next round."""
+        return self.absence / (1 - self.absence) / self.absence_rounds
 
 
 class SweepSection(Section):
@@ -204,7 +241,8 @@ class SweepSection(Section):
     parameter: SweepParameter
     """`heterogeneity` stands for `world.speed_spread`, and `bandwidth` for `bandwidth_hz` of a radio or
     `rate_bps` of a wire. `devices_per_cluster` takes as many devices from the start of a cluster's list, and
-    repeats a list that is too short. `energy_budget_joules` is the budget of every device."""
+    repeats a list that is too short. `clusters` does the same with the list of clusters.
+    `energy_budget_joules` is the budget of every device."""
     values: list[float] = Field(min_length=1)
     """Values of the parameter."""
 
@@ -277,7 +315,9 @@ class Scenario(Section):
                         device["energy_budget_joules"] = value
             case "devices_per_cluster":
                 for cluster in document["clusters"]:
-                    cluster["devices"] = _repeated(cluster["devices"], value)
+                    cluster["devices"] = _repeated(cluster["devices"], value, "devices")
+            case "clusters":
+                document["clusters"] = _repeated(document["clusters"], value, "clusters")
         return Scenario.model_validate(document)
 
 
@@ -294,9 +334,9 @@ def read_scenario(document: dict[str, Any], origin: str) -> Scenario:
         raise InvalidInputError(explain_mistakes(error, origin, Scenario)) from None
 
 
-def _repeated(devices: list[dict[str, Any]], count: float) -> list[dict[str, Any]]:
-    """Returns the first `count` devices of a list that starts over at its end."""
+def _repeated(sections: list[dict[str, Any]], count: float, noun: str) -> list[dict[str, Any]]:
+    """Returns the first `count` devices or clusters of a list that starts over at its end."""
     if count != int(count):
-        raise ValueError(f"{count:g} is not a whole number of devices")
-    single = [{**device, "count": 1} for device in devices for _ in range(device["count"])]
+        raise ValueError(f"{count:g} is not a whole number of {noun}")
+    single = [{**section, "count": 1} for section in sections for _ in range(section["count"])]
     return [single[i % len(single)] for i in range(int(count))]

@@ -2,11 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collapipe.allocation.round_model.problem import (
     ClusterProblem,
@@ -35,13 +36,15 @@ from collapipe.simulation.transformer_costs import TRANSFORMERS
 
 EDGE_SERVER = "edge-server"
 
-_LAYOUT, _ROUND, _TELEMETRY = range(3)
+_Flags = NDArray[np.bool_]
+
+_LAYOUT, _ROUND, _TELEMETRY, _ABSENCE = range(4)
 """Independent streams of random numbers of a seed."""
 
 
 @dataclass(frozen=True)
 class RoundConditions:
-    """Speeds, links and interference in one round.
+    """Speeds, links, interference and presence of hosts in one round.
 
     Arrays number the hosts cluster by cluster, each control unit before its devices, and the edge server
     last.
@@ -50,11 +53,13 @@ class RoundConditions:
         slowness: (n,) Factor on the compute time of each host.
         links: (n, n) From sender to receiver: power gains of radios, or rates of wires in bit/s.
         interference: (clusters, n) In W/Hz at each host while it receives for each cluster.
+        present: (n,) Which hosts are there. A host that is away has no part in the problem of the round.
     """
 
     slowness: Floats
     links: Floats
     interference: Floats
+    present: _Flags
 
 
 class SimulatedSystem:
@@ -85,23 +90,27 @@ class SimulatedSystem:
         """Share of the compute time that the forward pass takes. A backward pass takes twice as long."""
         kinds = [cluster for cluster in scenario.clusters for _ in range(cluster.count)]
         self._clusters: list[tuple[Host, ...]] = []
+        self.batteries: dict[str, float] = {}
+        """Capacity in J of each device with a battery."""
         for index, kind in enumerate(kinds):
             devices = [device for device in kind.devices for _ in range(device.count)]
             if scenario.world.shuffle_devices:
                 devices = [devices[i] for i in rng.permutation(len(devices))]
             speeds = _speed_factors(rng, len(devices), scenario.world.speed_spread)
-            self._clusters.append(
-                (
-                    self._host(f"control-unit-{index}", scenario.control_unit),
-                    *(
-                        self._host(f"device-{index}-{i}", device, speed)
-                        for i, (device, speed) in enumerate(zip(devices, speeds, strict=True))
-                    ),
-                )
-            )
+            hosts = [self._host(f"control-unit-{index}", scenario.control_unit)]
+            for i, (device, speed) in enumerate(zip(devices, speeds, strict=True)):
+                host = self._host(f"device-{index}-{i}", device, speed)
+                if device.battery_joules is not None:
+                    self.batteries[host.host_id] = device.battery_joules
+                    host = replace(
+                        host, energy_budget_joules=device.battery_joules / scenario.rounds
+                    )
+                hosts.append(host)
+            self._clusters.append(tuple(hosts))
         self._edge_server = self._host(EDGE_SERVER, scenario.edge_server)
         self._number = {host.host_id: i for i, host in enumerate(self.hosts)}
         self._links = self._draw_links(rng)
+        self._present = self._draw_presence(self._rng(_ABSENCE))
 
     @property
     def hosts(self) -> list[Host]:
@@ -116,10 +125,13 @@ class SimulatedSystem:
         """Returns the conditions without anything that changes from round to round."""
         size = len(self._number)
         silent = np.zeros((len(self._clusters), size))
-        return RoundConditions(np.ones(size), self._links, silent)
+        return RoundConditions(np.ones(size), self._links, silent, np.ones(size, dtype=bool))
 
     def draw(self, round_index: int) -> RoundConditions:
-        """Draws the conditions of a round, without interference between clusters."""
+        """Draws the conditions of a round, without interference between clusters.
+
+        In a round after the last one of the scenario, such as a trial, every device is there.
+        """
         rng = self._rng(_ROUND, round_index)
         channel, nominal, size = self._scenario.channel, self.nominal(), len(self._number)
         slowness = np.exp(self._scenario.world.speed_fluctuation * rng.standard_normal(size))
@@ -128,7 +140,16 @@ class SimulatedSystem:
             change = rayleigh_fading(rng, size, channel.fading_branches) if faded else 1.0
         else:
             change = np.exp(channel.fluctuation * rng.standard_normal((size, size)))
-        return replace(nominal, slowness=slowness, links=nominal.links * change)
+        drawn = replace(nominal, slowness=slowness, links=nominal.links * change)
+        if round_index >= len(self._present):
+            return drawn
+        return replace(drawn, present=self._present[round_index])
+
+    def without(self, conditions: RoundConditions, host_ids: Iterable[str]) -> RoundConditions:
+        """Returns the conditions after hosts have left."""
+        present = conditions.present.copy()
+        present[[self._number[host_id] for host_id in host_ids]] = False
+        return replace(conditions, present=present)
 
     def with_interference(
         self, conditions: RoundConditions, plans: RoundPlan | None
@@ -185,9 +206,10 @@ class SimulatedSystem:
         edge_server = self._host_now(self._edge_server, conditions, backlogs)
         shared = channel.bandwidth_hz if channel.kind == "radio" else channel.shared_rate_bps
         clusters = []
-        for index, hosts in enumerate(self._clusters):
+        for index, everyone in enumerate(self._clusters):
+            hosts = [h for h in everyone if conditions.present[self._number[h.host_id]]]
             before = previous[index] if previous else None
-            links = self._cluster_links(index, conditions)
+            links = self._cluster_links(index, hosts, conditions)
             # Before the first round, all hosts may get equally much.
             overlap = float(len(hosts))
             if before is not None:
@@ -303,11 +325,26 @@ class SimulatedSystem:
             gains = gains * 10 ** ((shadows + shadows.T) / 10)
         return gains
 
+    def _draw_presence(self, rng: np.random.Generator) -> _Flags:
+        """Draws which hosts are there, (rounds, n): a Markov chain of each device, which starts in its steady state."""
+        world, rounds, size = self._scenario.world, self._scenario.rounds, len(self._number)
+        present = np.ones((rounds, size), dtype=bool)
+        for hosts in self._clusters if world.absence else ():
+            numbers = [self._number[device.host_id] for device in hosts[1:]]
+            away = rng.random(len(numbers)) < world.absence
+            for here in present:
+                if away.all():
+                    away[rng.integers(len(numbers))] = False
+                here[numbers] = ~away
+                drawn = rng.random(len(numbers))
+                away = np.where(away, drawn >= 1 / world.absence_rounds, drawn < world.leaving)
+        return present
+
     def _cluster_links(
-        self, cluster: int, conditions: RoundConditions
+        self, cluster: int, hosts: Sequence[Host], conditions: RoundConditions
     ) -> dict[tuple[str, str], Link]:
         channel = self._scenario.channel
-        names = [*(host.host_id for host in self._clusters[cluster]), EDGE_SERVER]
+        names = [*(host.host_id for host in hosts), EDGE_SERVER]
         numbers = [self._number[name] for name in names]
         table = conditions.links[np.ix_(numbers, numbers)].tolist()
         pairs = list(itertools.permutations(range(len(names)), 2))

@@ -70,6 +70,35 @@ def test_reduction_compares_within_a_value_of_the_sweep() -> None:
     ]
 
 
+def test_reduction_compares_the_rounds_that_both_strategies_have() -> None:
+    missing = StrategyRun(
+        "pipeline", 0, None, [RoundRecord(0, delay_seconds=2.0), RoundRecord(1, "gone")], []
+    )
+    _, summary = summarize([_run("dssra", 0, [1.0, 9.0]), missing])
+    assert summary.reduction is not None
+    assert summary.reduction.median == 0.5
+
+
+def test_summary_says_how_long_batteries_last_and_which_budgets_hold() -> None:
+    rounds = [RoundRecord(i, delay_seconds=1.0) for i in range(4)]
+
+    def run(seed: int, *empty_after: int | None) -> StrategyRun:
+        devices = [
+            DeviceRecord(f"device-0-{i}", 2.0, 5.0 if after is None else 9.0, 0.0, 0.0, 0, 4, 8.0)
+            for i, after in enumerate(empty_after)
+        ]
+        for device, after in zip(devices, empty_after, strict=True):
+            device.empty_after = after
+        return StrategyRun("pipeline", seed, None, rounds, devices)
+
+    (summary,) = summarize([run(0, 3, None), run(1, None, None)])
+    assert summary.budgets_kept == 0.75
+    assert summary.rounds_until_empty is not None
+    assert summary.rounds_until_empty.median == 3.5
+    (mains,) = summarize([_run("pipeline", 0, [1.0])])
+    assert mains.rounds_until_empty is None
+
+
 def test_infeasible_strategy_is_in_the_summary_with_its_reason() -> None:
     never = StrategyRun("vanilla_fl", 0, None, [RoundRecord(0, "too large")], [])
     sometimes = StrategyRun(

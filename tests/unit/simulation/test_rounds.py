@@ -3,6 +3,9 @@ import math
 import pytest
 
 from collapipe.allocation import decide_round
+from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
+from collapipe.allocation.round_model.weights_transfer import moved_states
+from collapipe.simulation.outcome import run_round
 from collapipe.simulation.rounds import num_rounds, run_scenario, run_strategy
 from collapipe.simulation.simulated_system import SimulatedSystem
 
@@ -111,6 +114,74 @@ def test_backlog_grows_while_energy_is_over_budget() -> None:
     # The penalty is the same in the last two rounds. The drift is the backlog times energy over budget.
     drift = [record.objective for record in run.rounds]
     assert drift[2] - drift[1] == pytest.approx((over - 1) * over)
+
+
+@pytest.mark.parametrize("strategy", ["dssra", "proportional", "titanic_best"])
+def test_absent_devices_are_in_no_plan(strategy: str) -> None:
+    config = scenario(
+        clusters=[{"devices": [{"gigaflops": 40.0}, {"gigaflops": 10.0, "count": 3}]}],
+        rounds=12,
+        world={"absence": 0.5, "absence_rounds": 2},
+        schedule={"hysteresis": 0.0},
+    )
+    system = SimulatedSystem(config, 0)
+    offered: list[set[str]] = []
+
+    def record(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
+        (cluster,), (plan,) = problem.clusters, plans
+        offered.append({device.host_id for device in cluster.devices})
+        assert {stage.host_id for stage in plan.stages} <= set(cluster.hosts)
+        return plans
+
+    run = run_strategy(config, strategy, 0, change=record)
+    assert all(record.feasible for record in run.rounds)
+    there = [
+        {host.host_id for host, here in zip(system.hosts, drawn.present, strict=True) if here}
+        - {"control-unit-0", "edge-server"}
+        for drawn in map(system.draw, range(12))
+    ]
+    assert offered == there
+    assert len(set(map(frozenset, there))) > 2
+    assert sum(record.moved_units for record in run.rounds) > 0
+
+
+def test_blocks_of_an_absent_device_come_from_the_edge_server() -> None:
+    system = SimulatedSystem(scenario(), 0)
+    drawn = system.draw(0)
+    before = system.problem(drawn, micro_batch_options=(4,))
+    previous = decide_round(before, "manual", segments=[[6, 6]]).plans
+    gone = system.problem(
+        system.without(drawn, ["device-0-1"]), previous=previous, micro_batch_options=(4,)
+    )
+    plans = decide_round(gone, "proportional").plans
+    weights, optimizer = gone.model.weights_bytes(7, 13), gone.model.optimizer_bytes(7, 13)
+    (cluster,) = gone.clusters
+    moved = moved_states(gone, cluster, cluster.devices[0], 1, 13)
+    assert list(moved) == [("edge-server", weights + optimizer)]
+    stays = system.problem(drawn, previous=plans, micro_batch_options=(4,))
+    first, second = (run_round(problem, plans).seconds for problem in (gone, stays))
+    assert first - second == pytest.approx(8 * (weights + optimizer) / 1e8)
+
+
+def test_a_device_with_an_empty_battery_is_gone() -> None:
+    clusters = document()["clusters"]
+    per_round = run_strategy(scenario(), "pipeline", 0).devices[0].mean_energy_joules
+    clusters[0]["devices"][0]["battery_joules"] = 2.5 * per_round
+    run = run_strategy(scenario(clusters=clusters, rounds=5), "pipeline", 0)
+    first, second = run.devices
+    assert (first.empty_after, second.empty_after) == (3, None)
+    assert first.energy_joules == pytest.approx(3 * per_round)
+    assert [record.num_segments for record in run.rounds] == [2, 2, 2, 1, 1]
+    # The mean of a round counts both devices.
+    total = sum(2 * record.energy_joules_mean for record in run.rounds)
+    assert first.energy_joules + second.energy_joules == pytest.approx(total)
+
+
+def test_rounds_after_the_last_device_is_empty_have_no_plan() -> None:
+    devices = [{"gigaflops": 40.0, "busy_watts": 10.0, "battery_joules": 1e-3}]
+    run = run_strategy(scenario(clusters=[{"devices": devices}]), "pipeline", 0)
+    assert [record.feasible for record in run.rounds] == [True, False, False]
+    assert run.devices[0].empty_after == 1
 
 
 def test_decision_knows_the_interference_of_the_previous_round() -> None:

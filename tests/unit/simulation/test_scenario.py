@@ -45,6 +45,19 @@ _READY = Path(__file__).parents[3] / "clients/experiments/scenarios"
             {"sweep": {"parameter": "devices_per_cluster", "values": [1.5]}},
             "not a whole number of devices",
         ),
+        ({"sweep": {"parameter": "clusters", "values": [1.5]}}, "not a whole number of clusters"),
+        (
+            {"world": {"absence": 0.6}},
+            "absence is 0.6 with absence_rounds = 1: .* away at most 0.5 of the time",
+        ),
+        (
+            {
+                "clusters": [
+                    {"devices": [{"gigaflops": 1, "battery_joules": 9, "energy_budget_joules": 3}]}
+                ]
+            },
+            "battery_joules = 9 and energy_budget_joules = 3: give only one",
+        ),
     ],
 )
 def test_bad_scenario_says_what_is_wrong(changes: dict[str, Any], message: str) -> None:
@@ -90,6 +103,20 @@ def test_sweep_of_devices_repeats_the_list() -> None:
     one, three = (point.clusters[0].devices for _, point in swept.points())
     assert [device.gigaflops for device in one] == [40.0]
     assert [device.gigaflops for device in three] == [40.0, 10.0, 40.0]
+
+
+def test_sweep_of_clusters_repeats_the_list() -> None:
+    kinds = [
+        {"devices": [{"gigaflops": 40.0}], "count": 2},
+        {"devices": [{"gigaflops": 10.0}]},
+    ]
+    swept = scenario(clusters=kinds, sweep={"parameter": "clusters", "values": [1, 4]})
+    one, four = (
+        [cluster.devices[0].gigaflops for cluster in point.clusters for _ in range(cluster.count)]
+        for _, point in swept.points()
+    )
+    assert one == [40.0]
+    assert four == [40.0, 40.0, 10.0, 40.0]
 
 
 def test_sweep_of_bandwidth_sets_the_channel() -> None:

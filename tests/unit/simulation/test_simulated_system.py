@@ -145,3 +145,47 @@ def test_weights_have_the_whole_radio_channel_at_full_power() -> None:
             assert device.push_bps == up.rate_bps(20e6, device.max_transmit_watts)
             down = cluster.links["edge-server", device.host_id]
             assert device.fetch_bps == down.rate_bps(20e6, cluster.edge_server.max_transmit_watts)
+
+
+def _with_absences(**world: float) -> Scenario:
+    clusters = [{"count": 2, "devices": [{"gigaflops": 10.0, "count": 3}]}]
+    return scenario(clusters=clusters, rounds=2000, world={"absence": 0.4} | world)
+
+
+def test_devices_are_away_as_often_and_as_long_as_the_scenario_says() -> None:
+    system = SimulatedSystem(_with_absences(absence_rounds=4), 0)
+    present = np.array([system.draw(index).present for index in range(2000)])
+    assert present[:, [0, 4, 8]].all()  # control units and edge server
+    clusters = present[:, 1:4], present[:, 5:8]
+    assert all(devices.any(axis=1).all() for devices in clusters)
+    away = ~np.concatenate(clusters, axis=1)
+    # A cluster keeps a device, so a few absences are missing.
+    assert away.mean() == pytest.approx(0.4, abs=0.06)
+    returns = (away[:-1] & ~away[1:]).sum()
+    assert away.sum() / returns == pytest.approx(4, rel=0.15)
+
+
+def test_absences_depend_on_the_seed_only() -> None:
+    config = _with_absences()
+    first, again, other = (SimulatedSystem(config, seed).draw(5).present for seed in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    always = SimulatedSystem(scenario(clusters=document()["clusters"]), 1)
+    assert always.draw(0).present.all()
+
+
+def test_an_absent_device_has_no_part_in_the_problem() -> None:
+    system = SimulatedSystem(_two_clusters(), 0)
+    gone = system.without(system.draw(0), ["device-0-1"])
+    first, second = system.problem(gone).clusters
+    assert [device.host_id for device in first.devices] == ["device-0-0"]
+    assert not any("device-0-1" in pair for pair in first.links)
+    assert len(second.devices) == 2
+    assert system.draw(0).present.all()
+
+
+def test_a_battery_sets_the_energy_budget() -> None:
+    devices = [{"gigaflops": 10.0, "battery_joules": 60.0}, {"gigaflops": 10.0}]
+    system = SimulatedSystem(scenario(clusters=[{"devices": devices}], rounds=3), 0)
+    assert [device.energy_budget_joules for device in system.devices] == [20.0, None]
+    assert system.batteries == {"device-0-0": 60.0}
