@@ -6,10 +6,9 @@ The optimum comes from an exact programme that shares only the model of a round 
 clusters of few devices, wires with equal rates in both directions, one codec, no energy budgets, blocks on devices
 only, and windows that hold every micro-batch.
 
-On such wires, every link of a cluster sends the same bits. So the least sum of shares that keeps a deadline gives
-each link the smaller of its capacity and one level, which is the same for all links of the cluster. The time of
-docs/scheduling.md (6) falls with the level, so bisection finds the level of each pipeline. The clusters are coupled
-by the channel and by the processor of the edge server. T_others of (5) follows from the numbers of micro-batches,
+For a deadline, a bisection finds the price of a second that leads to the least shares, and a golden-section search
+finds the best limit for the loads. Clusters are coupled by the channel and by the processor of the edge server.
+T_others of (5) follows from the numbers of micro-batches,
 so each combination of these numbers is a problem of its own: the earliest deadline for which the sum of the least
 shares of all clusters fits into the channel.
 """
@@ -35,10 +34,10 @@ from collapipe.allocation.round_model.problem import (
     Host,
     Link,
     LinkPlan,
-    RadioLink,
     RoundPlan,
     RoundProblem,
     StagePlan,
+    WiredLink,
 )
 from collapipe.allocation.round_model.weights_transfer import weights_seconds
 
@@ -47,7 +46,6 @@ Indices = npt.NDArray[np.intp]
 
 CHANNEL = "channel"
 TOLERANCE = 1e-5
-TABLE_SIZE, LEAST_SHARE = 8000, 1e6
 PRICE_RANGE, RELAXED_STEPS, PRICE_STEPS, LIMIT_STEPS = 20.0, 12, 22, 18
 GOLDEN, TINY = (math.sqrt(5) - 1) / 2, 1e-300
 
@@ -78,64 +76,6 @@ class Wires:
         return np.asarray(np.minimum(1 / seconds, self._capacity[index]))
 
 
-class Radios:
-    """Half-duplex radios at full power, as a table of E links.
-
-    The shares are interpolated in a table. A small error of a share does no harm, because the times follow from
-    the share and not from the table.
-
-    Args:
-        signal: p h / (N0 + I0) of each direction, in Hz; 0 means no link. (2, E)
-        efficiency: The factor of the rate (1). (2, E)
-        total: Bandwidth of the channel.
-    """
-
-    transfers_per_load = 1
-
-    def __init__(self, signal: Floats, efficiency: Floats, total: float) -> None:
-        self.total, self._works = total, signal[0] > 0
-        self._signal, self._factor = signal, math.log(2) / efficiency
-        shares = np.geomspace(total / LEAST_SHARE, total, TABLE_SIZE)
-        ratio = signal[:, :, None] / shares
-        logs = np.log1p(np.where(ratio > 0, ratio, 1.0))
-        seconds = self._factor[:, :, None] / (shares * logs)
-        # The derivative of 1 / (B log(1 + s / B)) by B.
-        slopes = seconds / shares * (1 - ratio / (1 + ratio) / logs)
-        logarithm = np.log(shares)
-        self._price_grid, self._at_price = _inverse(-np.log(slopes.sum(axis=0)), logarithm)
-        self._load_grid, self._for_load = _inverse(-np.log(seconds.sum(axis=0)), logarithm)
-
-    def seconds_per_bit(self, index: Indices, shares: Floats) -> Floats:
-        works = self._works[index]
-        some = np.where(works, shares, 1.0)
-        seconds = np.zeros_like(shares)
-        for signal, factor in zip(self._signal, self._factor, strict=True):
-            ratio = np.where(works, signal[index], 1.0) / some
-            seconds += factor[index] / (some * np.log1p(ratio))
-        return np.where(works, seconds, 0.0)
-
-    def shares_at_price(self, index: Indices, price: Floats) -> Floats:
-        """Returns the shares B that minimise B plus the price of all transfers of a bit."""
-        return self._interpolated(self._price_grid, self._at_price, index, np.log(price))
-
-    def shares_for_load(self, index: Indices, seconds: Floats) -> Floats:
-        """Returns the least shares that load a link for at most some seconds for each bit."""
-        return self._interpolated(self._load_grid, self._for_load, index, -np.log(seconds))
-
-    def _interpolated(self, grid: Floats, table: Floats, index: Indices, at: Floats) -> Floats:
-        place = np.clip((at - grid[0]) / (grid[1] - grid[0]), 0, len(grid) - 1.001)
-        before = place.astype(np.intp)
-        part = place - before
-        logs = table[index, before] * (1 - part) + table[index, before + 1] * part
-        return np.where(self._works[index], np.exp(logs), 0.0)
-
-
-def _inverse(rising: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Returns a uniform grid, and the value of each of E rising functions on it. (G), (E, G)"""
-    grid = np.linspace(rising.min(), rising.max(), TABLE_SIZE)
-    return grid, np.array([np.interp(grid, row, values) for row in rising])
-
-
 @dataclass(frozen=True)
 class Pipelines:
     """Pipelines of one cluster with one number of micro-batches; P are left.
@@ -159,7 +99,7 @@ class Pipelines:
     slowest_stage: Floats
     head_seconds: float
     index: Indices
-    links: Wires | Radios
+    links: Wires
     bits: float
     local_steps: int
     others: float
@@ -390,25 +330,14 @@ def _pipelines(problem: RoundProblem, cluster: ClusterProblem, count: int) -> Pi
     return every.kept(np.isfinite(fixed))
 
 
-def _links(
-    cluster: ClusterProblem, pairs: Sequence[tuple[str, str]], total: float
-) -> Wires | Radios:
-    """Returns the table of these links, all of which are wires or radios, and of no link as its last entry."""
-    rates, signal, efficiency = [], [], []
+def _links(cluster: ClusterProblem, pairs: Sequence[tuple[str, str]], total: float) -> Wires:
+    """Returns the table of these links, and of no link as its last entry."""
+    rates = []
     for sender, receiver in pairs:
-        for one, other in ((sender, receiver), (receiver, sender)):
-            link = cluster.links[one, other]
-            if isinstance(link, RadioLink):
-                watts = cluster.hosts[one].max_transmit_watts
-                signal.append(watts * link.gain / link.noise_watts_per_hertz)
-                efficiency.append(link.efficiency)
-            else:
-                rates.append(link.capacity_bps)
-    if rates:
-        assert not signal and rates[::2] == rates[1::2]
-        return Wires(np.array([*rates[::2], 0.0]), total)
-    both = np.array([*signal, 0.0, 0.0]).reshape(-1, 2).T
-    return Radios(both, np.array([*efficiency, 1.0, 1.0]).reshape(-1, 2).T, total)
+        link, back = cluster.links[sender, receiver], cluster.links[receiver, sender]
+        assert isinstance(link, WiredLink) and link == back
+        rates.append(link.capacity_bps)
+    return Wires(np.array([*rates, 0.0]), total)
 
 
 @lru_cache(maxsize=64)
@@ -442,19 +371,16 @@ def _plan(
         StagePlan(host.host_id, *units, count)
         for host, units in zip(hosts, itertools.pairwise(edges), strict=True)
     )
-    links = tuple(
-        LinkPlan("fp32", float(share), one.max_transmit_watts, other.max_transmit_watts)
-        for share, (one, other) in zip(shares, itertools.pairwise(hosts), strict=False)
-    )
+    links = tuple(LinkPlan("fp32", share) for share in shares[: len(hosts) - 1].tolist())
     return ClusterPlan(planned, count, links)
 
 
-def make_shared_round(seed: int, *, wired: bool) -> RoundProblem:
+def make_shared_round(seed: int) -> RoundProblem:
     """Returns a random round of one cluster (a third of the seeds) or of two clusters on one channel.
 
     Weights take no time, except if blocks move, so that they do not hide a part of the gap.
     """
-    numbers = random.Random(f"shared {seed} {wired}")
+    numbers = random.Random(f"shared {seed} True")
     num_blocks = numbers.randint(4, 8)
     rounds = [
         make_round(2 * seed + n, numbers.randint(2, 4), num_blocks, f"{n}-")
@@ -462,10 +388,7 @@ def make_shared_round(seed: int, *, wired: bool) -> RoundProblem:
     ]
 
     def host(one: Host) -> Host:
-        watts = 0.0 if wired else numbers.uniform(0.1, 1.0)
-        return replace(
-            one, backlog=0.0, push_bps=math.inf, fetch_bps=math.inf, max_transmit_watts=watts
-        )
+        return replace(one, backlog=0.0, push_bps=math.inf, fetch_bps=math.inf)
 
     edge_server = host(rounds[0].clusters[0].edge_server)
     clusters = []
@@ -473,12 +396,7 @@ def make_shared_round(seed: int, *, wired: bool) -> RoundProblem:
         (cluster,) = given.clusters
         links: dict[tuple[str, str], Link] = {}
         for (sender, receiver), link in cluster.links.items():
-            trip = link.round_trip_seconds
-            if not wired:
-                links[sender, receiver] = RadioLink(
-                    10 ** numbers.uniform(-11.5, -7.5), 4e-20, trip, numbers.uniform(0.7, 1.0)
-                )
-            elif sender < receiver:
+            if sender < receiver:
                 links[sender, receiver] = links[receiver, sender] = link
         clusters.append(
             replace(
@@ -491,7 +409,7 @@ def make_shared_round(seed: int, *, wired: bool) -> RoundProblem:
                 channel=CHANNEL,
             )
         )
-    total = 10 ** (numbers.uniform(7.3, 9.0) if wired else numbers.uniform(6.3, 8.0))
+    total = 10 ** numbers.uniform(7.3, 9.0)
     return replace(rounds[0], clusters=tuple(clusters), channels={CHANNEL: total})
 
 
@@ -500,49 +418,44 @@ class Outcome:
     """One decision. Its gap is relative to the optimum, in percent."""
 
     seed: int
-    links: str
     num_clusters: int
     gap: float
     search_seconds: float
     exact_seconds: float
 
 
-def compare(seed: int, links: str) -> Outcome:
-    problem = make_shared_round(seed, wired=links == "wires")
+def compare(seed: int) -> Outcome:
+    problem = make_shared_round(seed)
     started = time.process_time()
     found = decide_round(problem, "dssra", hysteresis=0.0).prediction
     middle = time.process_time()
     optimum = predict(problem, optimal_plans(problem, 1.0002 * found.round_seconds)).objective
     seconds = middle - started, time.process_time() - middle
-    return Outcome(
-        seed, links, len(problem.clusters), 100 * (found.objective / optimum - 1), *seconds
-    )
+    return Outcome(seed, len(problem.clusters), 100 * (found.objective / optimum - 1), *seconds)
 
 
 def main() -> None:
     """Compares the decisions of `dssra` with the exact programme on random rounds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="names of benchmarks for `python -m benchmarks`")
-    parser.add_argument("--instances", type=int, default=12, help="for wires and for radios each")
+    parser.add_argument("--instances", type=int, default=12)
     parser.add_argument("--first", type=int, default=0, help="seed of the first instance")
     chosen = parser.parse_args()
-    seeds = range(chosen.first, chosen.first + chosen.instances)
-    print("links   clusters  instances  gap, %: mean      99 %     worst  s: search     exact")
-    for links in ("wires", "radios"):
-        outcomes = [compare(seed, links) for seed in seeds]
-        for count in sorted({one.num_clusters for one in outcomes}):
-            _print_row(links, str(count), [one for one in outcomes if one.num_clusters == count])
-        _print_row(links, "all", outcomes)
-        for one in sorted(outcomes, key=lambda one: -one.gap)[:5]:
-            print(f"seed {one.seed}, {links}, {one.num_clusters} clusters: gap {one.gap:.4f} %")
+    outcomes = [compare(chosen.first + i) for i in range(chosen.instances)]
+    print("clusters  instances  gap, %: mean      99 %     worst  s: search     exact")
+    for count in sorted({one.num_clusters for one in outcomes}):
+        _print_row(str(count), [one for one in outcomes if one.num_clusters == count])
+    _print_row("all", outcomes)
+    for one in sorted(outcomes, key=lambda one: -one.gap)[:5]:
+        print(f"seed {one.seed}, {one.num_clusters} clusters: gap {one.gap:.4f} %")
 
 
-def _print_row(links: str, clusters: str, outcomes: Sequence[Outcome]) -> None:
+def _print_row(clusters: str, outcomes: Sequence[Outcome]) -> None:
     gaps = [one.gap for one in outcomes]
     search = statistics.mean(one.search_seconds for one in outcomes)
     exact = statistics.mean(one.exact_seconds for one in outcomes)
     cells = (statistics.mean(gaps), float(np.percentile(gaps, 99)), max(gaps))
-    print(f"{links:6}{clusters:>10}{len(outcomes):11}    ", end="")
+    print(f"{clusters:>8}{len(outcomes):11}    ", end="")
     print("".join(f"{gap:10.4f}" for gap in cells), f"{search:10.3f}{exact:10.3f}", flush=True)
 
 

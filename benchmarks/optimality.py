@@ -210,9 +210,7 @@ def _plan(problem: RoundProblem, num_micro_batches: int, pipeline: Pipeline) -> 
     return ClusterPlan(stages, num_micro_batches, (LinkPlan(),) * (len(stages) - 1))
 
 
-def make_round(
-    seed: int, num_devices: int, num_blocks: int, prefix: str = ""
-) -> RoundProblem:
+def make_round(seed: int, num_devices: int, num_blocks: int, prefix: str = "") -> RoundProblem:
     """Returns a random round of one cluster.
 
     Half of the rounds limit the memory of devices, half have energy budgets, and a third has slow links. Half

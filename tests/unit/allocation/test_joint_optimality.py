@@ -13,10 +13,9 @@ from collapipe.allocation.search.power import allocate
 from .grids import every_plan
 
 
-@pytest.mark.parametrize("wired", [True, False])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_optimal_plans_are_the_best_of_all(seed: int, wired: bool) -> None:
-    problem = make_shared_round(seed, wired=wired)
+def test_optimal_plans_are_the_best_of_all(seed: int) -> None:
+    problem = make_shared_round(seed)
     options = (1, 4, 8) if len(problem.clusters) == 1 else (1, 4)
     clusters = tuple(
         replace(cluster, devices=cluster.devices[:2], micro_batch_options=options, previous=None)
@@ -33,9 +32,8 @@ def test_optimal_plans_are_the_best_of_all(seed: int, wired: bool) -> None:
     assert math.isclose(exact, best, rel_tol=1e-4)
 
 
-@pytest.mark.parametrize("links", ["wires", "radios"])
-def test_decisions_are_near_the_joint_optimum(links: str) -> None:
-    gaps = [compare(seed, links).gap for seed in range(100, 104)]
+def test_decisions_are_near_the_joint_optimum() -> None:
+    gaps = [compare(seed).gap for seed in range(100, 104)]
     print(f"gaps in percent: {gaps}")
-    assert -0.01 < min(gaps)
+    assert min(gaps) > -0.01
     assert max(gaps) <= 0.5
