@@ -10,6 +10,7 @@ from benchmarks import (
     averaging,
     codecs,
     growth,
+    joint_optimality,
     memory,
     optimality,
     throughput,
@@ -20,6 +21,7 @@ from benchmarks import (
 for benchmark in (
     allocation,
     optimality,
+    joint_optimality,
     transport,
     codecs,
     throughput,

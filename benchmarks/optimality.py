@@ -210,12 +210,15 @@ def _plan(problem: RoundProblem, num_micro_batches: int, pipeline: Pipeline) -> 
     return ClusterPlan(stages, num_micro_batches, (LinkPlan(),) * (len(stages) - 1))
 
 
-def make_round(seed: int, num_devices: int, num_blocks: int) -> RoundProblem:
+def make_round(seed: int, num_devices: int, num_blocks: int, prefix: str = "") -> RoundProblem:
     """Returns a random round of one cluster.
 
     Half of the rounds limit the memory of devices, half have energy budgets, and a third has slow links. Half
     follow another round, so that it costs time to move blocks. A stash takes no memory. Each memory limit has room
     for a number of blocks and for all queues of activations. So memory limits blocks, but no windows.
+
+    Args:
+        prefix: Beginning of the ids of all hosts but the edge server.
     """
     numbers = random.Random(seed)
     tight, energy, follows = (numbers.random() < 0.5 for _ in range(3))
@@ -238,12 +241,14 @@ def make_round(seed: int, num_devices: int, num_blocks: int) -> RoundProblem:
         )
 
     devices = tuple(
-        host(f"device-{k}", 0.01, math.ceil(share * numbers.uniform(0.7, 1.6)))
+        host(f"{prefix}device-{k}", 0.01, math.ceil(share * numbers.uniform(0.7, 1.6)))
         for k in range(num_devices)
     )
     if not tight:
         devices = tuple(replace(device, memory_bytes=None) for device in devices)
-    control, edge = (host(name, 0.02, numbers.randint(1, 4)) for name in ("control", "edge"))
+    control, edge = (
+        host(name, 0.02, numbers.randint(1, 4)) for name in (f"{prefix}control", "edge")
+    )
     names = [control.host_id, *(device.host_id for device in devices), edge.host_id]
     links = {
         pair: WiredLink(numbers.uniform(*rates), numbers.uniform(0, longest_trip))
