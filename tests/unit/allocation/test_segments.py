@@ -157,7 +157,7 @@ HALVES = (BlockShare(0.7, 0.6, 1.2), BlockShare(1.3, 1.4, 0.8))
 
 
 @given(rounds(clusters=(1, 2), blocks=(4, 6), pattern=HALVES))
-def test_plan_of_half_blocks_keeps_the_limits_and_is_nearly_the_best_of_all(drawn: Round) -> None:
+def test_plan_of_half_blocks_keeps_the_limits(drawn: Round) -> None:
     problem, assumed = drawn
     best = best_plan(problem, assumed)
     try:
@@ -166,7 +166,8 @@ def test_plan_of_half_blocks_keeps_the_limits_and_is_nearly_the_best_of_all(draw
         return  # The search counts each segment with the memory of the largest segment of its length.
     assert best is not None
     assert violations(problem, found) == []
-    assert predict(problem, found).objective <= 1.3 * predict(problem, best).objective
+    # The search counts mean times, so nothing bounds what it loses: docs/limits.md.
+    assert predict(problem, found).objective >= predict(problem, best).objective * (1 - 1e-9)
 
 
 def test_slow_device_gets_the_smaller_half_of_a_layer() -> None:
