@@ -142,14 +142,16 @@ class Knowledge(_Known):
     backlogs: dict[str, float] = Field(default_factory=dict)
     """Backlog of the virtual queue of each device: docs/scheduling.md (12)."""
 
-    @property
-    def measured_hosts(self) -> set[str]:
-        """The hosts whose computing a round has measured."""
-        return {
-            host_id
-            for host_id, known in self.hosts.items()
-            if known.source == "rounds" or known.end_seconds_per_sample
-        }
+    def has_measured(self, plans: Iterable[ClusterPlan]) -> bool:
+        """Returns whether rounds have measured what every host in these plans computes."""
+        return all(
+            known.source == "rounds"
+            if stage.host_id in plan.segments
+            else known.end_seconds_per_sample > 0 or stage.start_unit == stage.stop_unit
+            for plan in plans
+            for stage in plan.stages
+            for known in [self.hosts.get(stage.host_id, HostKnowledge())]
+        )
 
     def host_priors(self) -> dict[str, HostPrior]:
         """Returns the expected times of each host. Telemetry that is far from them is rejected."""

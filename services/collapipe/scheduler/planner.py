@@ -172,7 +172,7 @@ class Planner:
         evaluated = [t + s.evaluation_seconds for t, s in zip(trained, summaries, strict=True)]
         observed = seconds - max(evaluated) + max(trained)
         # Without measurements of all its hosts, the prediction is a guess.
-        if hosts_of(decision.plans) <= self._knowledge.measured_hosts:
+        if self._knowledge.has_measured(decision.plans):
             predicted = decision.prediction.full_round_seconds
             metrics.ROUND_PREDICTED_SECONDS.set(predicted)
             metrics.ROUND_OBSERVED_SECONDS.set(observed)

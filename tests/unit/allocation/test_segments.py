@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -168,6 +169,21 @@ def test_plan_of_half_blocks_keeps_the_limits(drawn: Round) -> None:
     assert violations(problem, found) == []
     # The search counts mean times, so nothing bounds what it loses: docs/limits.md.
     assert predict(problem, found).objective >= predict(problem, best).objective * (1 - 1e-9)
+
+
+def test_plans_of_half_blocks_are_nearly_the_best_on_average() -> None:
+    losses = []
+    for seed in range(40):
+        numbers = random.Random(seed)
+        seconds = tuple(numbers.uniform(0.5, 2.5) for _ in range(3))
+        problem, assumed = line(seconds=seconds, bps=10 ** numbers.uniform(3, 5))
+        problem = replace(problem, model=replace(problem.model, num_blocks=6, pattern=HALVES))
+        best = best_plan(problem, assumed)
+        assert best is not None
+        found = predict(problem, place_segments(problem, assumed)).objective
+        losses.append(found / predict(problem, best).objective - 1)
+    assert min(losses) >= -1e-9
+    assert statistics.mean(losses) <= 0.01
 
 
 def test_slow_device_gets_the_smaller_half_of_a_layer() -> None:

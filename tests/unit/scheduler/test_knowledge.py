@@ -1,5 +1,6 @@
 import math
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -98,7 +99,15 @@ def test_block_time_of_a_host_without_blocks_follows_its_embedding() -> None:
         learn(known, hosts={"control-unit": alone})
     host = known.hosts["control-unit"]
     assert (host.seconds_per_sample, host.end_seconds_per_sample) == (8.0, 0.4)
-    assert known.measured_hosts == {"control-unit"}
+    embedding, head = StagePlan("control-unit", 0, 1, 1), StagePlan("edge-server", 3, 4, 1)
+    plan = ClusterPlan((embedding, StagePlan("device-0", 1, 3, 1), head), 1, (LinkPlan(),) * 2)
+    known.hosts["edge-server"] = HostKnowledge(end_seconds_per_sample=0.1)
+    assert not known.has_measured([plan])
+    known.hosts["device-0"] = HostKnowledge(seconds_per_sample=1.0, source="rounds")
+    assert known.has_measured([plan])
+    # No round has measured the blocks of the control unit yet.
+    with_blocks = (replace(embedding, stop_unit=2), StagePlan("device-0", 2, 3, 1), head)
+    assert not known.has_measured([replace(plan, stages=with_blocks)])
     both = HostEstimate(seconds_per_sample=5.0, end_seconds_per_sample=0.4, micro_batches=10)
     learn(known, hosts={"control-unit": both})
     assert host.seconds_per_sample == 5.0

@@ -77,9 +77,9 @@ def links_at_prices(problem: RoundProblem, allocation: Allocation) -> list[Assum
 def with_assumed_uploads(problem: RoundProblem, allocation: Allocation) -> RoundProblem:
     """Returns the problem with the rates and powers of uploads that fit an allocation, for hosts that take turns.
 
-    A host that sends for *t* seconds with a part *a* of the channel and with power *p* counts as if it sent for
-    *a t* seconds with the whole channel and with power *p / a*: rates, energies and T_push stay the same. A host
-    without an upload gets an equal part, and the best power for it.
+    Say that a host sends for *t* seconds, with a part *a* of the channel and with power *p*. It counts as if it sent
+    for *a t* seconds, with the whole channel and with power *p / a*. Its energy and T_push stay the same. A host without
+    an upload gets an equal part, and the best power for it.
     """
     clusters = []
     for n, (cluster, plan) in enumerate(zip(problem.clusters, allocation.plans, strict=True)):
