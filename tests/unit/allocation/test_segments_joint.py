@@ -64,6 +64,20 @@ def test_choice_is_the_best_of_all_combinations_within_the_limit(
     assert choose(clusters, np.array([limit]), best * (1 - 1e-9)) is None
 
 
+def test_choice_finds_plans_that_leave_the_edge_server_idle() -> None:
+    none, loads = np.zeros(3), np.array([1.8, 1.4, 0.0])
+
+    def cluster(*delay_costs: float) -> Candidates:
+        return Candidates(
+            np.array(delay_costs), none, none, none + 4.0, loads, none, loads, none[None, :]
+        )
+
+    # The sum of all changes of the load is not quite 0.
+    chosen = choose([cluster(10, 12, 15), cluster(11, 16, 17)], np.array([math.inf]), math.inf)
+    assert chosen is not None
+    assert (chosen.plans, chosen.value) == ((2, 2), 17.0)
+
+
 @given(st.lists(candidates(), min_size=2, max_size=3), st.sampled_from([4.0, math.inf]))
 def test_choice_among_some_loads_is_within_the_limit_and_worth_what_it_says(
     clusters: list[Candidates], limit: float

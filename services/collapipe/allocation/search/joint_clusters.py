@@ -281,7 +281,9 @@ def _by_deadline(
     whole = np.searchsorted(deadlines, deadlines, side="right") - 1
     value = deadlines + totals[0][whole]
     allowed = deadlines >= max(float(time[0]) for time, _ in steps)
-    allowed &= totals[1][whole] <= most_load * _ROUNDING
+    # Differences of loads add up, so that their rounding errors are those of the largest load.
+    rounding = (_ROUNDING - 1) * sum(float(np.max(load)) for load in loads)
+    allowed &= totals[1][whole] <= most_load + rounding
     value = np.where(allowed, value, math.inf)
     best = int(np.argmin(value))
     if not value[best] < upper_bound:
