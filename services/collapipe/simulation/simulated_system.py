@@ -151,13 +151,20 @@ class SimulatedSystem:
         present[[self._number[host_id] for host_id in host_ids]] = False
         return replace(conditions, present=present)
 
+    @property
+    def clusters_interfere(self) -> bool:
+        """Whether the clusters use the same band, so that each one disturbs the others."""
+        channel = self._scenario.channel
+        return isinstance(channel, RadioSection) and channel.interference == "clusters"
+
     def with_interference(
         self, conditions: RoundConditions, plans: RoundPlan | None
     ) -> RoundConditions:
-        """Adds the interference that plans cause in other clusters, if all clusters use the same band."""
+        """Adds the interference that plans cause in other clusters, if `clusters_interfere`."""
         channel = self._scenario.channel
-        if plans is None or channel.kind != "radio" or channel.interference != "clusters":
+        if plans is None or not self.clusters_interfere:
             return conditions
+        assert isinstance(channel, RadioSection)
         radiated = np.zeros((len(plans), len(self._number)))
         for cluster, plan in enumerate(plans):
             for i, link in enumerate(plan.links):

@@ -3,6 +3,7 @@ import math
 import pytest
 
 from collapipe.allocation import decide_round
+from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
 from collapipe.allocation.round_model.weights_transfer import moved_states
 from collapipe.simulation.outcome import run_round
@@ -184,15 +185,38 @@ def test_rounds_after_the_last_device_is_empty_have_no_plan() -> None:
     assert run.devices[0].empty_after == 1
 
 
-def test_decision_knows_the_interference_of_the_previous_round() -> None:
+@pytest.mark.parametrize("strategy", ["pipeline", "dssra"])
+def test_decision_knows_the_interference_that_it_causes(strategy: str) -> None:
     clusters = document()["clusters"]
     clusters[0]["count"] = 2
     near = RADIO | {"interference": "clusters", "fading": "none", "area_radius_m": 10}
-    run = run_strategy(scenario(channel=near, clusters=clusters), "pipeline", 0)
-    errors = [record.predicted_seconds / record.delay_seconds for record in run.rounds]
-    assert errors[0] < 0.8  # The first decision knows of no interference.
-    assert errors[1] == pytest.approx(1.0, abs=0.2)
-    assert errors[2] == errors[1]
+    run = run_strategy(scenario(channel=near, clusters=clusters), strategy, 0)
+    silent = run_strategy(
+        scenario(channel=near | {"interference": "none"}, clusters=clusters), strategy, 0
+    )
+    for record, alone in zip(run.rounds, silent.rounds, strict=True):
+        assert record.predicted_seconds / record.delay_seconds == pytest.approx(1.0, abs=0.2)
+        assert record.delay_seconds > 1.2 * alone.delay_seconds
+
+
+def test_decision_is_the_best_answer_to_its_own_interference() -> None:
+    # Energy has a price, so powers differ, and each decision changes the interference for the next one.
+    clusters = document()["clusters"]
+    clusters[0]["count"] = 2
+    for device in clusters[0]["devices"]:
+        device["energy_budget_joules"] = 1.0
+    near = RADIO | {"interference": "clusters", "fading": "none", "area_radius_m": 10}
+    config = scenario(channel=near, clusters=clusters, rounds=3)
+    settled: list[float] = []
+
+    def record(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
+        settled.append(predict(problem, plans).objective)
+        return plans
+
+    run = run_strategy(config, "dssra", 0, change=record)
+    assert run.rounds[-1].backlog_max > 0
+    assert len(settled) > len(run.rounds)
+    assert settled[-1] == pytest.approx(settled[-2], rel=2e-3)
 
 
 def test_per_micro_batch_updates_run() -> None:
