@@ -168,6 +168,8 @@ class RadioSection(Section):
     """Standard deviation of the gain that walls and bodies take or leave, in dB. Drawn once for each link."""
     efficiency: float = Field(default=1.0, gt=0, le=1)
     """Share of the rate of docs/scheduling.md (1) that protocols leave: contention, headers, coding."""
+    most_bits_per_hertz: float | None = Field(default=None, gt=0, le=20)
+    """What the highest modulation carries: 6.7 for 256-QAM with code rate 5/6. Without it, rates have no such limit."""
     noise_figure_db: float = Field(default=7.0, ge=0)
     """Noise figure of a receiver."""
     temperature_kelvin: float = Field(default=290.0, gt=0)

@@ -366,7 +366,11 @@ class SimulatedSystem:
         density = (noise + conditions.interference[cluster, numbers]).tolist()
         return {
             (names[i], names[j]): RadioLink(
-                table[i][j], density[j], channel.round_trip_seconds, channel.efficiency
+                table[i][j],
+                density[j],
+                channel.round_trip_seconds,
+                channel.efficiency,
+                channel.most_bits_per_hertz or math.inf,
             )
             for i, j in pairs
         }

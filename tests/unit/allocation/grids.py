@@ -40,6 +40,7 @@ def random_problem(
     wired: bool = False,
     backlog: float = 10.0,
     state_bps: float = math.inf,
+    most_bits_per_hertz: float = math.inf,
 ) -> RoundProblem:
     """Draws devices of different speeds on batteries, and links of different quality on one channel."""
     rng = np.random.default_rng(seed)
@@ -48,7 +49,11 @@ def random_problem(
         if wired:
             return WiredLink(float(10 ** rng.uniform(7, 9)), 0.002)
         return RadioLink(
-            float(10 ** rng.uniform(-10, -7)), 4e-20, 0.002, float(rng.uniform(0.7, 1))
+            float(10 ** rng.uniform(-10, -7)),
+            4e-20,
+            0.002,
+            float(rng.uniform(0.7, 1)),
+            most_bits_per_hertz,
         )
 
     clusters = []
@@ -151,7 +156,8 @@ def transfer_seconds(link: Link, bits: float, share: Vector, watts: Vector | flo
     if isinstance(link, WiredLink):
         return bits / np.minimum(share, link.capacity_bps)
     signal = watts * link.gain / (share * link.noise_watts_per_hertz)
-    return np.asarray(bits / (link.efficiency * share * np.log2(1 + signal)))
+    most = np.minimum(np.log2(1 + signal), link.most_bits_per_hertz)
+    return np.asarray(bits / (link.efficiency * share * most))
 
 
 def objectives(

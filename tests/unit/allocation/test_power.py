@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -37,11 +38,18 @@ def test_best_watts_at_the_limits(time_weight: float, joule_weight: float, expec
 # --- shares and powers together
 
 
-def test_allocate_is_as_good_as_a_fine_joint_grid() -> None:
+@pytest.mark.parametrize("most_bits_per_hertz", [math.inf, 6.0])
+def test_allocate_is_as_good_as_a_fine_joint_grid(most_bits_per_hertz: float) -> None:
     gaps = []
     for seed in range(16):
         num_clusters = 1 + seed % 2
-        problem = random_problem(seed, num_clusters, 2 if num_clusters == 1 else 1, backlog=100.0)
+        problem = random_problem(
+            seed,
+            num_clusters,
+            2 if num_clusters == 1 else 1,
+            backlog=100.0,
+            most_bits_per_hertz=most_bits_per_hertz,
+        )
         plans = some_plan(problem, seed, narrow=seed % 3 == 0)
         found = allocate(problem, plans)
         assert violations(problem, found.plans) == []

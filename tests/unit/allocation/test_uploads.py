@@ -61,7 +61,8 @@ def _seconds(
         link = cluster.links[plan.stages[k].host_id, "edge"]
         assert isinstance(link, RadioLink)
         signal = watts[:, k] * link.gain / link.noise_watts_per_hertz / shares[:, k]
-        found.append(bits / (link.efficiency * shares[:, k] * np.log2(1 + signal)))
+        most = np.minimum(np.log2(1 + signal), link.most_bits_per_hertz)
+        found.append(bits / (link.efficiency * shares[:, k] * most))
     return np.array(found).T
 
 
@@ -95,13 +96,17 @@ def _softmax(at: Vector) -> Vector:
 # --- full power
 
 
+@pytest.mark.parametrize("most_bits_per_hertz", [math.inf, 8.0])
 @pytest.mark.parametrize("seed", range(6))
-def test_full_power_uploads_end_as_soon_as_the_best_of_a_grid(seed: int) -> None:
-    problem = _uploading(seed, num_devices=3)
+def test_full_power_uploads_end_as_soon_as_the_best_of_a_grid(
+    seed: int, most_bits_per_hertz: float
+) -> None:
+    problem = _uploading(seed, num_devices=3, most_bits_per_hertz=most_bits_per_hertz)
     (plan,) = with_full_power_uploads(problem, some_plan(problem, seed))
     hosts = problem.clusters[0].hosts
     full = np.array([hosts[stage.host_id].max_transmit_watts for stage in plan.stages[:-1]])
-    assert [upload.watts for upload in plan.uploads] == [*full, 0.0]
+    if math.isinf(most_bits_per_hertz):
+        assert [upload.watts for upload in plan.uploads] == [*full, 0.0]
     assert violations(problem, (plan,)) == [] or plan.links[0].share == 1.0
 
     def seconds(at: Vector) -> Vector:
@@ -109,13 +114,26 @@ def test_full_power_uploads_end_as_soon_as_the_best_of_a_grid(seed: int) -> None
         return _seconds(problem, plan, 0, shares, np.tile(full, (len(at), 1))).max(axis=1)
 
     found = predict(problem, (plan,)).clusters[0].push_seconds
-    assert found == pytest.approx(_zoomed(seconds, len(full) - 1), rel=1e-4)
+    assert found == pytest.approx(_zoomed(seconds, len(full) - 1), rel=2e-4)
     # Turns with the whole channel take longer, because only one host has its power on the air.
     turns = sum(
         bits / problem.clusters[0].links[stage.host_id, "edge"].rate_bps(2e7, limit)
         for stage, limit, bits in zip(plan.stages, full, _bits(problem, plan), strict=False)
     )
-    assert found < turns
+    assert found < turns or math.isfinite(most_bits_per_hertz)
+
+
+def test_uploads_use_no_power_beyond_what_the_highest_modulation_needs() -> None:
+    problem = _uploading(2, num_devices=3, most_bits_per_hertz=5.0)
+    (plan,) = with_full_power_uploads(problem, some_plan(problem, 2))
+    ends = set()
+    for stage, upload in zip(plan.stages[:-1], plan.uploads, strict=False):
+        link = problem.clusters[0].links[stage.host_id, "edge"]
+        rate = link.rate_bps(upload.share, upload.watts)
+        assert link.rate_bps(upload.share, 0.99 * upload.watts) < rate
+        bits = 8 * problem.model.weights_bytes(stage.start_unit, stage.stop_unit)
+        ends.add(round(bits / rate, 6))
+    assert len(ends) == 1
 
 
 @pytest.mark.parametrize("strategy", ["pipeline", "proportional", "vanilla_fl", "centralized"])
@@ -146,9 +164,12 @@ def test_uploads_are_not_decided_on_wires_or_without_push_times() -> None:
 # --- energy
 
 
+@pytest.mark.parametrize("most_bits_per_hertz", [math.inf, 6.0])
 @pytest.mark.parametrize("seed", range(6))
-def test_costly_uploads_of_one_cluster_are_as_good_as_a_fine_grid(seed: int) -> None:
-    problem = _uploading(seed, backlog=300.0)
+def test_costly_uploads_of_one_cluster_are_as_good_as_a_fine_grid(
+    seed: int, most_bits_per_hertz: float
+) -> None:
+    problem = _uploading(seed, backlog=300.0, most_bits_per_hertz=most_bits_per_hertz)
     plans = some_plan(problem, seed)
     found = allocate(problem, plans)
     assert violations(problem, found.plans) == []
@@ -165,11 +186,13 @@ def test_costly_uploads_of_one_cluster_are_as_good_as_a_fine_grid(seed: int) -> 
     def cost(at: Vector) -> Vector:
         # A host that sends more slowly needs less energy, so none ends before the last one.
         shares, seconds = 2e7 * _softmax(at[:, 1:]), np.exp(at[:, :1])
-        watts = np.exp2(np.minimum(bits / (efficiency * shares * seconds), 99.0)) - 1
+        bits_per_hertz = bits / (efficiency * shares * seconds)
+        watts = np.exp2(np.minimum(bits_per_hertz, 99.0)) - 1
         watts *= shares / gain
         value = problem.penalty_weight / problem.reference_seconds * seconds[:, 0]
         value += (seconds * watts) @ price
-        return np.asarray(np.where(np.all(watts <= limit, axis=1), value, math.inf))
+        possible = (watts <= limit) & (bits_per_hertz <= most_bits_per_hertz)
+        return np.asarray(np.where(np.all(possible, axis=1), value, math.inf))
 
     uploads = plan.uploads[:-1]
     shares, watts = np.array([[(u.share, u.watts) for u in uploads]]).transpose(2, 0, 1)
@@ -194,10 +217,13 @@ def test_costly_uploads_of_one_cluster_are_as_good_as_a_fine_grid(seed: int) -> 
     )
 
 
+@pytest.mark.parametrize("most_bits_per_hertz", [math.inf, 6.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_links_and_uploads_of_two_clusters_are_as_good_as_a_joint_grid(seed: int) -> None:
+def test_links_and_uploads_of_two_clusters_are_as_good_as_a_joint_grid(
+    seed: int, most_bits_per_hertz: float
+) -> None:
     """The control units run all blocks, so each cluster has one link and one upload."""
-    problem = _uploading(seed, num_clusters=2)
+    problem = _uploading(seed, num_clusters=2, most_bits_per_hertz=most_bits_per_hertz)
     rng = np.random.default_rng(seed)
     clusters, plans = [], []
     for cluster in problem.clusters:

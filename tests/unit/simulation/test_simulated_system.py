@@ -78,6 +78,14 @@ def test_wires_share_nothing_by_default() -> None:
     assert shared.problem(shared.nominal()).channels == {"channel-0": 5e7}
 
 
+def test_highest_modulation_limits_the_rate_of_near_hosts() -> None:
+    system = SimulatedSystem(_two_clusters(most_bits_per_hertz=6.7, efficiency=0.5), 0)
+    links = system.problem(system.nominal()).clusters[0].links
+    for one in links.values():
+        assert one.rate_bps(20e6, 1e3) == pytest.approx(0.5 * 20e6 * 6.7)
+        assert one.rate_bps(20e6, 1e-9) < 0.1 * 20e6
+
+
 def test_interference_between_clusters_grows_with_their_power() -> None:
     system = SimulatedSystem(_two_clusters(interference="clusters"), 0)
     drawn = system.draw(0)

@@ -85,16 +85,25 @@ class RadioLink:
         gain: Power gain h from the sender to the receiver.
         noise_watts_per_hertz: Density of noise and interference at the receiver, N0 + I0.
         efficiency: Measured rate divided by the rate of (1).
+        most_bits_per_hertz: What the highest modulation carries: mu of (1).
     """
 
     gain: float
     noise_watts_per_hertz: float
     round_trip_seconds: float = 0.0
     efficiency: float = 1.0
+    most_bits_per_hertz: float = math.inf
 
     def rate_bps(self, share: float, watts: float) -> float:
         """Returns the rate for a share in Hz and a transmit power: (1)."""
-        return radio_rate_bps(share, watts, self.gain, self.noise_watts_per_hertz, self.efficiency)
+        return radio_rate_bps(
+            share,
+            watts,
+            self.gain,
+            self.noise_watts_per_hertz,
+            self.efficiency,
+            self.most_bits_per_hertz,
+        )
 
 
 Link = WiredLink | RadioLink

@@ -51,7 +51,7 @@ def with_full_power_uploads(problem: RoundProblem, plans: RoundPlan) -> RoundPla
         stages, edge_server = upload_stages(problem, cluster, plan), cluster.edge_server.host_id
         uploads: tuple[UploadPlan, ...] = ()
         if stages:
-            bits, gains, watts = [], [], []
+            bits, gains, watts, most = [], [], [], []
             for k in stages:
                 stage = plan.stages[k]
                 link = cluster.links[stage.host_id, edge_server]
@@ -61,11 +61,14 @@ def with_full_power_uploads(problem: RoundProblem, plans: RoundPlan) -> RoundPla
                 bits.append(sent / link.efficiency)
                 gains.append(link.gain / link.noise_watts_per_hertz)
                 watts.append(cluster.hosts[stage.host_id].max_transmit_watts)
+                most.append(link.most_bits_per_hertz * math.log(2))
             signal = np.array(watts) * np.array(gains)
             shares = _soonest_shares(
-                np.array(bits), signal, problem.channels[cluster.channel or ""]
+                np.array(bits), signal, np.array(most), problem.channels[cluster.channel or ""]
             )
-            uploads = with_uploads(len(plan.stages), stages, shares.tolist(), watts)
+            # More power than the highest modulation needs would be lost.
+            useful = np.minimum(watts, np.expm1(most) * shares / np.array(gains))
+            uploads = with_uploads(len(plan.stages), stages, shares.tolist(), useful.tolist())
         found.append(replace(plan, uploads=uploads))
     return tuple(found)
 
@@ -81,27 +84,34 @@ def with_uploads(
 
 
 def _soonest_shares(
-    bits: npt.NDArray[np.float64], signal: npt.NDArray[np.float64], channel: float
+    bits: npt.NDArray[np.float64],
+    signal: npt.NDArray[np.float64],
+    most: npt.NDArray[np.float64],
+    channel: float,
 ) -> npt.NDArray[np.float64]:
     """Returns the shares that fill a channel and end all uploads at once: docs/scheduling.md (6).
 
     Args:
         bits: What each host sends, divided by the efficiency of its link. (k)
         signal: p h / (N0 + I0) of each host, in Hz. (k)
+        most: mu log(2) of (1). (k)
     """
-    turns = float((bits * math.log(2) / (channel * np.log1p(signal / channel))).sum())
+    nats = np.minimum(np.log1p(signal / channel), most)
+    turns = float((bits * math.log(2) / (channel * nats)).sum())
     low, high = 0.0, turns
     for _ in range(_ROUNDS):
         ends = low + (high - low) * np.arange(1, _PARTS + 1) / _PARTS
-        enough = _least_shares(bits / ends[:, None], signal).sum(axis=1) <= channel
+        enough = _least_shares(bits / ends[:, None], signal, most).sum(axis=1) <= channel
         first = int(np.argmax(enough)) if enough.any() else _PARTS - 1
         low, high = (float(ends[first - 1]) if first else low), float(ends[first])
-    shares = _least_shares(bits / high, signal)
+    shares = _least_shares(bits / high, signal, most)
     return np.asarray(shares * channel / shares.sum())
 
 
 def _least_shares(
-    rates: npt.NDArray[np.float64], signal: npt.NDArray[np.float64]
+    rates: npt.NDArray[np.float64],
+    signal: npt.NDArray[np.float64],
+    most: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
     """Returns the shares with which (1) gives these rates; infinite if no share does.
 
@@ -113,4 +123,4 @@ def _least_shares(
     x = 1 / slope**2
     for _ in range(_NEWTON_STEPS):
         x = x - (np.log1p(x) - slope * x) / (1 / (1 + x) - slope)
-    return np.where(possible, signal / x, math.inf)
+    return np.where(possible, np.maximum(signal / x, rates * math.log(2) / most), math.inf)

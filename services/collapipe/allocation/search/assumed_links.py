@@ -120,11 +120,15 @@ def _assumed_upload(
     if upload is not None:
         watts = upload.watts * channel / upload.share
     else:
+        gain = link.gain / (channel * link.noise_watts_per_hertz)
         numbers = (
             second_price,
             host.joule_weight,
-            link.gain / (channel * link.noise_watts_per_hertz),
-            host.max_transmit_watts * channel / share,
+            gain,
+            min(
+                host.max_transmit_watts * channel / share,
+                math.expm1(link.most_bits_per_hertz * math.log(2)) / gain,
+            ),
         )
         watts = float(best_watts(*(np.array(number) for number in numbers)))
     return replace(host, push_bps=link.rate_bps(channel, watts), push_watts=watts)
@@ -213,9 +217,10 @@ def _cheapest_links(
     watts = []
     for ends in (pairs, [(receiver, sender) for sender, receiver in pairs]):
         table = np.array([_direction(cluster, *end) for end in ends])
-        signal_to_noise, efficiency, capacity, joule_price, limit = table.T[:, :, None]
+        signal_to_noise, efficiency, most_nats, capacity, joule_price, limit = table.T[:, :, None]
         radio = signal_to_noise > 0
         gain = np.where(radio, signal_to_noise, 1.0) / shares
+        limit = np.minimum(limit, np.expm1(most_nats) / gain)
         power = best_watts(np.full_like(gain, second_price), joule_price * passes, gain, limit)
         power = np.where(radio, power, 0.0)
         rate = np.minimum(shares, capacity)
@@ -232,17 +237,19 @@ def _cheapest_links(
 
 def _direction(
     cluster: ClusterProblem, sender: str, receiver: str
-) -> tuple[float, float, float, float, float]:
+) -> tuple[float, float, float, float, float, float]:
     """Returns the constants of one direction of a link.
 
-    They are the signal-to-noise ratio of 1 W in 1 Hz (0 on wires), the efficiency, the capacity, the price of
-    a joule, and the largest power.
+    They are the signal-to-noise ratio of 1 W in 1 Hz (0 on wires), the efficiency, mu log(2) of (1), the capacity, the
+    price of a joule, and the largest power.
     """
     link, joule_price = cluster.links[sender, receiver], cluster.hosts[sender].joule_weight
     if isinstance(link, RadioLink):
         signal_to_noise = link.gain / link.noise_watts_per_hertz
-        return signal_to_noise, link.efficiency, math.inf, joule_price, full_watts(cluster, sender)
-    return 0.0, 1.0, link.capacity_bps, 0.0, 0.0
+        most_nats = link.most_bits_per_hertz * math.log(2)
+        watts = full_watts(cluster, sender)
+        return signal_to_noise, link.efficiency, most_nats, math.inf, joule_price, watts
+    return 0.0, 1.0, math.inf, link.capacity_bps, 0.0, 0.0
 
 
 def _pairs(cluster: ClusterProblem) -> list[tuple[str, str]]:

@@ -85,6 +85,7 @@ def solve_shares(
         num_free=int(free.sum()),
         num_wires=int((~radio).sum()),
         num_uploads=len(links.uploads.positions),
+        capped=bool(np.isfinite([*links.most_nats, *links.uploads.most_nats]).any()),
     )
     order = np.concatenate([np.flatnonzero(radio & ~free), np.flatnonzero(free)])
     order = np.concatenate([order, np.flatnonzero(~radio)])
@@ -102,6 +103,7 @@ class _Shape:
     num_free: int
     num_wires: int
     num_uploads: int
+    capped: bool
 
 
 _LOCK = threading.Lock()
@@ -131,6 +133,8 @@ class _Program:
 
     For an upload, y is a variable of its own: the seconds in which it would need the whole channel. The uploads of a
     cluster take the sum of their y, so nothing has to be replaced; see docs/scheduling.md (6).
+
+    Where the highest modulation limits a rate to mu B, y is at least D / mu.
     """
 
     def __init__(self, shape: _Shape) -> None:
@@ -175,6 +179,9 @@ class _Program:
         if shape.num_given:
             given = slice(0, shape.num_given)
             limits.append(self._given_radios(self._times[given], shares[given]))
+            if shape.capped:
+                least = self._given("given_least", shape.num_given)
+                limits.append(shares[given] >= cp.multiply(least, cp.inv_pos(self._times[given])))
             cost = cost + self._given("given_joules", shape.num_given) @ self._times[given]
         if shape.num_free:
             free = slice(shape.num_given, wires)
@@ -186,7 +193,7 @@ class _Program:
         if shape.num_uploads:
             energy = cp.Variable(shape.num_uploads, nonneg=True)
             limit = self._given("upload_limit", shape.num_uploads, shape.num_uploads)
-            limits.append(self._least_energy("upload", self._uploads, energy))
+            limits += self._least_energy("upload", self._uploads, energy)
             limits.append(energy <= limit @ self._uploads)
             cost = cost + self._given("upload_joules", shape.num_uploads) @ energy
         self._problem = cp.Problem(cp.Minimize(cost), limits)
@@ -221,7 +228,7 @@ class _Program:
         count = self._shape.num_free
         product, caps = cp.Variable(count), cp.Variable(count, nonneg=True)
         return [
-            self._least_energy("free", product, energy),
+            *self._least_energy("free", product, energy),
             cp.SOC(times + shares, cp.vstack([product + 1, times - shares])),
             cp.SOC(times + caps, cp.vstack([energy + 1, times - caps])),
             self._given("senders", count, count) @ caps <= 1,
@@ -229,7 +236,7 @@ class _Program:
 
     def _least_energy(
         self, name: str, product: "cp.Variable", energy: "cp.Variable"
-    ) -> "cp.Constraint":
+    ) -> "list[cp.Constraint]":
         import cvxpy as cp
 
         count = product.size
@@ -237,7 +244,10 @@ class _Program:
             self._given(f"{name}_per_energy", count), energy
         )
         logs = cp.multiply(self._given(f"{name}_log_start", count), 1 - product)
-        return cp.ExpCone(logs, product, received)
+        limits: list[cp.Constraint] = [cp.ExpCone(logs, product, received)]
+        if self._shape.capped:
+            limits.append(product >= self._given(f"{name}_least", count))
+        return limits
 
     def _wires(self, times: "cp.Expression", shares: "cp.Expression") -> "list[cp.Constraint]":
         import cvxpy as cp
@@ -317,10 +327,12 @@ class _Program:
                 "signal": signal[given] / (1 + signal[given]),
                 "log_signal": np.log1p(signal[given]),
                 "demand": (demand * math.log(2) / links.efficiency)[given],
+                "given_least": (demand * math.log(2) / links.efficiency / links.most_nats)[given],
                 "free_joules": joules[free] / unit,
                 "free_per_product": 1 / (1 + signal[free]),
                 "free_per_energy": signal[free] / (1 + signal[free]),
                 "free_log_start": np.log1p(signal[free]),
+                "free_least": np.log1p(signal[free]) / links.most_nats[free],
                 "senders": links.same_sender[np.ix_(free, free)]
                 * (start.watts[free] / links.limit_watts[free, None]),
                 "wire_demand": demand[wires],
@@ -333,6 +345,7 @@ class _Program:
                 "upload_per_product": 1 / (1 + upload_signal),
                 "upload_per_energy": upload_signal / (1 + upload_signal),
                 "upload_log_start": np.log1p(upload_signal),
+                "upload_least": np.log1p(upload_signal) / uploads.most_nats,
             }
         for name, parameter in self._parameters.items():
             parameter.value = values[name]

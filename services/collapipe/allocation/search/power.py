@@ -137,6 +137,7 @@ def _start(links: SharedLinks, plans: RoundPlan) -> Point:
         both = np.concatenate([shares, shares])
         gain = np.where(links.radio, links.gain / both, 1.0)
         limit = np.where(links.has_partner, 0.5, 1.0) * links.limit_watts
+        limit = np.minimum(limit, np.expm1(links.most_nats) / gain)
         watts = best_watts(links.second_price * weight, links.joule_price, gain, limit)
     uploads = [plans[n].uploads[k] for n, k in links.uploads.positions]
     return links.point(
@@ -158,6 +159,7 @@ def _bounded(links: SharedLinks, shares: Floats, watts: Floats) -> Floats:
     """Limits the powers to their range, also those of two directions with the same sender.
 
     The powers of a sender add up to its limit if its energy costs nothing. Otherwise each keeps `_LEAST_SIGNAL`.
+    Powers that are chosen together with the shares are at most what the highest modulation needs.
     """
     both = np.concatenate([shares, shares])
     least = _LEAST_SIGNAL * both / np.where(links.radio, links.gain, math.inf)
@@ -165,11 +167,13 @@ def _bounded(links: SharedLinks, shares: Floats, watts: Floats) -> Floats:
     bounded = np.clip(watts, np.minimum(least, limit), links.limit_watts)
     bounded = np.where(_costly(links, shares), bounded, limit)
     used = links.same_sender @ bounded / np.where(links.limit_watts > 0, links.limit_watts, 1.0)
-    return np.where(
+    within = np.where(
         links.joule_price > 0,
         bounded / np.maximum(used, 1.0),
         bounded / np.where(used > 0, used, 1.0),
     )
+    useful = np.expm1(links.most_nats) * both / np.where(links.radio, links.gain, 1.0)
+    return np.where(_costly(links, shares), np.minimum(within, useful), within)
 
 
 def _with_unshared_links_full(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:

@@ -76,6 +76,7 @@ class SharedUploads:
         hertz: Bandwidth of the channel that the uploads of the cluster share.
         bits: What the host sends in a round, divided by the efficiency of its link.
         gain: h / (N0 + I0).
+        most_nats: mu log(2) of (1).
         limit_watts: Largest power.
         joule_price: Cost of a joule in the objective.
     """
@@ -85,12 +86,14 @@ class SharedUploads:
     hertz: Floats
     bits: Floats
     gain: Floats
+    most_nats: Floats
     limit_watts: Floats
     joule_price: Floats
 
     def times(self, shares: Floats, watts: Floats) -> Floats:
         """Returns for how long each host sends: docs/scheduling.md (1) and (6)."""
-        return np.asarray(self.bits * math.log(2) / (shares * np.log1p(watts * self.gain / shares)))
+        nats = np.minimum(np.log1p(watts * self.gain / shares), self.most_nats)
+        return np.asarray(self.bits * math.log(2) / (shares * nats))
 
     def least_watts(self, shares: Floats, times: Floats) -> Floats:
         """Returns the least powers that reach these times, within their limits."""
@@ -129,6 +132,7 @@ class SharedLinks:
         gain: h / (N0 + I0); 0 on wires. The signal-to-noise ratio is this gain times the power over the
             share. (J)
         efficiency: Measured rate over that of docs/scheduling.md (1). (J)
+        most_nats: mu log(2) of (1). (J)
         capacity_bps: Rate of a wire; infinite on radios. (J)
         limit_watts: Largest power of the sender, for all of its directions together; 0 on wires. (J)
         same_sender: Whether two directions have the same sender in the same cluster. (J, J)
@@ -146,6 +150,7 @@ class SharedLinks:
     bits: Floats
     gain: Floats
     efficiency: Floats
+    most_nats: Floats
     capacity_bps: Floats
     limit_watts: Floats
     same_sender: Bools
@@ -182,7 +187,8 @@ class SharedLinks:
         """Returns the transfer times for shares (m) and powers (J): docs/scheduling.md (1) and (3). (J)"""
         both = np.concatenate([shares, shares])
         with np.errstate(divide="ignore", invalid="ignore"):
-            hertz_rate = self.efficiency * both * np.log1p(watts * self.gain / both) / math.log(2)
+            nats = np.minimum(np.log1p(watts * self.gain / both), self.most_nats)
+            hertz_rate = self.efficiency * both * nats / math.log(2)
             rate = np.where(self.radio, hertz_rate, np.minimum(both, self.capacity_bps))
             return np.where(rate > 0, self.bits / rate, math.inf)
 
@@ -253,6 +259,7 @@ def shared_links(problem: RoundProblem, plans: RoundPlan) -> SharedLinks | None:
     columns = {name: np.zeros(2 * count) for name in ("bits", "gain", "limit", "joules")}
     senders = [(n, i) for n, i in positions] + [(n, i + 1) for n, i in positions]  # as stages
     efficiency, capacity = np.ones(2 * count), np.full(2 * count, math.inf)
+    most_nats = np.full(2 * count, math.inf)
     for at, key in enumerate(positions):
         plan = plans[key[0]]
         sent = 8 * problem.mini_batch / plan.num_micro_batches * problem.model.activation_bytes
@@ -265,6 +272,7 @@ def shared_links(problem: RoundProblem, plans: RoundPlan) -> SharedLinks | None:
                     host.joule_weight * problem.local_steps * plan.num_micro_batches
                 )
                 efficiency[j] = link.efficiency
+                most_nats[j] = link.most_bits_per_hertz * math.log(2)
             else:
                 capacity[j] = link.capacity_bps
     return SharedLinks(
@@ -276,6 +284,7 @@ def shared_links(problem: RoundProblem, plans: RoundPlan) -> SharedLinks | None:
         bits=columns["bits"],
         gain=columns["gain"],
         efficiency=efficiency,
+        most_nats=most_nats,
         capacity_bps=capacity,
         limit_watts=columns["limit"],
         same_sender=np.array([[one == other for other in senders] for one in senders]),
@@ -308,11 +317,12 @@ def _shared_uploads(problem: RoundProblem, plans: RoundPlan) -> SharedUploads:
                     problem.channels[cluster.channel or ""],
                     bits / link.efficiency,
                     link.gain / link.noise_watts_per_hertz,
+                    link.most_bits_per_hertz * math.log(2),
                     host.max_transmit_watts,
                     host.joule_weight,
                 )
             )
-    columns = np.array(rows).reshape(-1, 5).T
+    columns = np.array(rows).reshape(-1, 6).T
     return SharedUploads(
         tuple(positions), np.array([n for n, _ in positions], dtype=np.intp), *columns
     )
