@@ -33,7 +33,7 @@ _BY_SPEED = ("dssra", "titanic", "titanic_best", "proportional", "vanilla_fl")
 _PROFILE_TOKENS = 64
 """Length of the samples in a profile, unless the samples of the job are shorter."""
 
-_PROFILE_SECONDS = 120.0
+_PROFILE_SECONDS = 240.0
 """Deadline of a profile. On a slow device most of it is needed to import the model's code."""
 
 _PROBES_PER_ROUND = 4
