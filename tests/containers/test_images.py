@@ -13,7 +13,7 @@ from containers.engine_images import ROOT, TARGETS, build, tag, torch_arguments
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 LARGEST_MB = {
-    "scheduler": 500,
+    "scheduler": 730,
     "edge-server": 1300,
     "control-unit": 1550,
     "device-agent": 1200,
