@@ -32,7 +32,11 @@ from collapipe.allocation.search.pareto_front import (
     pareto_front,
 )
 from collapipe.allocation.search.search_tables import search_tables
-from collapipe.allocation.search.segment_bounds import cluster_bounds, least_costs
+from collapipe.allocation.search.segment_bounds import (
+    cluster_bounds,
+    least_costs,
+    with_weight,
+)
 from collapipe.allocation.search.segment_costs import ClusterCosts, cluster_costs
 
 FIRST_WIDTH = 50
@@ -48,8 +52,8 @@ _SLACK = 0.03
 _ROUNDING = 1e-11
 EXACT_CLUSTERS = 3
 """Up to this number of clusters, the search is exact, if `choose` is."""
-_WIDTHS_OF_MANY = (100, 300)
-"""Widths of the next searches with more clusters. Each one assumes the load of the edge server that the last led to."""
+_WIDTH_OF_MANY_CLUSTERS = 300
+"""Width of the second search with more clusters. It assumes the load of the edge server that the first led to."""
 _LOAD_TOLERANCE = 1e-3
 
 
@@ -67,7 +71,7 @@ def search(
     energy. This gives the time weights with which the bounds of the second, full search are tightest.
 
     All clusters load the edge server. With few clusters, the bounds assume the least load by the other clusters, so
-    no best plan is lost. With more, each search assumes the load of the last decision, until it stays the same.
+    no best plan is lost. With more, each search assumes the load of the last decision.
 
     Args:
         known: Plans of the form that the search finds, within the limits.
@@ -95,17 +99,14 @@ def search(
     if known and prediction and not few and len(weights) == 1:
         fronts = _known_fronts(problem, tables, known, prediction)
 
-    widths = (FIRST_WIDTH, _WIDTH) if few else (FIRST_WIDTH, *_WIDTHS_OF_MANY, _WIDTH)
+    widths = (FIRST_WIDTH, _WIDTH) if few else (FIRST_WIDTH, _WIDTH_OF_MANY_CLUSTERS, _WIDTH)
 
     def has_plans() -> bool:
         return known is not None or found is not None
 
     for width in widths:
-        if width == _WIDTH and has_plans():
-            if not few:
-                break
-            if max(costs.num_devices for costs in tables) > EXACT_DEVICES:
-                width = _WIDTH_OF_MANY_DEVICES
+        if width == _WIDTH and not few and has_plans():
+            break
         slack = _SLACK * abs(upper_bound) if width == FIRST_WIDTH else 0.0
         limit = upper_bound + (slack if math.isfinite(upper_bound) else 0.0)
         known_fronts = None if few else fronts
@@ -119,7 +120,8 @@ def search(
         if chosen is not None:
             upper_bound = chosen.value
             found = [front.choice(index) for front, index in zip(fronts, chosen.plans, strict=True)]
-        if (is_late() and has_plans()) or (few and all(front.complete for front in fronts)):
+        complete = few and all(front.complete for front in fronts)
+        if complete or (has_plans() and (is_late() or width != FIRST_WIDTH)):
             break
         if not few and chosen is not None:
             loads = [
@@ -188,18 +190,16 @@ class _ClusterSearch:
         self.costs, self.other_load = costs, other_load
         self.tables = search_tables(costs)
         self.least_bottleneck = costs.edge_bottleneck(other_load)
-        self.weights = time_weights
-        self.bounds = cluster_bounds(
+        self._bounds = cluster_bounds(
             costs, self.tables, self.least_bottleneck, _NUM_CELLS, time_weights
         )
+        self.bounds = self._bounds
 
     def set_fair_weight(self, time_weight: float) -> None:
         """Adds bounds for the fair weight."""
-        self.fair_weight = time_weight
-        weights = dict.fromkeys((time_weight, *self.weights))
-        self.bounds = cluster_bounds(
-            self.costs, self.tables, self.least_bottleneck, _NUM_CELLS, tuple(weights)
-        )
+        self.fair_weight, self.bounds = time_weight, self._bounds
+        if time_weight not in (0.0, 1.0):
+            self.bounds = with_weight(self.tables, self._bounds, time_weight)
 
     def fastest(self, front: ParetoFront) -> float:
         """Returns the least delay cost of the plans of a front."""

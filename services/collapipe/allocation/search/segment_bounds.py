@@ -113,6 +113,15 @@ def cheapest_rest(tables: SearchTables, cells: Records, weights: Floats) -> Boun
     return bounds
 
 
+def with_weight(tables: SearchTables, bounds: Bounds, weight: float) -> Bounds:
+    """Puts bounds for one more weight before the others."""
+    more = cheapest_rest(tables, bounds.cells, np.array([weight]))
+    names = ("weights", "limits", "prefix_cost", "items", "into_cost")
+    return bounds._replace(
+        **{name: np.concatenate([getattr(more, name), getattr(bounds, name)]) for name in names}
+    )
+
+
 def _possible_bottlenecks(costs: ClusterCosts, row: int, least: Floats) -> Floats:
     """Returns every bottleneck that a pipeline of a row can have if no window starves, ascending."""
     tables = (costs.compute, costs.link_load, costs.first.seconds, costs.last.seconds)
