@@ -36,7 +36,7 @@ def why_infeasible(problem: RoundProblem, assumed_links: Sequence[AssumedLinks])
             if host.memory_bytes is not None and need > host.memory_bytes:
                 return _too_small(index, host, need, most)
         counts = np.arange(num_blocks + 1)
-        held = np.max(np.where(costs.window > 0, counts, 0), axis=2)
+        held = np.max(np.where(costs.window > 0, counts, 0), axis=(2, 3))
         ends = sum(
             np.max(np.where(end.window > 0, counts, 0), axis=1) for end in (costs.first, costs.last)
         )

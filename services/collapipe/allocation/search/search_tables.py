@@ -21,8 +21,7 @@ class SearchTables(NamedTuple):
         rows: max_in_flight, starves, bottleneck_price. (m)
         first: window, seconds, delay_cost, summed_cost of the control unit. (m, d)
         last_seconds: Compute time of the edge server. (m, d)
-        segments: window, seconds, delay_cost, summed_cost. The costs of blocks repeat after a period, which is 1.
-            (m, k, s modulo the period, d)
+        segments: window, seconds, delay_cost, summed_cost. (m, k, p, d)
         moves: Cost of pushing, fetching and moving blocks s to e. (m, k, s, e)
         links: load, loop, delay_cost, summed_cost, error. (m, sender, receiver, codec)
         one_cluster: Whether the problem has no other cluster.
@@ -57,7 +56,7 @@ def search_tables(costs: ClusterCosts) -> SearchTables:
         _records(_ROW, costs.max_in_flight, costs.starves, costs.bottleneck_price),
         _records(_STAGE, first.window, first.seconds, first.delay_cost, first.summed_cost),
         np.ascontiguousarray(costs.last.seconds),
-        _records(_STAGE, *segments)[:, :, None],
+        _records(_STAGE, *segments),
         np.ascontiguousarray(costs.move_delay_cost),
         _records(_LINK, *links),
         costs.one_cluster,
