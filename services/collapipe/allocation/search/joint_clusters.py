@@ -304,9 +304,8 @@ def _by_deadline(
         return None
     in_time = kept[times[kept] <= deadlines[best]]
     choice = np.empty(len(joint.first), np.int64)
-    choice[joint.owner[in_time]] = (
-        in_time  # The last plan in time of each cluster is its cheapest one.
-    )
+    # The last plan in time of each cluster is its cheapest one.
+    choice[joint.owner[in_time]] = in_time
     return float(value[best]), choice
 
 

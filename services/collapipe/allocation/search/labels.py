@@ -49,6 +49,7 @@ _log = logging.getLogger(__name__)
 @functools.cache
 def compile_search() -> None:
     """Compiles all functions of the search, or loads them from disk. The first call on a machine takes long."""
+    _log.info("the search is being compiled, or loaded if it was compiled before")
     started = time.monotonic()
     tables = empty_tables()
     bounds = cheapest_rest(tables, one_cell(tables), np.ones(1))
@@ -56,7 +57,7 @@ def compile_search() -> None:
     least_costs(tables, bounds, labels)
     linked = with_links(tables, bounds, np.zeros(1), labels, False)
     with_segments(tables, bounds, undominated(tables, linked, np.zeros(len(linked), np.int64)))
-    _log.info("the search is compiled after %.1f s", time.monotonic() - started)
+    _log.info("the search is ready after %.1f s", time.monotonic() - started)
 
 
 def first_labels(costs: ClusterCosts, least_bottleneck: Floats) -> Records:
