@@ -40,7 +40,7 @@ def simulate(
     """Simulate strategies on many devices and compare them."""
     with exit_codes(as_json):
         _check_installed()
-        # Imported here, because it needs numpy and cvxpy, which many clients do not have.
+        # Imported here, because it needs numba and cvxpy, which many clients do not have.
         from collapipe.simulation import summarize, write_devices, write_rounds
 
         scenario = _load(scenario_file, seeds, rounds)
@@ -81,7 +81,7 @@ def simulate(
 
 
 def _check_installed() -> None:
-    missing = [name for name in ("numpy", "cvxpy") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("numba", "cvxpy") if importlib.util.find_spec(name) is None]
     if missing:
         raise InvalidInputError(
             f"the simulator needs {' and '.join(missing)}, which is not installed here: {_INSTALL}"

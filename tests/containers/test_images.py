@@ -13,7 +13,7 @@ from containers.engine_images import ROOT, TARGETS, build, tag, torch_arguments
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 LARGEST_MB = {
-    "scheduler": 500,
+    "scheduler": 730,
     "edge-server": 1300,
     "control-unit": 1550,
     "device-agent": 1200,
@@ -117,3 +117,15 @@ def test_changed_code_changes_the_last_layer_only(images: Engine, tmp_path: Path
         assert after[-1] != before[-1]
     finally:
         images.run("image", "rm", tag("device-agent", "changed"))
+
+
+def test_scheduler_loads_the_search_that_the_image_has_compiled(images: Engine) -> None:
+    _, _, start, name = inspect(images, "scheduler")["Config"]["Entrypoint"]
+    loads = start.replace("-m collapipe.scheduler", "-c")
+    assert loads != start
+    code = (
+        "from collapipe.allocation.search import labels; labels.compile_search(); "
+        "print(sum(labels.with_segments.stats.cache_hits.values()))"
+    )
+    arguments = ("--entrypoint=sh", tag("scheduler"), "-c", loads, name, code)
+    assert images.run("run", *LOCKED, *arguments) == "1"

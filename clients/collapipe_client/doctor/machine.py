@@ -22,7 +22,10 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or ""
 _STAGE_HOST = ["grpc", "grpc_health", "pydantic_settings", "prometheus_client", "safetensors"]
 PACKAGES = {
     "client": ("client", ["grpc", "psutil", "pydantic", "typer", "rich"]),
-    "scheduler": ("scheduler", ["grpc", "grpc_health", "pydantic_settings", "cvxpy", "httpx"]),
+    "scheduler": (
+        "scheduler",
+        ["grpc", "grpc_health", "pydantic_settings", "cvxpy", "numba", "httpx"],
+    ),
     "device-agent": ("device", [*_STAGE_HOST, "transformers", "torch"]),
     "control-unit": ("control", [*_STAGE_HOST, "transformers", "tokenizers", "torch"]),
     "edge-server": ("edge", [*_STAGE_HOST, "transformers", "tokenizers", "torch"]),

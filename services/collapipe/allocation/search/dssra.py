@@ -24,6 +24,7 @@ from collapipe.allocation.search.assumed_links import (
     with_bandwidth_charged,
 )
 from collapipe.allocation.search.bandwidth import Allocation, SolverFailedError
+from collapipe.allocation.search.labels import compile_search
 from collapipe.allocation.search.link_tables import AssumedLinks
 from collapipe.allocation.search.local_changes import local_changes, with_largest_windows
 from collapipe.allocation.search.power import allocate
@@ -63,11 +64,13 @@ def decide(
         current: The plans of the previous round. Moves of blocks are counted from them.
         hysteresis: Part of the penalty V (tau / tau_ref + lambda Phi) of the current plans, with V at most
             `_HYSTERESIS_WEIGHT`.
-        time_limit_seconds: Checked between the steps of the search. The convex solver gets the rest of it.
+        time_limit_seconds: Checked between the steps of the search. The convex solver gets the rest of it. The
+            time in which the search is compiled does not count; `compile_search` does so before.
 
     Raises:
         InfeasibleError: No plan keeps the limits.
     """
+    compile_search()
     if current is not None and not _is_known(problem, current):
         current = None
     if current is not None:

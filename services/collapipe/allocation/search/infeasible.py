@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem
-from collapipe.allocation.search.arrays import Floats, Ints
+from collapipe.allocation.search.arrays import Ints
 from collapipe.allocation.search.link_tables import AssumedLinks
-from collapipe.allocation.search.segment_bounds import cheapest_prefixes, error_steps
+from collapipe.allocation.search.segment_bounds import least_error
 from collapipe.allocation.search.segment_costs import ClusterCosts, cluster_costs
 
 
@@ -36,13 +36,13 @@ def why_infeasible(problem: RoundProblem, assumed_links: Sequence[AssumedLinks])
             if host.memory_bytes is not None and need > host.memory_bytes:
                 return _too_small(index, host, need, most)
         counts = np.arange(num_blocks + 1)
-        held = np.max(np.where(costs.window > 0, counts, 0), axis=2)
+        held = np.max(np.where(costs.window > 0, counts, 0), axis=(2, 3))
         ends = sum(
             np.max(np.where(end.window > 0, counts, 0), axis=1) for end in (costs.first, costs.last)
         )
         if int((held.sum(axis=1) + ends).max()) < num_blocks:
             return _no_room(problem, index, cluster, costs, held)
-        error = _least_error(costs)
+        error = least_error(costs)
         if not np.any(np.isfinite(error)):
             return (
                 f"cluster {index}: no chain of working links leads from {cluster.control_unit.host_id} over "
@@ -97,11 +97,3 @@ def _no_room(
         f"{problem.model.num_blocks} blocks with one of {costs.num_micro_batches[row]} micro-batches in flight ({each}); one block "
         f"needs {block:.0f} bytes: add devices or memory, allow more and smaller micro-batches, or use a smaller model"
     )
-
-
-def _least_error(costs: ClusterCosts) -> Floats:
-    """Returns the least sum of codec errors over any chain of links; infinite if there is no chain. (m)"""
-    grid = np.full((costs.num_rows, 1), np.inf)
-    cheapest = cheapest_prefixes(costs, error_steps(costs), grid)[:, 0, -1]
-    result: Floats = np.where(costs.last.window[:, ::-1] > 0, cheapest, np.inf).min(axis=1)
-    return result

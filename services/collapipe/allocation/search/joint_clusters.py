@@ -47,9 +47,8 @@ class Candidates:
     head_load: Floats
     uses: Floats
 
-    def take(self, plan: int) -> "Candidates":
-        """Returns one plan alone."""
-        return Candidates(*(getattr(self, field.name)[..., [plan]] for field in fields(self)))
+    def take(self, plans: Ints) -> "Candidates":
+        return Candidates(*(getattr(self, field.name)[..., plans] for field in fields(self)))
 
     def delay_costs(self, head_load: float) -> Floats:
         """Returns the delay cost of each plan if the edge server's load, by all clusters, is `head_load`."""
@@ -65,6 +64,46 @@ class Chosen:
 
     value: float
     plans: tuple[int, ...]
+
+
+class _Joint:
+    """The candidates of all clusters, one cluster after another. A choice is an array of their positions.
+
+    Args:
+        owner: The cluster of each candidate.
+        first: Position of each cluster's first candidate.
+        rank: Place of each candidate in its cluster by summed cost, and then by load. A later cluster has higher
+            ranks.
+    """
+
+    def __init__(self, clusters: Sequence[Candidates], limits: Floats) -> None:
+        self.plans = Candidates(
+            *(
+                np.concatenate([getattr(one, field.name) for one in clusters], axis=-1)
+                for field in fields(Candidates)
+            )
+        )
+        sizes = [len(one.summed_cost) for one in clusters]
+        self.owner = np.repeat(np.arange(len(clusters)), sizes)
+        self.first = np.cumsum([0, *sizes[:-1]])
+        self.limits = limits
+        self.rank = np.empty(len(self.owner), np.int64)
+        order = np.lexsort((self.plans.head_load, self.plans.summed_cost, self.owner))
+        self.rank[order] = np.arange(len(order))
+        most = np.maximum.reduceat(self.plans.uses, self.first, axis=1)
+        self.binding = np.sum(most, axis=1) > limits
+
+    def head_load(self, choice: Ints) -> float:
+        return float(np.sum(self.plans.head_load[choice]))
+
+    def worth(self, choice: Ints) -> float:
+        """Returns the objective of a choice at its true load."""
+        chosen = self.plans.take(choice)
+        slowest = np.max(chosen.delay_costs(self.head_load(choice)))
+        return float(slowest + np.sum(chosen.summed_cost))
+
+    def chosen(self, choice: Ints) -> Chosen:
+        return Chosen(self.worth(choice), tuple((choice - self.first).tolist()))
 
 
 def choose(clusters: Sequence[Candidates], limits: Floats, upper_bound: float) -> Chosen | None:
@@ -84,67 +123,58 @@ def choose(clusters: Sequence[Candidates], limits: Floats, upper_bound: float) -
         limits: Limit of each shared resource.
         upper_bound: Only a choice with a smaller objective counts. `None` is returned if there is none.
     """
-    least, most = (sum(float(f(one.head_load)) for one in clusters) for f in (np.min, np.max))
-    free = _best_at_load(clusters, limits, least, upper_bound, bounded=False)
+    joint, load = _Joint(clusters, limits), [one.head_load for one in clusters]
+    least, most = (float(sum(f(one) for one in load)) for f in (np.min, np.max))
+    free = _best_at_load(joint, least, upper_bound, bounded=False)
     if free is None:
         return None
-    worth = _worth(clusters, free.plans)
-    if worth <= free.value * _ROUNDING:
-        return Chosen(worth, free.plans)
+    worth = joint.worth(free[1])
+    if worth <= free[0] * _ROUNDING:
+        return joint.chosen(free[1])
     loads = _total_loads(clusters)
     if loads is not None:
-        return _best_of_loads(clusters, limits, loads, upper_bound)
-    best: Chosen | None = None
+        best = _best_of_loads(joint, loads, upper_bound)
+        return None if best is None else joint.chosen(best)
+    best = None
     for _ in range(_REFINEMENTS):
         loads = np.linspace(least, most, _NUM_LOADS)
-        found = _best_of_loads(clusters, limits, loads, best.value if best else upper_bound)
-        best = found or best
+        found = _best_of_loads(joint, loads, upper_bound)
+        best = best if found is None else found
         if best is None:
             return None
-        at = int(np.searchsorted(loads, _head_load(clusters, best)))
+        upper_bound = joint.worth(best)
+        at = int(np.searchsorted(loads, joint.head_load(best)))
         least, most = loads[max(at - 1, 0)], loads[min(at + 1, _NUM_LOADS - 1)]
-    return best
+    return None if best is None else joint.chosen(best)
 
 
-def _best_of_loads(
-    clusters: Sequence[Candidates], limits: Floats, loads: Floats, upper_bound: float
-) -> Chosen | None:
+def _best_of_loads(joint: _Joint, loads: Floats, upper_bound: float) -> Ints | None:
     """Returns the best choice with one of these loads, which are in ascending order."""
-    best: Chosen | None = None
+    best: Ints | None = None
     first, last = 0, len(loads) - 1
     while first <= last:  # Bisection finds some load that its best choice does not exceed.
         middle = (first + last) // 2
-        free = _best_at_load(clusters, limits, float(loads[middle]), upper_bound, bounded=False)
+        free = _best_at_load(joint, float(loads[middle]), upper_bound, bounded=False)
         if free is None:
             last = middle - 1
             continue
-        worth = _worth(clusters, free.plans)
+        worth = joint.worth(free[1])
         if worth < upper_bound:
-            best, upper_bound = Chosen(worth, free.plans), worth
-        if _head_load(clusters, free) <= loads[middle] * _ROUNDING:
+            best, upper_bound = free[1], worth
+        if joint.head_load(free[1]) <= loads[middle] * _ROUNDING:
             last = middle - 1
         else:
             first = middle + 1
     for load in loads:
-        free = _best_at_load(clusters, limits, float(load), upper_bound, bounded=False)
+        free = _best_at_load(joint, float(load), upper_bound, bounded=False)
         if free is None:
             return best
-        if _head_load(clusters, free) <= load * _ROUNDING:
-            return Chosen(_worth(clusters, free.plans), free.plans)
-        chosen = _best_at_load(clusters, limits, float(load), upper_bound, bounded=True)
+        if joint.head_load(free[1]) <= load * _ROUNDING:
+            return free[1]
+        chosen = _best_at_load(joint, float(load), upper_bound, bounded=True)
         if chosen is not None:
-            upper_bound = _worth(clusters, chosen.plans)
-            best = Chosen(upper_bound, chosen.plans)
+            best, upper_bound = chosen[1], joint.worth(chosen[1])
     return best
-
-
-def _worth(clusters: Sequence[Candidates], plans: Sequence[int]) -> float:
-    """Returns the objective of a choice at its true load."""
-    load = sum(float(one.head_load[plan]) for one, plan in zip(clusters, plans, strict=True))
-    chosen = [one.take(plan) for one, plan in zip(clusters, plans, strict=True)]
-    return max(float(one.delay_costs(load)[0]) for one in chosen) + sum(
-        float(one.summed_cost[0]) for one in chosen
-    )
 
 
 def least_other_loads(clusters: Sequence[Floats]) -> Floats:
@@ -203,12 +233,6 @@ def _slope(time: Floats, cost: Floats, at: float, side: Literal["left", "right"]
     return float((cost[i - 1] - cost[i]) / (time[i] - time[i - 1])) if i < len(time) else 0.0
 
 
-def _head_load(clusters: Sequence[Candidates], chosen: Chosen) -> float:
-    return sum(
-        float(cluster.head_load[plan]) for cluster, plan in zip(clusters, chosen.plans, strict=True)
-    )
-
-
 def _total_loads(clusters: Sequence[Candidates]) -> Floats | None:
     """Returns all possible total loads of the edge server, ascending; nearly equal ones are merged.
 
@@ -225,71 +249,64 @@ def _total_loads(clusters: Sequence[Candidates]) -> Floats | None:
 
 
 def _best_at_load(
-    clusters: Sequence[Candidates],
-    limits: Floats,
-    load: float,
-    upper_bound: float,
-    *,
-    bounded: bool,
-) -> Chosen | None:
-    """Finds the best choice for the delay costs of an assumed load; `bounded` also makes the load a limit."""
-    times = [cluster.delay_costs(load) for cluster in clusters]
-    costs = [cluster.summed_cost for cluster in clusters]
-    loads = [cluster.head_load for cluster in clusters]
-    uses = [cluster.uses for cluster in clusters]
-    binding = np.sum([use.max(axis=1) for use in uses], axis=0) > limits
-    free_of_cost = not any(np.any(cost) for cost in costs)
-    if not np.any(binding) and (not bounded or free_of_cost or len(clusters) > _MOST_COMBINED):
-        return _by_deadline(times, costs, loads, load if bounded else math.inf, upper_bound)
-    uses, limits = [use[binding] for use in uses], limits[binding]
+    joint: _Joint, load: float, upper_bound: float, *, bounded: bool
+) -> tuple[float, Ints] | None:
+    """Finds the best choice for the delay costs of an assumed load, and its objective.
+
+    `bounded` also makes the load a limit.
+    """
+    plans, first = joint.plans, joint.first
+    times = plans.delay_costs(load)
+    few = len(first) <= _MOST_COMBINED and bool(np.any(plans.summed_cost))
+    if not np.any(joint.binding) and not (bounded and few):
+        return _by_deadline(joint, times, load if bounded else math.inf, upper_bound)
+    uses, limits = plans.uses[joint.binding], joint.limits[joint.binding]
     if bounded:
         limits = np.append(limits, load * _ROUNDING)
-        uses = [np.vstack([use, own]) for use, own in zip(uses, loads, strict=True)]
-    return _best_combination(times, costs, uses, limits, upper_bound)
+        uses = np.vstack([uses, plans.head_load])
+    times_of, costs_of, uses_of = (
+        np.split(table, first[1:], axis=-1) for table in (times, plans.summed_cost, uses)
+    )
+    found = _best_combination(times_of, costs_of, uses_of, limits, upper_bound)
+    return found and (found[0], found[1] + first)
 
 
 def _by_deadline(
-    times: list[Floats],
-    costs: list[Floats],
-    loads: list[Floats],
-    most_load: float,
-    upper_bound: float,
-) -> Chosen | None:
+    joint: _Joint, times: Floats, most_load: float, upper_bound: float
+) -> tuple[float, Ints] | None:
     """Minimises the largest time plus the sum of costs, with a limit on the sum of loads.
 
     For each deadline, each cluster takes its cheapest plan in time, and of equally cheap ones that with the least
     load. This is exact if the load has no limit, or if nothing has a cost. The time is linear in the clusters, up to
     a logarithm.
     """
-    steps: list[tuple[Floats, Ints]] = []
-    for time, cost, load in zip(times, costs, loads, strict=True):
-        order = np.lexsort((load, cost, time))
-        rank = np.empty(len(order), np.int64)
-        rank[np.lexsort((load, cost))] = np.arange(len(order))
-        least = np.minimum.accumulate(rank[order])
-        kept = order[np.diff(least, prepend=len(order)) < 0]
-        steps.append((time[kept], kept))
-    deadlines = np.concatenate([time for time, _ in steps])
-    order = np.argsort(deadlines, kind="stable")
-    deadlines = deadlines[order]
-    totals = []
-    for table in (costs, loads):
-        changes = [
-            np.diff(each[kept], prepend=0.0) for each, (_, kept) in zip(table, steps, strict=True)
-        ]
-        totals.append(np.cumsum(np.concatenate(changes)[order]))
+    order = np.lexsort((joint.rank, times, -joint.owner))
+    # A plan stays if it is cheaper than all faster ones. The last cluster comes first and has the highest ranks.
+    least = np.minimum.accumulate(joint.rank[order])
+    kept = order[np.diff(least, prepend=len(order)) < 0]
+    fastest = np.diff(joint.owner[kept], prepend=-1) != 0
+    allowed_from = np.max(times[kept[fastest]])
+    by_time = np.argsort(times[kept], kind="stable")
+    deadlines = times[kept[by_time]]
     whole = np.searchsorted(deadlines, deadlines, side="right") - 1
-    value = deadlines + totals[0][whole]
-    allowed = deadlines >= max(float(time[0]) for time, _ in steps)
-    # Differences of loads add up, so that their rounding errors are those of the largest load.
-    rounding = (_ROUNDING - 1) * sum(float(np.max(load)) for load in loads)
-    allowed &= totals[1][whole] <= most_load + rounding
-    value = np.where(allowed, value, math.inf)
+    totals = []
+    for table in (joint.plans.summed_cost, joint.plans.head_load):
+        changes = np.diff(table[kept], prepend=0.0)
+        changes[fastest] = table[kept[fastest]]
+        totals.append(np.cumsum(changes[by_time])[whole])
+    # Differences of loads add up, so that their rounding errors are those of the largest loads.
+    largest = np.maximum.reduceat(joint.plans.head_load, joint.first)
+    rounding = (_ROUNDING - 1) * float(np.sum(largest))
+    allowed = (deadlines >= allowed_from) & (totals[1] <= most_load + rounding)
+    value = np.where(allowed, deadlines + totals[0], math.inf)
     best = int(np.argmin(value))
     if not value[best] < upper_bound:
         return None
-    picks = [kept[np.searchsorted(time, deadlines[best], side="right") - 1] for time, kept in steps]
-    return Chosen(float(value[best]), tuple(int(pick) for pick in picks))
+    in_time = kept[times[kept] <= deadlines[best]]
+    choice = np.empty(len(joint.first), np.int64)
+    # The last plan in time of each cluster is its cheapest one.
+    choice[joint.owner[in_time]] = in_time
+    return float(value[best]), choice
 
 
 def _best_combination(
@@ -298,7 +315,7 @@ def _best_combination(
     uses: list[Floats],
     limits: Floats,
     upper_bound: float,
-) -> Chosen | None:
+) -> tuple[float, Ints] | None:
     """Minimises the largest time plus the sum of costs within the limits.
 
     This is dynamic programming over the clusters. After each cluster it keeps the combinations that no other
@@ -327,7 +344,7 @@ def _best_combination(
         kept = _undominated(time, cost, used, time)
         time, cost, used, picks = time[kept], cost[kept], used[:, kept], picks[:, kept]
     best = int(np.argmin(time + cost))
-    return Chosen(float(time[best] + cost[best]), tuple(int(pick) for pick in picks[:, best]))
+    return float(time[best] + cost[best]), picks[:, best]
 
 
 def _undominated(time: Floats, cost: Floats, uses: Floats, tie_break: Floats) -> Ints:

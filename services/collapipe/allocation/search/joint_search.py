@@ -6,7 +6,6 @@ clusters had their best plans.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -24,18 +23,19 @@ from collapipe.allocation.search.joint_clusters import (
     fair_weights,
     least_other_loads,
 )
+from collapipe.allocation.search.labels import first_labels
 from collapipe.allocation.search.link_tables import AssumedLinks
 from collapipe.allocation.search.pareto_front import (
     ParetoFront,
     PipelineChoice,
-    first_labels,
     front_of_known_plan,
     pareto_front,
 )
+from collapipe.allocation.search.search_tables import search_tables
 from collapipe.allocation.search.segment_bounds import (
-    bottleneck_grid,
     cluster_bounds,
-    lower_bound,
+    least_costs,
+    with_weight,
 )
 from collapipe.allocation.search.segment_costs import ClusterCosts, cluster_costs
 
@@ -52,8 +52,8 @@ _SLACK = 0.03
 _ROUNDING = 1e-11
 EXACT_CLUSTERS = 3
 """Up to this number of clusters, the search is exact, if `choose` is."""
-_WIDTHS_OF_MANY = (100, 300)
-"""Widths of the next searches with more clusters. Each one assumes the load of the edge server that the last led to."""
+_WIDTH_OF_MANY_CLUSTERS = 300
+"""Width of the second search with more clusters. It assumes the load of the edge server that the first led to."""
 _LOAD_TOLERANCE = 1e-3
 
 
@@ -71,7 +71,7 @@ def search(
     energy. This gives the time weights with which the bounds of the second, full search are tightest.
 
     All clusters load the edge server. With few clusters, the bounds assume the least load by the other clusters, so
-    no best plan is lost. With more, each search assumes the load of the last decision, until it stays the same.
+    no best plan is lost. With more, each search assumes the load of the last decision.
 
     Args:
         known: Plans of the form that the search finds, within the limits.
@@ -99,17 +99,14 @@ def search(
     if known and prediction and not few and len(weights) == 1:
         fronts = _known_fronts(problem, tables, known, prediction)
 
-    widths = (FIRST_WIDTH, _WIDTH) if few else (FIRST_WIDTH, *_WIDTHS_OF_MANY, _WIDTH)
+    widths = (FIRST_WIDTH, _WIDTH) if few else (FIRST_WIDTH, _WIDTH_OF_MANY_CLUSTERS, _WIDTH)
 
     def has_plans() -> bool:
         return known is not None or found is not None
 
     for width in widths:
-        if width == _WIDTH and has_plans():
-            if not few:
-                break
-            if max(costs.num_devices for costs in tables) > EXACT_DEVICES:
-                width = _WIDTH_OF_MANY_DEVICES
+        if width == _WIDTH and not few and has_plans():
+            break
         slack = _SLACK * abs(upper_bound) if width == FIRST_WIDTH else 0.0
         limit = upper_bound + (slack if math.isfinite(upper_bound) else 0.0)
         known_fronts = None if few else fronts
@@ -123,7 +120,8 @@ def search(
         if chosen is not None:
             upper_bound = chosen.value
             found = [front.choice(index) for front, index in zip(fronts, chosen.plans, strict=True)]
-        if (is_late() and has_plans()) or (few and all(front.complete for front in fronts)):
+        complete = few and all(front.complete for front in fronts)
+        if complete or (has_plans() and (is_late() or width != FIRST_WIDTH)):
             break
         if not few and chosen is not None:
             loads = [
@@ -134,7 +132,7 @@ def search(
                 searches = _searches(tables, other_loads, weights)
         if len(weights) > 1:
             fair = fair_weights(
-                [(front.delay_costs(), front.plans.summed_cost) for front in fronts]
+                [(front.delay_costs(), front.plans["summed_cost"]) for front in fronts]
             )
             for one, weight in zip(searches, fair, strict=True):
                 one.set_fair_weight(weight)
@@ -190,31 +188,32 @@ class _ClusterSearch:
     ) -> None:
         self.fair_weight: float | None = None
         self.costs, self.other_load = costs, other_load
+        self.tables = search_tables(costs)
         self.least_bottleneck = costs.edge_bottleneck(other_load)
-        grid = bottleneck_grid(costs, self.least_bottleneck, _NUM_CELLS)
-        self.bounds = cluster_bounds(costs, grid, time_weights)
+        self._bounds = cluster_bounds(
+            costs, self.tables, self.least_bottleneck, _NUM_CELLS, time_weights
+        )
+        self.bounds = self._bounds
 
     def set_fair_weight(self, time_weight: float) -> None:
         """Adds bounds for the fair weight."""
-        self.fair_weight = time_weight
-        self.bounds = self.bounds.with_fair_weight(self.costs, time_weight)
+        self.fair_weight, self.bounds = time_weight, self._bounds
+        if time_weight not in (0.0, 1.0):
+            self.bounds = with_weight(self.tables, self._bounds, time_weight)
 
     def fastest(self, front: ParetoFront) -> float:
         """Returns the least delay cost of the plans of a front."""
-        row, last = front.plans.row, front.plans.last
-        bottleneck = np.maximum(front.plans.bottleneck, self.least_bottleneck[row, last])
-        delays = front.plans.delay_cost + self.costs.bottleneck_price[row] * bottleneck
+        plans = front.plans
+        row, last = plans["row"], plans["last"]
+        bottleneck = np.maximum(plans["bottleneck"], self.least_bottleneck[row, last])
+        delays = plans["delay_cost"] + self.costs.bottleneck_price[row] * bottleneck
         return float(np.min(delays))
 
     def least_costs(self) -> dict[float, float]:
         """Returns lower bounds on the weighted cost of every plan, by time weight."""
         first = first_labels(self.costs, self.least_bottleneck)
-        return {
-            bound.time_weight: float(
-                np.min(lower_bound(self.costs, first, self.bounds, bound), initial=math.inf)
-            )
-            for bound in self.bounds.weighted
-        }
+        least = least_costs(self.tables, self.bounds, first)
+        return dict(zip(self.bounds.weights.tolist(), least.tolist(), strict=True))
 
 
 def _searches(
@@ -260,14 +259,13 @@ def _fronts(
         limits = _limits(
             one, [searches[i] for i in others], [least[i] for i in others], upper_bound
         )
-        weighted = tuple(
-            replace(bound, limit=np.full(one.costs.num_rows, limits[bound.time_weight]))
-            for bound in one.bounds.weighted
-        )
+        by_weight = [[limits[weight]] for weight in one.bounds.weights.tolist()]
+        bounds = one.bounds._replace(limits=np.repeat(by_weight, one.costs.num_rows, axis=1))
         front = pareto_front(
             one.costs,
+            one.tables,
             one.least_bottleneck,
-            replace(one.bounds, weighted=weighted),
+            bounds,
             error_limits[n],
             width=min(width, _WIDTH_OF_MANY_DEVICES)
             if one.costs.num_devices > EXACT_DEVICES
@@ -280,7 +278,7 @@ def _fronts(
         fronts[n] = front
         slowest = max(slowest, one.fastest(front))
         if front.complete:
-            time, cost = front.delay_costs(), front.plans.summed_cost
+            time, cost = front.delay_costs(), front.plans["summed_cost"]
             for weight, least_cost in least[n].items():
                 least[n][weight] = max(least_cost, float(np.min(weight * time + cost)))
     return [fronts[n] for n in range(len(searches))]
@@ -300,7 +298,7 @@ def _limits(
     """
     if not others:
         return {1.0: upper_bound}
-    if one.bounds.weighted[0].time_weight == 1 and len(one.bounds.weighted) == 1:
+    if one.bounds.weights.tolist() == [1.0]:
         return {1.0: upper_bound}
     cheapest = sum(costs[0.0] for costs in least)
     limits = {
@@ -368,18 +366,21 @@ def _choose(
     """Chooses one plan of each front, within the limits that the clusters share."""
     candidates = []
     for front in fronts:
-        costs, plans, row = front.costs, front.plans, front.plans.row
+        costs, plans, row = front.costs, front.plans, front.plans["row"]
         candidates.append(
             Candidates(
-                delay_cost=plans.delay_cost,
+                delay_cost=plans["delay_cost"],
                 bottleneck_price=costs.bottleneck_price[row],
-                bottleneck=plans.bottleneck,
+                bottleneck=plans["bottleneck"],
                 load_price=costs.load_price[row],
-                last_seconds=costs.last.seconds[row, plans.last],
-                summed_cost=plans.summed_cost,
+                last_seconds=costs.last.seconds[row, plans["last"]],
+                summed_cost=plans["summed_cost"],
                 head_load=front.head_loads(),
                 uses=np.stack(
-                    [costs.convergence_term[row] + plans.error, costs.head_bytes[row, plans.last]]
+                    [
+                        costs.convergence_term[row] + plans["error"],
+                        costs.head_bytes[row, plans["last"]],
+                    ]
                 ),
             )
         )

@@ -4,21 +4,15 @@
 larger share.
 """
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-from collapipe.allocation.round_model.limits import violations
-from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
     RoundPlan,
     RoundProblem,
 )
-
-_ROUNDING = 1e-12
-"""Smaller gains than this share are rounding errors."""
 
 
 def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan]:
@@ -34,48 +28,6 @@ def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan
             *_without_a_device(cluster, plan, takers),
         ):
             yield (*plans[:n], changed, *plans[n + 1 :])
-
-
-def with_shifted_cuts(
-    problem: RoundProblem, plans: RoundPlan, is_late: Callable[[], bool]
-) -> RoundPlan:
-    """Moves cuts between stages by one block as long as the objective falls. The windows become as large as possible.
-
-    The search takes the mean of segments that half blocks make unlike. This finds the better one of them.
-    """
-    best, value = plans, predict(problem, plans).objective
-    improves = True
-    while improves and not is_late():
-        improves = False
-        for n, plan in enumerate(best):
-            for shifted in _with_shifted_cuts(problem, plan):
-                changed = with_largest_windows(problem, (*best[:n], shifted, *best[n + 1 :]))
-                if violations(problem, changed):
-                    continue
-                objective = predict(problem, changed).objective
-                if objective < value * (1 - _ROUNDING):
-                    best, value, improves = changed, objective, True
-                    break
-    return best
-
-
-def _with_shifted_cuts(problem: RoundProblem, plan: ClusterPlan) -> Iterator[ClusterPlan]:
-    """Yields plans in which one cut, or several in a row, are one block earlier or later."""
-    first = 0 if problem.blocks_on_control_unit else 1
-    last = len(plan.stages) - (1 if problem.blocks_on_edge_server else 2)
-    edges = [stage.start_unit for stage in plan.stages] + [plan.stages[-1].stop_unit]
-    for i, j in itertools.combinations(range(first + 1, last + 2), 2):
-        for step in (-1, 1):
-            moved = [edge + step * (i <= k < j) for k, edge in enumerate(edges)]
-            if moved[1] < 1 or moved[-2] > problem.model.num_blocks + 1:
-                continue
-            if any(a >= b for a, b in itertools.pairwise(moved)):
-                continue  # No device may lose its last block.
-            stages = (
-                replace(stage, start_unit=start, stop_unit=stop)
-                for stage, (start, stop) in zip(plan.stages, itertools.pairwise(moved), strict=True)
-            )
-            yield replace(plan, stages=tuple(stages))
 
 
 def with_largest_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:

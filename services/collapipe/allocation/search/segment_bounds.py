@@ -9,133 +9,117 @@ the cell's end.
   may use a device twice.
 - A fractional knapsack fills blocks into the devices that are still unused, the cheapest ones first. It uses each
   device once, but with the cheapest link into it.
+
+A stage can start a micro-batch only when its window has room. So a window w that is smaller than the number of
+micro-batches in flight starves the stage if the latency loop R is longer than w times the bottleneck:
+docs/scheduling.md (4). The shortest loop that can follow a segment shows which segments a cell excludes.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from typing import NamedTuple
 
 import numpy as np
 
-from collapipe.allocation.search.arrays import Bools, Floats, Ints
-from collapipe.allocation.search.labels import Labels
+from collapipe.allocation.search.arrays import Bools, Floats, Record, Records, compiled
+from collapipe.allocation.search.search_tables import SearchTables, search_tables
 from collapipe.allocation.search.segment_costs import ClusterCosts
-from collapipe.allocation.search.segment_windows import (
-    block_counts,
-    blocked_segments,
-    longest_loops,
-)
 
 _HUGE = 1e300
 """Replaces an infinite bottleneck in products."""
+_ROUNDING = 1 + 1e-11
+_CELL = np.dtype([("end", float), ("start", float)])
+_ITEM = np.dtype([("index", np.int64), ("cost", float), ("held", np.int64)])
 
 
-@dataclass(frozen=True)
-class Steps:
-    """The parts of a pipeline: their costs, which add up, and their times, which the bottleneck limits.
+class Bounds(NamedTuple):
+    """The bounds of one cluster.
 
-    `ClusterCosts` explains the axes. Everything is infinite where a segment does not fit or a link does not
-    exist.
-
-    Args:
-        first: Cost of the control unit with s blocks. (m, s)
-        segment: Cost of running blocks s to e on device k. (m, k, s, e)
-        link: Cost. (m, sender, receiver, codec)
-    """
-
-    first: Floats
-    segment: Floats
-    link: Floats
-
-
-def weighted_steps(costs: ClusterCosts, time_weight: float) -> Steps:
-    """Returns steps that cost `time_weight` times the delay cost, plus the summed cost."""
-    first = time_weight * costs.first.delay_cost + costs.first.summed_cost
-    by_count = time_weight * costs.segment_delay_cost + costs.segment_summed_cost
-    segment = _by_range(costs, by_count)
-    if time_weight:
-        segment = segment + time_weight * costs.move_delay_cost
-    link = time_weight * costs.link_delay_cost + costs.link_summed_cost
-    return _steps(costs, first, segment, link)
-
-
-def error_steps(costs: ClusterCosts) -> Steps:
-    """Returns steps that cost what their codec adds to the convergence term."""
-    first = np.zeros_like(costs.first.seconds)
-    return _steps(costs, first, _by_range(costs, np.zeros_like(costs.compute)), costs.link_error)
-
-
-def _by_range(costs: ClusterCosts, segment: Floats) -> Floats:
-    """Converts costs by (m, k, d) to costs by (m, k, s, e); they are infinite for an empty range."""
-    not_empty = np.arange(costs.num_blocks + 1) > 0
-    segment = np.where((costs.window > 0) & not_empty, segment, np.inf)
-    return np.asarray(segment[:, :, block_counts(costs.num_blocks)])
-
-
-def _steps(costs: ClusterCosts, first: Floats, segment: Floats, link: Floats) -> Steps:
-    first = np.where(costs.first.window > 0, first, np.inf)
-    return Steps(first, segment, np.where(np.isfinite(costs.link_load), link, np.inf))
-
-
-def cheapest_prefixes(
-    costs: ClusterCosts, steps: Steps, grid: Floats, blocked: Bools | None = None
-) -> Floats:
-    """Computes the least cost of each prefix of a pipeline by dynamic programming: (m, g, k, s).
-
-    A prefix runs the blocks before s and ends with the link into device k. The last k is the edge server. The
-    programme may use a device twice.
+    Lower bounds are on *weighted costs*: a weight times the delay cost, plus the summed cost. w is an index of a
+    weight, and g is a cell of bottlenecks. The cells are in ascending order. The items of the knapsack are the
+    devices and the control unit, in ascending order of their cost.
 
     Args:
-        grid: Bottlenecks that no stage and no link may exceed. (m, g)
-        blocked: Segments that are not allowed. (m, g, k, s, e)
-    """
-    num_devices, num_blocks = costs.num_devices, costs.num_blocks
-    link = _links_within(costs, steps, grid)
-    between = link[:, :, :num_devices]
-    over = np.where(costs.compute[:, None] <= grid[:, :, None, None], 0.0, np.inf)
-    first = np.where(costs.first.seconds[:, None] <= grid[:, :, None], steps.first[:, None], np.inf)
-    cheapest: Floats = first[:, :, None, :] + link[:, :, num_devices, :, None]
-    for e in range(1, num_blocks + 1):
-        segment = steps.segment[:, None, :, :e, e] + over[:, :, :, e:0:-1]
-        if blocked is not None:
-            segment[blocked[:, :, :, :e, e]] = np.inf
-        ended = np.min(cheapest[:, :, :num_devices, :e] + segment, axis=3, initial=np.inf)
-        through = np.min(ended[..., None] + between, axis=2, initial=np.inf)
-        cheapest[..., e] = np.minimum(cheapest[..., e], through)
-    return cheapest
-
-
-def _links_within(costs: ClusterCosts, steps: Steps, grid: Floats) -> Floats:
-    """Returns the cost of each link with its cheapest codec within a bottleneck: (m, g, sender, receiver)."""
-    within = costs.link_load[:, None] <= grid[:, :, None, None, None]
-    return np.asarray(np.where(within, steps.link[:, None], np.inf).min(axis=-1))
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Cells of bottlenecks, in ascending order.
-
-    Args:
-        ends: The largest bottleneck of each cell; the last one is infinite. (m, g)
-        starts: The smallest bottleneck that a pipeline in the cell can have. (m, g)
+        cells: The largest bottleneck `end` of each cell, infinite for the last one, and the smallest bottleneck
+            `start` that a pipeline in the cell can have. (m, g)
+        weights: From 0 to 1. (w)
+        limits: A plan of a row with a larger weighted cost is in no best decision. (w, m)
+        longest_loop: Longest latency loop from device k on that some prefix allows. (m, g, k, s)
+        prefix_cost: Least weighted cost of a prefix, without the bottleneck's, if the bottleneck is at most
+            the end of the cell. The last k is the edge server. (w, m, g, k, s)
+        items: `index` of the item, least `cost` of a block on it, with the item's share of the link into it, and
+            the most blocks `held` that it can run. (w, m, g, item)
+        into_cost: Least cost of the control unit without blocks, and of a link into device k, or into the edge
+            server. (w, m, g, k)
     """
 
-    ends: Floats
-    starts: Floats
+    cells: Records
+    weights: Floats
+    limits: Floats
+    longest_loop: Floats
+    prefix_cost: Floats
+    items: Records
+    into_cost: Floats
 
 
-def bottleneck_grid(costs: ClusterCosts, least: Floats, num_cells: int) -> Grid:
-    """Spreads cells evenly over the ranks of the possible bottlenecks.
+def cluster_bounds(
+    costs: ClusterCosts,
+    tables: SearchTables,
+    least: Floats,
+    num_cells: int,
+    weights: tuple[float, ...],
+) -> Bounds:
+    """Tabulates the bounds of a cluster, with infinite limits.
 
-    `least` has the smallest bottleneck that the load of the edge server allows: (m, d).
+    The cells spread evenly over the ranks of the possible bottlenecks. `least` has the smallest bottleneck that the
+    load of the edge server allows: (m, d).
     """
-    times = [_possible_bottlenecks(costs, row, least[row]) for row in range(costs.num_rows)]
-    ends = []
-    for row in times:
-        index = np.arange(len(row))
-        if len(row) >= num_cells:
-            index = np.linspace(0, len(row) - 1, num_cells - 1).astype(np.intp)
-        ends.append(np.append(row[index], np.full(num_cells - len(index), np.inf)))
-    return Grid(np.stack(ends), _cell_starts(costs, times, np.stack(ends)))
+    cells = np.full((costs.num_rows, num_cells), np.inf, _CELL)
+    for m, cell in enumerate(cells):
+        times = _possible_bottlenecks(costs, m, least[m])
+        if len(times) < num_cells:
+            cell["end"][: len(times)] = times
+        else:
+            index = np.linspace(0, len(times) - 1, num_cells - 1).astype(np.intp)
+            cell["end"][:-1] = times[index]
+        cell["start"] = np.append(times[0], cell["end"][:-1])
+        if not costs.starves[m]:  # Where windows starve, any number may be a bottleneck.
+            after = np.searchsorted(times, cell["start"][1:], side="right")
+            cell["start"][1:] = np.append(times, np.inf)[after]
+    return cheapest_rest(tables, cells, np.array(weights))
+
+
+def one_cell(tables: SearchTables) -> Records:
+    """Returns a grid that does not limit the bottleneck."""
+    return np.full((len(tables.rows), 1), np.inf, _CELL)
+
+
+def cheapest_rest(tables: SearchTables, cells: Records, weights: Floats) -> Bounds:
+    """Tabulates the bounds for given cells and weights, with infinite limits."""
+    num_devices, width = tables.moves.shape[1:3]
+    by_cell = (len(weights), *cells.shape)
+    bounds = Bounds(
+        cells,
+        weights,
+        limits=np.full(by_cell[:2], np.inf),
+        longest_loop=np.full((*cells.shape, num_devices + 1, width), -np.inf),
+        prefix_cost=np.full((*by_cell, num_devices + 1, width), np.inf),
+        items=np.empty((*by_cell, num_devices + 1), _ITEM),
+        into_cost=np.full((*by_cell, num_devices + 1), np.inf),
+    )
+    segment_cost = np.empty((len(weights), num_devices, width, width))
+    fits = np.empty((num_devices, width, width), np.bool_)
+    links = np.empty((num_devices + 1, num_devices + 1))
+    _fill(tables, bounds, segment_cost, np.empty((num_devices, width)), fits, links)
+    return bounds
+
+
+def with_weight(tables: SearchTables, bounds: Bounds, weight: float) -> Bounds:
+    """Puts bounds for one more weight before the others."""
+    more = cheapest_rest(tables, bounds.cells, np.array([weight]))
+    names = ("weights", "limits", "prefix_cost", "items", "into_cost")
+    return bounds._replace(
+        **{name: np.concatenate([getattr(more, name), getattr(bounds, name)]) for name in names}
+    )
 
 
 def _possible_bottlenecks(costs: ClusterCosts, row: int, least: Floats) -> Floats:
@@ -145,176 +129,257 @@ def _possible_bottlenecks(costs: ClusterCosts, row: int, least: Floats) -> Float
     return np.unique(times[(times >= np.min(least)) & np.isfinite(times)])
 
 
-def _cell_starts(costs: ClusterCosts, times: Sequence[Floats], ends: Floats) -> Floats:
-    """Returns the first possible bottleneck after the end of the cell before.
+def least_error(costs: ClusterCosts) -> Floats:
+    """Returns the least sum of codec errors over any chain of links; infinite if there is no chain. (m)"""
+    tables = search_tables(costs)
+    tables.first["summed_cost"] = tables.segments["summed_cost"] = 0.0
+    tables.links["summed_cost"] = tables.links["error"]
+    prefix_cost = cheapest_rest(tables, one_cell(tables), np.zeros(1)).prefix_cost[0, :, 0, -1]
+    least: Floats = np.where(costs.last.window[:, ::-1] > 0, prefix_cost, np.inf)
+    return np.asarray(least.min(axis=1))
 
-    Where windows starve, any number may be a bottleneck, so the cell starts at the end of the cell before.
+
+@compiled
+def _fill(
+    tables: SearchTables,
+    bounds: Bounds,
+    segment_cost: Floats,
+    behind: Floats,
+    fits: Bools,
+    links: Floats,
+) -> None:
+    """Fills the tables from `longest_loop` on. The other arrays hold what is needed for a moment."""
+    for m in range(bounds.cells.shape[0]):
+        _fill_segment_costs(tables, bounds, m, segment_cost)
+        for g in range(bounds.cells.shape[1]):
+            _fill_links(tables, bounds, m, g, -1, links)
+            _fill_fits(tables, m, bounds.cells[m, g].end, links, behind, fits)
+            _fill_longest_loops(tables, bounds, m, g, links, fits)
+            for w in range(len(bounds.weights)):
+                _fill_links(tables, bounds, m, g, w, links)
+                _fill_prefixes(tables, bounds, m, g, w, links, fits, segment_cost)
+                _fill_knapsack(bounds, m, g, w, links, fits, segment_cost)
+
+
+@compiled
+def _fill_segment_costs(tables: SearchTables, bounds: Bounds, m: int, segment_cost: Floats) -> None:
+    """Fills the weighted cost of every segment: (w, k, s, e)."""
+    period, width = tables.segments.shape[2], tables.segments.shape[3]
+    for w in range(len(bounds.weights)):
+        for k in range(segment_cost.shape[1]):
+            for s in range(width):
+                for e in range(s + 1, width):
+                    segment = tables.segments[m, k, s % period, e - s]
+                    delay = segment.delay_cost + tables.moves[m, k, s, e]
+                    segment_cost[w, k, s, e] = bounds.weights[w] * delay + segment.summed_cost
+
+
+@compiled
+def _fill_links(
+    tables: SearchTables, bounds: Bounds, m: int, g: int, w: int, links: Floats
+) -> None:
+    """Fills the least weighted cost of each link within a cell, or its least loop if w is negative."""
+    end = min(bounds.cells[m, g].end, _HUGE)
+    for sender in range(links.shape[0]):
+        for receiver in range(links.shape[1]):
+            least = math.inf
+            for codec in range(tables.links.shape[3]):
+                link = tables.links[m, sender, receiver, codec]
+                if link.load <= end:
+                    value = link.loop
+                    if w >= 0:
+                        value = bounds.weights[w] * link.delay_cost + link.summed_cost
+                    least = min(least, value)
+            links[sender, receiver] = least
+
+
+@compiled
+def _fill_fits(
+    tables: SearchTables, m: int, end: float, loops: Floats, behind: Floats, fits: Bools
+) -> None:
+    """Finds the segments within a bottleneck whose window some rest of the pipeline allows: (k, s, e).
+
+    `behind` gets the shortest loop behind a segment of device k that ends at block e: (k, e).
     """
-    starts = np.concatenate([[[row[0]] for row in times], ends[:, :-1]], axis=1)
-    for m in np.flatnonzero(~costs.starves).tolist():
-        after = np.searchsorted(times[m], starts[m, 1:], side="right")
-        starts[m, 1:] = np.append(times[m], np.inf)[after]
-    return starts
-
-
-@dataclass(frozen=True)
-class Knapsack:
-    """What it costs at least to run blocks on devices, if each one is used once. g is a cell of the grid.
-
-    The items are the devices, and then the control unit. Items are in ascending order of their cost.
-
-    Args:
-        item: Index of the item. (m, g, item)
-        cost: Least cost of a block on this item, with the item's share of the link into it. (m, g, item)
-        held: Most blocks that the item can run. (m, g, item)
-        first: Cost of the control unit without blocks. (m, g)
-        into: Least cost of a link into device k, or into the edge server. (m, g, k)
-    """
-
-    item: Ints
-    cost: Floats
-    held: Ints
-    first: Floats
-    into: Floats
-
-    def cost_before(self, row: Ints, used: Ints, start: Ints) -> Floats:
-        """Returns the least cost of the blocks before `start` on the unused items: (label, g).
-
-        Args:
-            row: Row of each label.
-            used: Bits of the devices that the label uses.
-            start: The label's first block.
-        """
-        num_rows, num_starts = len(self.item), int(np.max(start, initial=0)) + 1
-        key = (used * num_rows + row) * num_starts + start
-        _, first, label = np.unique(key, return_index=True, return_inverse=True)
-        row, used, start = row[first], used[first], start[first]
-        unused = (used[:, None, None] >> self.item[row]) & 1 == 0
-        held = self.held[row] * unused
-        up_to = np.cumsum(held, axis=-1)
-        taken = np.clip(start[:, None, None] - (up_to - held), 0, held)
-        cost = self.first[row] + np.sum(taken * self.cost[row], axis=-1)
-        cost = np.where(up_to[..., -1] < start[:, None], np.inf, cost)
-        return np.asarray(cost[label])
-
-
-def _knapsack(costs: ClusterCosts, grid: Floats, time_weight: float) -> Knapsack:
-    steps = weighted_steps(costs, time_weight)
-    num_devices, ends = costs.num_devices, grid[:, :, None, None]
-    into = np.min(_links_within(costs, steps, grid), axis=2)
-    blocks = np.arange(1, costs.num_blocks + 1)
-    segment = time_weight * costs.segment_delay_cost + costs.segment_summed_cost
-    fits = (costs.window[:, None, :, 1:] > 0) & (costs.compute[:, None, :, 1:] <= ends)
-    each = (segment[:, None, :, 1:] + into[:, :, :num_devices, None]) / blocks
-    moved = np.diagonal(costs.move_delay_cost, offset=1, axis1=2, axis2=3)
-    device = np.min(np.where(fits, each, np.inf), axis=-1, initial=np.inf)
-    device = device + time_weight * np.min(moved, axis=-1)[:, None]
-    first = steps.first[:, None]
-    first = np.where(costs.first.seconds[:, None] <= grid[:, :, None], first, np.inf)
-    least_first = np.min(first, axis=-1)
-    with np.errstate(invalid="ignore"):
-        more = (
-            np.where(np.isfinite(first), first - least_first[..., None], np.inf)[..., 1:] / blocks
-        )
-    cost = np.concatenate([device, np.min(more, axis=-1, initial=np.inf)[..., None]], axis=2)
-    held = np.concatenate(
-        [
-            np.max(np.where(fits, blocks, 0), axis=-1, initial=0),
-            np.max(np.where(np.isfinite(first[..., 1:]), blocks, 0), axis=-1, initial=0)[..., None],
-        ],
-        axis=2,
+    num_devices, period, width = (
+        tables.segments.shape[1],
+        tables.segments.shape[2],
+        tables.segments.shape[3],
     )
-    held = np.where(np.isfinite(cost), held, 0)
-    cost = np.where(held > 0, cost, 0.0)
-    item = np.argsort(cost, axis=-1, kind="stable")
-    cost, held = (np.take_along_axis(table, item, axis=-1) for table in (cost, held))
-    return Knapsack(item, cost, held, least_first, into)
+    fits[:] = False
+    for s in range(width - 1, -1, -1):
+        for k in range(num_devices):
+            behind[k, s] = loops[k, num_devices] + tables.last_seconds[m, width - 1 - s]
+        for k in range(num_devices):
+            begun = math.inf
+            for e in range(s + 1, width):
+                window = tables.segments[m, k, s % period, e - s].window
+                seconds = tables.segments[m, k, s % period, e - s].seconds
+                if window > 0 and seconds <= end:
+                    loop = seconds + behind[k, e]
+                    if loop <= _allowed_loop(window, tables.rows[m].max_in_flight, end):
+                        fits[k, s, e] = True
+                        begun = min(begun, loop)
+            for j in range(num_devices):
+                behind[j, s] = min(behind[j, s], loops[j, k] + begun)
 
 
-@dataclass(frozen=True)
-class Bound:
-    """Lower bounds on the *weighted cost*: `time_weight` times the delay cost, plus the summed cost.
+@compiled
+def _allowed_loop(window: int, most: int, end: float) -> float:
+    """Returns the longest loop that a window allows if the bottleneck is at most `end`.
 
-    Args:
-        time_weight: From 0 to 1.
-        prefix_cost: Least weighted cost of a prefix, without the bottleneck's, if the bottleneck is at most
-            the end of the cell. (m, g, k, s)
-        limit: A plan of a row with a larger weighted cost is in no best decision. (m)
+    The result is a number even without a limit, because infinite link times are subtracted from it.
     """
-
-    time_weight: float
-    prefix_cost: Floats
-    knapsack: Knapsack
-    limit: Floats
+    return min(_HUGE, window * end if window < most else math.inf) * _ROUNDING
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The bounds of one cluster.
-
-    Args:
-        blocked: Segments that no window allows; `None` if no window starves. (m, g, k, s, e)
-        longest_loop: Longest latency loop from device k on that some prefix allows; `None` if no window
-            starves. (m, g, k, s)
-        weighted: Bounds for several weights. A partial plan that exceeds the limit of any of them is dropped.
-    """
-
-    grid: Grid
-    blocked: Bools | None
-    longest_loop: Floats | None
-    weighted: tuple[Bound, ...]
-
-    def with_fair_weight(self, costs: ClusterCosts, time_weight: float) -> "Bounds":
-        """Puts bounds for this weight before those for the weights 1 and 0; drops those of another weight."""
-        weighted = tuple(bound for bound in self.weighted if bound.time_weight in (0.0, 1.0))
-        if time_weight not in (0.0, 1.0):
-            weighted = (_bound(costs, self, time_weight), *weighted)
-        return replace(self, weighted=weighted)
-
-
-def cluster_bounds(costs: ClusterCosts, grid: Grid, time_weights: tuple[float, ...]) -> Bounds:
-    """Tabulates the bounds of a cluster, with infinite limits."""
-    blocked = longest_loop = None
-    if np.any(costs.starves):
-        blocked = blocked_segments(costs, grid.ends)
-        longest_loop = longest_loops(costs, grid.ends)
-    bounds = Bounds(grid, blocked, longest_loop, ())
-    weighted = tuple(_bound(costs, bounds, weight) for weight in time_weights)
-    return replace(bounds, weighted=weighted)
-
-
-def _bound(costs: ClusterCosts, bounds: Bounds, time_weight: float) -> Bound:
-    ends = bounds.grid.ends
-    prefix_cost = cheapest_prefixes(costs, weighted_steps(costs, time_weight), ends, bounds.blocked)
-    unlimited = np.full(costs.num_rows, np.inf)
-    return Bound(time_weight, prefix_cost, _knapsack(costs, ends, time_weight), unlimited)
+@compiled
+def _fill_longest_loops(
+    tables: SearchTables, bounds: Bounds, m: int, g: int, loops: Floats, fits: Bools
+) -> None:
+    num_devices, period, width = (
+        tables.segments.shape[1],
+        tables.segments.shape[2],
+        tables.segments.shape[3],
+    )
+    end, most, longest = (
+        bounds.cells[m, g].end,
+        tables.rows[m].max_in_flight,
+        bounds.longest_loop[m, g],
+    )
+    for s in range(width):
+        seconds, window = tables.first[m, s].seconds, tables.first[m, s].window
+        if window > 0 and seconds <= end:
+            room = _allowed_loop(window, most, end) - seconds
+            for k in range(num_devices + 1):
+                longest[k, s] = room - loops[num_devices, k]
+    for e in range(1, width):
+        for k in range(num_devices):
+            room = -math.inf
+            for s in range(e):
+                if fits[k, s, e]:
+                    allowed = _allowed_loop(
+                        tables.segments[m, k, s % period, e - s].window, most, end
+                    )
+                    seconds = tables.segments[m, k, s % period, e - s].seconds
+                    room = max(room, min(longest[k, s], allowed) - seconds)
+            for j in range(num_devices + 1):
+                longest[j, e] = max(longest[j, e], room - loops[k, j])
 
 
-def lower_bound(costs: ClusterCosts, labels: Labels, bounds: Bounds, bound: Bound) -> Floats:
+@compiled
+def _fill_prefixes(
+    tables: SearchTables,
+    bounds: Bounds,
+    m: int,
+    g: int,
+    w: int,
+    links: Floats,
+    fits: Bools,
+    segment_cost: Floats,
+) -> None:
+    """Fills the costs of the cheapest paths, and the part of the control unit in the knapsack."""
+    num_devices, width = tables.segments.shape[1], tables.segments.shape[3]
+    prefix, weight, end = bounds.prefix_cost[w, m, g], bounds.weights[w], bounds.cells[m, g].end
+    least, more, held = math.inf, math.inf, 0
+    for s in range(width):
+        if tables.first[m, s].window > 0 and tables.first[m, s].seconds <= end:
+            cost = weight * tables.first[m, s].delay_cost + tables.first[m, s].summed_cost
+            for k in range(num_devices + 1):
+                prefix[k, s] = cost + links[num_devices, k]
+            least = min(least, cost)
+    for s in range(1, width):
+        if tables.first[m, s].window > 0 and tables.first[m, s].seconds <= end:
+            cost = weight * tables.first[m, s].delay_cost + tables.first[m, s].summed_cost
+            more, held = min(more, (cost - least) / s), s
+    bounds.into_cost[w, m, g] = least
+    _put(bounds, m, g, w, 0, num_devices, more, held)
+    for e in range(1, width):
+        for k in range(num_devices):
+            ended = math.inf
+            for s in range(e):
+                if fits[k, s, e]:
+                    ended = min(ended, prefix[k, s] + segment_cost[w, k, s, e])
+            for j in range(num_devices + 1):
+                prefix[j, e] = min(prefix[j, e], ended + links[k, j])
+
+
+@compiled
+def _fill_knapsack(
+    bounds: Bounds, m: int, g: int, w: int, links: Floats, fits: Bools, segment_cost: Floats
+) -> None:
+    """Puts the devices into the knapsack, which has the control unit already."""
+    num_devices, width = fits.shape[0], fits.shape[2]
+    for k in range(num_devices + 1):
+        into = math.inf
+        for sender in range(num_devices + 1):
+            into = min(into, links[sender, k])
+        bounds.into_cost[w, m, g, k] += into
+        if k < num_devices:
+            least, held = math.inf, 0
+            for s in range(width):
+                for e in range(s + 1, width):
+                    if fits[k, s, e]:
+                        least = min(least, (into + segment_cost[w, k, s, e]) / (e - s))
+                        held = max(held, e - s)
+            _put(bounds, m, g, w, k + 1, k, least, held if least < math.inf else 0)
+
+
+@compiled
+def _put(
+    bounds: Bounds, m: int, g: int, w: int, count: int, new: int, new_cost: float, new_held: int
+) -> None:
+    """Inserts an item into the first `count` items, which are in ascending order of their cost."""
+    items, at = bounds.items[w, m, g], count
+    while at > 0 and items[at - 1].cost > new_cost:
+        items[at] = items[at - 1]
+        at -= 1
+    items[at].index, items[at].cost, items[at].held = new, new_cost, new_held
+
+
+@compiled
+def lower_bound(tables: SearchTables, bounds: Bounds, label: Record, w: int) -> float:
     """Returns a lower bound on the weighted cost of every plan that extends a label.
 
     If a plan extends a label, its bottleneck is in the cell of the label or in a later cell.
     """
-    row, device, start = labels.row, labels.device, labels.start
-    cell = np.sum(bounds.grid.ends[row] < labels.bottleneck[:, None], axis=1)
-    impossible: Bools = np.arange(bounds.grid.ends.shape[1]) < cell[:, None]
-    if bounds.longest_loop is not None:
-        impossible |= bounds.longest_loop[row, :, device, start] < labels.loop[:, None]
-    bottleneck = np.maximum(bounds.grid.starts[row], labels.bottleneck[:, None])
-    price = bound.time_weight * costs.bottleneck_price[row, None]
-    filled = bound.knapsack.cost_before(row, labels.mask, start)
-    filled += bound.knapsack.into[row, :, device]
-    total = np.maximum(bound.prefix_cost[row, :, device, start], filled)
-    total += price * np.minimum(bottleneck, _HUGE)
-    least = np.min(np.where(impossible, np.inf, total), axis=1)
-    return np.asarray(bound.time_weight * labels.delay_cost + labels.summed_cost + least)
+    m, k, s = label.row, label.device, label.start
+    price = bounds.weights[w] * tables.rows[m].bottleneck_price
+    least = math.inf
+    for g in range(bounds.cells.shape[1]):
+        if (
+            bounds.cells[m, g].end < label.bottleneck
+            or bounds.longest_loop[m, g, k, s] < label.loop
+        ):
+            continue
+        slowest = price * min(max(bounds.cells[m, g].start, label.bottleneck), _HUGE)
+        cost = bounds.prefix_cost[w, m, g, k, s] + slowest
+        if cost < least:
+            cost = max(cost, _knapsack_cost(bounds, label, w, g) + slowest)
+            least = min(least, cost)
+    return float(bounds.weights[w] * label.delay_cost + label.summed_cost + least)
 
 
-def within_limits(costs: ClusterCosts, labels: Labels, bounds: Bounds) -> Labels:
-    """Drops the labels that no plan within all limits extends."""
-    for bound in bounds.weighted:
-        least = lower_bound(costs, labels, bounds, bound)
-        labels = labels.take(
-            np.flatnonzero(np.isfinite(least) & (least <= bound.limit[labels.row]))
-        )
-    return labels
+@compiled
+def least_costs(tables: SearchTables, bounds: Bounds, labels: Records) -> Floats:
+    """Returns lower bounds on the weighted cost of every plan that extends one of these labels: (w)."""
+    least = np.full(len(bounds.weights), math.inf)
+    for w in range(len(least)):
+        for i in range(len(labels)):
+            least[w] = min(least[w], lower_bound(tables, bounds, labels[i], w))
+    return least
+
+
+@compiled
+def _knapsack_cost(bounds: Bounds, label: Record, w: int, g: int) -> float:
+    """Returns the least cost of the prefix of a label by the knapsack."""
+    m, blocks = label.row, label.start
+    cost = bounds.into_cost[w, m, g, label.device]
+    for i in range(bounds.items.shape[3]):
+        item = bounds.items[w, m, g, i]
+        if not (label.mask >> item.index) & 1 and item.held > 0:
+            if item.held >= blocks:
+                return float(cost + blocks * item.cost)
+            cost += item.held * item.cost
+            blocks -= item.held
+    return cost if blocks == 0 else math.inf

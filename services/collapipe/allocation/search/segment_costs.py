@@ -4,8 +4,8 @@ The arrays follow the model of `round_model.prediction`. They have these axes:
 
 - m: a row, which has one number of micro-batches M and one codec of uploads;
 - k: a device;
-- d: a number of blocks, from 0 on. Half blocks differ, so a segment has the smallest window and the mean time of
-  all segments of this number;
+- d: a number of blocks, from 0 on;
+- p: the first block of a segment, modulo the period with which costs repeat: see `ModelCost.pattern`;
 - s and e: the first block of a segment, and the block after its last one;
 - sender: the devices, and then the control unit;
 - receiver: the devices, and then the edge server;
@@ -80,9 +80,9 @@ class ClusterCosts:
             which runs the last d blocks and the head.
         head_bytes: Least memory of the last stage, without the base of its host. (m, d)
         convergence_term: The cluster's part of (11), without the errors of the links' codecs. (m)
-        compute: Seconds of a segment; infinite where it does not fit. (m, k, d)
-        window: Largest window that memory and the limit allow; 0 where the segment does not fit. (m, k, d)
-        segment_delay_cost, segment_summed_cost: Costs of computing a segment. (m, k, d)
+        compute: Seconds of a segment; infinite where it does not fit. (m, k, p, d)
+        window: Largest window that memory and the limit allow; 0 where the segment does not fit. (m, k, p, d)
+        segment_delay_cost, segment_summed_cost: Costs of computing a segment. (m, k, p, d)
         move_delay_cost: Cost of pushing, fetching and moving blocks s to e. (m, k, s, e)
         link_load: Seconds for which a micro-batch occupies a link; infinite where there is no link. The axes
             of all link tables are (m, sender, receiver, codec).
@@ -129,7 +129,7 @@ class ClusterCosts:
 
     @property
     def num_blocks(self) -> int:
-        return int(self.compute.shape[2]) - 1
+        return int(self.compute.shape[3]) - 1
 
     @property
     def head_load(self) -> Floats:
@@ -323,33 +323,31 @@ def cluster_costs(
         np.array([[cost(*units) for units in listed] for listed in ranges])
         for cost in (model.state_bytes, model.stash_bytes, model.work)
     )
-    mean_work = np.array([0.0, *work.mean(axis=0)])
-    shape = (len(num_micro_batches), len(devices), num_blocks + 1)
+    shape = (len(num_micro_batches), len(devices), model.period, num_blocks + 1)
     compute, windows = np.full(shape, np.inf), np.zeros(shape, np.int64)
     segment_summed_cost = np.zeros(shape)
     for k, device in enumerate(devices):
-        of_starts = largest_windows(
+        windows[:, k, :, 1:] = largest_windows(
             problem,
             device,
-            state[:, None],
-            stash[:, None],
-            size[:, None],
-            max_in_flight[:, None],
+            state,
+            stash,
+            size[:, None, None],
+            max_in_flight[:, None, None],
         )
-        windows[:, k, 1:] = of_starts.min(axis=0)
         if not reachable[k]:
             windows[:, k] = 0
-        segment_seconds = (
-            device.seconds_per_micro_batch + size[:, None] * device.seconds_per_sample * mean_work
-        )
+        block_seconds = device.seconds_per_sample * np.pad(work, ((0, 0), (1, 0)))
+        segment_seconds = device.seconds_per_micro_batch + size[:, None, None] * block_seconds
         compute[:, k] = np.where(windows[:, k] > 0, segment_seconds, np.inf)
         watt_price = device.joule_weight * device.busy_watts
-        segment_summed_cost[:, k] = passes[:, None] * watt_price * segment_seconds
+        segment_summed_cost[:, k] = passes[:, None, None] * watt_price * segment_seconds
         if reachable[k]:
-            segment_summed_cost[:, k] += push_costs(device, [(1, 1 + count) for count in blocks])
+            for start, listed in enumerate(ranges):
+                segment_summed_cost[:, k, start, 1:] += push_costs(device, listed)
     move_delay_cost = second_price * (up_to_blocks[..., None, :] - up_to_blocks[..., :, None])
     waited = np.array([1.0 - device.deferred_share for device in devices])
-    segment_delay_cost = (loop_price[:, None] * waited)[..., None] * np.where(
+    segment_delay_cost = (loop_price[:, None] * waited)[..., None, None] * np.where(
         windows > 0, compute, 0.0
     )
     links = link_tables(problem, cluster, assumed, size, passes)
@@ -364,7 +362,7 @@ def cluster_costs(
         link_summed_cost = np.zeros_like(link_summed_cost)
         first, last = first.with_one_cost(), last.with_one_cost()
     first_narrow = (first.window > 0) & (first.window < max_in_flight[:, None])
-    narrow = (windows > 0) & (windows < max_in_flight[:, None, None])
+    narrow = (windows > 0) & (windows < max_in_flight[:, None, None, None])
     costs = ClusterCosts(
         num_micro_batches=num_micro_batches,
         upload_codec=upload_codec,
@@ -391,7 +389,7 @@ def cluster_costs(
         link_summed_cost=link_summed_cost,
         link_error=links.error,
         link_codec=np.broadcast_to(np.arange(links.load.shape[-1]), links.load.shape),
-        starves=np.any(first_narrow, axis=1) | np.any(narrow, axis=(1, 2)),
+        starves=np.any(first_narrow, axis=1) | np.any(narrow, axis=(1, 2, 3)),
         one_cluster=one_cluster,
     )
     fitting_rows = np.flatnonzero(

@@ -21,7 +21,6 @@ from collapipe.allocation.round_model.problem import (
 from collapipe.allocation.search.infeasible import why_infeasible
 from collapipe.allocation.search.joint_search import search
 from collapipe.allocation.search.link_tables import AssumedLinks
-from collapipe.allocation.search.local_changes import with_shifted_cuts
 from collapipe.allocation.search.pareto_front import PipelineChoice
 from collapipe.errors import InfeasibleError, InvalidInputError
 
@@ -70,8 +69,6 @@ def place_segments(
             for cluster, assumed, choice in zip(problem.clusters, assumed_links, found, strict=True)
         )
         plans = _with_head_windows(problem, plans)
-        if problem.model.period > 1:
-            plans = with_shifted_cuts(problem, plans, is_late)
         if predict(problem, plans).objective < value:
             best = plans
     if best is None:
@@ -93,7 +90,7 @@ def _cluster_plan(
     window = int(costs.first.window[row, first])
     stages = [StagePlan(cluster.control_unit.host_id, 0, first + 1, window)]
     for device, (start, stop) in zip(choice.devices, pairwise(choice.starts), strict=True):
-        window = int(costs.window[row, device, stop - start])
+        window = int(costs.window[row, device, start % problem.model.period, stop - start])
         stages.append(StagePlan(cluster.devices[device].host_id, start + 1, stop + 1, window))
     stages.append(StagePlan(cluster.edge_server.host_id, choice.starts[-1] + 1, head + 1, 1))
     senders = (costs.num_devices, *choice.devices)
