@@ -1,6 +1,5 @@
 """Starts the scheduler process."""
 
-import threading
 from pathlib import Path
 from typing import Literal
 
@@ -51,7 +50,7 @@ class SchedulerSettings(ServiceSettings):
 
 
 def start(settings: SchedulerSettings, metrics_address: str) -> Running:
-    """Starts the server, the thread that runs jobs, and one that compiles the search of `dssra`."""
+    """Starts the server and the thread that runs jobs."""
     emulation = EmulationFile(settings.emulation)
     emulation.current()  # Refuses a file that cannot be used.
     # In the emulation file, every scheduler has the name of its role, which its hosts know.
@@ -69,7 +68,6 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
 
     server = serve(settings.listen, settings.security, add_services, links=links)
-    threading.Thread(target=_compile_search, daemon=True).start()
 
     def drain() -> None:
         servicer.close()
@@ -84,11 +82,3 @@ def _source(settings: SchedulerSettings, registry: HostRegistry) -> TelemetrySou
     if settings.telemetry == "prometheus":
         return PrometheusSource(settings.prometheus_url)
     return ScrapeSource(registry.metrics_addresses, settings.telemetry_interval_seconds)
-
-
-def _compile_search() -> None:
-    """Compiles the search while hosts join, so that no decision waits for it."""
-    # Imported here, because importing numba takes long.
-    from collapipe.allocation.search.labels import compile_search
-
-    compile_search()

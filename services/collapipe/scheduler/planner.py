@@ -85,8 +85,8 @@ class Planner:
         is_adaptive = job.schedule.strategy == "dssra"
         explorer = Explorer(job, model, hosts, channels) if is_adaptive else None
         if is_adaptive:
-            # Importing cvxpy takes a second. Do it while the devices are profiled.
-            threading.Thread(target=importlib.import_module, args=("cvxpy",), daemon=True).start()
+            # This takes seconds, and longer if nothing was compiled before. Do it while the devices are profiled.
+            threading.Thread(target=_load_search, daemon=True).start()
         if state is not None and state.fits(job, hosts):
             return cls(job, sizes, hosts, state.knowledge, telemetry, state.current_plans, explorer)
         knowledge = profile_hosts(job, model, hosts, channels)
@@ -329,3 +329,9 @@ def _energy_joules(
             busy = times[stage.host_id].forward_seconds + times[stage.host_id].backward_seconds
             energy[stage.host_id] = energy.get(stage.host_id, 0.0) + sending + watts * busy
     return energy
+
+
+def _load_search() -> None:
+    """Imports what only `dssra` needs, and compiles its search."""
+    importlib.import_module("cvxpy")
+    importlib.import_module("collapipe.allocation.search.labels").compile_search()

@@ -163,10 +163,12 @@ def test_problem_of_one_shape_is_built_once() -> None:
     assert bandwidth._program.cache_info().misses == 1
 
 
-def test_problem_follows_the_rules_for_parameters_so_that_a_resolve_is_fast() -> None:
-    program = bandwidth._Program(
-        bandwidth._Shape(2, 5, 6, 1, num_given=4, num_free=4, num_wires=2, num_uploads=3)
+@pytest.mark.parametrize("capped", [False, True])
+def test_problem_follows_the_rules_for_parameters_so_that_a_resolve_is_fast(capped: bool) -> None:
+    shape = bandwidth._Shape(
+        2, 5, 6, 1, num_given=4, num_free=4, num_wires=2, num_uploads=3, capped=capped
     )
+    program = bandwidth._Program(shape)
     assert program._problem.is_dcp(dpp=True)
 
 
