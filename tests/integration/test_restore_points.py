@@ -27,12 +27,15 @@ def test_job_that_gets_more_rounds_repeats_its_rounds_bit_for_bit(
 
 
 def test_restore_point_follows_the_job(testbed: LocalTestbed, tmp_path: Path) -> None:
-    training = {"rounds": 5, "replicate_every": 2}
+    training = {"rounds": 7, "replicate_every": 2}
     job = make_job(tmp_path, name="following", devices_per_cluster=2, training=training)
     finished = run_job(testbed, job)
-    assert finished.commit.restore_point.num_rounds == 4  # the final evaluation waits for its copy
+    assert finished.commit.restore_point.num_rounds == 6  # the final evaluation waits for its copy
     folder = testbed.workspace.state / "control-unit-0" / "jobs" / finished.job_id / "blobs"
     devices = finished.commit.restore_point.clusters[0].units[:-1]
     kept = {path.name for path in folder.iterdir()}
     assert {unit.optimizer_digest for unit in devices} <= kept
-    assert len(kept) == len(devices) + 1, "the control unit keeps more than that and the vocabulary"
+    # Without deletion there would be three restore points. The last but one stays until the next attempt begins.
+    assert len(kept) <= 2 * len(devices) + 1, (
+        "the control unit keeps more than that and the vocabulary"
+    )

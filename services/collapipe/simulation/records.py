@@ -18,7 +18,7 @@ class RoundRecord:
         bubble_ratio, num_micro_batches, num_segments: Values of the slowest cluster.
         moved_units: Units that changed their host, in all clusters.
         objective: Value of docs/scheduling.md (13) with the simulated time and energy.
-        decision_seconds: Time to decide, on this machine.
+        decision_seconds: Time of all decisions until the interference settles, on this machine.
     """
 
     round_index: int

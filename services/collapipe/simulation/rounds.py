@@ -173,9 +173,9 @@ class _Rounds:
         )
 
     def _decide(self, drawn: RoundConditions, round_index: int) -> tuple[RoundProblem, RoundPlan]:
-        """Decides a round at a fixed point of the interference: docs/scheduling.md, "How a round is solved", 5.
+        """Repeats the decision until the interference settles: docs/scheduling.md, "How a round is solved", 5.
 
-        Returns the problem with the interference that the plans cause, and the plans.
+        Returns the problem with the interference that the best plans cause, and these plans.
         """
 
         def heard(plans: RoundPlan | None) -> RoundProblem:

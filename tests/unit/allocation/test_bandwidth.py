@@ -7,7 +7,7 @@ import pytest
 from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
-from collapipe.allocation.round_model.uploads import with_full_power_uploads
+from collapipe.allocation.round_model.uploads import with_soonest_uploads
 from collapipe.allocation.search import bandwidth
 from collapipe.allocation.search.bandwidth import SolverFailedError
 from collapipe.allocation.search.power import allocate
@@ -133,7 +133,7 @@ def test_round_delay_agrees_with_predict(wired: bool, update_per_micro_batch: bo
             )
             for plan in plans
         )
-        plans = with_full_power_uploads(problem, plans)
+        plans = with_soonest_uploads(problem, plans)
         assert wired == (not plans[0].uploads)
         links = shared_links(problem, plans)
         assert links is not None

@@ -2,7 +2,9 @@
 
 import random
 from dataclasses import replace
+from types import ModuleType
 
+import pytest
 from benchmarks.optimality import make_round
 
 from collapipe.allocation.round_model.problem import LinkPlan
@@ -19,6 +21,18 @@ def compiled_types() -> dict[str, int]:
         for name, function in functions.items()
         if hasattr(function, "signatures")
     }
+
+
+@pytest.mark.parametrize("module", [labels, segment_bounds])
+def test_compiled_functions_call_only_those_of_their_own_file(module: ModuleType) -> None:
+    # numba compares the stored result with the file of the function only.
+    functions = [one.py_func for one in vars(module).values() if hasattr(one, "py_func")]
+    own = [function for function in functions if function.__module__ == module.__name__]
+    assert own
+    for function in own:
+        for name in function.__code__.co_names:
+            called = getattr(getattr(module, name, None), "py_func", function)
+            assert called.__module__ == module.__name__, (function.__name__, name)
 
 
 def test_searches_compile_nothing_that_was_not_compiled_before() -> None:

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.problem import RadioLink, RoundPlan, RoundProblem
 from collapipe.allocation.search.power import allocate, best_watts
+from collapipe.allocation.strategies.decide import decide_round
 
 from .grids import best_on_grid, random_problem, some_plan
 from .shares import share_at_given_powers
@@ -101,6 +103,22 @@ def test_allocate_without_backlog_divides_all_power_between_the_links_of_a_sende
     backward = [0.0, *(link.backward_watts for link in plan.links)]
     for stage, *watts in zip(plan.stages, forward, backward, strict=True):
         assert sum(watts) == pytest.approx(hosts[stage.host_id].max_transmit_watts)
+
+
+def test_no_link_has_more_power_than_the_highest_modulation_needs() -> None:
+    problem = random_problem(2, backlog=0.0, most_bits_per_hertz=4.0, options=(4,))
+    plans = [
+        allocate(problem, some_plan(problem, 20)).plans,
+        decide_round(problem, "pipeline").plans,
+    ]
+    for (plan,) in plans:
+        for (one, other), link in zip(pairwise(plan.stages), plan.links, strict=True):
+            there = problem.clusters[0].links[one.host_id, other.host_id]
+            back = problem.clusters[0].links[other.host_id, one.host_id]
+            for radio, watts in ((there, link.forward_watts), (back, link.backward_watts)):
+                rate = radio.rate_bps(link.share, watts)
+                assert radio.rate_bps(link.share, 2 * watts) == pytest.approx(rate)
+                assert radio.rate_bps(link.share, 0.9 * watts) < rate
 
 
 def test_allocate_gives_more_power_to_the_worse_of_two_links() -> None:

@@ -18,7 +18,7 @@ from collapipe.allocation.round_model.problem import (
     StagePlan,
     UploadPlan,
 )
-from collapipe.allocation.round_model.uploads import with_full_power_uploads
+from collapipe.allocation.round_model.uploads import with_soonest_uploads
 from collapipe.allocation.search.dssra import decide
 from collapipe.allocation.search.power import allocate
 from collapipe.allocation.strategies.decide import decide_round
@@ -102,7 +102,7 @@ def test_full_power_uploads_end_as_soon_as_the_best_of_a_grid(
     seed: int, most_bits_per_hertz: float
 ) -> None:
     problem = _uploading(seed, num_devices=3, most_bits_per_hertz=most_bits_per_hertz)
-    (plan,) = with_full_power_uploads(problem, some_plan(problem, seed))
+    (plan,) = with_soonest_uploads(problem, some_plan(problem, seed))
     hosts = problem.clusters[0].hosts
     full = np.array([hosts[stage.host_id].max_transmit_watts for stage in plan.stages[:-1]])
     if math.isinf(most_bits_per_hertz):
@@ -114,18 +114,21 @@ def test_full_power_uploads_end_as_soon_as_the_best_of_a_grid(
         return _seconds(problem, plan, 0, shares, np.tile(full, (len(at), 1))).max(axis=1)
 
     found = predict(problem, (plan,)).clusters[0].push_seconds
-    assert found == pytest.approx(_zoomed(seconds, len(full) - 1), rel=2e-4)
+    tolerance = 1e-4 if math.isinf(most_bits_per_hertz) else 2e-4
+    assert found == pytest.approx(_zoomed(seconds, len(full) - 1), rel=tolerance)
     # Turns with the whole channel take longer, because only one host has its power on the air.
     turns = sum(
         bits / problem.clusters[0].links[stage.host_id, "edge"].rate_bps(2e7, limit)
         for stage, limit, bits in zip(plan.stages, full, _bits(problem, plan), strict=False)
     )
-    assert found < turns or math.isfinite(most_bits_per_hertz)
+    assert found <= turns * (1 + 1e-6)
+    if math.isinf(most_bits_per_hertz):
+        assert found < turns
 
 
 def test_uploads_use_no_power_beyond_what_the_highest_modulation_needs() -> None:
     problem = _uploading(2, num_devices=3, most_bits_per_hertz=5.0)
-    (plan,) = with_full_power_uploads(problem, some_plan(problem, 2))
+    (plan,) = with_soonest_uploads(problem, some_plan(problem, 2))
     ends = set()
     for stage, upload in zip(plan.stages[:-1], plan.uploads, strict=False):
         link = problem.clusters[0].links[stage.host_id, "edge"]
@@ -158,7 +161,7 @@ def test_baselines_upload_at_full_power_and_end_together(strategy: str) -> None:
 
 def test_uploads_are_not_decided_on_wires_or_without_push_times() -> None:
     for problem in (_uploading(0, wired=True), random_problem(0)):
-        assert not with_full_power_uploads(problem, some_plan(problem, 1))[0].uploads
+        assert not with_soonest_uploads(problem, some_plan(problem, 1))[0].uploads
 
 
 # --- energy

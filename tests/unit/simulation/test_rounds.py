@@ -186,7 +186,7 @@ def test_rounds_after_the_last_device_is_empty_have_no_plan() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["pipeline", "dssra"])
-def test_decision_knows_the_interference_that_it_causes(strategy: str) -> None:
+def test_prediction_contains_the_interference_of_its_plans(strategy: str) -> None:
     clusters = document()["clusters"]
     clusters[0]["count"] = 2
     near = RADIO | {"interference": "clusters", "fading": "none", "area_radius_m": 10}

@@ -105,6 +105,12 @@ class RadioLink:
             self.most_bits_per_hertz,
         )
 
+    def useful_watts(self, share: float) -> float:
+        """Returns the power that the highest modulation needs. A higher one gives the same rate."""
+        if math.isinf(self.most_bits_per_hertz) or not self.gain:
+            return math.inf
+        return (2**self.most_bits_per_hertz - 1) * share * self.noise_watts_per_hertz / self.gain
+
 
 Link = WiredLink | RadioLink
 

@@ -41,8 +41,8 @@ def upload_stages(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterP
     return found
 
 
-def with_full_power_uploads(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
-    """Returns the plans with uploads at full power and with the shares that end them soonest.
+def with_soonest_uploads(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
+    """Returns the plans with the shares that end all uploads soonest, and with all power that these can use.
 
     A cluster whose uploads cannot be decided gets none; see `upload_stages`.
     """

@@ -18,7 +18,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def compiled(function: _Function) -> _Function:
-    """Compiles a function at its first call for each type of its arguments, and stores the result on disk."""
+    """Compiles a function at its first call for each type of its arguments, and stores the result on disk.
+
+    numba compiles it again if the file of the function changes. So a compiled function calls only those of its own file.
+    """
     try:
         return cast(_Function, numba.njit(cache=True, nogil=True)(function))
     except RuntimeError:  # No folder for the result can be written.

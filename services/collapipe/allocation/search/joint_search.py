@@ -23,7 +23,7 @@ from collapipe.allocation.search.joint_clusters import (
     fair_weights,
     least_other_loads,
 )
-from collapipe.allocation.search.labels import first_labels
+from collapipe.allocation.search.labels import first_labels, least_costs
 from collapipe.allocation.search.link_tables import AssumedLinks
 from collapipe.allocation.search.pareto_front import (
     ParetoFront,
@@ -32,11 +32,7 @@ from collapipe.allocation.search.pareto_front import (
     pareto_front,
 )
 from collapipe.allocation.search.search_tables import search_tables
-from collapipe.allocation.search.segment_bounds import (
-    cluster_bounds,
-    least_costs,
-    with_weight,
-)
+from collapipe.allocation.search.segment_bounds import cluster_bounds, with_weight
 from collapipe.allocation.search.segment_costs import ClusterCosts, cluster_costs
 
 FIRST_WIDTH = 50

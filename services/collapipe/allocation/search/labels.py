@@ -14,7 +14,8 @@ A *label* is a partial plan: the stages from some device to the head. The array 
 - error: what codecs add to the convergence term;
 - parent: index of the label that this label extends, in the layer before; -1 while a label is being dropped;
 - codec: index, in the link tables, of the codec on the link after `device`;
-- excess: what the label's lower bounds exceed their limits by, at most; without a limit, the first lower bound.
+- excess: the largest difference between a lower bound and its limit; without limits, the lower bound for the first
+  weight.
 """
 
 import functools
@@ -26,13 +27,7 @@ import numpy as np
 
 from collapipe.allocation.search.arrays import Floats, Ints, Record, Records, compiled
 from collapipe.allocation.search.search_tables import SearchTables, empty_tables
-from collapipe.allocation.search.segment_bounds import (
-    Bounds,
-    cheapest_rest,
-    least_costs,
-    lower_bound,
-    one_cell,
-)
+from collapipe.allocation.search.segment_bounds import Bounds, cheapest_rest, one_cell
 from collapipe.allocation.search.segment_costs import ClusterCosts
 
 LABEL = np.dtype(
@@ -198,14 +193,14 @@ def with_segments(tables: SearchTables, bounds: Bounds, linked: Records) -> Reco
 def _bounded(tables: SearchTables, bounds: Bounds, label: Record) -> bool:
     """Notes the excess of a label, and returns whether some plan within all limits may extend the label."""
     label.excess = -math.inf
-    limited = True
     for w in range(len(bounds.weights)):
-        least, limit = lower_bound(tables, bounds, label, w), bounds.limits[w, label.row]
+        least, limit = _lower_bound(tables, bounds, label, w), bounds.limits[w, label.row]
         if least == math.inf or least > limit:
             return False
-        if limited:
-            limited = limit < math.inf
-            label.excess = max(label.excess, least - limit) if limited else least
+        if limit < math.inf:
+            label.excess = max(label.excess, least - limit)
+        elif w == 0:
+            label.excess = least
     return True
 
 
@@ -271,3 +266,52 @@ def _dominates(a: Record, b: Record, price: float, one_cluster: bool) -> bool:
         and a.error <= b.error
         and (one_cluster or a.last <= b.last)
     )
+
+
+@compiled
+def _lower_bound(tables: SearchTables, bounds: Bounds, label: Record, w: int) -> float:
+    """Returns a lower bound on the weighted cost of every plan that extends a label.
+
+    If a plan extends a label, its bottleneck is in the cell of the label or in a later cell.
+    """
+    m, k, s = label.row, label.device, label.start
+    price = bounds.weights[w] * tables.rows[m].bottleneck_price
+    least = math.inf
+    for g in range(bounds.cells.shape[1]):
+        if (
+            bounds.cells[m, g].end < label.bottleneck
+            or bounds.longest_loop[m, g, k, s] < label.loop
+        ):
+            continue
+        # The start of a cell may be infinite.
+        slowest = price * max(bounds.cells[m, g].start, label.bottleneck) if price > 0 else 0.0
+        cost = bounds.prefix_cost[w, m, g, k, s] + slowest
+        if cost < least:
+            cost = max(cost, _knapsack_cost(bounds, label, w, g) + slowest)
+            least = min(least, cost)
+    return float(bounds.weights[w] * label.delay_cost + label.summed_cost + least)
+
+
+@compiled
+def least_costs(tables: SearchTables, bounds: Bounds, labels: Records) -> Floats:
+    """Returns lower bounds on the weighted cost of every plan that extends one of these labels: (w)."""
+    least = np.full(len(bounds.weights), math.inf)
+    for w in range(len(least)):
+        for i in range(len(labels)):
+            least[w] = min(least[w], _lower_bound(tables, bounds, labels[i], w))
+    return least
+
+
+@compiled
+def _knapsack_cost(bounds: Bounds, label: Record, w: int, g: int) -> float:
+    """Returns the least cost of the prefix of a label by the knapsack."""
+    m, blocks = label.row, label.start
+    cost = bounds.into_cost[w, m, g, label.device]
+    for i in range(bounds.items.shape[3]):
+        item = bounds.items[w, m, g, i]
+        if not (label.mask >> item.index) & 1 and item.held > 0:
+            if item.held >= blocks:
+                return float(cost + blocks * item.cost)
+            cost += item.held * item.cost
+            blocks -= item.held
+    return cost if blocks == 0 else math.inf

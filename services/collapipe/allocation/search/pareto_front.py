@@ -166,7 +166,7 @@ def _undominated(tables: SearchTables, labels: Records, *, whole: bool) -> Recor
 def front_of_known_plan(
     costs: ClusterCosts, known: ClusterPlan, row: int, delay_cost: float, bottleneck: float
 ) -> ParetoFront:
-    """Returns a front with one plan that another search has found; `Labels` explains the numbers."""
+    """Returns a front with one plan that another search has found; `LABEL` explains the fields."""
     last = costs.num_blocks + 1 - known.stages[-1].start_unit
     plan = np.zeros(1, LABEL)
     plan["row"], plan["last"] = row, last

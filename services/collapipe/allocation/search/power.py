@@ -14,7 +14,7 @@ from collapipe.allocation.round_model.problem import (
     RoundPlan,
     RoundProblem,
 )
-from collapipe.allocation.round_model.uploads import with_full_power_uploads
+from collapipe.allocation.round_model.uploads import with_soonest_uploads
 from collapipe.allocation.search.arrays import Bools, Floats
 from collapipe.allocation.search.bandwidth import Allocation, solve_shares
 from collapipe.allocation.search.shared_links import Point, SharedLinks, shared_links
@@ -74,7 +74,7 @@ def allocate(
     Raises:
         SolverFailedError: The solver did not reach an optimum.
     """
-    plans = with_full_power_uploads(problem, _with_unshared_links_full(problem, plans))
+    plans = with_soonest_uploads(problem, _with_unshared_links_full(problem, plans))
     links = shared_links(problem, plans)
     if links is None:
         return Allocation(plans, predict(problem, plans), None)
@@ -94,7 +94,7 @@ def allocate(
         if better >= value * (1 - _LEAST_GAIN):
             break
         value = better
-    settled = links.applied(plans, point)
+    settled = links.applied(plans, replace(point, watts=_useful(links, point.shares, point.watts)))
     return Allocation(settled, predict(problem, settled), prices)
 
 
@@ -105,13 +105,19 @@ def full_link(
     codec: CodecName = "fp32",
     share: float = math.inf,
 ) -> LinkPlan:
-    """Returns a link with a share and full power, which is 0 W on wires.
+    """Returns a link with a share and all power that it can use, which is 0 W on wires.
 
     A device sends to both neighbours, so each link has half of its power.
     """
-    if not isinstance(cluster.links[sender, receiver], RadioLink):
+    there, back = cluster.links[sender, receiver], cluster.links[receiver, sender]
+    if not isinstance(there, RadioLink) or not isinstance(back, RadioLink):
         return LinkPlan(codec, share)
-    return LinkPlan(codec, share, full_watts(cluster, sender), full_watts(cluster, receiver))
+    return LinkPlan(
+        codec,
+        share,
+        min(full_watts(cluster, sender), there.useful_watts(share)),
+        min(full_watts(cluster, receiver), back.useful_watts(share)),
+    )
 
 
 def full_watts(cluster: ClusterProblem, host_id: str) -> float:
@@ -172,8 +178,14 @@ def _bounded(links: SharedLinks, shares: Floats, watts: Floats) -> Floats:
         bounded / np.maximum(used, 1.0),
         bounded / np.where(used > 0, used, 1.0),
     )
-    useful = np.expm1(links.most_nats) * both / np.where(links.radio, links.gain, 1.0)
-    return np.where(_costly(links, shares), np.minimum(within, useful), within)
+    return np.where(_costly(links, shares), _useful(links, shares, within), within)
+
+
+def _useful(links: SharedLinks, shares: Floats, watts: Floats) -> Floats:
+    """Returns the powers without what is more than the highest modulation needs."""
+    both = np.concatenate([shares, shares])
+    most = np.expm1(links.most_nats) * both / np.where(links.radio, links.gain, 1.0)
+    return np.asarray(np.minimum(watts, most))
 
 
 def _with_unshared_links_full(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:

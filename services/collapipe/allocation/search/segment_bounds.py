@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collapipe.allocation.search.arrays import Bools, Floats, Record, Records, compiled
+from collapipe.allocation.search.arrays import Bools, Floats, Records, compiled
 from collapipe.allocation.search.search_tables import SearchTables, search_tables
 from collapipe.allocation.search.segment_costs import ClusterCosts
 
@@ -148,7 +148,11 @@ def _fill(
     fits: Bools,
     links: Floats,
 ) -> None:
-    """Fills the tables from `longest_loop` on. The other arrays hold what is needed for a moment."""
+    """Fills the tables from `longest_loop` on.
+
+    The other arrays are overwritten for each row or cell: `segment_cost` (w, k, s, e), `behind` (k, s), `fits` (k, s, e)
+    and `links` (sender, receiver).
+    """
     for m in range(bounds.cells.shape[0]):
         _fill_segment_costs(tables, bounds, m, segment_cost)
         for g in range(bounds.cells.shape[1]):
@@ -226,7 +230,7 @@ def _fill_fits(
 
 @compiled
 def _allowed_loop(window: int, most: int, end: float) -> float:
-    """Returns the longest loop that a window allows if the bottleneck is at most `end`.
+    """Returns the longest loop in seconds that a window allows if the bottleneck is at most `end`.
 
     The result is a number even without a limit, because infinite link times are subtracted from it.
     """
@@ -237,6 +241,7 @@ def _allowed_loop(window: int, most: int, end: float) -> float:
 def _fill_longest_loops(
     tables: SearchTables, bounds: Bounds, m: int, g: int, loops: Floats, fits: Bools
 ) -> None:
+    """Fills `longest_loop` of a cell; `loops` has the least loop of each link: (sender, receiver)."""
     num_devices, period, width = (
         tables.segments.shape[1],
         tables.segments.shape[2],
@@ -335,51 +340,3 @@ def _put(
         items[at] = items[at - 1]
         at -= 1
     items[at].index, items[at].cost, items[at].held = new, new_cost, new_held
-
-
-@compiled
-def lower_bound(tables: SearchTables, bounds: Bounds, label: Record, w: int) -> float:
-    """Returns a lower bound on the weighted cost of every plan that extends a label.
-
-    If a plan extends a label, its bottleneck is in the cell of the label or in a later cell.
-    """
-    m, k, s = label.row, label.device, label.start
-    price = bounds.weights[w] * tables.rows[m].bottleneck_price
-    least = math.inf
-    for g in range(bounds.cells.shape[1]):
-        if (
-            bounds.cells[m, g].end < label.bottleneck
-            or bounds.longest_loop[m, g, k, s] < label.loop
-        ):
-            continue
-        slowest = price * min(max(bounds.cells[m, g].start, label.bottleneck), _HUGE)
-        cost = bounds.prefix_cost[w, m, g, k, s] + slowest
-        if cost < least:
-            cost = max(cost, _knapsack_cost(bounds, label, w, g) + slowest)
-            least = min(least, cost)
-    return float(bounds.weights[w] * label.delay_cost + label.summed_cost + least)
-
-
-@compiled
-def least_costs(tables: SearchTables, bounds: Bounds, labels: Records) -> Floats:
-    """Returns lower bounds on the weighted cost of every plan that extends one of these labels: (w)."""
-    least = np.full(len(bounds.weights), math.inf)
-    for w in range(len(least)):
-        for i in range(len(labels)):
-            least[w] = min(least[w], lower_bound(tables, bounds, labels[i], w))
-    return least
-
-
-@compiled
-def _knapsack_cost(bounds: Bounds, label: Record, w: int, g: int) -> float:
-    """Returns the least cost of the prefix of a label by the knapsack."""
-    m, blocks = label.row, label.start
-    cost = bounds.into_cost[w, m, g, label.device]
-    for i in range(bounds.items.shape[3]):
-        item = bounds.items[w, m, g, i]
-        if not (label.mask >> item.index) & 1 and item.held > 0:
-            if item.held >= blocks:
-                return float(cost + blocks * item.cost)
-            cost += item.held * item.cost
-            blocks -= item.held
-    return cost if blocks == 0 else math.inf

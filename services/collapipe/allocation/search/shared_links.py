@@ -243,7 +243,7 @@ def shared_links(problem: RoundProblem, plans: RoundPlan) -> SharedLinks | None:
     The shares and powers of the plans do not matter on these links. On all other links they count.
 
     Args:
-        plans: With the uploads of `with_full_power_uploads`.
+        plans: With the uploads of `with_soonest_uploads`.
     """
     positions = [
         (n, i)

@@ -1,6 +1,5 @@
 """Turns a number of blocks for each device into a whole plan. All baselines share these rules."""
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -10,11 +9,12 @@ from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
     LinkPlan,
+    RadioLink,
     RoundPlan,
     RoundProblem,
     StagePlan,
 )
-from collapipe.allocation.round_model.uploads import with_full_power_uploads
+from collapipe.allocation.round_model.uploads import with_soonest_uploads
 from collapipe.errors import InfeasibleError
 
 Stages = tuple[StagePlan, ...]
@@ -62,7 +62,8 @@ def place_blocks(
 def complete(problem: RoundProblem, placed: Sequence[Stages]) -> RoundPlan:
     """Adds windows, and gives every link an equal share of its channel, full power and the first codec, also for uploads.
 
-    A device that sends to both neighbours has half of its power for each. Uploads over radios have full power and end together; see `with_full_power_uploads`.
+    A device that sends to both neighbours has half of its power for each. Uploads over radios end together; see
+    `with_soonest_uploads`. No radio has more power than its highest modulation needs.
 
     `placed` has the stages of each cluster.
     """
@@ -76,9 +77,21 @@ def complete(problem: RoundProblem, placed: Sequence[Stages]) -> RoundPlan:
             share = problem.channels[cluster.channel] / num_links[cluster.channel]
         watts = [cluster.hosts[stage.host_id].max_transmit_watts for stage in stages]
         watts[1:-1] = [limit / 2 for limit in watts[1:-1]]
-        links = tuple(
-            LinkPlan(problem.codecs[0], share, *both) for both in itertools.pairwise(watts)
+        links = []
+        for i in range(len(stages) - 1):
+            one, other = stages[i].host_id, stages[i + 1].host_id
+            there = _useful_watts(cluster, one, other, share, watts[i])
+            back = _useful_watts(cluster, other, one, share, watts[i + 1])
+            links.append(LinkPlan(problem.codecs[0], share, there, back))
+        plan = ClusterPlan(
+            stages, num_micro_batches(cluster), tuple(links), cluster.upload_codecs[0]
         )
-        plan = ClusterPlan(stages, num_micro_batches(cluster), links, cluster.upload_codecs[0])
         plans.append(widen_windows(problem, cluster, plan))
-    return with_full_power_uploads(problem, tuple(plans))
+    return with_soonest_uploads(problem, tuple(plans))
+
+
+def _useful_watts(
+    cluster: ClusterProblem, sender: str, receiver: str, share: float, limit: float
+) -> float:
+    link = cluster.links.get((sender, receiver))
+    return min(limit, link.useful_watts(share)) if isinstance(link, RadioLink) else limit
