@@ -33,7 +33,8 @@ def test_optimal_plans_are_the_best_of_all(seed: int) -> None:
 
 
 def test_decisions_are_near_the_joint_optimum() -> None:
-    gaps = [compare(seed).gap for seed in range(100, 104)]
+    # In the last two, an idle device has to take the place of another one.
+    gaps = [compare(seed).gap for seed in (*range(100, 104), 119, 372)]
     print(f"gaps in percent: {gaps}")
     assert min(gaps) > -0.01
     assert max(gaps) <= 0.5

@@ -4,6 +4,7 @@
 larger share.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from collapipe.allocation.round_model.problem import (
 
 
 def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan]:
-    """Yields plans in which one cluster has the next larger or smaller M, or one device less.
+    """Yields plans in which one cluster has the next larger or smaller M, one device less, or an idle device for another.
 
     The links keep shares and powers that fit the old plan, so the caller replaces them.
     """
@@ -26,6 +27,7 @@ def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan
         for changed in (
             *_with_other_micro_batches(cluster, plan),
             *_without_a_device(cluster, plan, takers),
+            *_with_an_idle_device(cluster, plan),
         ):
             yield (*plans[:n], changed, *plans[n + 1 :])
 
@@ -75,6 +77,20 @@ def _without_a_device(
             )
             del stages[removed]
             yield replace(plan, stages=tuple(stages), links=plan.links[:-1])
+
+
+def _with_an_idle_device(cluster: ClusterProblem, plan: ClusterPlan) -> Iterator[ClusterPlan]:
+    """Yields plans in which an idle device takes the place of another one, if the neighbours have links to it."""
+    used = {stage.host_id for stage in plan.stages}
+    for position in range(1, len(plan.stages) - 1):
+        for device in cluster.devices:
+            stages = list(plan.stages)
+            stages[position] = replace(stages[position], host_id=device.host_id)
+            pairs = itertools.pairwise(stage.host_id for stage in stages)
+            if device.host_id not in used and all(
+                pair in cluster.links and pair[::-1] in cluster.links for pair in pairs
+            ):
+                yield replace(plan, stages=tuple(stages))
 
 
 def _largest_window(
