@@ -34,7 +34,7 @@ class Relay:
         self.forwarded_bytes = 0
         """Bytes of both directions."""
         self.cut_after_bytes: int | None = None
-        """The first connection breaks when so many bytes were forwarded."""
+        """The first connection breaks before more bytes are forwarded."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
@@ -79,14 +79,14 @@ class Relay:
             while data := source.recv(_BUFFER_BYTES):
                 if self._bits_per_second:
                     time.sleep(8 * len(data) / self._bits_per_second)
+                limit = self.cut_after_bytes
+                if limit is not None and self.forwarded_bytes + len(data) > limit:
+                    self.cut_after_bytes = None
+                    break
                 self.forwarded_bytes += len(data)
                 with changed:
                     waiting.append((time.monotonic() + self._delay_seconds, data))
                     changed.notify()
-                limit = self.cut_after_bytes
-                if limit is not None and self.forwarded_bytes > limit:
-                    self.cut_after_bytes = None
-                    break
         except OSError:
             pass
         for each in (source, target):

@@ -107,8 +107,7 @@ def test_push_that_broke_off_continues_at_the_byte_where_it_stopped(
         # The second connection did not carry the first bytes again.
         assert slow.forwarded_bytes < blob.total_bytes + 30_000
     assert len(servicer.offsets) == 2
-    # A busy relay forwards more at once before it cuts the connection.
-    assert 10_000 < servicer.offsets[1] < 60_000
+    assert 10_000 < servicer.offsets[1] < 40_000
 
 
 def test_fetch_that_broke_off_continues_at_the_byte_where_it_stopped(
