@@ -248,8 +248,7 @@ def test_scheduler_reacts_to_a_shaped_link_within_two_rounds(reaction: Reaction)
             frame_bytes = ROW_BYTES * MINI_BATCH // previous["plans"][0]["num_micro_batches"]
             most = NARROW_BPS * frame_bytes / (frame_bytes - NARROW_BURST_BYTES)
             for goodput_bps in goodputs(decision, reaction.device):
-                # Containers that share few cores also wait for each other.
-                assert 0.5 * NARROW_BPS < goodput_bps < 1.15 * most
+                assert 0.85 * NARROW_BPS < goodput_bps < 1.15 * most
 
 
 def goodputs(decision: dict[str, Any], device: str) -> list[float]:
