@@ -145,7 +145,10 @@ def _say_plans(plans: Iterable[Plan]) -> None:
         )
         views = stage_views(plan.stages)
         for position, (stage, view) in enumerate(zip(plan.stages, views, strict=True)):
-            say(f"  {view.host_id:20} {view.units:20} in-flight window {stage.in_flight}")
+            recomputes = ", recomputes" if stage.recompute else ""
+            say(
+                f"  {view.host_id:20} {view.units:20} in-flight window {stage.in_flight}{recomputes}"
+            )
             limits = _link_limits(plan.links[position]) if position < len(plan.links) else []
             if limits:
                 say(f"    link to the next: {', '.join(limits)}")

@@ -123,8 +123,9 @@ class TrainingConfig(Section):
     """Allowed codecs of new weights on their way to the edge server; only `fp32` is lossless. The others send what a round
     has changed, keep what the encoding loses for the next round, and need half as much memory again for the state of a
     unit. `dssra` chooses one for each cluster and round, others use the first."""
-    recompute: bool = False
-    """Save memory: keep only the input of a segment, and repeat its forward pass before the backward pass."""
+    recompute: bool | Literal["auto"] = False
+    """Save memory: keep only the input of a segment, and repeat its forward pass before the backward pass. With `auto`,
+    `dssra` decides for each device, and other strategies for all devices together."""
     split_backward: bool = False
     """Send the gradient of a segment's input back before the gradients of its weights are computed. A stage computes
     those when it would otherwise wait. This changes no bit."""
@@ -275,6 +276,11 @@ class JobConfig(Section):
             return cls.model_validate(document)
         except ValidationError as error:
             raise InvalidInputError(explain_mistakes(error, origin, cls)) from error
+
+
+def recompute_options(setting: bool | Literal["auto"]) -> tuple[bool, ...]:
+    """Returns the options of `RoundProblem` for a setting `recompute`."""
+    return (False, True) if setting == "auto" else (setting,)
 
 
 def divisors(mini_batch: int) -> list[int]:

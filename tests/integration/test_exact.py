@@ -10,7 +10,7 @@ from reference.federated_job import train_job
 from reference.tiny_jobs import make_job
 
 from collapipe.job import JobConfig
-from collapipe_client import LocalTestbed
+from collapipe_client import Device, LocalTestbed
 from integration.running import FinishedJob, run_job
 
 CASES: dict[str, dict[str, Any]] = {
@@ -220,3 +220,21 @@ def owner_of_units(plan: Any) -> dict[int, str]:
         for stage in plan.stages
         for unit in range(stage.start_unit, stage.stop_unit)
     }
+
+
+def test_device_with_little_memory_recomputes_where_another_one_does_not(tmp_path: Path) -> None:
+    # Two blocks have room for one micro-batch of one row. So without recomputation, the first device would starve the
+    # second.
+    devices = [Device(speed=1000.0, memory_bytes=180_000) for _ in range(2)]
+    job = make_job(
+        tmp_path,
+        num_blocks=4,
+        training={"recompute": "auto"},
+        schedule={"strategy": "dssra", "num_micro_batches": 8},
+    )
+    with LocalTestbed([devices], tmp_path / "testbed") as testbed:
+        testbed.wait_until_registered()
+        finished = run_job(testbed, job)
+        for plan in finished.plans(0):
+            assert [stage.recompute for stage in plan.stages] == [False, True, False, False]
+        check_equals_reference(job, finished)

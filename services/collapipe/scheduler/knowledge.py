@@ -17,6 +17,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from collapipe.allocation import ClusterPlan, RadioLink, backlogs_after
+from collapipe.allocation.round_model.problem import RECOMPUTED_WORK
 from collapipe.telemetry import metrics
 from collapipe.telemetry.estimates import Estimates, HostEstimate, HostPrior, LinkEstimate
 
@@ -173,9 +174,19 @@ class Knowledge(_Known):
         """
         plans = tuple(plans)
         for host_id, host in estimates.hosts.items():
-            if host.seconds_per_sample is not None:
-                work = self._mean_work(host_id, plans)
-                host = replace(host, seconds_per_sample=host.seconds_per_sample / work)
+            work = self._mean_work(host_id, plans)
+            # What is stored holds without recomputation.
+            repeats = any(
+                s.recompute for plan in plans for s in plan.stages if s.host_id == host_id
+            )
+            factor = RECOMPUTED_WORK if repeats else 1.0
+            seconds, end_seconds = host.seconds_per_sample, host.end_seconds_per_sample
+            host = replace(
+                host,
+                seconds_per_sample=None if seconds is None else seconds / (work * factor),
+                end_seconds_per_sample=None if end_seconds is None else end_seconds / factor,
+                deferred_share=host.deferred_share and host.deferred_share * factor,
+            )
             self._update_host(host_id, host)
         self._scale_profiles()
         for name, link in estimates.links.items():

@@ -42,6 +42,7 @@ def _plan_message(
                 start_unit=stage.start_unit,
                 stop_unit=stage.stop_unit,
                 in_flight=stage.in_flight,
+                recompute=stage.recompute,
             )
             for stage in decided.stages
         ],

@@ -21,7 +21,7 @@ from collapipe.allocation import (
     push_overlap,
 )
 from collapipe.codec_table import UploadCodecName
-from collapipe.job import JobConfig, divisors
+from collapipe.job import JobConfig, divisors, recompute_options
 from collapipe.scheduler.host_registry import ClusterHosts, JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.traffic_shaping.radio_driver import NOMINAL_BANDWIDTH_HZ
@@ -163,6 +163,7 @@ def build_problem(
         round_index=round_index,
         blocks_on_control_unit=on_control_units,
         blocks_on_edge_server=on_edge_server,
+        recompute_options=recompute_options(job.training.recompute),
     )
 
 
@@ -200,7 +201,7 @@ def _host(
     on_radio = any(link.gain is not None for link in knowledge.links.values())
     deferred_share = 0.0
     if job.training.split_backward:
-        deferred_share = known.deferred_share or 1 / (4 if job.training.recompute else 3)
+        deferred_share = known.deferred_share or 1 / 3
     return Host(
         host_id=host.host_id,
         seconds_per_sample=seconds,
@@ -275,7 +276,6 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         head_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[-1],
         embedding_stash_bytes=knowledge.activation_bytes,
         head_stash_bytes=model.head_blocks * knowledge.block_stash_bytes,
-        recompute=job.training.recompute,
         lossy_uploads=_upload_codecs(job) != ("fp32",),
         pattern=tuple(BlockShare(*shares) for shares in pattern),
     )

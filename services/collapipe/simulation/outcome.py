@@ -17,6 +17,8 @@ from collapipe.allocation.round_model.prediction import (
     predict,
 )
 from collapipe.allocation.round_model.problem import (
+    FORWARD_SHARE,
+    RECOMPUTED_WORK,
     ClusterPlan,
     ClusterProblem,
     RadioLink,
@@ -77,20 +79,17 @@ class RoundOutcome:
         return max(range(len(self.clusters)), key=lambda i: self.clusters[i].round_seconds)
 
 
-def run_round(
-    problem: RoundProblem, plans: RoundPlan, *, forward_share: float = 1 / 3, num_steps: int = 1
-) -> RoundOutcome:
+def run_round(problem: RoundProblem, plans: RoundPlan, *, num_steps: int = 1) -> RoundOutcome:
     """Simulates a round with feasible plans.
 
     Args:
         problem: The true conditions of the round, not the conditions that telemetry reports.
-        forward_share: Share of the compute time that the forward pass takes.
         num_steps: Number of mini-batches to simulate. The others are assumed to take the same time.
     """
     prediction = predict(problem, plans)
     num_steps = min(num_steps, problem.local_steps)
     parts = list(zip(problem.clusters, plans, prediction.clusters, strict=True))
-    runs = simulate([_pipeline(problem, *part, forward_share, num_steps) for part in parts])
+    runs = simulate([_pipeline(problem, *part, num_steps) for part in parts])
     clusters = []
     memory: dict[str, float] = {}
     for (cluster, plan, predicted), run in zip(parts, runs, strict=True):
@@ -106,7 +105,10 @@ def run_round(
             moved += moved_units(cluster, stage.host_id, *units)
             memory.setdefault(stage.host_id, cluster.hosts[stage.host_id].base_bytes)
             memory[stage.host_id] += problem.model.memory_bytes(
-                *units, held, problem.mini_batch / plan.num_micro_batches
+                *units,
+                held,
+                problem.mini_batch / plan.num_micro_batches,
+                recompute=stage.recompute,
             )
         clusters.append(ClusterOutcome(mini_batch_seconds, seconds, bubble, moved))
     seconds = max(cluster.round_seconds for cluster in clusters) + problem.fixed_seconds
@@ -161,19 +163,19 @@ def _pipeline(
     cluster: ClusterProblem,
     plan: ClusterPlan,
     predicted: ClusterPrediction,
-    forward_share: float,
     num_steps: int,
 ) -> SimulatedPipeline:
-    stages = tuple(
-        SimulatedStage(
-            forward_share * times.compute_seconds,
-            (1 - forward_share) * times.compute_seconds - times.deferred_seconds,
-            stage.in_flight,
-            stage.host_id,
-            times.deferred_seconds,
+    stages = []
+    for stage, times in zip(plan.stages, predicted.stages, strict=True):
+        forward = FORWARD_SHARE * times.compute_seconds
+        if stage.recompute:
+            forward /= RECOMPUTED_WORK
+        backward = times.compute_seconds - forward - times.deferred_seconds
+        stages.append(
+            SimulatedStage(
+                forward, backward, stage.in_flight, stage.host_id, times.deferred_seconds
+            )
         )
-        for stage, times in zip(plan.stages, predicted.stages, strict=True)
-    )
     links = tuple(
         SimulatedLink(
             times.forward_seconds,
@@ -186,4 +188,6 @@ def _pipeline(
     num_micro_batches = plan.num_micro_batches
     if problem.update_per_micro_batch:  # Each micro-batch is then a mini-batch of its own.
         num_micro_batches, num_steps = 1, num_steps * num_micro_batches
-    return SimulatedPipeline(stages, links, num_micro_batches, num_steps, cluster.step_seconds)
+    return SimulatedPipeline(
+        tuple(stages), links, num_micro_batches, num_steps, cluster.step_seconds
+    )

@@ -143,12 +143,7 @@ class _Rounds:
         decision_seconds = time.perf_counter() - started
         _check_feasible(known, plans)
         actual = self._problem(system.with_interference(drawn, plans), round_index)
-        outcome = run_round(
-            actual,
-            plans,
-            forward_share=system.forward_share,
-            num_steps=self._scenario.training.simulated_steps,
-        )
+        outcome = run_round(actual, plans, num_steps=self._scenario.training.simulated_steps)
         self._previous = plans
         self._backlogs = backlogs_after(self._backlogs, outcome.energy_joules, self._budgets)
         over_budget, memory_bytes = self._update_devices(round_index, plans, outcome)
@@ -259,7 +254,7 @@ def _micro_batch_options(
                 problem = system.problem(drawn, micro_batch_options=(option,))
                 plans = decide_round(problem, strategy).plans
                 _check_feasible(problem, plans)
-                total += run_round(problem, plans, forward_share=system.forward_share).seconds
+                total += run_round(problem, plans).seconds
             seconds[option] = total
         except InfeasibleError as error:
             reason = str(error)

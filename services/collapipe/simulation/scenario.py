@@ -90,8 +90,9 @@ class ModelSection(Section):
     """A well-known Transformer."""
     sequence_length: int = Field(default=128, ge=1)
     """Tokens of a sample."""
-    recompute: bool = False
-    """Whether a segment keeps only its input and repeats the forward pass before the backward pass."""
+    recompute: bool | Literal["auto"] = False
+    """Whether a segment keeps only its input and repeats the forward pass before the backward pass. With `auto`, `dssra`
+    decides for each device, and other strategies for all devices together."""
     split_backward: bool = False
     """Whether a segment sends the gradient of its input before it computes those of its weights."""
     half_blocks: bool = False

@@ -23,6 +23,7 @@ from collapipe.allocation.round_model.problem import (
     push_overlap,
 )
 from collapipe.emulation.device_profiles import device_profile
+from collapipe.job import recompute_options
 from collapipe.simulation.radio_propagation import (
     Floats,
     interference_density,
@@ -74,20 +75,13 @@ class SimulatedSystem:
         rng = self._rng(_LAYOUT)
         shape, model = TRANSFORMERS[scenario.model.name], scenario.model
         self.model: ModelCost = replace(
-            shape.cost(
-                model.sequence_length, recompute=model.recompute, half_blocks=model.half_blocks
-            ),
+            shape.cost(model.sequence_length, half_blocks=model.half_blocks),
             lossy_uploads=scenario.training.upload_codecs != ["fp32"],
         )
         self._deferred_share = 0.0
         if model.split_backward:
-            self._deferred_share = shape.deferred_share(
-                model.sequence_length, recompute=model.recompute
-            )
-        layer_flops = shape.block_flops(model.sequence_length, recompute=model.recompute)
-        self._block_flops = layer_flops / self.model.period
-        self.forward_share = 1 / 4 if model.recompute else 1 / 3
-        """Share of the compute time that the forward pass takes. A backward pass takes twice as long."""
+            self._deferred_share = shape.deferred_share(model.sequence_length)
+        self._block_flops = shape.block_flops(model.sequence_length) / self.model.period
         kinds = [cluster for cluster in scenario.clusters for _ in range(cluster.count)]
         self._clusters: list[tuple[Host, ...]] = []
         self.batteries: dict[str, float] = {}
@@ -267,6 +261,7 @@ class SimulatedSystem:
             round_index=round_index,
             blocks_on_control_unit=schedule.blocks_on_control_unit,
             blocks_on_edge_server=schedule.blocks_on_edge_server,
+            recompute_options=recompute_options(scenario.model.recompute),
         )
 
     def _rng(self, *stream: int) -> np.random.Generator:

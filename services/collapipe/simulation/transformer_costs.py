@@ -82,21 +82,15 @@ class Transformer:
             return self.vocabulary_size * h + h
         return self.num_blocks * self._decoder_block_parameters + self.vocabulary_size * h
 
-    def half_block_flops(
-        self, sequence_length: int, *, recompute: bool = False
-    ) -> tuple[float, float]:
-        """Returns the operations of both half blocks for one sample. `recompute` counts the forward pass twice."""
-        passes = 8 if recompute else 6
-        scores = 2 * passes * sequence_length**2 * self.hidden_size
+    def half_block_flops(self, sequence_length: int) -> tuple[float, float]:
+        """Returns the operations of both half blocks for one sample, forward and backward."""
+        scores = 12 * sequence_length**2 * self.hidden_size
         attention, feed_forward = self.half_block_parameters
-        return (
-            passes * attention * sequence_length + scores,
-            passes * feed_forward * sequence_length,
-        )
+        return 6 * attention * sequence_length + scores, 6 * feed_forward * sequence_length
 
-    def block_flops(self, sequence_length: int, *, recompute: bool = False) -> float:
-        """Returns the operations of one block for one sample. `recompute` counts the forward pass twice."""
-        return sum(self.half_block_flops(sequence_length, recompute=recompute))
+    def block_flops(self, sequence_length: int) -> float:
+        """Returns the operations of one block for one sample, forward and backward."""
+        return sum(self.half_block_flops(sequence_length))
 
     def head_flops(self, sequence_length: int) -> float:
         """Returns the operations of the head for one sample, forward and backward."""
@@ -123,24 +117,22 @@ class Transformer:
         feed_forward = _FLOAT * s * (h + 2 * f) + _MASK * s * h
         return self._attention_stash_bytes(s) + norm, norm + feed_forward
 
-    def deferred_share(self, sequence_length: int, *, recompute: bool = False) -> float:
+    def deferred_share(self, sequence_length: int) -> float:
         """Returns the share of the gradients of weights in the operations of a block."""
-        block_flops = self.block_flops(sequence_length, recompute=recompute)
+        block_flops = self.block_flops(sequence_length)
         return 2 * self.block_parameters * sequence_length / block_flops
 
     def block_stash_bytes(self, sequence_length: int) -> float:
         """Returns the memory that a block keeps of one sample for its backward pass."""
         return sum(self.half_block_stash_bytes(sequence_length))
 
-    def cost(
-        self, sequence_length: int, *, recompute: bool = False, half_blocks: bool = False
-    ) -> ModelCost:
+    def cost(self, sequence_length: int, *, half_blocks: bool = False) -> ModelCost:
         s, h, period = sequence_length, self.hidden_size, 2 if half_blocks else 1
-        block_flops = self.block_flops(s, recompute=recompute) / period
+        block_flops = self.block_flops(s) / period
         block_parameters = self.block_parameters / period
         block_stash_bytes = self.block_stash_bytes(s) / period
         halves = zip(
-            self.half_block_flops(s, recompute=recompute),
+            self.half_block_flops(s),
             self.half_block_parameters,
             self.half_block_stash_bytes(s),
             strict=True,
@@ -162,7 +154,6 @@ class Transformer:
             head_state_bytes=STATE_BYTES_PER_PARAMETER * self.head_parameters,
             embedding_stash_bytes=(_FLOAT + _MASK) * s * h,
             head_stash_bytes=self._head_stash_bytes(s),
-            recompute=recompute,
             pattern=pattern if half_blocks else (BlockShare(),),
         )
 

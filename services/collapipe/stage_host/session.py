@@ -146,6 +146,7 @@ class StageSession:
             round_index=configure.attempt.round_index,
             stage_index=self.stage_index,
             in_flight=self._in_flight,
+            recompute=configure.plan.stages[self.stage_index].recompute,
             first_step=configure.step_index,
             total_steps=configure.total_steps,
         )

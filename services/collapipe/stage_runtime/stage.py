@@ -52,6 +52,7 @@ class StageContext:
     round_index: int
     stage_index: int
     in_flight: int
+    recompute: bool
     first_step: int
     """Optimizer steps of the job before this round."""
     total_steps: int
@@ -135,7 +136,7 @@ class Stage:
         self._head = last if isinstance(last, Head) else None
         self._modules = modules[:-1] if self._head is not None else modules
         # At the head, each backward pass follows its forward pass at once, so recomputing saves no memory.
-        self._recomputes = context.training.recompute and self._head is None
+        self._recomputes = context.recompute and self._head is None
         self._has_embedding = bool(units) and units[0].unit_index == 0
         self._num_blocks = len(self._modules) - self._has_embedding
         self._end_unit_share = 0.0

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from collapipe.v1 import tensor_pb2 as collapipe_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ollapipe/v1/plan.proto\x12\x0c\x63ollapipe.v1\x1a\x19\x63ollapipe/v1/tensor.proto\"P\n\x07\x41ttempt\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07plan_id\x18\x04 \x01(\t\"\xa5\x01\n\x05Stage\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nstart_unit\x18\x03 \x01(\r\x12\x11\n\tstop_unit\x18\x04 \x01(\r\x12\x11\n\tin_flight\x18\x05 \x01(\r\x12\x1b\n\x13upload_bandwidth_hz\x18\x06 \x01(\x01\x12#\n\x1bupload_transmit_power_watts\x18\x07 \x01(\x01\"\x9f\x01\n\x08LinkPlan\x12\"\n\x05\x63odec\x18\x01 \x01(\x0e\x32\x13.collapipe.v1.Codec\x12\x16\n\x0erate_limit_bps\x18\x02 \x01(\x04\x12\x1c\n\x14transmit_power_watts\x18\x03 \x01(\x01\x12\x14\n\x0c\x62\x61ndwidth_hz\x18\x04 \x01(\x01\x12#\n\x1breturn_transmit_power_watts\x18\x05 \x01(\x01\"\xab\x01\n\x04Plan\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x15\n\rcluster_index\x18\x02 \x01(\r\x12#\n\x06stages\x18\x03 \x03(\x0b\x32\x13.collapipe.v1.Stage\x12\x19\n\x11num_micro_batches\x18\x04 \x01(\r\x12%\n\x05links\x18\x05 \x03(\x0b\x32\x16.collapipe.v1.LinkPlan\x12\x14\n\x0cupload_codec\x18\x06 \x01(\t\"Q\n\tUnitState\x12\x12\n\nunit_index\x18\x01 \x01(\r\x12\x16\n\x0eweights_digest\x18\x02 \x01(\t\x12\x18\n\x10optimizer_digest\x18\x03 \x01(\t\"=\n\nDataCursor\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\r\x12\x10\n\x08num_rows\x18\x03 \x01(\x04\"\xa0\x01\n\x0c\x43lusterState\x12\x15\n\rcluster_index\x18\x01 \x01(\r\x12&\n\x05units\x18\x02 \x03(\x0b\x32\x17.collapipe.v1.UnitState\x12(\n\x06\x63ursor\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.DataCursor\x12\x13\n\x0bnum_samples\x18\x04 \x01(\x04\x12\x12\n\nstep_index\x18\x05 \x01(\x04\"\x9a\x02\n\x06\x43ommit\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nnum_rounds\x18\x02 \x01(\r\x12-\n\x0cglobal_units\x18\x03 \x03(\x0b\x32\x17.collapipe.v1.UnitState\x12,\n\x08\x63lusters\x18\x04 \x03(\x0b\x32\x1a.collapipe.v1.ClusterState\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x30\n\rrestore_point\x18\x06 \x01(\x0b\x32\x14.collapipe.v1.CommitH\x00\x88\x01\x01\x12,\n\tcandidate\x18\x07 \x01(\x0b\x32\x14.collapipe.v1.CommitH\x01\x88\x01\x01\x42\x10\n\x0e_restore_pointB\x0c\n\n_candidate\">\n\tModelSpec\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ollapipe/v1/plan.proto\x12\x0c\x63ollapipe.v1\x1a\x19\x63ollapipe/v1/tensor.proto\"P\n\x07\x41ttempt\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07plan_id\x18\x04 \x01(\t\"\xb8\x01\n\x05Stage\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nstart_unit\x18\x03 \x01(\r\x12\x11\n\tstop_unit\x18\x04 \x01(\r\x12\x11\n\tin_flight\x18\x05 \x01(\r\x12\x1b\n\x13upload_bandwidth_hz\x18\x06 \x01(\x01\x12#\n\x1bupload_transmit_power_watts\x18\x07 \x01(\x01\x12\x11\n\trecompute\x18\x08 \x01(\x08\"\x9f\x01\n\x08LinkPlan\x12\"\n\x05\x63odec\x18\x01 \x01(\x0e\x32\x13.collapipe.v1.Codec\x12\x16\n\x0erate_limit_bps\x18\x02 \x01(\x04\x12\x1c\n\x14transmit_power_watts\x18\x03 \x01(\x01\x12\x14\n\x0c\x62\x61ndwidth_hz\x18\x04 \x01(\x01\x12#\n\x1breturn_transmit_power_watts\x18\x05 \x01(\x01\"\xab\x01\n\x04Plan\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x15\n\rcluster_index\x18\x02 \x01(\r\x12#\n\x06stages\x18\x03 \x03(\x0b\x32\x13.collapipe.v1.Stage\x12\x19\n\x11num_micro_batches\x18\x04 \x01(\r\x12%\n\x05links\x18\x05 \x03(\x0b\x32\x16.collapipe.v1.LinkPlan\x12\x14\n\x0cupload_codec\x18\x06 \x01(\t\"Q\n\tUnitState\x12\x12\n\nunit_index\x18\x01 \x01(\r\x12\x16\n\x0eweights_digest\x18\x02 \x01(\t\x12\x18\n\x10optimizer_digest\x18\x03 \x01(\t\"=\n\nDataCursor\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\r\x12\x10\n\x08num_rows\x18\x03 \x01(\x04\"\xa0\x01\n\x0c\x43lusterState\x12\x15\n\rcluster_index\x18\x01 \x01(\r\x12&\n\x05units\x18\x02 \x03(\x0b\x32\x17.collapipe.v1.UnitState\x12(\n\x06\x63ursor\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.DataCursor\x12\x13\n\x0bnum_samples\x18\x04 \x01(\x04\x12\x12\n\nstep_index\x18\x05 \x01(\x04\"\x9a\x02\n\x06\x43ommit\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nnum_rounds\x18\x02 \x01(\r\x12-\n\x0cglobal_units\x18\x03 \x03(\x0b\x32\x17.collapipe.v1.UnitState\x12,\n\x08\x63lusters\x18\x04 \x03(\x0b\x32\x1a.collapipe.v1.ClusterState\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x30\n\rrestore_point\x18\x06 \x01(\x0b\x32\x14.collapipe.v1.CommitH\x00\x88\x01\x01\x12,\n\tcandidate\x18\x07 \x01(\x0b\x32\x14.collapipe.v1.CommitH\x01\x88\x01\x01\x42\x10\n\x0e_restore_pointB\x0c\n\n_candidate\">\n\tModelSpec\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTEMPT']._serialized_start=68
   _globals['_ATTEMPT']._serialized_end=148
   _globals['_STAGE']._serialized_start=151
-  _globals['_STAGE']._serialized_end=316
-  _globals['_LINKPLAN']._serialized_start=319
-  _globals['_LINKPLAN']._serialized_end=478
-  _globals['_PLAN']._serialized_start=481
-  _globals['_PLAN']._serialized_end=652
-  _globals['_UNITSTATE']._serialized_start=654
-  _globals['_UNITSTATE']._serialized_end=735
-  _globals['_DATACURSOR']._serialized_start=737
-  _globals['_DATACURSOR']._serialized_end=798
-  _globals['_CLUSTERSTATE']._serialized_start=801
-  _globals['_CLUSTERSTATE']._serialized_end=961
-  _globals['_COMMIT']._serialized_start=964
-  _globals['_COMMIT']._serialized_end=1246
-  _globals['_MODELSPEC']._serialized_start=1248
-  _globals['_MODELSPEC']._serialized_end=1310
+  _globals['_STAGE']._serialized_end=335
+  _globals['_LINKPLAN']._serialized_start=338
+  _globals['_LINKPLAN']._serialized_end=497
+  _globals['_PLAN']._serialized_start=500
+  _globals['_PLAN']._serialized_end=671
+  _globals['_UNITSTATE']._serialized_start=673
+  _globals['_UNITSTATE']._serialized_end=754
+  _globals['_DATACURSOR']._serialized_start=756
+  _globals['_DATACURSOR']._serialized_end=817
+  _globals['_CLUSTERSTATE']._serialized_start=820
+  _globals['_CLUSTERSTATE']._serialized_end=980
+  _globals['_COMMIT']._serialized_start=983
+  _globals['_COMMIT']._serialized_end=1265
+  _globals['_MODELSPEC']._serialized_start=1267
+  _globals['_MODELSPEC']._serialized_end=1329
 # @@protoc_insertion_point(module_scope)

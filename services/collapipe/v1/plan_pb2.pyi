@@ -20,7 +20,7 @@ class Attempt(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., round_index: _Optional[int] = ..., attempt: _Optional[int] = ..., plan_id: _Optional[str] = ...) -> None: ...
 
 class Stage(_message.Message):
-    __slots__ = ("host_id", "address", "start_unit", "stop_unit", "in_flight", "upload_bandwidth_hz", "upload_transmit_power_watts")
+    __slots__ = ("host_id", "address", "start_unit", "stop_unit", "in_flight", "upload_bandwidth_hz", "upload_transmit_power_watts", "recompute")
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     START_UNIT_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class Stage(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_BANDWIDTH_HZ_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_TRANSMIT_POWER_WATTS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     host_id: str
     address: str
     start_unit: int
@@ -35,7 +36,8 @@ class Stage(_message.Message):
     in_flight: int
     upload_bandwidth_hz: float
     upload_transmit_power_watts: float
-    def __init__(self, host_id: _Optional[str] = ..., address: _Optional[str] = ..., start_unit: _Optional[int] = ..., stop_unit: _Optional[int] = ..., in_flight: _Optional[int] = ..., upload_bandwidth_hz: _Optional[float] = ..., upload_transmit_power_watts: _Optional[float] = ...) -> None: ...
+    recompute: bool
+    def __init__(self, host_id: _Optional[str] = ..., address: _Optional[str] = ..., start_unit: _Optional[int] = ..., stop_unit: _Optional[int] = ..., in_flight: _Optional[int] = ..., upload_bandwidth_hz: _Optional[float] = ..., upload_transmit_power_watts: _Optional[float] = ..., recompute: bool = ...) -> None: ...
 
 class LinkPlan(_message.Message):
     __slots__ = ("codec", "rate_limit_bps", "transmit_power_watts", "bandwidth_hz", "return_transmit_power_watts")

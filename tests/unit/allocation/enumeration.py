@@ -78,20 +78,10 @@ def _plans(
                 continue
             for edges in _edges(problem, count):
                 choices = [
-                    _windows(problem, cluster, name, edges[i], edges[i + 1], num_micro_batches)
-                    for i, name in enumerate(names)
+                    list(_stages(problem, cluster, name, units, num_micro_batches, all_windows))
+                    for name, units in zip(names, itertools.pairwise(edges), strict=True)
                 ]
-                if not all(choices):
-                    continue
-                if not all_windows:
-                    choices = [windows[-1:] for windows in choices]
-                    # The loop of the last stage is its own compute time, so 1 is enough.
-                    choices[-1] = range(1, 2)
-                for windows in itertools.product(*choices):
-                    stages = tuple(
-                        StagePlan(name, edges[i], edges[i + 1], windows[i])
-                        for i, name in enumerate(names)
-                    )
+                for stages in itertools.product(*choices):
                     for codecs in itertools.product(problem.codecs, repeat=len(pairs)):
                         links = tuple(
                             replace(assumed[pair], codec=codec)
@@ -113,25 +103,36 @@ def _edges(problem: RoundProblem, num_devices: int) -> Iterator[list[int]]:
             yield [0, *(cut + 1 for cut in cuts), num_blocks + 2]
 
 
-def _windows(
+def _stages(
     problem: RoundProblem,
     cluster: ClusterProblem,
     host_id: str,
-    start_unit: int,
-    stop_unit: int,
+    units: tuple[int, int],
     num_micro_batches: int,
-) -> range:
-    """Returns the windows that memory and the limit of the job allow."""
+    all_windows: bool,
+) -> Iterator[StagePlan]:
+    """Yields the stages that memory and the job allow: with the largest window, or with `all_windows`."""
     host = cluster.hosts[host_id]
     size = problem.mini_batch / num_micro_batches
     flight = 1 if problem.update_per_micro_batch else num_micro_batches
-    most = min(flight, problem.in_flight_limit or flight)
-    while most and host.memory_bytes is not None:
-        need = problem.model.memory_bytes(start_unit, stop_unit, most, size)
-        if host.base_bytes + need <= host.memory_bytes:
-            break
-        most -= 1
-    return range(1, most + 1)
+    options = problem.recompute_options
+    if host_id == cluster.control_unit.host_id:
+        options = options[:1]
+    elif host_id == cluster.edge_server.host_id:
+        options = (False,)
+    for recompute in options:
+        most = min(flight, problem.in_flight_limit or flight)
+        while most and host.memory_bytes is not None:
+            need = problem.model.memory_bytes(*units, most, size, recompute=recompute)
+            if host.base_bytes + need <= host.memory_bytes:
+                break
+            most -= 1
+        least = 1 if all_windows else most
+        if host_id == cluster.edge_server.host_id and not all_windows:
+            # The loop of the last stage is its own compute time, so 1 is enough.
+            least, most = 1, min(most, 1)
+        for window in range(max(least, 1), most + 1):
+            yield StagePlan(host_id, *units, window, recompute)
 
 
 def _best_combination(

@@ -59,7 +59,6 @@ def rounds(
         head_state_bytes=80.0,
         embedding_stash_bytes=2.0,
         head_stash_bytes=4.0,
-        recompute=draw(st.booleans()),
         lossy_uploads=upload_codecs > 1,
         pattern=pattern,
     )
@@ -118,6 +117,7 @@ def rounds(
         fixed_seconds=0.5,
         blocks_on_control_unit=blocks_on_control_unit,
         blocks_on_edge_server=blocks_on_edge_server,
+        recompute_options=draw(st.sampled_from([(False,), (True,), (False, True)])),
     )
     return problem, assumed
 

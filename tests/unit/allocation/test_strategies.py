@@ -125,6 +125,19 @@ def test_no_devices_are_infeasible(strategy: Strategy) -> None:
         strategy(problem(speeds=[]))
 
 
+@pytest.mark.parametrize(("memory", "recomputes"), [(36, False), (33, True)])
+def test_baseline_recomputes_where_it_would_have_no_plan_otherwise(
+    memory: int, recomputes: bool
+) -> None:
+    # 3 blocks of 10 bytes, and 3 bytes for each of 2 micro-batches, or for one of them with recomputation.
+    allowed = replace(
+        problem(speeds=[1, 1], num_blocks=6, memory=[None, memory]),
+        recompute_options=(False, True),
+    )
+    (plan,) = place_equally(allowed)
+    assert [stage.recompute for stage in plan.stages] == [recomputes] * 3 + [False]
+
+
 # --- proportional
 
 

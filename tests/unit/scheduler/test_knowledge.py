@@ -75,6 +75,18 @@ def test_time_of_half_blocks_is_divided_by_their_work() -> None:
     assert found == pytest.approx(expected)
 
 
+def test_times_of_a_stage_that_recomputes_are_those_without_recomputation() -> None:
+    known = Knowledge()
+    stages = (StagePlan("device-0", 0, 3, 1, recompute=True), StagePlan("edge-server", 3, 5, 1))
+    measured = HostEstimate(4.0, 2.0, deferred_share=0.25, micro_batches=10)
+    hosts = {stage.host_id: measured for stage in stages}
+    known.update(Estimates(end=0.0, hosts=hosts), [ClusterPlan(stages, 1, (LinkPlan(),))], {})
+    found = [known.hosts[stage.host_id] for stage in stages]
+    assert [host.seconds_per_sample for host in found] == pytest.approx([3.0, 4.0])
+    assert [host.end_seconds_per_sample for host in found] == pytest.approx([1.5, 2.0])
+    assert [host.deferred_share for host in found] == pytest.approx([1 / 3, 0.25])
+
+
 def test_deferred_share_is_averaged_and_stays_without_a_measurement() -> None:
     known = Knowledge(hosts={"device-0": HostKnowledge(seconds_per_sample=1.0)})
     for share in (0.3, 0.32, None):

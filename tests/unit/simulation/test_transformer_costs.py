@@ -50,12 +50,9 @@ def test_cost_counts_work_in_blocks_and_sixteen_bytes_a_parameter() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert-base", "llama-7b-gqa"])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_two_half_blocks_cost_what_their_layer_costs(
-    name: TransformerName, recompute: bool
-) -> None:
-    whole = TRANSFORMERS[name].cost(128, recompute=recompute)
-    halves = TRANSFORMERS[name].cost(128, recompute=recompute, half_blocks=True)
+def test_two_half_blocks_cost_what_their_layer_costs(name: TransformerName) -> None:
+    whole = TRANSFORMERS[name].cost(128)
+    halves = TRANSFORMERS[name].cost(128, half_blocks=True)
     assert halves.num_blocks == 2 * whole.num_blocks
     last = whole.num_blocks + 1
     for start, stop in ((0, 1), (0, 3), (1, 2), (4, 6), (last, last + 1), (0, last + 1)):
@@ -75,14 +72,3 @@ def test_bert_halves_have_the_parameters_of_their_layers() -> None:
 def test_gradients_of_weights_are_a_third_of_the_products_with_weights() -> None:
     shape = TRANSFORMERS["bert-base"]
     assert 0.31 < shape.deferred_share(128) < 1 / 3
-    assert shape.deferred_share(128, recompute=True) == pytest.approx(
-        0.75 * shape.deferred_share(128)
-    )
-
-
-def test_recompute_takes_a_third_more_work_and_sets_the_flag() -> None:
-    shape = TRANSFORMERS["bert-base"]
-    assert shape.block_flops(128, recompute=True) == pytest.approx(
-        4 / 3 * shape.block_flops(128), rel=1e-12
-    )
-    assert shape.cost(128, recompute=True).recompute

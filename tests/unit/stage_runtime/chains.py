@@ -2,7 +2,7 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -160,6 +160,7 @@ def make_chain(
     windows: Sequence[int],
     capacity: int | None = None,
     processor: EmulatedProcessor | None = None,
+    recompute: Collection[int] = (),
 ) -> Chain:
     """Cuts the units into stages.
 
@@ -169,6 +170,7 @@ def make_chain(
         windows: The in-flight window of each stage.
         capacity: Capacity of the mailboxes between stages.
         processor: The processor that every stage imitates.
+        recompute: The indices of the stages that recompute.
     """
     chain = Chain()
     last = len(cuts) - 2
@@ -188,6 +190,7 @@ def make_chain(
             round_index=ROUND,
             stage_index=index,
             in_flight=windows[index],
+            recompute=index in recompute,
             first_step=FIRST_STEP,
             total_steps=TOTAL_STEPS,
         )

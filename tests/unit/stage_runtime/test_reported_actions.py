@@ -62,9 +62,9 @@ def test_most_micro_batches_and_bytes_are_reported_after_each_mini_batch(
 ) -> None:
     stash = {}
     for recompute in (False, True):
-        training = TRAINING.model_copy(update={"recompute": recompute})
         for window in (1, 3):
-            chain = make_chain(bert, bert_states, training, HALVES, [window, 1])
+            stages = range(2) if recompute else ()
+            chain = make_chain(bert, bert_states, TRAINING, HALVES, [window, 1], recompute=stages)
             chain.train(0, [make_batch(0)] * 4, 0.0)
             (in_flight, stash[recompute, window]), (of_head, _) = (
                 observer.steps[0] for observer in chain.observers
@@ -80,8 +80,7 @@ def test_most_micro_batches_and_bytes_are_reported_after_each_mini_batch(
 def test_recomputing_stage_holds_the_bytes_of_its_inputs_only(
     bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
 ) -> None:
-    training = TRAINING.model_copy(update={"recompute": True})
-    chain = make_chain(bert, bert_states, training, THIRDS, [1, 1, 1])
+    chain = make_chain(bert, bert_states, TRAINING, THIRDS, [1, 1, 1], recompute=range(3))
     batch = make_batch(0)
     chain.train(0, [batch], 0.0)
     assert chain.observers[1].steps[0][1] == batch["input_ids"].numel() * 16 * 4

@@ -1,4 +1,5 @@
 import itertools
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -29,20 +30,21 @@ from .chains import (
 
 
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [(), (1,), range(5)], ids=["none", "one", "all"])
 @pytest.mark.parametrize("cuts", [WHOLE, HALVES, THIRDS, EACH], ids=str)
 def test_chain_equals_a_plain_loop_bit_for_bit(
     bert: ModelAdapter,
     bert_states: States,
     make_batch: MakeBatch,
     cuts: list[int],
-    recompute: bool,
+    recompute: Collection[int],
     split: bool,
 ) -> None:
-    training = TRAINING.model_copy(update={"recompute": recompute, "split_backward": split})
+    training = TRAINING.model_copy(update={"split_backward": split})
     steps = steps_of(make_batch, num_steps=3, size=4)
     num_stages = len(cuts) - 1
-    chain = make_chain(bert, bert_states, training, cuts, list(range(num_stages, 0, -1)))
+    windows = list(range(num_stages, 0, -1))
+    chain = make_chain(bert, bert_states, training, cuts, windows, recompute=recompute)
     assert_identical(
         train_chain(chain, training, steps), train_plainly(bert, bert_states, training, steps)
     )
@@ -118,8 +120,7 @@ def test_recomputing_stage_keeps_only_inputs(
         kept.append(make_stashed(*parts))
         return kept[-1]
 
-    training = TRAINING.model_copy(update={"recompute": True})
-    chain = make_chain(bert, bert_states, training, THIRDS, [3, 2, 1])
+    chain = make_chain(bert, bert_states, TRAINING, THIRDS, [3, 2, 1], recompute=range(3))
     chain.units[1].module.register_forward_hook(
         lambda module, inputs, outputs: graphs.append(outputs.grad_fn is not None)
     )
@@ -196,14 +197,14 @@ def test_passes_alternate_where_several_gradients_have_arrived(
 
 
 def split_chain(
-    adapter: ModelAdapter, states: States, windows: list[int], **training: object
+    adapter: ModelAdapter, states: States, windows: list[int], recompute: Collection[int] = ()
 ) -> tuple[Chain, list[str]]:
     """Returns a chain with a split backward pass, and what its second stage did, which grows as the stage runs.
 
     In this list, `F` is a forward pass, `B` is a gradient that was sent, and `W` are gradients of weights.
     """
-    changed = TRAINING.model_copy(update={"split_backward": True, **training})
-    chain = make_chain(adapter, states, changed, THIRDS, windows)
+    changed = TRAINING.model_copy(update={"split_backward": True})
+    chain = make_chain(adapter, states, changed, THIRDS, windows, recompute=recompute)
     stage, observer, did = chain.stages[1], chain.observers[1], []
     forward, backward = stage._send_forward, stage._send_backward
     computed = observer.computed_weight_gradients
@@ -217,9 +218,9 @@ def split_chain(
     return chain, did
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [(), range(3)], ids=["keeps", "recomputes"])
 def test_gradient_of_the_input_leaves_before_those_of_the_weights(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch, recompute: bool
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch, recompute: Collection[int]
 ) -> None:
     chain, did = split_chain(bert, bert_states, [4, 3, 1], recompute=recompute)
     stage = chain.stages[1]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from collapipe.allocation.round_model.problem import (
+    RECOMPUTED_WORK,
     ClusterPlan,
     ClusterProblem,
     Host,
@@ -198,7 +199,9 @@ def stage_seconds(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterP
     hosts, size = cluster.hosts, problem.mini_batch / plan.num_micro_batches
     return [
         (host := hosts[stage.host_id]).compute_seconds(
-            size, problem.model.work(stage.start_unit, stage.stop_unit, host.end_unit_work)
+            size,
+            problem.model.work(stage.start_unit, stage.stop_unit, host.end_unit_work),
+            recompute=stage.recompute,
         )
         for stage in plan.stages
     ]
@@ -213,7 +216,10 @@ def deferred_seconds(
     """
     hosts = cluster.hosts
     return [
-        hosts[stage.host_id].deferred_share * seconds if stage.start_unit > 0 else 0.0
+        hosts[stage.host_id].deferred_share
+        * (seconds / RECOMPUTED_WORK if stage.recompute else seconds)
+        if stage.start_unit > 0
+        else 0.0
         for stage, seconds in zip(plan.stages, computes, strict=True)
     ]
 
@@ -275,7 +281,7 @@ def stage_memory_bytes(
     """Returns the memory of a host for a stage with a full window, its `base_bytes` included: (10)."""
     size = problem.mini_batch / num_micro_batches
     return host.base_bytes + problem.model.memory_bytes(
-        stage.start_unit, stage.stop_unit, stage.in_flight, size
+        stage.start_unit, stage.stop_unit, stage.in_flight, size, recompute=stage.recompute
     )
 
 

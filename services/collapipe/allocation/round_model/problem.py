@@ -11,6 +11,11 @@ from dataclasses import dataclass, field
 from collapipe.codec_table import CodecName, UploadCodecName
 from collapipe.radio_rate import radio_rate_bps
 
+FORWARD_SHARE = 1 / 3
+"""Share of the forward pass in the compute time of a stage. A backward pass has two products for each product of it."""
+RECOMPUTED_WORK = 1 + FORWARD_SHARE
+"""Compute time of a stage that recomputes, divided by that of one that does not: (2)."""
+
 
 @dataclass(frozen=True)
 class Host:
@@ -21,8 +26,8 @@ class Host:
         seconds_per_micro_batch: Time that every micro-batch takes, whatever its size: o_k.
         end_unit_work: Work of the embedding or the head, or of both, when this host runs it, in its blocks:
             omega_k. `None` means that of the model.
-        deferred_share: Share of its compute time that it leaves for later, when it has sent the gradient of its
-            stage's input: d_k / c_k of (4). 0 if it does not split its backward pass.
+        deferred_share: Share of its compute time, without recomputation, that it leaves for later, when it has sent the
+            gradient of its stage's input: d_k / c_k of (4). 0 if it does not split its backward pass.
         memory_bytes: Memory that training may use. `None` means no limit.
         base_bytes: Memory in use before the host holds any unit.
         busy_watts: Power while computing, beyond the power of an idle host: (8).
@@ -50,14 +55,17 @@ class Host:
     push_watts: float = 0.0
     idle_watts: float = 0.0
 
-    def compute_seconds(self, micro_batch_size: float, work: float) -> float:
+    def compute_seconds(
+        self, micro_batch_size: float, work: float, *, recompute: bool = False
+    ) -> float:
         """Returns the time of one micro-batch, forward and backward: (2).
 
         `work` is counted in blocks. Without work even the fixed time is 0.
         """
         if not work:
             return 0.0
-        return self.seconds_per_micro_batch + micro_batch_size * self.seconds_per_sample * work
+        seconds = self.seconds_per_micro_batch + micro_batch_size * self.seconds_per_sample * work
+        return RECOMPUTED_WORK * seconds if recompute else seconds
 
     @property
     def joule_weight(self) -> float:
@@ -147,13 +155,15 @@ class StagePlan:
     """One stage: a host and its half-open range of units.
 
     Unit 0 is the embedding, units 1 to L are the blocks, and unit L + 1 is the head. A stage that runs no
-    unit and only forwards token ids has an empty range. `in_flight` is the window w_k.
+    unit and only forwards token ids has an empty range. `in_flight` is the window w_k. A stage with `recompute` keeps
+    only its input, and repeats its forward pass before its backward pass.
     """
 
     host_id: str
     start_unit: int
     stop_unit: int
     in_flight: int
+    recompute: bool = False
 
 
 @dataclass(frozen=True)
@@ -240,7 +250,6 @@ class ModelCost:
             alternate between attention and feed-forward networks.
         lossy_uploads: Whether uploads may be lossy. Then a unit keeps 2 more values for each weight: the weight
             before the round, and what uploads have lost, which is a part of the optimizer state.
-        recompute: Whether a stage keeps only its input and repeats the forward pass before the backward pass.
     """
 
     num_blocks: int
@@ -253,7 +262,6 @@ class ModelCost:
     head_state_bytes: float = 0.0
     embedding_stash_bytes: float = 0.0
     head_stash_bytes: float = 0.0
-    recompute: bool = False
     lossy_uploads: bool = False
     pattern: tuple[BlockShare, ...] = (BlockShare(),)
 
@@ -304,14 +312,20 @@ class ModelCost:
         )
 
     def memory_bytes(
-        self, start_unit: int, stop_unit: int, in_flight: int, micro_batch_size: float
+        self,
+        start_unit: int,
+        stop_unit: int,
+        in_flight: int,
+        micro_batch_size: float,
+        *,
+        recompute: bool = False,
     ) -> float:
         """Returns the memory of a stage with a full window: (10) without the base.
 
         For each micro-batch of the window, the queues hold one waiting activation and one outgoing gradient.
         """
         stash = self.stash_bytes(start_unit, stop_unit)
-        kept = in_flight * self.activation_bytes + stash if self.recompute else in_flight * stash
+        kept = in_flight * self.activation_bytes + stash if recompute else in_flight * stash
         queues = 2 * in_flight * self.activation_bytes
         return self.state_bytes(start_unit, stop_unit) + micro_batch_size * (kept + queues)
 
@@ -422,6 +436,8 @@ class RoundProblem:
         round_index: Only the strategy `manual` depends on it.
         blocks_on_control_unit, blocks_on_edge_server: Where `dssra` may place blocks besides the devices. In the
             paper, only devices run blocks.
+        recompute_options: What `StagePlan.recompute` may be: `dssra` decides for each device, and lets the control unit
+            use the first option. Other strategies decide for all these hosts together.
     """
 
     clusters: tuple[ClusterProblem, ...]
@@ -440,6 +456,7 @@ class RoundProblem:
     round_index: int = 0
     blocks_on_control_unit: bool = False
     blocks_on_edge_server: bool = False
+    recompute_options: tuple[bool, ...] = (False,)
 
     @property
     def hosts(self) -> dict[str, Host]:

@@ -26,17 +26,17 @@ def why_infeasible(problem: RoundProblem, assumed_links: Sequence[AssumedLinks])
             )
         costs = cluster_costs(problem, cluster, assumed, one_cluster=False)
         most = max(cluster.micro_batch_options)
-        for host, first, last in (
-            (control_unit, 0, 1),
-            (edge_server, num_blocks + 1, num_blocks + 2),
+        for host, first, last, recompute in (
+            (control_unit, 0, 1, problem.recompute_options[0]),
+            (edge_server, num_blocks + 1, num_blocks + 2, False),
         ):
             need = host.base_bytes + problem.model.memory_bytes(
-                first, last, 1, problem.mini_batch / most
+                first, last, 1, problem.mini_batch / most, recompute=recompute
             )
             if host.memory_bytes is not None and need > host.memory_bytes:
                 return _too_small(index, host, need, most)
         counts = np.arange(num_blocks + 1)
-        held = np.max(np.where(costs.window > 0, counts, 0), axis=(2, 3))
+        held = np.max(np.where(costs.window > 0, counts[:, None], 0), axis=(2, 3, 4))
         ends = sum(
             np.max(np.where(end.window > 0, counts, 0), axis=1) for end in (costs.first, costs.last)
         )
@@ -91,7 +91,7 @@ def _no_room(
         for device, blocks in zip(cluster.devices, held[row], strict=True)
     )
     size = problem.mini_batch / int(costs.num_micro_batches[row])
-    block = problem.model.memory_bytes(1, 2, 1, size)
+    block = problem.model.memory_bytes(1, 2, 1, size, recompute=problem.recompute_options[-1])
     return (
         f"cluster {index}: the {len(cluster.devices)} devices can hold {held[row].sum()} of "
         f"{problem.model.num_blocks} blocks with one of {costs.num_micro_batches[row]} micro-batches in flight ({each}); one block "

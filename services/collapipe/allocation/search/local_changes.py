@@ -103,7 +103,10 @@ def _largest_window(
     if host.memory_bytes is not None:
         room = host.memory_bytes - host.base_bytes
         while window > 1 and (
-            problem.model.memory_bytes(stage.start_unit, stage.stop_unit, window, size) > room
+            problem.model.memory_bytes(
+                stage.start_unit, stage.stop_unit, window, size, recompute=stage.recompute
+            )
+            > room
         ):
             window -= 1
     return window

@@ -21,7 +21,7 @@ class SearchTables(NamedTuple):
         rows: max_in_flight, starves, bottleneck_price. (m)
         first: window, seconds, delay_cost, summed_cost of the control unit. (m, d)
         last_seconds: Compute time of the edge server. (m, d)
-        segments: window, seconds, delay_cost, summed_cost. (m, k, p, d)
+        segments: window, seconds, delay_cost, summed_cost. (m, k, p, d, c)
         moves: Cost of pushing, fetching and moving blocks s to e. (m, k, s, e)
         links: load, loop, delay_cost, summed_cost, error. (m, sender, receiver, codec)
         one_cluster: Whether the problem has no other cluster.
@@ -69,7 +69,7 @@ def empty_tables() -> SearchTables:
         np.zeros(1, _ROW),
         np.zeros((1, 2), _STAGE),
         np.zeros((1, 2)),
-        np.zeros((1, 1, 1, 2), _STAGE),
+        np.zeros((1, 1, 1, 2, 1), _STAGE),
         np.zeros((1, 1, 2, 2)),
         np.zeros((1, 2, 2, 1), _LINK),
         True,

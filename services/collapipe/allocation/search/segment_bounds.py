@@ -167,15 +167,19 @@ def _fill(
 
 @compiled
 def _fill_segment_costs(tables: SearchTables, bounds: Bounds, m: int, segment_cost: Floats) -> None:
-    """Fills the weighted cost of every segment: (w, k, s, e)."""
+    """Fills the least weighted cost of every segment, over the choices to recompute: (w, k, s, e)."""
     period, width = tables.segments.shape[2], tables.segments.shape[3]
     for w in range(len(bounds.weights)):
         for k in range(segment_cost.shape[1]):
             for s in range(width):
                 for e in range(s + 1, width):
-                    segment = tables.segments[m, k, s % period, e - s]
-                    delay = segment.delay_cost + tables.moves[m, k, s, e]
-                    segment_cost[w, k, s, e] = bounds.weights[w] * delay + segment.summed_cost
+                    least = math.inf
+                    for segment in tables.segments[m, k, s % period, e - s]:
+                        if segment.window > 0:
+                            delay = segment.delay_cost + tables.moves[m, k, s, e]
+                            cost = bounds.weights[w] * delay + segment.summed_cost
+                            least = min(least, cost)
+                    segment_cost[w, k, s, e] = least
 
 
 @compiled
@@ -217,13 +221,12 @@ def _fill_fits(
         for k in range(num_devices):
             begun = math.inf
             for e in range(s + 1, width):
-                window = tables.segments[m, k, s % period, e - s].window
-                seconds = tables.segments[m, k, s % period, e - s].seconds
-                if window > 0 and seconds <= end:
-                    loop = seconds + behind[k, e]
-                    if loop <= _allowed_loop(window, tables.rows[m].max_in_flight, end):
-                        fits[k, s, e] = True
-                        begun = min(begun, loop)
+                for segment in tables.segments[m, k, s % period, e - s]:
+                    if segment.window > 0 and segment.seconds <= end:
+                        loop = segment.seconds + behind[k, e]
+                        if loop <= _allowed_loop(segment.window, tables.rows[m].max_in_flight, end):
+                            fits[k, s, e] = True
+                            begun = min(begun, loop)
             for j in range(num_devices):
                 behind[j, s] = min(behind[j, s], loops[j, k] + begun)
 
@@ -263,11 +266,11 @@ def _fill_longest_loops(
             room = -math.inf
             for s in range(e):
                 if fits[k, s, e]:
-                    allowed = _allowed_loop(
-                        tables.segments[m, k, s % period, e - s].window, most, end
-                    )
-                    seconds = tables.segments[m, k, s % period, e - s].seconds
-                    room = max(room, min(longest[k, s], allowed) - seconds)
+                    for segment in tables.segments[m, k, s % period, e - s]:
+                        if segment.window > 0:
+                            allowed = _allowed_loop(segment.window, most, end)
+                            slack = min(longest[k, s], allowed) - segment.seconds
+                            room = max(room, slack)
             for j in range(num_devices + 1):
                 longest[j, e] = max(longest[j, e], room - loops[k, j])
 

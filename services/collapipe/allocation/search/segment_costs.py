@@ -7,11 +7,13 @@ The arrays follow the model of `round_model.prediction`. They have these axes:
 - d: a number of blocks, from 0 on;
 - p: the first block of a segment, modulo the period with which costs repeat: see `ModelCost.pattern`;
 - s and e: the first block of a segment, and the block after its last one;
+- c: the choice whether the stage recomputes: an index into `RoundProblem.recompute_options`;
 - sender: the devices, and then the control unit;
 - receiver: the devices, and then the edge server;
 - codec: the codecs of the problem.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from operator import le
@@ -20,7 +22,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem
+from collapipe.allocation.round_model.problem import (
+    RECOMPUTED_WORK,
+    ClusterProblem,
+    Host,
+    RoundProblem,
+)
 from collapipe.allocation.round_model.weights_transfer import (
     push_bits,
     push_seconds,
@@ -80,9 +87,9 @@ class ClusterCosts:
             which runs the last d blocks and the head.
         head_bytes: Least memory of the last stage, without the base of its host. (m, d)
         convergence_term: The cluster's part of (11), without the errors of the links' codecs. (m)
-        compute: Seconds of a segment; infinite where it does not fit. (m, k, p, d)
-        window: Largest window that memory and the limit allow; 0 where the segment does not fit. (m, k, p, d)
-        segment_delay_cost, segment_summed_cost: Costs of computing a segment. (m, k, p, d)
+        compute: Seconds of a segment; infinite where it does not fit. (m, k, p, d, c)
+        window: Largest window that memory and the limit allow; 0 where the segment does not fit. (m, k, p, d, c)
+        segment_delay_cost, segment_summed_cost: Costs of computing a segment. (m, k, p, d, c)
         move_delay_cost: Cost of pushing, fetching and moving blocks s to e. (m, k, s, e)
         link_load: Seconds for which a micro-batch occupies a link; infinite where there is no link. The axes
             of all link tables are (m, sender, receiver, codec).
@@ -170,6 +177,8 @@ def largest_windows(
     stash_bytes: Floats,
     micro_batch_size: Floats,
     max_in_flight: Ints,
+    *,
+    recompute: bool,
 ) -> Ints:
     """Returns the largest windows that a host's memory and the job allow: docs/scheduling.md (10).
 
@@ -193,9 +202,7 @@ def largest_windows(
     def fits(window: Ints) -> Bools:
         # The order of operations is that of `ModelCost.memory_bytes`, so that both round alike.
         activation = problem.model.activation_bytes
-        kept = (
-            window * activation + stash_bytes if problem.model.recompute else window * stash_bytes
-        )
+        kept = window * activation + stash_bytes if recompute else window * stash_bytes
         need = state_bytes + micro_batch_size * (kept + 2 * window * activation)
         return np.asarray(host.base_bytes + need <= limit)
 
@@ -270,6 +277,7 @@ def cluster_costs(
         move_seconds: Sequence[Floats],
         may_run_blocks: bool,
         waited: float,
+        recompute: bool,
     ) -> EndStage:
         """Tabulates a host that runs one of these ranges of units; `move_seconds` has (d) for each codec.
 
@@ -283,9 +291,12 @@ def cluster_costs(
             np.array(stash),
             size[:, None],
             max_in_flight[:, None],
+            recompute=recompute,
         )
         work = [model.work(*units, host.end_unit_work) for units in ranges]
-        seconds = np.array([[host.compute_seconds(b, one) for one in work] for b in size])
+        seconds = np.array(
+            [[host.compute_seconds(b, one, recompute=recompute) for one in work] for b in size]
+        )
         energy_cost = passes[:, None] * host.joule_weight * host.busy_watts * seconds
         energy_cost = energy_cost + push_costs(host, ranges)
         moves = second_price * np.repeat(move_seconds, len(options), axis=0)
@@ -307,6 +318,7 @@ def cluster_costs(
         [seconds_of(control_unit, c)[1:-1] for c in codecs],
         problem.blocks_on_control_unit,
         1.0,
+        problem.recompute_options[0],
     )
     up_to = seconds_of(edge_server, codecs[0])
     last = end_stage(
@@ -315,6 +327,7 @@ def cluster_costs(
         [(up_to[-1] - up_to)[head:0:-1] for _ in codecs],
         problem.blocks_on_edge_server,
         1.0 - edge_server.deferred_share,
+        recompute=False,
     )
     # Segments of each number of blocks, which start at each block of the pattern as far as the model has room.
     starts = [np.minimum(start, num_blocks - blocks[1:]) + 1 for start in range(model.period)]
@@ -323,33 +336,34 @@ def cluster_costs(
         np.array([[cost(*units) for units in listed] for listed in ranges])
         for cost in (model.state_bytes, model.stash_bytes, model.work)
     )
-    shape = (len(num_micro_batches), len(devices), model.period, num_blocks + 1)
+    choices = problem.recompute_options
+    shape = (len(num_micro_batches), len(devices), model.period, num_blocks + 1, len(choices))
     compute, windows = np.full(shape, np.inf), np.zeros(shape, np.int64)
-    segment_summed_cost = np.zeros(shape)
-    for k, device in enumerate(devices):
-        windows[:, k, :, 1:] = largest_windows(
+    segment_delay_cost, segment_summed_cost = np.zeros(shape), np.zeros(shape)
+    for k, c in itertools.product(np.flatnonzero(reachable), range(len(choices))):
+        device, factor = devices[k], RECOMPUTED_WORK if choices[c] else 1.0
+        fits = windows[:, k, :, :, c]
+        fits[..., 1:] = largest_windows(
             problem,
             device,
             state,
             stash,
             size[:, None, None],
             max_in_flight[:, None, None],
+            recompute=choices[c],
         )
-        if not reachable[k]:
-            windows[:, k] = 0
         block_seconds = device.seconds_per_sample * np.pad(work, ((0, 0), (1, 0)))
-        segment_seconds = device.seconds_per_micro_batch + size[:, None, None] * block_seconds
-        compute[:, k] = np.where(windows[:, k] > 0, segment_seconds, np.inf)
+        seconds = device.seconds_per_micro_batch + size[:, None, None] * block_seconds
+        deferred = device.deferred_share * seconds
+        seconds = factor * seconds
+        compute[:, k, :, :, c] = np.where(fits > 0, seconds, np.inf)
+        waited = loop_price[:, None, None] * (seconds - deferred)
+        segment_delay_cost[:, k, :, :, c] = np.where(fits > 0, waited, 0.0)
         watt_price = device.joule_weight * device.busy_watts
-        segment_summed_cost[:, k] = passes[:, None, None] * watt_price * segment_seconds
-        if reachable[k]:
-            for start, listed in enumerate(ranges):
-                segment_summed_cost[:, k, start, 1:] += push_costs(device, listed)
+        segment_summed_cost[:, k, :, :, c] = passes[:, None, None] * watt_price * seconds
+        for start, listed in enumerate(ranges):
+            segment_summed_cost[:, k, start, 1:, c] += push_costs(device, listed)
     move_delay_cost = second_price * (up_to_blocks[..., None, :] - up_to_blocks[..., :, None])
-    waited = np.array([1.0 - device.deferred_share for device in devices])
-    segment_delay_cost = (loop_price[:, None] * waited)[..., None, None] * np.where(
-        windows > 0, compute, 0.0
-    )
     links = link_tables(problem, cluster, assumed, size, passes)
     link_delay_cost = loop_price[:, None, None, None] * links.loop
     link_summed_cost = links.summed_cost
@@ -362,7 +376,7 @@ def cluster_costs(
         link_summed_cost = np.zeros_like(link_summed_cost)
         first, last = first.with_one_cost(), last.with_one_cost()
     first_narrow = (first.window > 0) & (first.window < max_in_flight[:, None])
-    narrow = (windows > 0) & (windows < max_in_flight[:, None, None, None])
+    narrow = (windows > 0) & (windows < max_in_flight[:, None, None, None, None])
     costs = ClusterCosts(
         num_micro_batches=num_micro_batches,
         upload_codec=upload_codec,
@@ -389,7 +403,7 @@ def cluster_costs(
         link_summed_cost=link_summed_cost,
         link_error=links.error,
         link_codec=np.broadcast_to(np.arange(links.load.shape[-1]), links.load.shape),
-        starves=np.any(first_narrow, axis=1) | np.any(narrow, axis=(1, 2, 3)),
+        starves=np.any(first_narrow, axis=1) | np.any(narrow, axis=(1, 2, 3, 4)),
         one_cluster=one_cluster,
     )
     fitting_rows = np.flatnonzero(

@@ -86,12 +86,15 @@ def _cluster_plan(
     if isinstance(choice, ClusterPlan):
         return choice
     costs, row, head = choice.costs, choice.row, problem.model.num_blocks + 1
-    first = choice.starts[0]
+    first, options = choice.starts[0], problem.recompute_options
     window = int(costs.first.window[row, first])
-    stages = [StagePlan(cluster.control_unit.host_id, 0, first + 1, window)]
-    for device, (start, stop) in zip(choice.devices, pairwise(choice.starts), strict=True):
-        window = int(costs.window[row, device, start % problem.model.period, stop - start])
-        stages.append(StagePlan(cluster.devices[device].host_id, start + 1, stop + 1, window))
+    stages = [StagePlan(cluster.control_unit.host_id, 0, first + 1, window, options[0])]
+    for device, (start, stop), c in zip(
+        choice.devices, pairwise(choice.starts), choice.choices, strict=True
+    ):
+        window = int(costs.window[row, device, start % problem.model.period, stop - start, c])
+        host_id = cluster.devices[device].host_id
+        stages.append(StagePlan(host_id, start + 1, stop + 1, window, options[c]))
     stages.append(StagePlan(cluster.edge_server.host_id, choice.starts[-1] + 1, head + 1, 1))
     senders = (costs.num_devices, *choice.devices)
     receivers = (*choice.devices, costs.num_devices)

@@ -108,7 +108,11 @@ class _Balance:
         self._seconds = [
             [
                 [
-                    device.compute_seconds(size, problem.model.work(*self._units(end, number)))
+                    device.compute_seconds(
+                        size,
+                        problem.model.work(*self._units(end, number)),
+                        recompute=problem.recompute_options[0],
+                    )
                     for number in self._numbers(end)
                 ]
                 for end in self._ends
@@ -211,7 +215,8 @@ class _Balance:
 
     def _needed_bytes(self, device: Host, count: int, end: int, num_blocks: int) -> float:
         window = classical_window(self._problem, self._num_micro_batches, count)
-        stage = StagePlan(device.host_id, *self._units(end, num_blocks), window)
+        recompute = self._problem.recompute_options[0]
+        stage = StagePlan(device.host_id, *self._units(end, num_blocks), window, recompute)
         return stage_memory_bytes(self._problem, device, stage, self._num_micro_batches)
 
     def _cut(

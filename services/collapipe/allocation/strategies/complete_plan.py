@@ -42,10 +42,11 @@ def place_blocks(
     num_blocks, micro_batches = problem.model.num_blocks, num_micro_batches(cluster)
     window = classical_window(problem, micro_batches, len(active) + 1)
     start = 1 + before
-    stages = [StagePlan(cluster.control_unit.host_id, 0, start, window)]
+    recompute = problem.recompute_options[0]
+    stages = [StagePlan(cluster.control_unit.host_id, 0, start, window, recompute)]
     for position, (device, count) in enumerate(active):
         window = classical_window(problem, micro_batches, len(active) - position)
-        stage = StagePlan(device.host_id, start, start + count, window)
+        stage = StagePlan(device.host_id, start, start + count, window, recompute)
         needed = stage_memory_bytes(problem, device, stage, micro_batches)
         if device.memory_bytes is not None and needed > device.memory_bytes:
             raise InfeasibleError(

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from collapipe.allocation.round_model.decision import Decision
+from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.prediction import predict
 from collapipe.allocation.round_model.problem import RoundProblem
 from collapipe.allocation.strategies.balanced import (
@@ -63,8 +65,19 @@ def decide_round(
         raise InvalidInputError(
             f"there is no strategy {strategy!r}: use one of dssra, {', '.join(placements)}"
         )
-    plans = complete(problem, placements[strategy](problem))
-    return Decision(plans, predict(problem, plans))
+    found: list[Decision] = []
+    for recompute in problem.recompute_options:
+        fixed = replace(problem, recompute_options=(recompute,))
+        try:
+            plans = complete(fixed, placements[strategy](fixed))
+        except InfeasibleError:
+            if not found and recompute == problem.recompute_options[-1]:
+                raise
+        else:
+            found.append(Decision(plans, predict(problem, plans)))
+    return min(
+        found, key=lambda one: (len(violations(problem, one.plans)), one.prediction.objective)
+    )
 
 
 def _in_each_cluster(place: PlaceCluster) -> Callable[[RoundProblem], Sequence[Stages]]:
