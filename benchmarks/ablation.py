@@ -1,18 +1,18 @@
-"""How much longer does a simulated round take if one part of a `dssra` decision is taken away?
+"""How long does a simulated round take if one part of a `dssra` decision is taken away, or one freedom is added?
 
     python -m benchmarks.ablation [SCENARIO.toml] [--seeds 8]     # without a scenario: heterogeneous.toml
 
-Each row simulates `dssra` with one change. `M` and `codecs` change the problem, so the search finds the best rest for
-them. The other changes are made to the plans that the search has decided, and the changed plans run:
+Each row simulates `dssra` with one change. `M`, `codecs` and the rows with a plus change the problem, so the search
+finds the best rest for them. The other changes are made to the plans that the search has decided, and these run:
 
 - segments: `proportional` gives the blocks to the same devices in the same order, with the same M.
 - order: the devices stand in the order of registration, each with as many blocks as before.
 - bandwidth: the links of a channel have equal shares, as in every baseline.
 - power: every link has full power.
+- windows: those of 1F1B, which know no transfers. In all other rows, windows follow the plan that runs.
 
-After a change of segments or order, shares and powers are solved again. Windows always follow the plan that runs.
-Two parts are left out. The choice of devices cannot be taken away alone, because other devices need other segments.
-For windows, `dssra` and the baselines follow the same rule. The row `codecs` needs a scenario with several codecs.
+After a change of segments or order, shares and powers are solved again. The choice of devices cannot be taken away alone,
+because other devices need other segments. The row `codecs` needs a scenario with several codecs.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+from collapipe.allocation.round_model.in_flight_windows import classical_window
 from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
     RoundPlan,
     RoundProblem,
-    StagePlan,
 )
 from collapipe.allocation.search.local_changes import with_largest_windows
 from collapipe.allocation.search.power import allocate, full_watts
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 def _print_table(scenario: Scenario) -> None:
     """Prints medians over the seeds on which `dssra` and the changed `dssra` have a feasible round."""
-    print("taken away                    round s   % of dssra (95 % interval)   infeasible rounds")
+    print("taken away, or + added        round s   % of dssra (95 % interval)   infeasible rounds")
     whole: dict[int, float] = {}
     for name, run in _runs(scenario).items():
         runs = [run(seed) for seed in scenario.seed_list]
@@ -89,9 +89,8 @@ def _runs(scenario: Scenario) -> dict[str, Callable[[int], StrategyRun]]:
     def fixed_micro_batches(seed: int) -> StrategyRun:
         run = run_strategy(scenario, "proportional", seed)
         chosen = [r.num_micro_batches for r in run.rounds if r.feasible][:1]
-        return run_strategy(
-            _with_training(scenario, micro_batches=chosen or [default]), "dssra", seed
-        )
+        fixed = _with(scenario, "training", micro_batches=chosen or [default])
+        return run_strategy(fixed, "dssra", seed)
 
     default = min(
         training.micro_batch_options, key=lambda option: abs(option - DEFAULT_MICRO_BATCHES)
@@ -104,17 +103,30 @@ def _runs(scenario: Scenario) -> dict[str, Callable[[int], StrategyRun]]:
         ("order", in_registration_order),
         ("bandwidth", with_equal_shares),
         ("power", at_full_power),
+        ("windows", with_classical_windows),
     ):
         runs[name] = partial(run_strategy, scenario, "dssra", change=change)
     runs["M, that of `proportional`"] = fixed_micro_batches
-    fixed = _with_training(scenario, micro_batches=[default])
-    runs[f"M, fixed at {default}"] = partial(run_strategy, fixed, "dssra")
+    problems = {f"M, fixed at {default}": _with(scenario, "training", micro_batches=[default])}
     if len(training.codecs) > 1 or len(training.upload_codecs) > 1:
-        first = _with_training(
-            scenario, codecs=training.codecs[:1], upload_codecs=training.upload_codecs[:1]
+        problems["codecs"] = _with(
+            scenario,
+            "training",
+            codecs=training.codecs[:1],
+            upload_codecs=training.upload_codecs[:1],
         )
-        runs["codecs"] = partial(run_strategy, first, "dssra")
-    return runs
+    control_units = _with(scenario, "schedule", blocks_on_control_unit=True)
+    problems |= {
+        "+ blocks on control units": control_units,
+        "+ the same on every host": _with(control_units, "schedule", blocks_on_edge_server=True),
+        "+ half blocks": _with(scenario, "model", half_blocks=True),
+        "+ split backward": _with(scenario, "model", split_backward=True),
+        "+ recomputation": _with(scenario, "model", recompute="auto"),
+        "+ int8 on links": _with(scenario, "training", codecs=[*training.codecs, "int8"]),
+    }
+    return runs | {
+        name: partial(run_strategy, changed, "dssra") for name, changed in problems.items()
+    }
 
 
 def with_proportional_segments(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
@@ -146,7 +158,7 @@ def _sorted(cluster: ClusterProblem, plan: ClusterPlan) -> ClusterPlan:
     stages, start = [first], first.stop_unit
     for stage in sorted(between, key=lambda stage: position[stage.host_id]):
         stop = start + stage.stop_unit - stage.start_unit
-        stages.append(StagePlan(stage.host_id, start, stop, stage.in_flight))
+        stages.append(replace(stage, start_unit=start, stop_unit=stop))
         start = stop
     return replace(plan, stages=(*stages, last))
 
@@ -178,6 +190,18 @@ def at_full_power(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
     return _with_windows(problem, tuple(changed))
 
 
+def with_classical_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
+    """Gives every stage but the last the window of 1F1B, if that is smaller than its own."""
+    changed = []
+    for plan in plans:
+        count, stages = len(plan.stages), list(plan.stages)
+        for k, stage in enumerate(stages[:-1]):
+            window = classical_window(problem, plan.num_micro_batches, count - 1 - k)
+            stages[k] = replace(stage, in_flight=min(stage.in_flight, window))
+        changed.append(replace(plan, stages=tuple(stages)))
+    return tuple(changed)
+
+
 def _settled(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
     """Returns the plans with the shares, powers and windows that `dssra` gives to their placement."""
     wide = with_largest_windows(problem, plans)
@@ -188,8 +212,9 @@ def _with_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
     return with_least_windows(problem, with_largest_windows(problem, plans))
 
 
-def _with_training(scenario: Scenario, **changes: object) -> Scenario:
-    return scenario.model_copy(update={"training": scenario.training.model_copy(update=changes)})
+def _with(scenario: Scenario, section: str, **changes: object) -> Scenario:
+    changed = getattr(scenario, section).model_copy(update=changes)
+    return scenario.model_copy(update={section: changed})
 
 
 def _mean_seconds(run: StrategyRun) -> float | None:
