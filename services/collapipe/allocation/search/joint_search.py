@@ -71,43 +71,49 @@ def search(
 
     Args:
         known: Plans of the form that the search finds, within the limits.
-        is_late: Returns whether to end soon. As soon as there are plans, a late search becomes very narrow, and no
-            other begins.
+        is_late: Returns whether to end soon. Then the first search becomes very narrow, and another one begins only if
+            there is no plan. Before that, the function ends at once if there is a known decision.
     """
     if not all(cluster.devices for cluster in problem.clusters):
+        return None
+    one_cluster = len(problem.clusters) == 1
+    tables = []
+    for cluster, assumed in zip(problem.clusters, assumed_links, strict=True):
+        if known and is_late():
+            return None
+        tables.append(cluster_costs(problem, cluster, assumed, one_cluster=one_cluster))
+    if any(not costs.num_rows for costs in tables):
         return None
     prediction = predict(problem, known) if known else None
     upper_bound = prediction.objective if prediction else math.inf
     upper_bound -= problem.penalty_weight * problem.fixed_seconds / problem.reference_seconds
-    one_cluster = len(problem.clusters) == 1
-    tables = [
-        cluster_costs(problem, cluster, assumed, one_cluster=one_cluster)
-        for cluster, assumed in zip(problem.clusters, assumed_links, strict=True)
-    ]
-    if any(not costs.num_rows for costs in tables):
-        return None
     weights = (1.0,) if all(_has_only_delays(costs) for costs in tables) else (1.0, 0.0)
+    few = len(tables) <= EXACT_CLUSTERS
     other_loads = least_other_loads([costs.head_load for costs in tables])
     searches = _searches(tables, other_loads, weights)
-    found: list[PipelineChoice | ClusterPlan] | None = None
-    few = len(tables) <= EXACT_CLUSTERS
     fronts: list[ParetoFront] | None = None
     if known and prediction and not few and len(weights) == 1:
         fronts = _known_fronts(problem, tables, known, prediction)
-
-    widths = (FIRST_WIDTH, _WIDTH) if few else (FIRST_WIDTH, _WIDTH_OF_MANY_CLUSTERS, _WIDTH)
-
-    def has_plans() -> bool:
-        return known is not None or found is not None
-
-    for width in widths:
-        if width == _WIDTH and not few and has_plans():
+    chosen: Chosen | None = None
+    found: list[PipelineChoice | ClusterPlan] | None = None
+    for width in (FIRST_WIDTH, _WIDTH) if few else (FIRST_WIDTH, _WIDTH_OF_MANY_CLUSTERS, _WIDTH):
+        has_plans = bool(known or found)
+        if has_plans and (is_late() or (width == _WIDTH and not few)):
             break
+        if fronts and chosen and not few:
+            before, other_loads = other_loads, _other_loads(fronts, chosen)
+            if not np.allclose(before, other_loads, rtol=_LOAD_TOLERANCE):
+                searches = _searches(tables, other_loads, weights)
+        if fronts and len(weights) > 1:
+            _set_fair_weights(searches, fronts)
         slack = _SLACK * abs(upper_bound) if width == FIRST_WIDTH else 0.0
-        limit = upper_bound + (slack if math.isfinite(upper_bound) else 0.0)
-        known_fronts = None if few else fronts
         found_fronts = _fronts(
-            problem, searches, limit, width, known_fronts, lambda: is_late() and has_plans()
+            problem,
+            searches,
+            upper_bound + slack,
+            width,
+            None if few else fronts,
+            is_late if has_plans or width == FIRST_WIDTH else lambda: False,
         )
         if found_fronts is None:
             continue
@@ -116,23 +122,22 @@ def search(
         if chosen is not None:
             upper_bound = chosen.value
             found = [front.choice(index) for front, index in zip(fronts, chosen.plans, strict=True)]
-        complete = few and all(front.complete for front in fronts)
-        if complete or (has_plans() and (is_late() or width != FIRST_WIDTH)):
+        if few and all(front.complete for front in fronts):
             break
-        if not few and chosen is not None:
-            loads = [
-                float(front.head_loads()[i]) for front, i in zip(fronts, chosen.plans, strict=True)
-            ]
-            before, other_loads = other_loads, sum(loads) - np.array(loads)
-            if not np.allclose(before, other_loads, rtol=_LOAD_TOLERANCE):
-                searches = _searches(tables, other_loads, weights)
-        if len(weights) > 1:
-            fair = fair_weights(
-                [(front.delay_costs(), front.plans["summed_cost"]) for front in fronts]
-            )
-            for one, weight in zip(searches, fair, strict=True):
-                one.set_fair_weight(weight)
     return found
+
+
+def _other_loads(fronts: Sequence[ParetoFront], chosen: Chosen) -> Floats:
+    """Returns the load of the edge server by all other clusters, for each cluster."""
+    loads = [front.head_loads()[i] for front, i in zip(fronts, chosen.plans, strict=True)]
+    return np.asarray(sum(loads) - np.array(loads))
+
+
+def _set_fair_weights(searches: Sequence["_ClusterSearch"], fronts: Sequence[ParetoFront]) -> None:
+    """Adds bounds for the weights with which each cluster can trade delay for energy."""
+    fair = fair_weights([(front.delay_costs(), front.plans["summed_cost"]) for front in fronts])
+    for one, weight in zip(searches, fair, strict=True):
+        one.set_fair_weight(weight)
 
 
 def _known_fronts(
@@ -292,8 +297,6 @@ def _limits(
     this cluster's delay counts, only the delay of one other cluster counts, or all count with their fair
     weights. `least` has the least weighted cost of each other cluster for each time weight.
     """
-    if not others:
-        return {1.0: upper_bound}
     if one.bounds.weights.tolist() == [1.0]:
         return {1.0: upper_bound}
     cheapest = sum(costs[0.0] for costs in least)
