@@ -88,8 +88,9 @@ def search(
 
     Args:
         known: Plans of the form that the search finds, within the limits.
-        is_late: Returns whether to end soon. Then the first search becomes very narrow, and another one begins only if
-            there is no plan. Before that, the function ends at once if there is a known decision.
+        is_late: Returns whether to end soon. A late search keeps very few labels, and another one begins only if there
+            are no plans. If there is a known decision, the function returns `None` when it is late before the first
+            search.
     """
     if not all(cluster.devices for cluster in problem.clusters):
         return None
