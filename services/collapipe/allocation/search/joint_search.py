@@ -5,7 +5,12 @@ clusters had their best plans.
 """
 
 import math
+import os
+import pickle
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,7 +19,12 @@ from collapipe.allocation.round_model.prediction import (
     other_edge_seconds,
     predict,
 )
-from collapipe.allocation.round_model.problem import ClusterPlan, RoundPlan, RoundProblem
+from collapipe.allocation.round_model.problem import (
+    ClusterPlan,
+    ClusterProblem,
+    RoundPlan,
+    RoundProblem,
+)
 from collapipe.allocation.search.arrays import Floats
 from collapipe.allocation.search.joint_clusters import (
     Candidates,
@@ -31,7 +41,8 @@ from collapipe.allocation.search.pareto_front import (
     front_of_known_plan,
     pareto_front,
 )
-from collapipe.allocation.search.search_tables import search_tables
+from collapipe.allocation.search.recent_results import RecentResults
+from collapipe.allocation.search.search_tables import SearchTables, search_tables
 from collapipe.allocation.search.segment_bounds import cluster_bounds, with_weight
 from collapipe.allocation.search.segment_costs import ClusterCosts, cluster_costs
 
@@ -51,6 +62,12 @@ EXACT_CLUSTERS = 3
 _WIDTH_OF_MANY_CLUSTERS = 300
 """Width of the second search with more clusters. It assumes the load of the edge server that the first led to."""
 _LOAD_TOLERANCE = 1e-3
+recent_results = RecentResults(num_searches=3)
+"""Tables and bounds of clusters. The first search of a round assumes the same links as that of the round before, and
+there is often one more search between them."""
+
+_Input = TypeVar("_Input")
+_Output = TypeVar("_Output")
 
 
 def search(
@@ -71,43 +88,51 @@ def search(
 
     Args:
         known: Plans of the form that the search finds, within the limits.
-        is_late: Returns whether to end soon. As soon as there are plans, a late search becomes very narrow, and no
-            other begins.
+        is_late: Returns whether to end soon. A late search keeps very few labels, and another one begins only if there
+            are no plans. If there is a known decision, the function returns `None` when it is late before the first
+            search.
     """
     if not all(cluster.devices for cluster in problem.clusters):
+        return None
+    recent_results.begin_search()
+    tabulated = []
+    for cluster, assumed in zip(problem.clusters, assumed_links, strict=True):
+        if known and is_late():
+            return None
+        tabulated.append(_tabulated(problem, cluster, assumed))
+    tables = [one.costs for one in tabulated]
+    if any(not costs.num_rows for costs in tables):
         return None
     prediction = predict(problem, known) if known else None
     upper_bound = prediction.objective if prediction else math.inf
     upper_bound -= problem.penalty_weight * problem.fixed_seconds / problem.reference_seconds
-    one_cluster = len(problem.clusters) == 1
-    tables = [
-        cluster_costs(problem, cluster, assumed, one_cluster=one_cluster)
-        for cluster, assumed in zip(problem.clusters, assumed_links, strict=True)
-    ]
-    if any(not costs.num_rows for costs in tables):
-        return None
     weights = (1.0,) if all(_has_only_delays(costs) for costs in tables) else (1.0, 0.0)
-    other_loads = least_other_loads([costs.head_load for costs in tables])
-    searches = _searches(tables, other_loads, weights)
-    found: list[PipelineChoice | ClusterPlan] | None = None
     few = len(tables) <= EXACT_CLUSTERS
+    other_loads = least_other_loads([costs.head_load for costs in tables])
+    searches = _searches(tabulated, other_loads, weights)
     fronts: list[ParetoFront] | None = None
     if known and prediction and not few and len(weights) == 1:
         fronts = _known_fronts(problem, tables, known, prediction)
-
-    widths = (FIRST_WIDTH, _WIDTH) if few else (FIRST_WIDTH, _WIDTH_OF_MANY_CLUSTERS, _WIDTH)
-
-    def has_plans() -> bool:
-        return known is not None or found is not None
-
-    for width in widths:
-        if width == _WIDTH and not few and has_plans():
+    chosen: Chosen | None = None
+    found: list[PipelineChoice | ClusterPlan] | None = None
+    for width in (FIRST_WIDTH, _WIDTH) if few else (FIRST_WIDTH, _WIDTH_OF_MANY_CLUSTERS, _WIDTH):
+        has_plans = bool(known or found)
+        if has_plans and (is_late() or (width == _WIDTH and not few)):
             break
+        if fronts and chosen and not few:
+            before, other_loads = other_loads, _other_loads(fronts, chosen)
+            if not np.allclose(before, other_loads, rtol=_LOAD_TOLERANCE):
+                searches = _searches(tabulated, other_loads, weights)
+        if fronts and len(weights) > 1:
+            _set_fair_weights(searches, fronts)
         slack = _SLACK * abs(upper_bound) if width == FIRST_WIDTH else 0.0
-        limit = upper_bound + (slack if math.isfinite(upper_bound) else 0.0)
-        known_fronts = None if few else fronts
         found_fronts = _fronts(
-            problem, searches, limit, width, known_fronts, lambda: is_late() and has_plans()
+            problem,
+            searches,
+            upper_bound + slack,
+            width,
+            None if few else fronts,
+            is_late if has_plans or width == FIRST_WIDTH else lambda: False,
         )
         if found_fronts is None:
             continue
@@ -116,23 +141,21 @@ def search(
         if chosen is not None:
             upper_bound = chosen.value
             found = [front.choice(index) for front, index in zip(fronts, chosen.plans, strict=True)]
-        complete = few and all(front.complete for front in fronts)
-        if complete or (has_plans() and (is_late() or width != FIRST_WIDTH)):
+        if few and all(front.complete for front in fronts):
             break
-        if not few and chosen is not None:
-            loads = [
-                float(front.head_loads()[i]) for front, i in zip(fronts, chosen.plans, strict=True)
-            ]
-            before, other_loads = other_loads, sum(loads) - np.array(loads)
-            if not np.allclose(before, other_loads, rtol=_LOAD_TOLERANCE):
-                searches = _searches(tables, other_loads, weights)
-        if len(weights) > 1:
-            fair = fair_weights(
-                [(front.delay_costs(), front.plans["summed_cost"]) for front in fronts]
-            )
-            for one, weight in zip(searches, fair, strict=True):
-                one.set_fair_weight(weight)
     return found
+
+
+def _other_loads(fronts: Sequence[ParetoFront], chosen: Chosen) -> Floats:
+    """Returns the load of the edge server by all other clusters, for each cluster."""
+    loads = [front.head_loads()[i] for front, i in zip(fronts, chosen.plans, strict=True)]
+    return np.asarray(sum(loads) - np.array(loads))
+
+
+def _set_fair_weights(searches: Sequence["_ClusterSearch"], fronts: Sequence[ParetoFront]) -> None:
+    """Adds bounds for the weights with which each cluster can trade delay for energy."""
+    fair = fair_weights([(front.delay_costs(), front.plans["summed_cost"]) for front in fronts])
+    _in_parallel(lambda n: searches[n].set_fair_weight(fair[n]), range(len(fair)))
 
 
 def _known_fronts(
@@ -176,18 +199,47 @@ def _has_only_delays(costs: ClusterCosts) -> bool:
     return not any(np.any(table) for table in tables)
 
 
+@dataclass(frozen=True, eq=False)
+class _Tabulated:
+    """The tables of a cluster. They equal only themselves, so they can be a part of a key."""
+
+    costs: ClusterCosts
+    tables: SearchTables
+
+
+def _tabulated(problem: RoundProblem, cluster: ClusterProblem, assumed: AssumedLinks) -> _Tabulated:
+    """Tabulates a cluster, unless a recent search had the same input, bit for bit."""
+    # Of the other clusters, only their number matters.
+    alike = replace(
+        problem,
+        clusters=(cluster,) * len(problem.clusters),
+        round_index=0,
+        fixed_seconds=0.0,
+    )
+
+    def tabulate() -> _Tabulated:
+        one_cluster = len(problem.clusters) == 1
+        costs = cluster_costs(alike, cluster, assumed, one_cluster=one_cluster)
+        return _Tabulated(costs, search_tables(costs))
+
+    return recent_results.get(pickle.dumps((alike, assumed)), tabulate)
+
+
 class _ClusterSearch:
     """The search of one cluster: its tables and their bounds, for a load of the edge server by the other clusters."""
 
     def __init__(
-        self, costs: ClusterCosts, other_load: float, time_weights: tuple[float, ...]
+        self, tabulated: _Tabulated, other_load: float, time_weights: tuple[float, ...]
     ) -> None:
         self.fair_weight: float | None = None
-        self.costs, self.other_load = costs, other_load
-        self.tables = search_tables(costs)
-        self.least_bottleneck = costs.edge_bottleneck(other_load)
-        self._bounds = cluster_bounds(
-            costs, self.tables, self.least_bottleneck, _NUM_CELLS, time_weights
+        self.costs, self.tables = tabulated.costs, tabulated.tables
+        self.other_load = other_load
+        self.least_bottleneck = self.costs.edge_bottleneck(other_load)
+        self._bounds = recent_results.get(
+            (tabulated, other_load, time_weights),
+            lambda: cluster_bounds(
+                self.costs, self.tables, self.least_bottleneck, _NUM_CELLS, time_weights
+            ),
         )
         self.bounds = self._bounds
 
@@ -213,12 +265,12 @@ class _ClusterSearch:
 
 
 def _searches(
-    tables: Sequence[ClusterCosts], other_loads: Floats, time_weights: tuple[float, ...]
+    tabulated: Sequence[_Tabulated], other_loads: Floats, time_weights: tuple[float, ...]
 ) -> list[_ClusterSearch]:
-    return [
-        _ClusterSearch(costs, float(load), time_weights)
-        for costs, load in zip(tables, other_loads, strict=True)
-    ]
+    return _in_parallel(
+        lambda n: _ClusterSearch(tabulated[n], float(other_loads[n]), time_weights),
+        range(len(tabulated)),
+    )
 
 
 def _fronts(
@@ -232,7 +284,9 @@ def _fronts(
     """Finds the front of each cluster; returns `None` as soon as nothing can be better than `upper_bound`.
 
     The function starts with the slowest cluster, or with the largest fair weight. A complete front tightens the
-    limits of the others. If only delays matter, a cluster keeps its known front if that is fast enough.
+    limits of the others. So batches of 1, 2, 4 and more clusters follow each other, on any number of processors, and
+    those of a batch are searched in parallel. If only delays matter, a cluster keeps its known front if that is fast
+    enough.
     """
     if math.isfinite(upper_bound):
         upper_bound -= _ROUNDING * abs(upper_bound)
@@ -244,20 +298,16 @@ def _fronts(
         one.fastest(known[n]) if known and only_delays else one.fair_weight or 0.0
         for n, one in enumerate(searches)
     ]
-    fronts: dict[int, ParetoFront] = {}
-    slowest = -math.inf
-    for n in sorted(range(len(searches)), key=lambda n: -delays[n]):
+
+    def front_of(n: int) -> ParetoFront:
         one = searches[n]
-        if known and only_delays and delays[n] <= slowest:
-            fronts[n] = known[n]
-            continue
         others = [i for i in range(len(searches)) if i != n]
         limits = _limits(
             one, [searches[i] for i in others], [least[i] for i in others], upper_bound
         )
         by_weight = [[limits[weight]] for weight in one.bounds.weights.tolist()]
         bounds = one.bounds._replace(limits=np.repeat(by_weight, one.costs.num_rows, axis=1))
-        front = pareto_front(
+        return pareto_front(
             one.costs,
             one.tables,
             one.least_bottleneck,
@@ -269,15 +319,33 @@ def _fronts(
             is_late=is_late,
             most_other_load=most_other_loads[n],
         )
-        if not len(front.plans):
-            return None
-        fronts[n] = front
-        slowest = max(slowest, one.fastest(front))
-        if front.complete:
-            time, cost = front.delay_costs(), front.plans["summed_cost"]
-            for weight, least_cost in least[n].items():
-                least[n][weight] = max(least_cost, float(np.min(weight * time + cost)))
+
+    fronts = dict(enumerate(known)) if known and only_delays else {}
+    slowest = -math.inf
+    rest, size = sorted(range(len(searches)), key=lambda n: -delays[n]), 1
+    while rest:
+        batch, rest, size = rest[:size], rest[size:], 2 * size
+        batch = [n for n in batch if n not in fronts or delays[n] > slowest]
+        for n, front in zip(batch, _in_parallel(front_of, batch), strict=True):
+            if not len(front.plans):
+                return None
+            fronts[n] = front
+            slowest = max(slowest, searches[n].fastest(front))
+            if front.complete:
+                time, cost = front.delay_costs(), front.plans["summed_cost"]
+                for weight, least_cost in least[n].items():
+                    least[n][weight] = max(least_cost, float(np.min(weight * time + cost)))
     return [fronts[n] for n in range(len(searches))]
+
+
+def _in_parallel(function: Callable[[_Input], _Output], inputs: Sequence[_Input]) -> list[_Output]:
+    """Applies a function to each input, on all processors of the process: compiled functions release the interpreter."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    num_threads = min(len(inputs), len(affinity(0)) if affinity else os.cpu_count() or 1)
+    if num_threads < 2:
+        return list(map(function, inputs))
+    with ThreadPoolExecutor(num_threads) as pool:
+        return list(pool.map(function, inputs))
 
 
 def _limits(
@@ -292,8 +360,6 @@ def _limits(
     this cluster's delay counts, only the delay of one other cluster counts, or all count with their fair
     weights. `least` has the least weighted cost of each other cluster for each time weight.
     """
-    if not others:
-        return {1.0: upper_bound}
     if one.bounds.weights.tolist() == [1.0]:
         return {1.0: upper_bound}
     cheapest = sum(costs[0.0] for costs in least)
