@@ -130,7 +130,10 @@ class RoundPrediction:
 def predict(problem: RoundProblem, plans: RoundPlan) -> RoundPrediction:
     """Predicts a round, without checking limits. A link that is missing or has no rate takes infinite time."""
     clusters = tuple(
-        _predict_cluster(problem, index, plans) for index in range(len(problem.clusters))
+        _predict_cluster(problem, cluster, plan, others)
+        for cluster, plan, others in zip(
+            problem.clusters, plans, other_edge_seconds(problem, plans), strict=True
+        )
     )
     round_seconds = max(cluster.round_seconds for cluster in clusters) + problem.fixed_seconds
     later = 1 - 1 / problem.migration_horizon_rounds
@@ -285,23 +288,22 @@ def stage_memory_bytes(
     )
 
 
-def other_edge_seconds(problem: RoundProblem, plans: Sequence[ClusterPlan], index: int) -> float:
-    """Returns for how long the edge server computes for all other clusters in one step of a cluster.
+def other_edge_seconds(problem: RoundProblem, plans: Sequence[ClusterPlan]) -> list[float]:
+    """Returns, for each cluster, how long the edge server computes for all other clusters in one of its steps.
 
     All clusters run equally many steps in a round and end it together. So during one step, the edge server runs one
-    mini-batch of each cluster, on one processor.
+    mini-batch of each cluster, on one processor. The time is 0 for a cluster without a stage there.
     """
-    if plans[index].stages[-1].host_id != problem.clusters[index].edge_server.host_id:
-        return 0.0
-    total = 0.0
-    for n, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
-        last = plan.stages[-1]
-        if n != index and last.host_id == cluster.edge_server.host_id:
-            host = cluster.edge_server
-            work = problem.model.work(last.start_unit, last.stop_unit, host.end_unit_work)
-            size = problem.mini_batch / plan.num_micro_batches
-            total += plan.num_micro_batches * host.compute_seconds(size, work)
-    return total
+    own: list[float | None] = []
+    for cluster, plan in zip(problem.clusters, plans, strict=True):
+        host, last = cluster.edge_server, plan.stages[-1]
+        work = problem.model.work(last.start_unit, last.stop_unit, host.end_unit_work)
+        size = problem.mini_batch / plan.num_micro_batches
+        seconds = plan.num_micro_batches * host.compute_seconds(size, work)
+        own.append(seconds if last.host_id == host.host_id else None)
+    users = [seconds for seconds in own if seconds is not None]
+    # With few clusters, a difference would round where a sum does not.
+    return [0.0 if seconds is None else math.fsum((*users, -seconds)) for seconds in own]
 
 
 def bubble_ratio(
@@ -316,8 +318,9 @@ def bubble_ratio(
     return 1.0 - num_micro_batches * sum(computes) / (len(computes) * mini_batch_seconds)
 
 
-def _predict_cluster(problem: RoundProblem, index: int, plans: RoundPlan) -> ClusterPrediction:
-    cluster, plan = problem.clusters[index], plans[index]
+def _predict_cluster(
+    problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan, others: float
+) -> ClusterPrediction:
     num_micro_batches = plan.num_micro_batches
     computes = stage_seconds(problem, cluster, plan)
     links = [
@@ -342,7 +345,6 @@ def _predict_cluster(problem: RoundProblem, index: int, plans: RoundPlan) -> Clu
     candidates = [(seconds, f"stage {k}") for k, seconds in enumerate(computes)]
     candidates += [(link.load_seconds, f"link {k}") for k, link in enumerate(links)]
     candidates += [(seconds, f"window {k}") for k, seconds in enumerate(windows)]
-    others = other_edge_seconds(problem, plans, index)
     if others and num_micro_batches > 1:
         candidates.append((computes[-1] + others / (num_micro_batches - 1), "edge server"))
     bottleneck, name = max(candidates, key=lambda candidate: candidate[0])

@@ -6,11 +6,10 @@ clusters had their best plans.
 
 import math
 import os
-import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -63,7 +62,7 @@ _WIDTH_OF_MANY_CLUSTERS = 300
 """Width of the second search with more clusters. It assumes the load of the edge server that the first led to."""
 _LOAD_TOLERANCE = 1e-3
 recent_results = RecentResults(num_searches=3)
-"""Tables and bounds of clusters. The first search of a round assumes the same links as that of the round before, and
+"""Tables of clusters. The first search of a round assumes the same links as that of the round before, and
 there is often one more search between them."""
 
 _Input = TypeVar("_Input")
@@ -165,7 +164,7 @@ def _known_fronts(
     prediction: RoundPrediction,
 ) -> list[ParetoFront] | None:
     """Returns a front for each known plan, if only delays count; `None` if a plan has no row in its table."""
-    fronts = []
+    fronts, others = [], other_edge_seconds(problem, known)
     for n, (costs, plan) in enumerate(zip(tables, known, strict=True)):
         cluster, predicted = problem.clusters[n], prediction.clusters[n]
         codec = cluster.upload_codecs.index(plan.upload_codec)
@@ -182,7 +181,7 @@ def _known_fronts(
         delay_cost = problem.penalty_weight / problem.reference_seconds * predicted.round_seconds
         delay_cost -= costs.bottleneck_price[row] * predicted.bottleneck_seconds
         if plan.num_micro_batches == 1:
-            delay_cost -= costs.load_price[row] * other_edge_seconds(problem, known, n)
+            delay_cost -= costs.load_price[row] * others[n]
         fronts.append(front_of_known_plan(costs, plan, row, float(delay_cost), bottleneck))
     return fronts
 
@@ -199,10 +198,7 @@ def _has_only_delays(costs: ClusterCosts) -> bool:
     return not any(np.any(table) for table in tables)
 
 
-@dataclass(frozen=True, eq=False)
-class _Tabulated:
-    """The tables of a cluster. They equal only themselves, so they can be a part of a key."""
-
+class _Tabulated(NamedTuple):
     costs: ClusterCosts
     tables: SearchTables
 
@@ -210,19 +206,15 @@ class _Tabulated:
 def _tabulated(problem: RoundProblem, cluster: ClusterProblem, assumed: AssumedLinks) -> _Tabulated:
     """Tabulates a cluster, unless a recent search had the same input, bit for bit."""
     # Of the other clusters, only their number matters.
-    alike = replace(
-        problem,
-        clusters=(cluster,) * len(problem.clusters),
-        round_index=0,
-        fixed_seconds=0.0,
-    )
+    count = len(problem.clusters)
+    alone = replace(problem, clusters=(cluster,), round_index=0, fixed_seconds=0.0)
 
     def tabulate() -> _Tabulated:
-        one_cluster = len(problem.clusters) == 1
-        costs = cluster_costs(alike, cluster, assumed, one_cluster=one_cluster)
+        alike = replace(alone, clusters=(cluster,) * count)
+        costs = cluster_costs(alike, cluster, assumed, one_cluster=count == 1)
         return _Tabulated(costs, search_tables(costs))
 
-    return recent_results.get(pickle.dumps((alike, assumed)), tabulate)
+    return recent_results.get(repr((alone, count, assumed)), tabulate)
 
 
 class _ClusterSearch:
@@ -235,11 +227,8 @@ class _ClusterSearch:
         self.costs, self.tables = tabulated.costs, tabulated.tables
         self.other_load = other_load
         self.least_bottleneck = self.costs.edge_bottleneck(other_load)
-        self._bounds = recent_results.get(
-            (tabulated, other_load, time_weights),
-            lambda: cluster_bounds(
-                self.costs, self.tables, self.least_bottleneck, _NUM_CELLS, time_weights
-            ),
+        self._bounds = cluster_bounds(
+            self.costs, self.tables, self.least_bottleneck, _NUM_CELLS, time_weights
         )
         self.bounds = self._bounds
 

@@ -339,7 +339,7 @@ def _round_delay(
     times = np.zeros((num_clusters, 2 * count))
     # Each row has a cluster, a constant, a factor and directions.
     rows: list[tuple[int, float, float, list[int]]] = []
-    prediction = predict(problem, plans)
+    prediction, edge_seconds = predict(problem, plans), other_edge_seconds(problem, plans)
     for n, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
         predicted = prediction.clusters[n]
         computes = [stage.compute_seconds for stage in predicted.stages]
@@ -364,16 +364,17 @@ def _round_delay(
             constant[n] -= max(seconds for seconds, _ in sending_seconds(problem, cluster, plan))
         for _, pair in shared:
             times[n, pair] = problem.local_steps * passes
-        others = other_edge_seconds(problem, plans, n)
         if problem.update_per_micro_batch or plan.num_micro_batches == 1:
             # No micro-batch follows another one, so there is no bottleneck.
-            constant[n] += 0.0 if problem.update_per_micro_batch else problem.local_steps * others
+            constant[n] += (
+                0.0 if problem.update_per_micro_batch else problem.local_steps * edge_seconds[n]
+            )
             continue
         repeats[n] = problem.local_steps * (plan.num_micro_batches - 1)
         own = [link.load_seconds for i, link in enumerate(links) if (n, i) not in index]
         least[n] = max([*computes, *own])
-        if others:
-            least[n] = max(least[n], computes[-1] + others / (plan.num_micro_batches - 1))
+        if edge_seconds[n]:
+            least[n] = max(least[n], computes[-1] + edge_seconds[n] / (plan.num_micro_batches - 1))
         for i, pair in shared:
             coding = links[i].forward_seconds
             if isinstance(_ends(problem, plans, (n, i))[0][0], RadioLink):
