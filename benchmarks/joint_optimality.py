@@ -1,16 +1,20 @@
 """How far is `dssra` from the joint optimum of placement and bandwidth, where clusters share one channel?
 
-    python -m benchmarks joint_optimality [--instances N] [--first SEED]
+    python -m benchmarks joint_optimality [--links wires|radios|both] [--instances N] [--first SEED]
 
 The optimum comes from an exact programme that shares only the model of a round with `dssra`. It knows one or more
-clusters of few devices, wires with equal rates in both directions, one codec, no energy budgets, blocks on devices
-only, and windows that hold every micro-batch.
+clusters of few devices, links that are alike in both directions, one codec, no energy budgets, blocks on devices
+only, and windows that hold every micro-batch. Radios have no highest modulation, and uploads take no time.
 
 For a deadline, a bisection finds the price of a second that leads to the least shares, and a golden-section search
 finds the best limit for the loads. Clusters are coupled by the channel and by the processor of the edge server.
 T_others of (5) follows from the numbers of micro-batches,
 so each combination of these numbers is a problem of its own: the earliest deadline for which the sum of the least
 shares of all clusters fits into the channel.
+
+On radios, pipelines are first left out by a lower bound, in which each link has the full power of its sender.
+For the others, the programme divides the power of each device between its two links. Its optimum is thus a real
+plan, not a bound.
 """
 
 import argparse
@@ -67,8 +71,7 @@ class Wires:
 
     transfers_per_load = 2
     """A micro-batch loads a wire for the time of one transfer, and waits for two transfers."""
-    divisions = 0
-    """Wires have no powers to divide."""
+    share_power = False
 
     def kept(self, chosen: Bools) -> "Wires":
         return replace(self, capacity_bps=self.capacity_bps[chosen])
@@ -106,20 +109,19 @@ class Radios:
         signal: h / N0, the same ahead and back, in Hz/W. (P, K + 1)
         limit_watts: Largest power of the senders. (2, P, K + 1)
         part: The part of it that is used. (2, P, K + 1)
-        efficiency: Measured rate over that of (1), the same ahead and back; 0 means no link. (P, K + 1)
+        nats_per_bit: log 2 over the efficiency of (1), the same ahead and back; 0 means no link. (P, K + 1)
         total: Bandwidth of the channel in Hz.
     """
 
     signal: Floats
     limit_watts: Floats
     part: Floats
-    efficiency: Floats
+    nats_per_bit: Floats
     total: float
 
     transfers_per_load = 1
     """A micro-batch loads a radio for the time of both transfers, and waits for the same transfers."""
-    divisions = 2
-    """How often powers are divided for each deadline. They start from those of a later deadline."""
+    share_power = True
 
     def kept(self, chosen: Bools) -> "Radios":
         return replace(
@@ -127,7 +129,7 @@ class Radios:
             signal=self.signal[chosen],
             limit_watts=self.limit_watts[:, chosen],
             part=self.part[:, chosen],
-            efficiency=self.efficiency[chosen],
+            nats_per_bit=self.nats_per_bit[chosen],
         )
 
     def divided(self, shares: Floats) -> "Radios":
@@ -140,10 +142,10 @@ class Radios:
         Args:
             shares: The best ones for the present powers. (P, K + 1)
         """
-        used = self.efficiency > 0
-        shares = np.clip(shares, LEAST_PART * self.total, self.total)
+        used = self.nats_per_bit > 0
+        shares = self._limited(shares)
         seconds, slope = self._curve(shares)
-        price = 1 / np.where(used, seconds * slope * self.efficiency, math.inf)
+        price = self.nats_per_bit / np.where(used, seconds * slope, 1.0)
         ratio = self.signal * self.limit_watts / shares
 
         def gains(ratio: Floats, price: Floats, part: Floats) -> Floats:
@@ -168,45 +170,42 @@ class Radios:
 
     def seconds_per_bit(self, shares: Floats) -> Floats:
         """Returns the time of a bit in both directions together."""
-        return self._curve(np.clip(shares, LEAST_PART * self.total, self.total))[0]
+        return self._curve(self._limited(shares))[0]
 
     def shares_at_price(self, price: Floats) -> Floats:
         """Returns the shares B that minimise B plus the price of both transfers of a bit.
 
         Newton's method solves log B = log(-price dt / dlog B) with a constant slope, which is exact on wires.
         """
-        shares = np.full(self.efficiency.shape, self.total)
+        shares = np.full(self.nats_per_bit.shape, self.total)
         for _ in range(AT_PRICE_STEPS):
             seconds, slope = self._curve(shares)
             shares = self._limited(np.sqrt(shares * price * seconds * slope))
-        return np.where(self.efficiency > 0, shares, 0.0)
+        return np.where(self.nats_per_bit > 0, shares, 0.0)
 
     def shares_for_load(self, seconds: Floats) -> Floats:
         """Returns the least shares that load a link for at most some seconds for each bit.
 
         The logarithm of the load is convex in that of the share, so Newton's method ascends to the share.
         """
-        shares = np.full(self.efficiency.shape, LEAST_PART * self.total)
+        shares = np.full(self.nats_per_bit.shape, LEAST_PART * self.total)
         for _ in range(FOR_LOAD_STEPS):
             load, slope = self._curve(shares)
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 shares = self._limited(shares * (load / seconds) ** (1 / slope))
-        return np.where(self.efficiency > 0, shares, 0.0)
+        return np.where(self.nats_per_bit > 0, shares, 0.0)
 
     def _limited(self, shares: Floats) -> Floats:
-        return np.asarray(np.clip(shares, LEAST_PART * self.total, self.total))
+        return np.minimum(np.maximum(shares, LEAST_PART * self.total), self.total)
 
     def _curve(self, shares: Floats) -> tuple[Floats, Floats]:
         """Returns the time t of a bit in both directions, and -dlog t / dlog B. (P, K + 1) each"""
         ratio = self.signal * self.watts() / shares
         nats = np.log1p(ratio)
-        each = 1 / nats
-        slopes = 1 - ratio / ((1 + ratio) * nats)
-        both = each.sum(axis=0)
-        scale = np.divide(
-            math.log(2), self.efficiency * shares, out=np.zeros_like(shares), where=self.efficiency > 0
-        )
-        return scale * both, (each * slopes).sum(axis=0) / both
+        ahead, back = 1 / nats
+        slope_ahead, slope_back = 1 - ratio / ((1 + ratio) * nats)
+        both = ahead + back
+        return self.nats_per_bit * both / shares, (ahead * slope_ahead + back * slope_back) / both
 
 
 @dataclass(frozen=True)
@@ -395,8 +394,8 @@ def _fitting(
 ) -> tuple[list[Pipelines], list[Floats]] | None:
     """Returns the pipelines that keep a deadline within the channel, and their least shares."""
     left = [one.kept(one.fastest <= deadline) for one in pipelines]
-    divisions = left[0].links.divisions
-    for step in range(2 + divisions):
+    share_power = left[0].links.share_power
+    for step in range(3 if share_power else 2):
         if not all(len(one.stages) for one in left):
             return None
         solve = Pipelines.least_shares if step else Pipelines.relaxed_shares
@@ -406,7 +405,8 @@ def _fitting(
         fits = [own + least - own.min() <= total for own in sums]
         left = [one.kept(chosen) for one, chosen in zip(left, fits, strict=True)]
         solved = [shares[chosen] for shares, chosen in zip(solved, fits, strict=True)]
-        if 1 <= step <= divisions:
+        if share_power and step == 1:
+            # The powers may still be those of a later deadline, or at first too large.
             left = [one.divided(shares) for one, shares in zip(left, solved, strict=True)]
     return (left, solved) if all(len(one.stages) for one in left) else None
 
@@ -484,14 +484,15 @@ def _links(
         else:
             limits = [hosts[one].max_transmit_watts for one in (sender, receiver)]
             assert math.isinf(link.most_bits_per_hertz)
-            rows.append([link.efficiency, link.gain / link.noise_watts_per_hertz, *limits])
+            rows.append(
+                [math.log(2) / link.efficiency, link.gain / link.noise_watts_per_hertz, *limits]
+            )
     table = np.array(rows)
     if table.shape[1] == 1:
         return Wires(np.append(table, 0.0)[index], total)
-    # No link counts as a radio whose efficiency is 0.
-    efficiency, signal, ahead, back = np.vstack([table, [0.0, total, 1.0, 1.0]]).T[:, index]
+    nats_per_bit, signal, ahead, back = np.vstack([table, [0.0, total, 1.0, 1.0]]).T[:, index]
     watts = np.stack([ahead, back])
-    return Radios(signal, watts, np.ones_like(watts), efficiency, total)
+    return Radios(signal, watts, np.ones_like(watts), nats_per_bit, total)
 
 
 @lru_cache(maxsize=64)
@@ -531,7 +532,7 @@ def _plan(
     return ClusterPlan(planned, count, links)
 
 
-def make_shared_round(seed: int, radio: bool = False) -> RoundProblem:
+def make_shared_round(seed: int, *, radio: bool = False) -> RoundProblem:
     """Returns a random round of one cluster (a third of the seeds) or of two clusters on one channel.
 
     Weights take no time, except if blocks move, so that they do not hide a part of the gap.
@@ -589,8 +590,8 @@ class Outcome:
     exact_seconds: float
 
 
-def compare(seed: int, radio: bool = False) -> Outcome:
-    problem = make_shared_round(seed, radio)
+def compare(seed: int, *, radio: bool = False) -> Outcome:
+    problem = make_shared_round(seed, radio=radio)
     started = time.process_time()
     found = decide_round(problem, "dssra", hysteresis=0.0).prediction
     middle = time.process_time()
@@ -603,16 +604,19 @@ def main() -> None:
     """Compares the decisions of `dssra` with the exact programme on random rounds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="names of benchmarks for `python -m benchmarks`")
-    parser.add_argument("--instances", type=int, default=12)
+    parser.add_argument("--links", choices=("wires", "radios", "both"), default="both")
+    parser.add_argument("--instances", type=int, default=12, help="for each kind of links")
     parser.add_argument("--first", type=int, default=0, help="seed of the first instance")
     chosen = parser.parse_args()
-    outcomes = [compare(chosen.first + i) for i in range(chosen.instances)]
-    print("clusters  instances  gap, %: mean      99 %     worst  s: search     exact")
-    for count in sorted({one.num_clusters for one in outcomes}):
-        _print_row(str(count), [one for one in outcomes if one.num_clusters == count])
-    _print_row("all", outcomes)
-    for one in sorted(outcomes, key=lambda one: -one.gap)[:5]:
-        print(f"seed {one.seed}, {one.num_clusters} clusters: gap {one.gap:.4f} %")
+    for kind in ("wires", "radios") if chosen.links == "both" else (chosen.links,):
+        seeds = range(chosen.first, chosen.first + chosen.instances)
+        outcomes = [compare(seed, radio=kind == "radios") for seed in seeds]
+        print(f"{kind}\nclusters  instances  gap, %: mean      99 %     worst  s: search     exact")
+        for count in sorted({one.num_clusters for one in outcomes}):
+            _print_row(str(count), [one for one in outcomes if one.num_clusters == count])
+        _print_row("all", outcomes)
+        for one in sorted(outcomes, key=lambda one: -one.gap)[:5]:
+            print(f"seed {one.seed}, {one.num_clusters} clusters: gap {one.gap:.4f} %")
 
 
 def _print_row(clusters: str, outcomes: Sequence[Outcome]) -> None:

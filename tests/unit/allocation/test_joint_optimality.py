@@ -13,9 +13,10 @@ from collapipe.allocation.search.power import allocate
 from .grids import every_plan
 
 
+@pytest.mark.parametrize("radio", [False, True])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_optimal_plans_are_the_best_of_all(seed: int) -> None:
-    problem = make_shared_round(seed)
+def test_optimal_plans_are_the_best_of_all(seed: int, radio: bool) -> None:
+    problem = make_shared_round(seed, radio=radio)
     options = (1, 4, 8) if len(problem.clusters) == 1 else (1, 4)
     clusters = tuple(
         replace(cluster, devices=cluster.devices[:2], micro_batch_options=options, previous=None)
