@@ -5,7 +5,7 @@ larger share.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from collapipe.allocation.round_model.problem import (
@@ -13,6 +13,7 @@ from collapipe.allocation.round_model.problem import (
     ClusterProblem,
     RoundPlan,
     RoundProblem,
+    StagePlan,
 )
 
 
@@ -27,7 +28,8 @@ def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan
         for changed in (
             *_with_other_micro_batches(cluster, plan),
             *_without_a_device(cluster, plan, takers),
-            *_with_an_idle_device(cluster, plan),
+            *_with_another_device(cluster, plan),
+            *_with_a_moved_block(plan, takers),
         ):
             yield (*plans[:n], changed, *plans[n + 1 :])
 
@@ -60,37 +62,57 @@ def _with_other_micro_batches(cluster: ClusterProblem, plan: ClusterPlan) -> Ite
 def _without_a_device(
     cluster: ClusterProblem, plan: ClusterPlan, takers: range
 ) -> Iterator[ClusterPlan]:
-    """Yields plans without one device, whose blocks move to the stage before it or after it if that may take them."""
-    for removed in range(1, len(plan.stages) - 1):
-        before, after = plan.stages[removed - 1].host_id, plan.stages[removed + 1].host_id
-        if (before, after) not in cluster.links or (after, before) not in cluster.links:
-            continue
-        units = plan.stages[removed]
-        for taker in (removed - 1, removed + 1):
-            if taker not in takers:
-                continue
-            stages = list(plan.stages)
-            stages[taker] = replace(
-                stages[taker],
-                start_unit=min(stages[taker].start_unit, units.start_unit),
-                stop_unit=max(stages[taker].stop_unit, units.stop_unit),
-            )
-            del stages[removed]
-            yield replace(plan, stages=tuple(stages), links=plan.links[:-1])
-
-
-def _with_an_idle_device(cluster: ClusterProblem, plan: ClusterPlan) -> Iterator[ClusterPlan]:
-    """Yields plans in which an idle device takes the place of another one, if the neighbours have links to it."""
+    """Yields plans in which one host takes the blocks of two neighbours: one of them, or an idle device."""
     used = {stage.host_id for stage in plan.stages}
-    for position in range(1, len(plan.stages) - 1):
+    idle = [device.host_id for device in cluster.devices if device.host_id not in used]
+    for first in range(len(plan.stages) - 1):
+        pair = plan.stages[first : first + 2]
+        names = [stage.host_id for k, stage in enumerate(pair, first) if k in takers]
+        ends = {first, first + 1} & {0, len(plan.stages) - 1}
+        if ends:
+            # The control unit and the edge server stay.
+            names = [name for name in names if name == plan.stages[min(ends)].host_id]
+        else:
+            names += idle
+        for name in names:
+            merged = replace(pair[0], host_id=name, stop_unit=pair[1].stop_unit)
+            stages = (*plan.stages[:first], merged, *plan.stages[first + 2 :])
+            if _is_linked(cluster, stages):
+                yield replace(plan, stages=stages, links=plan.links[:-1])
+
+
+def _with_a_moved_block(plan: ClusterPlan, takers: range) -> Iterator[ClusterPlan]:
+    """Yields plans in which a stage gets one block of the stage before it or after it."""
+    for first, second in itertools.pairwise(takers):
+        stages = list(plan.stages)
+        for blocks in (-1, 1):
+            cut = stages[first].stop_unit + blocks
+            if stages[first].start_unit < cut < stages[second].stop_unit:
+                moved = list(stages)
+                moved[first] = replace(stages[first], stop_unit=cut)
+                moved[second] = replace(stages[second], start_unit=cut)
+                yield replace(plan, stages=tuple(moved))
+
+
+def _with_another_device(cluster: ClusterProblem, plan: ClusterPlan) -> Iterator[ClusterPlan]:
+    """Yields plans in which an idle device takes the place of another one, or two devices exchange their places."""
+    names = [stage.host_id for stage in plan.stages]
+    for position in range(1, len(names) - 1):
+        before = names[position]
         for device in cluster.devices:
-            stages = list(plan.stages)
-            stages[position] = replace(stages[position], host_id=device.host_id)
-            pairs = itertools.pairwise(stage.host_id for stage in stages)
-            if device.host_id not in used and all(
-                pair in cluster.links and pair[::-1] in cluster.links for pair in pairs
-            ):
-                yield replace(plan, stages=tuple(stages))
+            if device.host_id not in names[1 : position + 1]:
+                exchanged = {before: device.host_id, device.host_id: before}
+                stages = tuple(
+                    replace(stage, host_id=exchanged.get(stage.host_id, stage.host_id))
+                    for stage in plan.stages
+                )
+                if _is_linked(cluster, stages):
+                    yield replace(plan, stages=stages)
+
+
+def _is_linked(cluster: ClusterProblem, stages: Sequence[StagePlan]) -> bool:
+    pairs = itertools.pairwise(stage.host_id for stage in stages)
+    return all(pair in cluster.links and pair[::-1] in cluster.links for pair in pairs)
 
 
 def _largest_window(
