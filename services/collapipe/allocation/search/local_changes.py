@@ -18,9 +18,10 @@ from collapipe.allocation.round_model.problem import (
 
 
 def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan]:
-    """Yields plans in which one cluster has the next larger or smaller M, one device less, or an idle device for another.
+    """Yields plans in which one cluster differs by one change.
 
-    The links keep shares and powers that fit the old plan, so the caller replaces them.
+    It has the next larger or smaller M, one device less, an idle device in the place of another one, or one block on
+    the stage before or after. The links keep shares and powers that fit the old plan, so the caller replaces them.
     """
     for n, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
         first, last = problem.blocks_on_control_unit, problem.blocks_on_edge_server
@@ -28,7 +29,7 @@ def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan
         for changed in (
             *_with_other_micro_batches(cluster, plan),
             *_without_a_device(cluster, plan, takers),
-            *_with_another_device(cluster, plan),
+            *_with_an_idle_device(cluster, plan),
             *_with_a_moved_block(plan, takers),
         ):
             yield (*plans[:n], changed, *plans[n + 1 :])
@@ -62,21 +63,15 @@ def _with_other_micro_batches(cluster: ClusterProblem, plan: ClusterPlan) -> Ite
 def _without_a_device(
     cluster: ClusterProblem, plan: ClusterPlan, takers: range
 ) -> Iterator[ClusterPlan]:
-    """Yields plans in which one host takes the blocks of two neighbours: one of them, or an idle device."""
-    used = {stage.host_id for stage in plan.stages}
-    idle = [device.host_id for device in cluster.devices if device.host_id not in used]
-    for first in range(len(plan.stages) - 1):
-        pair = plan.stages[first : first + 2]
-        names = [stage.host_id for k, stage in enumerate(pair, first) if k in takers]
-        ends = {first, first + 1} & {0, len(plan.stages) - 1}
-        if ends:
-            # The control unit and the edge server stay.
-            names = [name for name in names if name == plan.stages[min(ends)].host_id]
-        else:
-            names += idle
-        for name in names:
-            merged = replace(pair[0], host_id=name, stop_unit=pair[1].stop_unit)
-            stages = (*plan.stages[:first], merged, *plan.stages[first + 2 :])
+    """Yields plans in which one of two neighbours, or an idle device, takes the blocks of both."""
+    ends, idle = {plan.stages[0].host_id, plan.stages[-1].host_id}, _idle(cluster, plan)
+    able = {*idle, *(plan.stages[k].host_id for k in takers)}
+    for k, (one, other) in enumerate(itertools.pairwise(plan.stages)):
+        staying = ends & {one.host_id, other.host_id}
+        names = staying or {one.host_id, other.host_id, *idle}
+        for name in sorted(names & able if len(staying) < 2 else ()):
+            merged = StagePlan(name, one.start_unit, other.stop_unit, one.in_flight)
+            stages = (*plan.stages[:k], merged, *plan.stages[k + 2 :])
             if _is_linked(cluster, stages):
                 yield replace(plan, stages=stages, links=plan.links[:-1])
 
@@ -94,20 +89,18 @@ def _with_a_moved_block(plan: ClusterPlan, takers: range) -> Iterator[ClusterPla
                 yield replace(plan, stages=tuple(moved))
 
 
-def _with_another_device(cluster: ClusterProblem, plan: ClusterPlan) -> Iterator[ClusterPlan]:
-    """Yields plans in which an idle device takes the place of another one, or two devices exchange their places."""
-    names = [stage.host_id for stage in plan.stages]
-    for position in range(1, len(names) - 1):
-        before = names[position]
-        for device in cluster.devices:
-            if device.host_id not in names[1 : position + 1]:
-                exchanged = {before: device.host_id, device.host_id: before}
-                stages = tuple(
-                    replace(stage, host_id=exchanged.get(stage.host_id, stage.host_id))
-                    for stage in plan.stages
-                )
-                if _is_linked(cluster, stages):
-                    yield replace(plan, stages=stages)
+def _with_an_idle_device(cluster: ClusterProblem, plan: ClusterPlan) -> Iterator[ClusterPlan]:
+    """Yields plans in which an idle device takes the place of another one."""
+    for position, name in itertools.product(range(1, len(plan.stages) - 1), _idle(cluster, plan)):
+        stages = list(plan.stages)
+        stages[position] = replace(stages[position], host_id=name)
+        if _is_linked(cluster, stages):
+            yield replace(plan, stages=tuple(stages))
+
+
+def _idle(cluster: ClusterProblem, plan: ClusterPlan) -> list[str]:
+    used = {stage.host_id for stage in plan.stages}
+    return [device.host_id for device in cluster.devices if device.host_id not in used]
 
 
 def _is_linked(cluster: ClusterProblem, stages: Sequence[StagePlan]) -> bool:
