@@ -1,16 +1,20 @@
 """How far is `dssra` from the joint optimum of placement and bandwidth, where clusters share one channel?
 
-    python -m benchmarks joint_optimality [--instances N] [--first SEED]
+    python -m benchmarks joint_optimality [--links wires|radios|both] [--instances N] [--first SEED]
 
 The optimum comes from an exact programme that shares only the model of a round with `dssra`. It knows one or more
-clusters of few devices, wires with equal rates in both directions, one codec, no energy budgets, blocks on devices
-only, and windows that hold every micro-batch.
+clusters of few devices, links that are alike in both directions, one codec, no energy budgets, blocks on devices
+only, and windows that hold every micro-batch. Radios have no highest modulation, and uploads take no time.
 
 For a deadline, a bisection finds the price of a second that leads to the least shares, and a golden-section search
 finds the best limit for the loads. Clusters are coupled by the channel and by the processor of the edge server.
 T_others of (5) follows from the numbers of micro-batches,
 so each combination of these numbers is a problem of its own: the earliest deadline for which the sum of the least
 shares of all clusters fits into the channel.
+
+On radios, pipelines are first left out by a lower bound, in which each link has the full power of its sender.
+For the others, the programme divides the power of each device between its two links. Its optimum is thus a real
+plan, not a bound.
 """
 
 import argparse
@@ -34,6 +38,7 @@ from collapipe.allocation.round_model.problem import (
     Host,
     Link,
     LinkPlan,
+    RadioLink,
     RoundPlan,
     RoundProblem,
     StagePlan,
@@ -41,39 +46,166 @@ from collapipe.allocation.round_model.problem import (
 )
 from collapipe.allocation.round_model.weights_transfer import weights_seconds
 
+Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 CHANNEL = "channel"
 TOLERANCE = 1e-5
 PRICE_RANGE, RELAXED_STEPS, PRICE_STEPS, LIMIT_STEPS = 20.0, 12, 22, 18
+POWER_STEPS, AT_PRICE_STEPS, FOR_LOAD_STEPS, LEAST_PART = 30, 3, 6, 1e-7
 GOLDEN, TINY = (math.sqrt(5) - 1) / 2, 1e-300
 
 
+@dataclass(frozen=True)
 class Wires:
-    """Full-duplex wires with equal rates in both directions, as a table of E links.
+    """Full-duplex wires with equal rates in both directions.
 
     Args:
-        capacity_bps: Rates; 0 means no link. (E)
+        capacity_bps: Rates; 0 means no link. (P, K + 1)
         total: Capacity of the channel.
     """
 
+    capacity_bps: Floats
+    total: float
+
     transfers_per_load = 2
     """A micro-batch loads a wire for the time of one transfer, and waits for two transfers."""
+    share_power = False
 
-    def __init__(self, capacity_bps: Floats, total: float) -> None:
-        self.total, self._capacity = total, np.minimum(capacity_bps, total)
+    def kept(self, chosen: Bools) -> "Wires":
+        return replace(self, capacity_bps=self.capacity_bps[chosen])
 
-    def seconds_per_bit(self, index: Indices, shares: Floats) -> Floats:
+    def divided(self, shares: Floats) -> "Wires":
+        return self
+
+    def watts(self) -> Floats:
+        """Returns the powers forward and backward. (2, P, K + 1)"""
+        return np.zeros((2, *self.capacity_bps.shape))
+
+    def seconds_per_bit(self, shares: Floats) -> Floats:
         return np.divide(1.0, shares, out=np.zeros_like(shares), where=shares > 0)
 
-    def shares_at_price(self, index: Indices, price: Floats) -> Floats:
+    def shares_at_price(self, price: Floats) -> Floats:
         """Returns the shares B that minimise B plus the price of all transfers of a bit, 2 / B."""
-        return np.asarray(np.minimum(np.sqrt(2 * price), self._capacity[index]))
+        return self._limited(np.sqrt(2 * price))
 
-    def shares_for_load(self, index: Indices, seconds: Floats) -> Floats:
+    def shares_for_load(self, seconds: Floats) -> Floats:
         """Returns the least shares that load a link for at most some seconds for each bit."""
-        return np.asarray(np.minimum(1 / seconds, self._capacity[index]))
+        return self._limited(1 / seconds)
+
+    def _limited(self, shares: Floats) -> Floats:
+        return np.asarray(np.minimum(shares, np.minimum(self.capacity_bps, self.total)))
+
+
+@dataclass(frozen=True)
+class Radios:
+    """Half-duplex radios, with rates of (1) without mu.
+
+    A device sends ahead on one link and back on the link before it, and both powers have one limit together.
+    At first, each of them is as large as this limit, so no round takes less time. `divided` divides the power.
+
+    Args:
+        signal: h / N0, the same ahead and back, in Hz/W. (P, K + 1)
+        limit_watts: Largest power of the senders. (2, P, K + 1)
+        part: The part of it that is used. (2, P, K + 1)
+        nats_per_bit: log 2 over the efficiency of (1), the same ahead and back; 0 means no link. (P, K + 1)
+        total: Bandwidth of the channel in Hz.
+    """
+
+    signal: Floats
+    limit_watts: Floats
+    part: Floats
+    nats_per_bit: Floats
+    total: float
+
+    transfers_per_load = 1
+    """A micro-batch loads a radio for the time of both transfers, and waits for the same transfers."""
+    share_power = True
+
+    def kept(self, chosen: Bools) -> "Radios":
+        return replace(
+            self,
+            signal=self.signal[chosen],
+            limit_watts=self.limit_watts[:, chosen],
+            part=self.part[:, chosen],
+            nats_per_bit=self.nats_per_bit[chosen],
+        )
+
+    def divided(self, shares: Floats) -> "Radios":
+        """Returns the radios with the best powers for some shares.
+
+        If shares are best for given powers, they imply the price of a second on each link. At these prices, a little
+        more power must gain as much on one link of a device as on the other. The whole problem is convex in
+        logarithms. So if shares and powers are best for each other at the same prices, they are optimal.
+
+        Args:
+            shares: The best ones for the present powers. (P, K + 1)
+        """
+        used = self.nats_per_bit > 0
+        shares = self._limited(shares)
+        seconds, slope = self._curve(shares)
+        price = self.nats_per_bit / np.where(used, seconds * slope, 1.0)
+        ratio = self.signal * self.limit_watts / shares
+
+        def gains(ratio: Floats, price: Floats, part: Floats) -> Floats:
+            """Returns what more power of each device gains on one of its links. (P, K)"""
+            received = part * ratio
+            return np.asarray(price * ratio / ((1 + received) * np.log1p(received) ** 2))
+
+        low, high = np.zeros_like(shares[:, 1:]), np.ones_like(shares[:, 1:])
+        for _ in range(POWER_STEPS):
+            middle = (low + high) / 2
+            ahead = gains(ratio[0, :, 1:], price[:, 1:], middle)
+            more = ahead > gains(ratio[1, :, :-1], price[:, :-1], 1 - middle)
+            low, high = np.where(more, middle, low), np.where(more, high, middle)
+        part = np.ones_like(self.part)
+        part[0, :, 1:] = np.where(used[:, 1:], high, 1.0)
+        part[1, :, :-1] = np.where(used[:, 1:], 1 - low, 1.0)
+        return replace(self, part=part)
+
+    def watts(self) -> Floats:
+        """Returns the powers ahead and back. (2, P, K + 1)"""
+        return self.part * self.limit_watts
+
+    def seconds_per_bit(self, shares: Floats) -> Floats:
+        """Returns the time of a bit in both directions together."""
+        return self._curve(self._limited(shares))[0]
+
+    def shares_at_price(self, price: Floats) -> Floats:
+        """Returns the shares B that minimise B plus the price of both transfers of a bit.
+
+        Newton's method solves log B = log(-price dt / dlog B) with a constant slope, which is exact on wires.
+        """
+        shares = np.full(self.nats_per_bit.shape, self.total)
+        for _ in range(AT_PRICE_STEPS):
+            seconds, slope = self._curve(shares)
+            shares = self._limited(np.sqrt(shares * price * seconds * slope))
+        return np.where(self.nats_per_bit > 0, shares, 0.0)
+
+    def shares_for_load(self, seconds: Floats) -> Floats:
+        """Returns the least shares that load a link for at most some seconds for each bit.
+
+        The logarithm of the load is convex in that of the share, so Newton's method ascends to the share.
+        """
+        shares = np.full(self.nats_per_bit.shape, LEAST_PART * self.total)
+        for _ in range(FOR_LOAD_STEPS):
+            load, slope = self._curve(shares)
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                shares = self._limited(shares * (load / seconds) ** (1 / slope))
+        return np.where(self.nats_per_bit > 0, shares, 0.0)
+
+    def _limited(self, shares: Floats) -> Floats:
+        return np.minimum(np.maximum(shares, LEAST_PART * self.total), self.total)
+
+    def _curve(self, shares: Floats) -> tuple[Floats, Floats]:
+        """Returns the time t of a bit in both directions, and -dlog t / dlog B. (P, K + 1) each"""
+        ratio = self.signal * self.watts() / shares
+        nats = np.log1p(ratio)
+        ahead, back = 1 / nats
+        slope_ahead, slope_back = 1 - ratio / ((1 + ratio) * nats)
+        both = ahead + back
+        return self.nats_per_bit * both / shares, (ahead * slope_ahead + back * slope_back) / both
 
 
 @dataclass(frozen=True)
@@ -85,7 +217,7 @@ class Pipelines:
         fixed_seconds: Time of a round without transfers and without the bottleneck. (P)
         slowest_stage: The longest time of a micro-batch on a stage. (P)
         head_seconds: Time of a micro-batch on the last stage.
-        index: The links of each pipeline in the table; the last entry of the table is no link. (P, K + 1)
+        links: Those of each pipeline, of which only the first ones exist. (P, K + 1)
         bits: Bits of a micro-batch on a link, in each direction.
         local_steps: H of (6).
         others: T_others of (5).
@@ -98,21 +230,20 @@ class Pipelines:
     fixed_seconds: Floats
     slowest_stage: Floats
     head_seconds: float
-    index: Indices
-    links: Wires
+    links: Wires | Radios
     bits: float
     local_steps: int
     others: float
     least_bottleneck: Floats
     fastest: Floats
 
-    def kept(self, chosen: npt.NDArray[np.bool_]) -> "Pipelines":
+    def kept(self, chosen: Bools) -> "Pipelines":
         return replace(
             self,
             stages=self.stages[chosen],
             fixed_seconds=self.fixed_seconds[chosen],
             slowest_stage=self.slowest_stage[chosen],
-            index=self.index[chosen],
+            links=self.links.kept(chosen),
             least_bottleneck=self.least_bottleneck[chosen],
             fastest=self.fastest[chosen],
         )
@@ -124,7 +255,7 @@ class Pipelines:
 
     def loads(self, shares: Floats) -> Floats:
         """Returns for how long a micro-batch loads each link. (P, K + 1)"""
-        return self.bits * self.links.seconds_per_bit(self.index, shares)
+        return self.bits * self.links.seconds_per_bit(shares)
 
     def round_seconds(self, loads: Floats, bottleneck: Floats) -> Floats:
         """Returns the round time (6) of each pipeline for the loads of links and a bottleneck. (P)"""
@@ -133,9 +264,13 @@ class Pipelines:
         loop = self.links.transfers_per_load * loads.sum(axis=1)
         return np.asarray(self.fixed_seconds + self.local_steps * (loop + rest))
 
+    def divided(self, shares: Floats) -> "Pipelines":
+        """Returns the pipelines with powers that fit some shares; see `Radios.divided`."""
+        return replace(self, links=self.links.divided(shares))
+
     def coupled(self, others: float) -> "Pipelines":
         """Returns the pipelines for another T_others of (5), with their least bottlenecks and round times."""
-        loads = self.loads(self.links.shares_for_load(self.index, np.full(self.index.shape, TINY)))
+        loads = self.loads(self.links.shares_for_load(np.full((len(self.stages), 1), TINY)))
         edge = self.head_seconds + others / max(self.num_micro_batches - 1, 1)
         least = np.maximum(np.maximum(self.slowest_stage, loads.max(axis=1)), edge)
         coupled = replace(self, others=others, least_bottleneck=least)
@@ -182,14 +317,12 @@ class Pipelines:
         Args:
             most: The limit, in seconds. (P)
         """
-        limit = np.broadcast_to((most / self.bits)[:, None], self.index.shape)
-        floor = self.links.shares_for_load(self.index, limit)
+        floor = self.links.shares_for_load((most / self.bits)[:, None])
         high = np.full(len(most), 2 * math.log(self.links.total) + PRICE_RANGE)
-        low, best = high - 2 * PRICE_RANGE, np.full(self.index.shape, 0.0 if relaxed else math.inf)
+        low, best = high - 2 * PRICE_RANGE, np.full_like(floor, 0.0 if relaxed else math.inf)
         for step in range(RELAXED_STEPS if relaxed else PRICE_STEPS):
             price = np.exp((low + high) / 2 if step or relaxed else high)
-            price = np.broadcast_to(price[:, None], self.index.shape)
-            shares = np.maximum(floor, self.links.shares_at_price(self.index, price))
+            shares = np.maximum(floor, self.links.shares_at_price(price[:, None]))
             loads = self.loads(shares)
             bottleneck = self.least_bottleneck
             if not relaxed:
@@ -261,15 +394,20 @@ def _fitting(
 ) -> tuple[list[Pipelines], list[Floats]] | None:
     """Returns the pipelines that keep a deadline within the channel, and their least shares."""
     left = [one.kept(one.fastest <= deadline) for one in pipelines]
-    for solve in (Pipelines.relaxed_shares, Pipelines.least_shares):
+    share_power = left[0].links.share_power
+    for step in range(3 if share_power else 2):
         if not all(len(one.stages) for one in left):
             return None
+        solve = Pipelines.least_shares if step else Pipelines.relaxed_shares
         solved = [solve(one, deadline) for one in left]
         sums = [shares.sum(axis=1) for shares in solved]
         least = sum(float(own.min()) for own in sums)
         fits = [own + least - own.min() <= total for own in sums]
         left = [one.kept(chosen) for one, chosen in zip(left, fits, strict=True)]
         solved = [shares[chosen] for shares, chosen in zip(solved, fits, strict=True)]
+        if share_power and step == 1:
+            # The powers may still be those of a later deadline, or at first too large.
+            left = [one.divided(shares) for one, shares in zip(left, solved, strict=True)]
     return (left, solved) if all(len(one.stages) for one in left) else None
 
 
@@ -319,8 +457,7 @@ def _pipelines(problem: RoundProblem, cluster: ClusterProblem, count: int) -> Pi
         fixed,
         compute.max(axis=1),
         given[1][0],
-        index,
-        _links(cluster, pairs, problem.channels[CHANNEL]),
+        _links(cluster, pairs, index, problem.channels[CHANNEL]),
         8 * size * model.activation_bytes,
         problem.local_steps,
         0.0,
@@ -330,14 +467,32 @@ def _pipelines(problem: RoundProblem, cluster: ClusterProblem, count: int) -> Pi
     return every.kept(np.isfinite(fixed))
 
 
-def _links(cluster: ClusterProblem, pairs: Sequence[tuple[str, str]], total: float) -> Wires:
-    """Returns the table of these links, and of no link as its last entry."""
-    rates = []
+def _links(
+    cluster: ClusterProblem, pairs: Sequence[tuple[str, str]], index: Indices, total: float
+) -> Wires | Radios:
+    """Returns the links of pipelines.
+
+    Args:
+        index: The pair of each link; the number of pairs means no link. (P, K + 1)
+    """
+    hosts, rows = cluster.hosts, []
     for sender, receiver in pairs:
         link, back = cluster.links[sender, receiver], cluster.links[receiver, sender]
-        assert isinstance(link, WiredLink) and link == back
-        rates.append(link.capacity_bps)
-    return Wires(np.array([*rates, 0.0]), total)
+        assert link == back
+        if isinstance(link, WiredLink):
+            rows.append([link.capacity_bps])
+        else:
+            limits = [hosts[one].max_transmit_watts for one in (sender, receiver)]
+            assert math.isinf(link.most_bits_per_hertz)
+            rows.append(
+                [math.log(2) / link.efficiency, link.gain / link.noise_watts_per_hertz, *limits]
+            )
+    table = np.array(rows)
+    if table.shape[1] == 1:
+        return Wires(np.append(table, 0.0)[index], total)
+    nats_per_bit, signal, ahead, back = np.vstack([table, [0.0, total, 1.0, 1.0]]).T[:, index]
+    watts = np.stack([ahead, back])
+    return Radios(signal, watts, np.ones_like(watts), nats_per_bit, total)
 
 
 @lru_cache(maxsize=64)
@@ -371,11 +526,13 @@ def _plan(
         StagePlan(host.host_id, *units, count)
         for host, units in zip(hosts, itertools.pairwise(edges), strict=True)
     )
-    links = tuple(LinkPlan("fp32", share) for share in shares[: len(hosts) - 1].tolist())
+    ahead, back = pipeline.links.watts()[:, 0]
+    chosen = np.column_stack([shares, ahead, back])[: len(hosts) - 1]
+    links = tuple(LinkPlan("fp32", *numbers) for numbers in chosen.tolist())
     return ClusterPlan(planned, count, links)
 
 
-def make_shared_round(seed: int) -> RoundProblem:
+def make_shared_round(seed: int, *, radio: bool = False) -> RoundProblem:
     """Returns a random round of one cluster (a third of the seeds) or of two clusters on one channel.
 
     Weights take no time, except if blocks move, so that they do not hide a part of the gap.
@@ -387,29 +544,38 @@ def make_shared_round(seed: int) -> RoundProblem:
         for n in range(1 if seed % 3 == 0 else 2)
     ]
 
-    def host(one: Host) -> Host:
-        return replace(one, backlog=0.0, push_bps=math.inf, fetch_bps=math.inf)
+    def host(one: Host, watts: tuple[float, float] = (1.0, 1.0)) -> Host:
+        watts = numbers.uniform(*watts) if radio else 0.0
+        return replace(
+            one, backlog=0.0, push_bps=math.inf, fetch_bps=math.inf, max_transmit_watts=watts
+        )
+
+    def link(one: Link) -> Link:
+        if not radio:
+            return one
+        gain, efficiency = 10 ** numbers.uniform(-10, -7), numbers.uniform(0.7, 1.0)
+        return RadioLink(gain, 4e-20, one.round_trip_seconds, efficiency)
 
     edge_server = host(rounds[0].clusters[0].edge_server)
     clusters = []
     for given in rounds:
         (cluster,) = given.clusters
         links: dict[tuple[str, str], Link] = {}
-        for (sender, receiver), link in cluster.links.items():
+        for (sender, receiver), one in cluster.links.items():
             if sender < receiver:
-                links[sender, receiver] = links[receiver, sender] = link
+                links[sender, receiver] = links[receiver, sender] = link(one)
         clusters.append(
             replace(
                 cluster,
                 control_unit=host(cluster.control_unit),
-                devices=tuple(host(device) for device in cluster.devices),
+                devices=tuple(host(device, (0.1, 0.5)) for device in cluster.devices),
                 edge_server=edge_server,
                 links=links,
                 micro_batch_options=(1, 2, 4, 8),
                 channel=CHANNEL,
             )
         )
-    total = 10 ** numbers.uniform(7.3, 9.0)
+    total = 10 ** (numbers.uniform(6.5, 8.3) if radio else numbers.uniform(7.3, 9.0))
     return replace(rounds[0], clusters=tuple(clusters), channels={CHANNEL: total})
 
 
@@ -424,8 +590,8 @@ class Outcome:
     exact_seconds: float
 
 
-def compare(seed: int) -> Outcome:
-    problem = make_shared_round(seed)
+def compare(seed: int, *, radio: bool = False) -> Outcome:
+    problem = make_shared_round(seed, radio=radio)
     started = time.process_time()
     found = decide_round(problem, "dssra", hysteresis=0.0).prediction
     middle = time.process_time()
@@ -438,16 +604,19 @@ def main() -> None:
     """Compares the decisions of `dssra` with the exact programme on random rounds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="names of benchmarks for `python -m benchmarks`")
-    parser.add_argument("--instances", type=int, default=12)
+    parser.add_argument("--links", choices=("wires", "radios", "both"), default="both")
+    parser.add_argument("--instances", type=int, default=12, help="for each kind of links")
     parser.add_argument("--first", type=int, default=0, help="seed of the first instance")
     chosen = parser.parse_args()
-    outcomes = [compare(chosen.first + i) for i in range(chosen.instances)]
-    print("clusters  instances  gap, %: mean      99 %     worst  s: search     exact")
-    for count in sorted({one.num_clusters for one in outcomes}):
-        _print_row(str(count), [one for one in outcomes if one.num_clusters == count])
-    _print_row("all", outcomes)
-    for one in sorted(outcomes, key=lambda one: -one.gap)[:5]:
-        print(f"seed {one.seed}, {one.num_clusters} clusters: gap {one.gap:.4f} %")
+    for kind in ("wires", "radios") if chosen.links == "both" else (chosen.links,):
+        seeds = range(chosen.first, chosen.first + chosen.instances)
+        outcomes = [compare(seed, radio=kind == "radios") for seed in seeds]
+        print(f"{kind}\nclusters  instances  gap, %: mean      99 %     worst  s: search     exact")
+        for count in sorted({one.num_clusters for one in outcomes}):
+            _print_row(str(count), [one for one in outcomes if one.num_clusters == count])
+        _print_row("all", outcomes)
+        for one in sorted(outcomes, key=lambda one: -one.gap)[:5]:
+            print(f"seed {one.seed}, {one.num_clusters} clusters: gap {one.gap:.4f} %")
 
 
 def _print_row(clusters: str, outcomes: Sequence[Outcome]) -> None:

@@ -13,9 +13,10 @@ from collapipe.allocation.search.power import allocate
 from .grids import every_plan
 
 
+@pytest.mark.parametrize("radio", [False, True])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_optimal_plans_are_the_best_of_all(seed: int) -> None:
-    problem = make_shared_round(seed)
+def test_optimal_plans_are_the_best_of_all(seed: int, radio: bool) -> None:
+    problem = make_shared_round(seed, radio=radio)
     options = (1, 4, 8) if len(problem.clusters) == 1 else (1, 4)
     clusters = tuple(
         replace(cluster, devices=cluster.devices[:2], micro_batch_options=options, previous=None)
@@ -32,9 +33,17 @@ def test_optimal_plans_are_the_best_of_all(seed: int) -> None:
     assert math.isclose(exact, best, rel_tol=1e-4)
 
 
-def test_decisions_are_near_the_joint_optimum() -> None:
-    # In the last two, an idle device has to take the place of another one.
-    gaps = [compare(seed).gap for seed in (*range(100, 104), 119, 372)]
+@pytest.mark.parametrize(
+    ("radio", "seeds"),
+    [
+        # In the last two, an idle device has to take the place of another one.
+        (False, (*range(100, 104), 119, 372)),
+        # In the last three, one device has to take the blocks of two.
+        (True, (3, 6, 27, 43, 78)),
+    ],
+)
+def test_decisions_are_near_the_joint_optimum(radio: bool, seeds: tuple[int, ...]) -> None:
+    gaps = [compare(seed, radio=radio).gap for seed in seeds]
     print(f"gaps in percent: {gaps}")
     assert min(gaps) > -0.01
     assert max(gaps) <= 0.5

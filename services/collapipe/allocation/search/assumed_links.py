@@ -169,7 +169,11 @@ def with_bandwidth_charged(
 def with_assumed_links(
     problem: RoundProblem, assumed_links: Sequence[AssumedLinks], plans: RoundPlan
 ) -> RoundPlan:
-    """Returns the plans with the assumed links and no uploads; the shares of a channel are scaled to its total."""
+    """Returns the plans with the assumed links and no uploads.
+
+    The shares of a channel are scaled to its total. The powers of a sender are scaled down to its limit, because
+    links that were assumed for other plans may exceed it together.
+    """
     used: dict[str, float] = {}
     unscaled = []
     for cluster, plan, assumed in zip(problem.clusters, plans, assumed_links, strict=True):
@@ -178,6 +182,8 @@ def with_assumed_links(
             replace(assumed[pair], codec=link.codec)
             for pair, link in zip(pairwise(names), plan.links, strict=True)
         ]
+        limits = [cluster.hosts[name].max_transmit_watts for name in names]
+        links = _within_limits(links, limits)
         unscaled.append(links)
         if cluster.channel is not None:
             used[cluster.channel] = used.get(cluster.channel, 0.0) + sum(
@@ -190,6 +196,24 @@ def with_assumed_links(
             links = [replace(link, share=link.share * scale) for link in links]
         scaled.append(replace(plan, links=tuple(links), uploads=()))
     return tuple(scaled)
+
+
+def _within_limits(links: Sequence[LinkPlan], limits: Sequence[float]) -> list[LinkPlan]:
+    """Returns the links of a pipeline with powers scaled down to the limits of its hosts, in W."""
+    forward = [*(link.forward_watts for link in links), 0.0]
+    backward = [0.0, *(link.backward_watts for link in links)]
+    scales = [
+        min(1.0, limit / (ahead + back)) if ahead + back else 1.0
+        for ahead, back, limit in zip(forward, backward, limits, strict=True)
+    ]
+    return [
+        replace(
+            link,
+            forward_watts=link.forward_watts * scale,
+            backward_watts=link.backward_watts * next_scale,
+        )
+        for link, (scale, next_scale) in zip(links, pairwise(scales), strict=True)
+    ]
 
 
 def _cheapest_links(

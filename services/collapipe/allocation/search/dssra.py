@@ -27,7 +27,7 @@ from collapipe.allocation.search.bandwidth import Allocation, SolverFailedError
 from collapipe.allocation.search.labels import compile_search
 from collapipe.allocation.search.link_tables import AssumedLinks
 from collapipe.allocation.search.local_changes import local_changes, with_largest_windows
-from collapipe.allocation.search.power import allocate
+from collapipe.allocation.search.power import allocate, with_rough_shares
 from collapipe.allocation.search.segments import place_segments, with_least_windows
 
 _MAX_TURNS = 4
@@ -203,6 +203,7 @@ class _Search:
                 problem, assumed_links, with_largest_windows(problem, changed)
             )
             if not violations(problem, plans):
+                plans = with_rough_shares(problem, plans)
                 promising.append((predict(problem, plans).objective, len(promising), plans))
         for objective, _, plans in sorted(promising)[:_MAX_LOCAL_CHANGES]:
             if objective < _PROMISING * best.prediction.objective:

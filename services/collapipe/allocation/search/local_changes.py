@@ -5,7 +5,7 @@ larger share.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from collapipe.allocation.round_model.problem import (
@@ -13,13 +13,15 @@ from collapipe.allocation.round_model.problem import (
     ClusterProblem,
     RoundPlan,
     RoundProblem,
+    StagePlan,
 )
 
 
 def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan]:
-    """Yields plans in which one cluster has the next larger or smaller M, one device less, or an idle device for another.
+    """Yields plans in which one cluster differs by one change.
 
-    The links keep shares and powers that fit the old plan, so the caller replaces them.
+    It has the next larger or smaller M, one device less, an idle device in the place of another one, or one block on
+    the stage before or after. The links keep shares and powers that fit the old plan, so the caller replaces them.
     """
     for n, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
         first, last = problem.blocks_on_control_unit, problem.blocks_on_edge_server
@@ -28,6 +30,7 @@ def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan
             *_with_other_micro_batches(cluster, plan),
             *_without_a_device(cluster, plan, takers),
             *_with_an_idle_device(cluster, plan),
+            *_with_a_moved_block(plan, takers),
         ):
             yield (*plans[:n], changed, *plans[n + 1 :])
 
@@ -60,37 +63,49 @@ def _with_other_micro_batches(cluster: ClusterProblem, plan: ClusterPlan) -> Ite
 def _without_a_device(
     cluster: ClusterProblem, plan: ClusterPlan, takers: range
 ) -> Iterator[ClusterPlan]:
-    """Yields plans without one device, whose blocks move to the stage before it or after it if that may take them."""
-    for removed in range(1, len(plan.stages) - 1):
-        before, after = plan.stages[removed - 1].host_id, plan.stages[removed + 1].host_id
-        if (before, after) not in cluster.links or (after, before) not in cluster.links:
-            continue
-        units = plan.stages[removed]
-        for taker in (removed - 1, removed + 1):
-            if taker not in takers:
-                continue
-            stages = list(plan.stages)
-            stages[taker] = replace(
-                stages[taker],
-                start_unit=min(stages[taker].start_unit, units.start_unit),
-                stop_unit=max(stages[taker].stop_unit, units.stop_unit),
-            )
-            del stages[removed]
-            yield replace(plan, stages=tuple(stages), links=plan.links[:-1])
+    """Yields plans in which one of two neighbours, or an idle device, takes the blocks of both."""
+    ends, idle = {plan.stages[0].host_id, plan.stages[-1].host_id}, _idle(cluster, plan)
+    able = {*idle, *(plan.stages[k].host_id for k in takers)}
+    for k, (one, other) in enumerate(itertools.pairwise(plan.stages)):
+        staying = ends & {one.host_id, other.host_id}
+        names = staying or {one.host_id, other.host_id, *idle}
+        for name in sorted(names & able if len(staying) < 2 else ()):
+            merged = StagePlan(name, one.start_unit, other.stop_unit, one.in_flight)
+            stages = (*plan.stages[:k], merged, *plan.stages[k + 2 :])
+            if _is_linked(cluster, stages):
+                yield replace(plan, stages=stages, links=plan.links[:-1])
+
+
+def _with_a_moved_block(plan: ClusterPlan, takers: range) -> Iterator[ClusterPlan]:
+    """Yields plans in which a stage gets one block of the stage before it or after it."""
+    for first, second in itertools.pairwise(takers):
+        stages = list(plan.stages)
+        for blocks in (-1, 1):
+            cut = stages[first].stop_unit + blocks
+            if stages[first].start_unit < cut < stages[second].stop_unit:
+                moved = list(stages)
+                moved[first] = replace(stages[first], stop_unit=cut)
+                moved[second] = replace(stages[second], start_unit=cut)
+                yield replace(plan, stages=tuple(moved))
 
 
 def _with_an_idle_device(cluster: ClusterProblem, plan: ClusterPlan) -> Iterator[ClusterPlan]:
-    """Yields plans in which an idle device takes the place of another one, if the neighbours have links to it."""
+    """Yields plans in which an idle device takes the place of another one."""
+    for position, name in itertools.product(range(1, len(plan.stages) - 1), _idle(cluster, plan)):
+        stages = list(plan.stages)
+        stages[position] = replace(stages[position], host_id=name)
+        if _is_linked(cluster, stages):
+            yield replace(plan, stages=tuple(stages))
+
+
+def _idle(cluster: ClusterProblem, plan: ClusterPlan) -> list[str]:
     used = {stage.host_id for stage in plan.stages}
-    for position in range(1, len(plan.stages) - 1):
-        for device in cluster.devices:
-            stages = list(plan.stages)
-            stages[position] = replace(stages[position], host_id=device.host_id)
-            pairs = itertools.pairwise(stage.host_id for stage in stages)
-            if device.host_id not in used and all(
-                pair in cluster.links and pair[::-1] in cluster.links for pair in pairs
-            ):
-                yield replace(plan, stages=tuple(stages))
+    return [device.host_id for device in cluster.devices if device.host_id not in used]
+
+
+def _is_linked(cluster: ClusterProblem, stages: Sequence[StagePlan]) -> bool:
+    pairs = itertools.pairwise(stage.host_id for stage in stages)
+    return all(pair in cluster.links and pair[::-1] in cluster.links for pair in pairs)
 
 
 def _largest_window(

@@ -27,6 +27,7 @@ _MAX_STEPS = 8
 """Most convex problems for one allocation; two or three are usual."""
 _LEAST_GAIN = 3e-4
 """An allocation ends after a step with a smaller relative gain."""
+_ROUGH_NORM, _ROUGH_STEPS, _MORE, _LEAST_ROUGH_GAIN, _TINY = 8.0, 10, 1.05, 0.3, 1e-300
 _BRANCH = 1e-15 - 1 / math.e
 """The least argument of Lambert's W, with a margin for rounding."""
 
@@ -96,6 +97,45 @@ def allocate(
         value = better
     settled = links.applied(plans, replace(point, watts=_useful(links, point.shares, point.watts)))
     return Allocation(settled, predict(problem, settled), prices)
+
+
+def with_rough_shares(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
+    """Returns the plans with shares that are good for their placement and powers, without the convex solver.
+
+    In the optimum, a little more bandwidth gains equally on each link. Each step moves the shares towards this.
+    The slowest cluster and the bottleneck count with smooth weights, as in a norm of the order `_ROUGH_NORM`.
+
+    Args:
+        plans: With shares and powers above 0 on the links that share channels.
+    """
+    links = shared_links(problem, plans)
+    if links is None:
+        return plans
+    delay, watts = links.delay, links.powers(plans)
+    shares = np.array([plans[n].links[i].share for n, i in links.positions])
+    for _ in range(_ROUGH_STEPS):
+        times = links.times(shares, watts)
+        bottlenecks = np.maximum(delay.bottlenecks(times), _TINY)
+        seconds = delay.round_seconds(times)
+        slowest = (seconds / seconds.max()) ** _ROUGH_NORM
+        rows = delay.row_constant + delay.row_times @ times
+        weights = (rows / bottlenecks[delay.row_cluster]) ** _ROUGH_NORM
+        sums = (delay.least / bottlenecks) ** _ROUGH_NORM
+        np.add.at(sums, delay.row_cluster, weights)
+        weights *= (slowest * delay.repeats / np.maximum(sums, _TINY))[delay.row_cluster]
+        price = slowest @ delay.times + weights @ delay.row_times
+        gains = price * (times - links.times(_MORE * shares, watts))
+        gain = gains.reshape(2, -1).sum(axis=0) / shares
+        relative = np.maximum(gain / max(gain.max(), _TINY), _LEAST_ROUGH_GAIN)
+        shares = shares * relative ** (1 / (_ROUGH_NORM + 2))
+        used = np.bincount(links.channel, shares, minlength=len(links.totals))
+        shares = shares * (links.totals / used)[links.channel]
+    found = [list(plan.links) for plan in plans]
+    for (n, i), share in zip(links.positions, shares.tolist(), strict=True):
+        found[n][i] = replace(found[n][i], share=share)
+    return tuple(
+        replace(plan, links=tuple(given)) for plan, given in zip(plans, found, strict=True)
+    )
 
 
 def full_link(
