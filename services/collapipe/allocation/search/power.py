@@ -28,6 +28,7 @@ _MAX_STEPS = 8
 _LEAST_GAIN = 3e-4
 """An allocation ends after a step with a smaller relative gain."""
 _ROUGH_NORM, _ROUGH_STEPS, _MORE, _LEAST_ROUGH_GAIN, _TINY = 8.0, 10, 1.05, 0.3, 1e-300
+"""For `with_rough_shares`: order, steps, test factor of a share, and limits of a gain and of a divisor."""
 _BRANCH = 1e-15 - 1 / math.e
 """The least argument of Lambert's W, with a margin for rounding."""
 
