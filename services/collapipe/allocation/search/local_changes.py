@@ -70,7 +70,10 @@ def _without_a_device(
         staying = ends & {one.host_id, other.host_id}
         names = staying or {one.host_id, other.host_id, *idle}
         for name in sorted(names & able if len(staying) < 2 else ()):
-            merged = StagePlan(name, one.start_unit, other.stop_unit, one.in_flight)
+            kept = one if name == one.host_id else other
+            merged = replace(
+                kept, host_id=name, start_unit=one.start_unit, stop_unit=other.stop_unit
+            )
             stages = (*plan.stages[:k], merged, *plan.stages[k + 2 :])
             if _is_linked(cluster, stages):
                 yield replace(plan, stages=stages, links=plan.links[:-1])
