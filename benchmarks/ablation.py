@@ -118,11 +118,13 @@ def _runs(scenario: Scenario) -> dict[str, Callable[[int], StrategyRun]]:
     control_units = _with(scenario, "schedule", blocks_on_control_unit=True)
     problems |= {
         "+ blocks on control units": control_units,
-        "+ the same on every host": _with(control_units, "schedule", blocks_on_edge_server=True),
+        "+ blocks on every host": _with(control_units, "schedule", blocks_on_edge_server=True),
         "+ half blocks": _with(scenario, "model", half_blocks=True),
         "+ split backward": _with(scenario, "model", split_backward=True),
         "+ recomputation": _with(scenario, "model", recompute="auto"),
-        "+ int8 on links": _with(scenario, "training", codecs=[*training.codecs, "int8"]),
+        "+ int8 on links": _with(
+            scenario, "training", codecs=[*dict.fromkeys((*training.codecs, "int8"))]
+        ),
     }
     return runs | {
         name: partial(run_strategy, changed, "dssra") for name, changed in problems.items()

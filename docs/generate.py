@@ -126,7 +126,8 @@ def _values(annotation: Any) -> tuple[Any, ...]:
     """Returns the values that a setting may have, if they are listed in its type."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
-    return tuple(value for part in get_args(annotation) for value in _values(part))
+    values = tuple(value for part in get_args(annotation) for value in _values(part))
+    return ("true", "false", *values) if values and bool in get_args(annotation) else values
 
 
 def _schemas_in(annotation: Any) -> list[type[BaseModel]]:

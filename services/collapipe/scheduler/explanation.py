@@ -71,6 +71,8 @@ def _explain_cluster(decision: RoundDecision, index: int) -> Iterator[str]:
         f"{problem.mini_batch / plan.num_micro_batches:g} samples; {predicted.mini_batch_seconds:.3g} s for a "
         f"mini-batch; the stages are idle {predicted.bubble_ratio:.0%} of the time"
     )
+    if repeating := [stage.host_id for stage in plan.stages if stage.recompute]:
+        yield f"{', '.join(repeating)} repeat their forward passes, which needs less memory and a third more computing"
     for device in cluster.devices:
         if device.host_id not in plan.segments:
             if decision.question.strategy != "dssra":

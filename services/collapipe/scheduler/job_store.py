@@ -112,7 +112,7 @@ class JobDocument(_Document):
 class RoundDocument(_Document):
     """The last attempt at a round, stored before the attempt begins."""
 
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     """Format version. Increase it when an older document, its plans or its decision cannot be read."""
     attempt: int
     plans: list[_Plan]

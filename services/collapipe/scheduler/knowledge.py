@@ -185,7 +185,7 @@ class Knowledge(_Known):
                 host,
                 seconds_per_sample=None if seconds is None else seconds / (work * factor),
                 end_seconds_per_sample=None if end_seconds is None else end_seconds / factor,
-                deferred_share=host.deferred_share and host.deferred_share * factor,
+                deferred_share=host.deferred_share and min(1.0, host.deferred_share * factor),
             )
             self._update_host(host_id, host)
         self._scale_profiles()

@@ -15,7 +15,7 @@ class PlannerState(BaseModel):
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     """Format version. Increase it when an older document can no longer be read."""
     strategy: str
     host_ids: list[list[str]]

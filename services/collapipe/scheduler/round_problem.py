@@ -26,6 +26,7 @@ from collapipe.scheduler.host_registry import ClusterHosts, JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.traffic_shaping.radio_driver import NOMINAL_BANDWIDTH_HZ
 from collapipe.v1 import plan_pb2, scheduler_pb2
+from collapipe.work_shares import WEIGHTS_SHARE
 
 _STATE_PER_WEIGHT = 4
 """Training keeps a weight, a gradient and two moments for each weight: docs/scheduling.md (10)."""
@@ -201,7 +202,7 @@ def _host(
     on_radio = any(link.gain is not None for link in knowledge.links.values())
     deferred_share = 0.0
     if job.training.split_backward:
-        deferred_share = known.deferred_share or 1 / 3
+        deferred_share = known.deferred_share or WEIGHTS_SHARE
     return Host(
         host_id=host.host_id,
         seconds_per_sample=seconds,

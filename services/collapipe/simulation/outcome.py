@@ -15,10 +15,9 @@ from collapipe.allocation.round_model.prediction import (
     bubble_ratio,
     idle_joules,
     predict,
+    stage_seconds,
 )
 from collapipe.allocation.round_model.problem import (
-    FORWARD_SHARE,
-    RECOMPUTED_WORK,
     ClusterPlan,
     ClusterProblem,
     RadioLink,
@@ -37,6 +36,7 @@ from collapipe.simulation.pipeline_events import (
     SimulatedStage,
     simulate,
 )
+from collapipe.work_shares import FORWARD_SHARE
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,9 @@ def _pipeline(
     predicted: ClusterPrediction,
     num_steps: int,
 ) -> SimulatedPipeline:
-    stages = []
-    for stage, times in zip(plan.stages, predicted.stages, strict=True):
-        forward = FORWARD_SHARE * times.compute_seconds
-        if stage.recompute:
-            forward /= RECOMPUTED_WORK
+    stages, once = [], stage_seconds(problem, cluster, plan, recompute=False)
+    for stage, times, seconds in zip(plan.stages, predicted.stages, once, strict=True):
+        forward = FORWARD_SHARE * seconds
         backward = times.compute_seconds - forward - times.deferred_seconds
         stages.append(
             SimulatedStage(

@@ -11,13 +11,6 @@ from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.stage_runtime.operation_counts import Work
 from collapipe.telemetry import metrics
 
-FORWARD_SHARE = 1 / 3
-"""Share of the fixed seconds of a micro-batch that belongs to its forward pass. The rest belongs to the
-backward pass, which has two thirds of the operations."""
-
-WEIGHTS_SHARE = 1 / 3
-"""Share of these seconds that belongs to the gradients of the weights, a part of the backward pass."""
-
 
 class EmulatedProcessor:
     """The processor that the emulation file gives to one host. Without such an entry, it never waits."""

@@ -15,11 +15,7 @@ from collapipe.models import Head, ModelAdapter
 from collapipe.stage_runtime.action_order import Progress
 from collapipe.stage_runtime.activation_stash import ActivationStash
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
-from collapipe.stage_runtime.emulated_processor import (
-    FORWARD_SHARE,
-    WEIGHTS_SHARE,
-    EmulatedProcessor,
-)
+from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
 from collapipe.stage_runtime.mailbox import Mailbox
 from collapipe.stage_runtime.operation_counts import StageWork, Work
 from collapipe.stage_runtime.optimizer import learning_rate
@@ -28,6 +24,7 @@ from collapipe.stage_runtime.stage_metrics import StageMetrics
 from collapipe.stage_runtime.weight_gradients import deferred_gradients
 from collapipe.telemetry.spans import SPANS
 from collapipe.tensors import ACTIVATION, Frame, FrameKind
+from collapipe.work_shares import FORWARD_SHARE, WEIGHTS_SHARE
 
 _IDLE = "get the next command"
 

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from collapipe.allocation import (
@@ -17,6 +17,7 @@ from collapipe.allocation import (
 from collapipe.errors import InfeasibleError, InvalidInputError
 
 from .problems import (
+    HALVES,
     Strategy,
     every_feasible_split,
     problem,
@@ -289,6 +290,10 @@ def with_slow_links(given_problem: RoundProblem, seconds: float) -> RoundProblem
     return replace(given_problem, clusters=clusters, model=model)
 
 
+# If the first device may take as long as the second one, the second one holds all half blocks.
+@example(
+    problem([1.0, 0.7], 2, memory=[1, None], cost=(1, 0), num_micro_batches=1, pattern=HALVES), 0.0
+)
 @given(problems(), st.sampled_from([0.0, 0.1, 1.0, 10.0]))
 def test_best_number_is_never_predicted_slower_than_the_fewest_or_the_proportional(
     given_problem: RoundProblem, link_seconds: float

@@ -106,8 +106,8 @@ def test_round_that_was_never_planned_is_not_found(tmp_path: Path) -> None:
         ({"plans": None}, "is damaged"),
         ({"plans": [{"stages": 3}]}, "is damaged"),
         ({"attempt": "x"}, "is damaged"),
-        ({"version": 2}, "has format version 2, but this scheduler reads version 3"),
-        ({"version": 4}, "has format version 4, but this scheduler reads version 3"),
+        ({"version": 3}, "has format version 3, but this scheduler reads version 4"),
+        ({"version": 5}, "has format version 5, but this scheduler reads version 4"),
     ],
 )
 def test_round_document_that_cannot_be_read_is_refused_with_its_path(
@@ -133,7 +133,7 @@ def test_round_document_without_a_version_is_refused_as_version_1(tmp_path: Path
     del document["version"]
     path.write_text(json.dumps(document), encoding="utf-8")
     with pytest.raises(
-        CorruptDataError, match="format version 1, but this scheduler reads version 3"
+        CorruptDataError, match="format version 1, but this scheduler reads version 4"
     ):
         store.find_round(job_id, 0)
 

@@ -56,7 +56,7 @@ def test_planner_state_survives_a_restart(tmp_path: Path, store: JobStore) -> No
         ({"knowledge": {"hosts": 3}}, "knowledge.hosts"),
         ({"current_plans": [{"stages": 3}]}, "current_plans"),
         ({"strategy": None}, "strategy"),
-        ({"version": 1}, "format version 1, but this scheduler reads version 3"),
+        ({"version": 1}, "format version 1, but this scheduler reads version 4"),
     ],
 )
 def test_state_that_cannot_be_used_is_ignored_with_a_warning(

@@ -142,6 +142,20 @@ def test_split_backward_passes_shorten_a_mini_batch() -> None:
     )
 
 
+def test_stage_that_recomputes_repeats_its_forward_pass_and_keeps_only_its_inputs() -> None:
+    problem, plans = _two_stages()
+    problem = replace(problem, recompute_options=(True,))
+    control_unit, device, head = plans[0].stages
+    repeating = (replace(plans[0], stages=(control_unit, replace(device, recompute=True), head)),)
+    kept, repeated = run_round(problem, plans), run_round(problem, repeating)
+    # The backward passes begin at 3 1/3 s and 4 1/3 s. Each takes a third of a second longer, and so just ends when
+    # the next one begins.
+    longer = kept.clusters[0].mini_batch_seconds + 1 / 3
+    assert repeated.clusters[0].mini_batch_seconds == pytest.approx(longer)
+    # It keeps two inputs of 1 MB and one stash of 3 MB instead of two stashes.
+    assert kept.memory_bytes["device"] - repeated.memory_bytes["device"] == pytest.approx(1e6)
+
+
 def test_moving_units_counts_in_full_in_this_round() -> None:
     problem, plans = _two_stages()
     elsewhere = replace(plans[0], stages=(StagePlan("other", 0, 3, 1),))

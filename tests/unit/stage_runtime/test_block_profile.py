@@ -12,8 +12,8 @@ from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
 from collapipe.stage_runtime import EmulatedProcessor, block_profile
 from collapipe.stage_runtime.block_profile import BlockProfile, fit_costs, profile_block
-from collapipe.stage_runtime.emulated_processor import FORWARD_SHARE
 from collapipe.stage_runtime.operation_counts import StageWork
+from collapipe.work_shares import FORWARD_SHARE
 
 from .chains import (
     MakeBatch,

@@ -7,9 +7,9 @@ import pytest
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.models import ModelAdapter
 from collapipe.stage_runtime import EmulatedProcessor
-from collapipe.stage_runtime.emulated_processor import FORWARD_SHARE
 from collapipe.stage_runtime.operation_counts import StageWork, Work
 from collapipe.tensors import Frame
+from collapipe.work_shares import FORWARD_SHARE
 
 from .chains import (
     HALVES,

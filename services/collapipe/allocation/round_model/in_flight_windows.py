@@ -64,7 +64,7 @@ def widen_windows(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterP
     is_measured = bottleneck > 0 and any(link.loop_seconds for link in links)
     limit = min(plan.num_micro_batches, problem.in_flight_limit or plan.num_micro_batches)
     stages = list(plan.stages)
-    deferred = deferred_seconds(cluster, plan, computes)
+    deferred = deferred_seconds(problem, cluster, plan)
     for k, loop in enumerate(latency_loops(computes, deferred, links)[:-1]):
         stage, host = stages[k], cluster.hosts[stages[k].host_id]
         needed = math.ceil(loop / bottleneck - _ROUNDING) if is_measured else stage.in_flight

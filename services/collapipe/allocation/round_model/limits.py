@@ -32,6 +32,15 @@ def violations(problem: RoundProblem, plans: RoundPlan) -> list[str]:
                 f"cluster {index} has {plan.num_micro_batches} micro-batches: allowed are "
                 f"{cluster.micro_batch_options}"
             )
+        found += [
+            f"{stage.host_id} recomputes: stages with the head never do, and others only if the job allows it"
+            for stage in plan.stages
+            if stage.recompute
+            and (
+                True not in problem.recompute_options
+                or stage.stop_unit > problem.model.num_blocks + 1
+            )
+        ]
         if plan.upload_codec not in cluster.upload_codecs:
             found.append(
                 f"cluster {index} uploads with codec {plan.upload_codec}: allowed are "

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from collapipe.allocation.round_model.problem import (
-    RECOMPUTED_WORK,
     ClusterPlan,
     ClusterProblem,
     Host,
@@ -197,32 +196,34 @@ def convergence_term(problem: RoundProblem, plans: RoundPlan) -> float:
     return total
 
 
-def stage_seconds(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan) -> list[float]:
-    """Returns the time of one micro-batch on each stage, forward and backward: c_k of (2)."""
+def stage_seconds(
+    problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan, *, recompute: bool = True
+) -> list[float]:
+    """Returns the time of one micro-batch on each stage, forward and backward: c_k of (2).
+
+    Without `recompute`, it leaves out that forward passes are repeated.
+    """
     hosts, size = cluster.hosts, problem.mini_batch / plan.num_micro_batches
     return [
         (host := hosts[stage.host_id]).compute_seconds(
             size,
             problem.model.work(stage.start_unit, stage.stop_unit, host.end_unit_work),
-            recompute=stage.recompute,
+            recompute=recompute and stage.recompute,
         )
         for stage in plan.stages
     ]
 
 
 def deferred_seconds(
-    cluster: ClusterProblem, plan: ClusterPlan, computes: Sequence[float]
+    problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan
 ) -> list[float]:
     """Returns the part of c_k that each stage leaves for later, when it has sent the gradient of its input: d_k of (4).
 
     The stage with the embedding sends no gradient, so it leaves nothing.
     """
-    hosts = cluster.hosts
+    hosts, computes = cluster.hosts, stage_seconds(problem, cluster, plan, recompute=False)
     return [
-        hosts[stage.host_id].deferred_share
-        * (seconds / RECOMPUTED_WORK if stage.recompute else seconds)
-        if stage.start_unit > 0
-        else 0.0
+        hosts[stage.host_id].deferred_share * seconds if stage.start_unit > 0 else 0.0
         for stage, seconds in zip(plan.stages, computes, strict=True)
     ]
 
@@ -335,7 +336,7 @@ def _predict_cluster(
         )
         for i, link in enumerate(plan.links)
     ]
-    deferred = deferred_seconds(cluster, plan, computes)
+    deferred = deferred_seconds(problem, cluster, plan)
     loops = latency_loops(computes, deferred, links)
     most_in_flight = 1 if problem.update_per_micro_batch else num_micro_batches
     windows = [

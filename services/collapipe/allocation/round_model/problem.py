@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 from collapipe.codec_table import CodecName, UploadCodecName
 from collapipe.radio_rate import radio_rate_bps
+from collapipe.work_shares import FORWARD_SHARE
 
-FORWARD_SHARE = 1 / 3
-"""Share of the forward pass in the compute time of a stage. A backward pass has two products for each product of it."""
 RECOMPUTED_WORK = 1 + FORWARD_SHARE
-"""Compute time of a stage that recomputes, divided by that of one that does not: (2)."""
+"""Work of a stage that recomputes, divided by that of one that does not: (2)."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,9 @@ class Host:
         """
         if not work:
             return 0.0
-        seconds = self.seconds_per_micro_batch + micro_batch_size * self.seconds_per_sample * work
-        return RECOMPUTED_WORK * seconds if recompute else seconds
+        factor = RECOMPUTED_WORK if recompute else 1.0
+        seconds = factor * (micro_batch_size * self.seconds_per_sample * work)
+        return self.seconds_per_micro_batch + seconds
 
     @property
     def joule_weight(self) -> float:
@@ -436,8 +436,8 @@ class RoundProblem:
         round_index: Only the strategy `manual` depends on it.
         blocks_on_control_unit, blocks_on_edge_server: Where `dssra` may place blocks besides the devices. In the
             paper, only devices run blocks.
-        recompute_options: What `StagePlan.recompute` may be: `dssra` decides for each device, and lets the control unit
-            use the first option. Other strategies decide for all these hosts together.
+        recompute_options: What `StagePlan.recompute` may be. `dssra` decides for each device. The control unit uses
+            the first option, and other strategies use one for all. A stage with the head never recomputes.
     """
 
     clusters: tuple[ClusterProblem, ...]
@@ -462,6 +462,10 @@ class RoundProblem:
     def hosts(self) -> dict[str, Host]:
         """Every host of every cluster by its id."""
         return {key: host for cluster in self.clusters for key, host in cluster.hosts.items()}
+
+    @property
+    def recomputes_by_default(self) -> bool:
+        return self.recompute_options[0]
 
     @property
     def idle_price(self) -> float:

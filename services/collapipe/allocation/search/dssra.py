@@ -195,10 +195,11 @@ class _Search:
     def _try_local_changes(
         self, problem: RoundProblem, best: Allocation, assumed_links: Sequence[AssumedLinks]
     ) -> None:
-        """Considers the local changes with the lowest objective, as predicted with the assumed links."""
-        self._seconds_left()
+        """Considers the local changes with the lowest objective, as predicted with rough shares, while there is time."""
         promising: list[tuple[float, int, RoundPlan]] = []
-        for changed in local_changes(problem, best.plans):
+        for changed in local_changes(problem, best.plans, _worth_changing(problem, best)):
+            if self.time_is_up:
+                return
             plans = with_assumed_links(
                 problem, assumed_links, with_largest_windows(problem, changed)
             )
@@ -206,7 +207,7 @@ class _Search:
                 plans = with_rough_shares(problem, plans)
                 promising.append((predict(problem, plans).objective, len(promising), plans))
         for objective, _, plans in sorted(promising)[:_MAX_LOCAL_CHANGES]:
-            if objective < _PROMISING * best.prediction.objective:
+            if objective < _PROMISING * best.prediction.objective and not self.time_is_up:
                 self.consider(plans)
 
     def _seconds_left(self) -> float | None:
@@ -217,6 +218,19 @@ class _Search:
         if left <= 0:
             raise _TimeIsUpError(f"the solver took more than its {self._limit:g} s")
         return left
+
+
+def _worth_changing(problem: RoundProblem, best: Allocation) -> list[int]:
+    """Returns the clusters whose changes can improve the decision.
+
+    If only delays count, and clusters share no channel, that is the slowest one.
+    """
+    seconds = [cluster.round_seconds for cluster in best.prediction.clusters]
+    channels = [cluster.channel for cluster in problem.clusters if cluster.channel is not None]
+    costs = problem.convergence.weight or any(host.joule_weight for host in problem.hosts.values())
+    if costs or problem.blocks_on_edge_server or len(set(channels)) < len(channels):
+        return list(range(len(seconds)))
+    return [seconds.index(max(seconds))]
 
 
 def _with_idle_energy_as_time(problem: RoundProblem) -> RoundProblem:

@@ -27,7 +27,7 @@ def why_infeasible(problem: RoundProblem, assumed_links: Sequence[AssumedLinks])
         costs = cluster_costs(problem, cluster, assumed, one_cluster=False)
         most = max(cluster.micro_batch_options)
         for host, first, last, recompute in (
-            (control_unit, 0, 1, problem.recompute_options[0]),
+            (control_unit, 0, 1, problem.recomputes_by_default),
             (edge_server, num_blocks + 1, num_blocks + 2, False),
         ):
             need = host.base_bytes + problem.model.memory_bytes(
@@ -91,7 +91,7 @@ def _no_room(
         for device, blocks in zip(cluster.devices, held[row], strict=True)
     )
     size = problem.mini_batch / int(costs.num_micro_batches[row])
-    block = problem.model.memory_bytes(1, 2, 1, size, recompute=problem.recompute_options[-1])
+    block = problem.model.memory_bytes(1, 2, 1, size, recompute=problem.recomputes_by_default)
     return (
         f"cluster {index}: the {len(cluster.devices)} devices can hold {held[row].sum()} of "
         f"{problem.model.num_blocks} blocks with one of {costs.num_micro_batches[row]} micro-batches in flight ({each}); one block "

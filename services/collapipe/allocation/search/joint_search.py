@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -20,7 +19,6 @@ from collapipe.allocation.round_model.prediction import (
 )
 from collapipe.allocation.round_model.problem import (
     ClusterPlan,
-    ClusterProblem,
     RoundPlan,
     RoundProblem,
 )
@@ -40,7 +38,6 @@ from collapipe.allocation.search.pareto_front import (
     front_of_known_plan,
     pareto_front,
 )
-from collapipe.allocation.search.recent_results import RecentResults
 from collapipe.allocation.search.search_tables import SearchTables, search_tables
 from collapipe.allocation.search.segment_bounds import cluster_bounds, with_weight
 from collapipe.allocation.search.segment_costs import ClusterCosts, cluster_costs
@@ -61,9 +58,6 @@ EXACT_CLUSTERS = 3
 _WIDTH_OF_MANY_CLUSTERS = 300
 """Width of the second search with more clusters. It assumes the load of the edge server that the first led to."""
 _LOAD_TOLERANCE = 1e-3
-recent_results = RecentResults(num_searches=3)
-"""Tables of clusters. The first search of a round assumes the same links as that of the round before, and
-there is often one more search between them."""
 
 _Input = TypeVar("_Input")
 _Output = TypeVar("_Output")
@@ -93,12 +87,12 @@ def search(
     """
     if not all(cluster.devices for cluster in problem.clusters):
         return None
-    recent_results.begin_search()
     tabulated = []
     for cluster, assumed in zip(problem.clusters, assumed_links, strict=True):
         if known and is_late():
             return None
-        tabulated.append(_tabulated(problem, cluster, assumed))
+        costs = cluster_costs(problem, cluster, assumed, one_cluster=len(assumed_links) == 1)
+        tabulated.append(_Tabulated(costs, search_tables(costs)))
     tables = [one.costs for one in tabulated]
     if any(not costs.num_rows for costs in tables):
         return None
@@ -201,20 +195,6 @@ def _has_only_delays(costs: ClusterCosts) -> bool:
 class _Tabulated(NamedTuple):
     costs: ClusterCosts
     tables: SearchTables
-
-
-def _tabulated(problem: RoundProblem, cluster: ClusterProblem, assumed: AssumedLinks) -> _Tabulated:
-    """Tabulates a cluster, unless a recent search had the same input, bit for bit."""
-    # Of the other clusters, only their number matters.
-    count = len(problem.clusters)
-    alone = replace(problem, clusters=(cluster,), round_index=0, fixed_seconds=0.0)
-
-    def tabulate() -> _Tabulated:
-        alike = replace(alone, clusters=(cluster,) * count)
-        costs = cluster_costs(alike, cluster, assumed, one_cluster=count == 1)
-        return _Tabulated(costs, search_tables(costs))
-
-    return recent_results.get(repr((alone, count, assumed)), tabulate)
 
 
 class _ClusterSearch:

@@ -14,7 +14,7 @@ A *label* is a partial plan: the stages from some device to the head. The array 
 - error: what codecs add to the convergence term;
 - parent: index of the label that this label extends, in the layer before; -1 while a label is being dropped;
 - codec: index, in the link tables, of the codec on the link after `device`;
-- choice: index, in the tables of segments, of the choice whether `device` recomputes;
+- option: index, in the tables of segments, of the option whether `device` recomputes;
 - excess: the largest difference between a lower bound and its limit; without limits, the lower bound for the first
   weight.
 """
@@ -34,7 +34,7 @@ from collapipe.allocation.search.segment_costs import ClusterCosts
 LABEL = np.dtype(
     [
         (name, np.int64)
-        for name in ("row", "device", "start", "last", "mask", "parent", "codec", "choice")
+        for name in ("row", "device", "start", "last", "mask", "parent", "codec", "option")
     ]
     + [
         (name, np.float64)
@@ -105,7 +105,7 @@ def with_links(
                 new = out[count]
                 new.row, new.device, new.start, new.last = row, sender, start, label.last
                 new.mask, new.parent, new.codec, new.loop = label.mask, parent, codec, 0.0
-                new.choice = 0
+                new.option = 0
                 new.delay_cost = label.delay_cost + link.delay_cost
                 new.summed_cost = label.summed_cost + link.summed_cost
                 new.bottleneck = max(label.bottleneck, link.load)
@@ -147,24 +147,24 @@ def with_segments(tables: SearchTables, bounds: Bounds, linked: Records) -> Reco
     Labels of the same mask, row and device must follow each other.
     """
     period, num_blocks = tables.segments.shape[2], tables.segments.shape[3] - 1
-    num_choices = tables.segments.shape[4]
+    num_options = tables.segments.shape[4]
     out = np.empty(max(64, len(linked)), linked.dtype)
     count = first = 0
     newest, older = np.full(num_blocks + 1, -1), np.empty(len(out), np.int64)
     for i in range(len(linked)):
         label = linked[i]
         row, device = label.row, label.device
-        for option in range(num_choices, num_choices * (label.start + 1)):
-            blocks, choice = option // num_choices, option % num_choices
+        for place in range(num_options, num_options * (label.start + 1)):
+            blocks, option = place // num_options, place % num_options
             start = label.start - blocks
-            segment = tables.segments[row, device, start % period, blocks, choice]
+            segment = tables.segments[row, device, start % period, blocks, option]
             if segment.window == 0:
                 continue
             if count == len(out):
                 out, older = np.concatenate((out, out)), np.concatenate((older, older))
             new = out[count]
             out[count] = label
-            new.start, new.choice = start, choice
+            new.start, new.option = start, option
             new.delay_cost += segment.delay_cost + tables.moves[row, device, start, label.start]
             new.summed_cost += segment.summed_cost
             new.bottleneck = max(new.bottleneck, segment.seconds)

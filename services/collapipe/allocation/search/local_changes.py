@@ -5,7 +5,7 @@ larger share.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from collapipe.allocation.round_model.problem import (
@@ -17,13 +17,16 @@ from collapipe.allocation.round_model.problem import (
 )
 
 
-def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan]:
-    """Yields plans in which one cluster differs by one change.
+def local_changes(
+    problem: RoundProblem, plans: RoundPlan, changing: Iterable[int]
+) -> Iterator[RoundPlan]:
+    """Yields plans in which one of the clusters `changing` differs by one change.
 
     It has the next larger or smaller M, one device less, an idle device in the place of another one, or one block on
     the stage before or after. The links keep shares and powers that fit the old plan, so the caller replaces them.
     """
-    for n, (cluster, plan) in enumerate(zip(problem.clusters, plans, strict=True)):
+    for n in changing:
+        cluster, plan = problem.clusters[n], plans[n]
         first, last = problem.blocks_on_control_unit, problem.blocks_on_edge_server
         takers = range(0 if first else 1, len(plan.stages) - (0 if last else 1))
         for changed in (
@@ -32,7 +35,8 @@ def local_changes(problem: RoundProblem, plans: RoundPlan) -> Iterator[RoundPlan
             *_with_an_idle_device(cluster, plan),
             *_with_a_moved_block(plan, takers),
         ):
-            yield (*plans[:n], changed, *plans[n + 1 :])
+            for wanted in (changed, *_with_other_recomputation(problem, plan, changed)):
+                yield (*plans[:n], wanted, *plans[n + 1 :])
 
 
 def with_largest_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
@@ -90,6 +94,19 @@ def _with_a_moved_block(plan: ClusterPlan, takers: range) -> Iterator[ClusterPla
                 moved[first] = replace(stages[first], stop_unit=cut)
                 moved[second] = replace(stages[second], start_unit=cut)
                 yield replace(plan, stages=tuple(moved))
+
+
+def _with_other_recomputation(
+    problem: RoundProblem, plan: ClusterPlan, changed: ClusterPlan
+) -> Iterator[ClusterPlan]:
+    """Yields plans in which a device whose stage has changed recomputes if it did not, or the other way round."""
+    if len(problem.recompute_options) == 1:
+        return
+    for k, stage in enumerate(changed.stages[1:-1], start=1):
+        if stage not in plan.stages:
+            stages = list(changed.stages)
+            stages[k] = replace(stage, recompute=not stage.recompute)
+            yield replace(changed, stages=tuple(stages))
 
 
 def _with_an_idle_device(cluster: ClusterProblem, plan: ClusterPlan) -> Iterator[ClusterPlan]:

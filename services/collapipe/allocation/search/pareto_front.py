@@ -38,7 +38,7 @@ class PipelineChoice:
     """One plan of a front: its devices in pipeline order, and the codecs of all links.
 
     All numbers are indices in the cost tables. `starts` has the first block of each device, and then that of the
-    edge server. `choices` say whether each device recomputes.
+    edge server. `options` say whether each device recomputes: see `RoundProblem.recompute_options`.
     """
 
     costs: ClusterCosts
@@ -46,7 +46,7 @@ class PipelineChoice:
     devices: tuple[int, ...]
     starts: tuple[int, ...]
     codecs: tuple[int, ...]
-    choices: tuple[int, ...]
+    options: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,18 @@ class ParetoFront:
         if self.known is not None:
             return self.known
         plan, depth = self.plans[index], int(self.num_devices[index])
-        devices, starts, codecs, choices = [], [], [int(plan["codec"])], []
+        devices, starts, codecs, options = [], [], [int(plan["codec"])], []
         at = int(plan["parent"])
         for labels in self.layers[depth:0:-1]:
             devices.append(int(labels["device"][at]))
             starts.append(int(labels["start"][at]))
             codecs.append(int(labels["codec"][at]))
-            choices.append(int(labels["choice"][at]))
+            options.append(int(labels["option"][at]))
             at = int(labels["parent"][at])
         starts.append(self.costs.num_blocks - int(plan["last"]))
         row = int(plan["row"])
         return PipelineChoice(
-            self.costs, row, tuple(devices), tuple(starts), tuple(codecs), tuple(choices)
+            self.costs, row, tuple(devices), tuple(starts), tuple(codecs), tuple(options)
         )
 
 

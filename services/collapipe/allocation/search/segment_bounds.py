@@ -167,7 +167,7 @@ def _fill(
 
 @compiled
 def _fill_segment_costs(tables: SearchTables, bounds: Bounds, m: int, segment_cost: Floats) -> None:
-    """Fills the least weighted cost of every segment, over the choices to recompute: (w, k, s, e)."""
+    """Fills the least weighted cost of every segment, over the options to recompute: (w, k, s, e)."""
     period, width = tables.segments.shape[2], tables.segments.shape[3]
     for w in range(len(bounds.weights)):
         for k in range(segment_cost.shape[1]):

@@ -7,7 +7,7 @@ The arrays follow the model of `round_model.prediction`. They have these axes:
 - d: a number of blocks, from 0 on;
 - p: the first block of a segment, modulo the period with which costs repeat: see `ModelCost.pattern`;
 - s and e: the first block of a segment, and the block after its last one;
-- c: the choice whether the stage recomputes: an index into `RoundProblem.recompute_options`;
+- c: the option whether the stage recomputes: an index into `RoundProblem.recompute_options`;
 - sender: the devices, and then the control unit;
 - receiver: the devices, and then the edge server;
 - codec: the codecs of the problem.
@@ -318,7 +318,7 @@ def cluster_costs(
         [seconds_of(control_unit, c)[1:-1] for c in codecs],
         problem.blocks_on_control_unit,
         1.0,
-        problem.recompute_options[0],
+        problem.recomputes_by_default,
     )
     up_to = seconds_of(edge_server, codecs[0])
     last = end_stage(
@@ -336,29 +336,29 @@ def cluster_costs(
         np.array([[cost(*units) for units in listed] for listed in ranges])
         for cost in (model.state_bytes, model.stash_bytes, model.work)
     )
-    choices = problem.recompute_options
-    shape = (len(num_micro_batches), len(devices), model.period, num_blocks + 1, len(choices))
+    recomputes = problem.recompute_options
+    shape = (len(num_micro_batches), len(devices), model.period, num_blocks + 1, len(recomputes))
     compute, windows = np.full(shape, np.inf), np.zeros(shape, np.int64)
     segment_delay_cost, segment_summed_cost = np.zeros(shape), np.zeros(shape)
-    for k, c in itertools.product(np.flatnonzero(reachable), range(len(choices))):
-        device, factor = devices[k], RECOMPUTED_WORK if choices[c] else 1.0
-        fits = windows[:, k, :, :, c]
-        fits[..., 1:] = largest_windows(
+    for k, c in itertools.product(np.flatnonzero(reachable), range(len(recomputes))):
+        device, factor = devices[k], RECOMPUTED_WORK if recomputes[c] else 1.0
+        window = windows[:, k, :, :, c]
+        window[..., 1:] = largest_windows(
             problem,
             device,
             state,
             stash,
             size[:, None, None],
             max_in_flight[:, None, None],
-            recompute=choices[c],
+            recompute=recomputes[c],
         )
         block_seconds = device.seconds_per_sample * np.pad(work, ((0, 0), (1, 0)))
-        seconds = device.seconds_per_micro_batch + size[:, None, None] * block_seconds
-        deferred = device.deferred_share * seconds
-        seconds = factor * seconds
-        compute[:, k, :, :, c] = np.where(fits > 0, seconds, np.inf)
+        varying = size[:, None, None] * block_seconds
+        seconds = device.seconds_per_micro_batch + factor * varying
+        deferred = device.deferred_share * (device.seconds_per_micro_batch + varying)
+        compute[:, k, :, :, c] = np.where(window > 0, seconds, np.inf)
         waited = loop_price[:, None, None] * (seconds - deferred)
-        segment_delay_cost[:, k, :, :, c] = np.where(fits > 0, waited, 0.0)
+        segment_delay_cost[:, k, :, :, c] = np.where(window > 0, waited, 0.0)
         watt_price = device.joule_weight * device.busy_watts
         segment_summed_cost[:, k, :, :, c] = passes[:, None, None] * watt_price * seconds
         for start, listed in enumerate(ranges):

@@ -86,15 +86,17 @@ def _cluster_plan(
     if isinstance(choice, ClusterPlan):
         return choice
     costs, row, head = choice.costs, choice.row, problem.model.num_blocks + 1
-    first, options = choice.starts[0], problem.recompute_options
+    first = choice.starts[0]
     window = int(costs.first.window[row, first])
-    stages = [StagePlan(cluster.control_unit.host_id, 0, first + 1, window, options[0])]
+    name, recompute = cluster.control_unit.host_id, problem.recomputes_by_default
+    stages = [StagePlan(name, 0, first + 1, window, recompute)]
     for device, (start, stop), c in zip(
-        choice.devices, pairwise(choice.starts), choice.choices, strict=True
+        choice.devices, pairwise(choice.starts), choice.options, strict=True
     ):
         window = int(costs.window[row, device, start % problem.model.period, stop - start, c])
         host_id = cluster.devices[device].host_id
-        stages.append(StagePlan(host_id, start + 1, stop + 1, window, options[c]))
+        recompute = problem.recompute_options[c]
+        stages.append(StagePlan(host_id, start + 1, stop + 1, window, recompute))
     stages.append(StagePlan(cluster.edge_server.host_id, choice.starts[-1] + 1, head + 1, 1))
     senders = (costs.num_devices, *choice.devices)
     receivers = (*choice.devices, costs.num_devices)

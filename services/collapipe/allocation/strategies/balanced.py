@@ -13,7 +13,7 @@ With half blocks, what fits on a device depends on the kind of its last block. I
 number of devices may have a faster choice than that of step 1.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from collapipe.allocation.round_model.in_flight_windows import classical_window
@@ -35,8 +35,8 @@ def place_proportionally(problem: RoundProblem, cluster: ClusterProblem) -> Stag
         InfeasibleError: There are no devices, or their memory cannot hold the model.
     """
     balance = _Balance(problem, cluster)
-    seconds = balance.shortest()
-    placed = balance.place(balance.device_counts(seconds)[0], seconds)
+    seconds, count = min((seconds, count) for count, seconds in balance.shortest.items())
+    placed = balance.place(count, seconds)
     assert (
         placed is not None
     )  # Fewer devices would not do, so each of them holds what step 1 has given it.
@@ -85,8 +85,8 @@ def _predicted_seconds(
 def _placements(problem: RoundProblem, cluster: ClusterProblem) -> Iterator[Stages]:
     """Yields the placement for each number of devices that can hold the model, the fewest first."""
     balance = _Balance(problem, cluster)
-    for count in balance.device_counts(balance.times[-1]):
-        placed = balance.place(count, balance.shortest(count))
+    for count, seconds in sorted(balance.shortest.items()):
+        placed = balance.place(count, seconds)
         if placed is not None:
             yield placed
 
@@ -111,7 +111,7 @@ class _Balance:
                     device.compute_seconds(
                         size,
                         problem.model.work(*self._units(end, number)),
-                        recompute=problem.recompute_options[0],
+                        recompute=problem.recomputes_by_default,
                     )
                     for number in self._numbers(end)
                 ]
@@ -136,25 +136,14 @@ class _Balance:
                 f"the {len(devices)} devices can hold {most} of {self._num_blocks} blocks: add devices or memory, "
                 "use more and smaller micro-batches, a smaller schedule.in_flight, or a smaller model"
             )
-        self.times = sorted({time for rows in self._seconds for times in rows for time in times})
-        """Every time that a segment can take, ascending."""
-
-    def device_counts(self, seconds: float) -> list[int]:
-        """Returns how many devices can keep each segment within a time: all such numbers, ascending."""
-        return sorted(
-            count
-            for count, (blocks, _) in self._most_blocks(self._capacities_within(seconds)).items()
-            if count <= self._num_blocks <= blocks
-        )
-
-    def shortest(self, count: int | None = None) -> float:
-        """Returns the shortest time of the slowest segment on `count` devices. `None` means any number."""
-
-        def feasible(seconds: float) -> bool:
-            counts = self.device_counts(seconds)
-            return bool(counts) if count is None else count in counts
-
-        return self.times[bisect_left(self.times, True, key=feasible)]
+        self.shortest: dict[int, float] = {}
+        """The shortest time of the slowest segment on each number of devices that can hold the model."""
+        # With half blocks, devices that may take longer may need fewer others. So all times are tried.
+        for seconds in sorted({t for rows in self._seconds for times in rows for t in times}):
+            held = self._most_blocks(self._capacities_within(seconds))
+            for count, (blocks, _) in held.items():
+                if count <= self._num_blocks <= blocks:
+                    self.shortest.setdefault(count, seconds)
 
     def place(self, count: int, seconds: float) -> Stages | None:
         """Places the model on `count` devices, such that no segment takes longer than `seconds`.
@@ -215,7 +204,7 @@ class _Balance:
 
     def _needed_bytes(self, device: Host, count: int, end: int, num_blocks: int) -> float:
         window = classical_window(self._problem, self._num_micro_batches, count)
-        recompute = self._problem.recompute_options[0]
+        recompute = self._problem.recomputes_by_default
         stage = StagePlan(device.host_id, *self._units(end, num_blocks), window, recompute)
         return stage_memory_bytes(self._problem, device, stage, self._num_micro_batches)
 

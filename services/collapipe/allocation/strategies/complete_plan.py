@@ -42,7 +42,7 @@ def place_blocks(
     num_blocks, micro_batches = problem.model.num_blocks, num_micro_batches(cluster)
     window = classical_window(problem, micro_batches, len(active) + 1)
     start = 1 + before
-    recompute = problem.recompute_options[0]
+    recompute = problem.recomputes_by_default
     stages = [StagePlan(cluster.control_unit.host_id, 0, start, window, recompute)]
     for position, (device, count) in enumerate(active):
         window = classical_window(problem, micro_batches, len(active) - position)
