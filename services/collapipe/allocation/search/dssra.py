@@ -24,6 +24,7 @@ from collapipe.allocation.search.assumed_links import (
     with_bandwidth_charged,
 )
 from collapipe.allocation.search.bandwidth import Allocation, SolverFailedError
+from collapipe.allocation.search.joint_search import EXACT_CLUSTERS
 from collapipe.allocation.search.labels import compile_search
 from collapipe.allocation.search.link_tables import AssumedLinks
 from collapipe.allocation.search.local_changes import local_changes, with_largest_windows
@@ -223,12 +224,13 @@ class _Search:
 def _worth_changing(problem: RoundProblem, best: Allocation) -> list[int]:
     """Returns the clusters whose changes can improve the decision.
 
-    If only delays count, and clusters share no channel, that is the slowest one.
+    If only delays count, and many clusters share no channel, that is the slowest one.
     """
     seconds = [cluster.round_seconds for cluster in best.prediction.clusters]
     channels = [cluster.channel for cluster in problem.clusters if cluster.channel is not None]
     costs = problem.convergence.weight or any(host.joule_weight for host in problem.hosts.values())
-    if costs or problem.blocks_on_edge_server or len(set(channels)) < len(channels):
+    few, shared = len(seconds) <= EXACT_CLUSTERS, len(set(channels)) < len(channels)
+    if few or shared or costs or problem.blocks_on_edge_server:
         return list(range(len(seconds)))
     return [seconds.index(max(seconds))]
 
