@@ -426,6 +426,28 @@ def test_decide_out_of_time_keeps_the_current_plans() -> None:
     assert "more than its 3.5 s" in decision.notes[0]
 
 
+@pytest.mark.parametrize("seed", [0, 1, 5])
+def test_decide_out_of_time_during_small_changes_has_the_best_so_far(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In the turn in which the time is up, the placement has become better, so another turn would follow.
+    problem = random_problem(seed, 2, 3)
+    current = decide(random_problem(seed + 100, 2, 3), None).plans
+    real, calls = dssra.with_rough_shares, [0]
+
+    def slow(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
+        calls[0] += 1
+        return real(problem, plans)
+
+    monkeypatch.setattr(dssra, "with_rough_shares", slow)
+    decision = decide(
+        problem, current, hysteresis=0.0, time_limit_seconds=3.5, clock=lambda: 9.0 * calls[0]
+    )
+    assert calls[0] == 1  # The time was up after the first change.
+    assert decision.kept == ""
+    assert decision.prediction.objective < predict(problem, current).objective
+
+
 def test_decide_out_of_time_without_a_plan_decides_nevertheless() -> None:
     problem, clock = random_problem(1, 2, 2), _seconds(1.0)
     decision = decide(problem, None, time_limit_seconds=0.5, clock=lambda: next(clock))

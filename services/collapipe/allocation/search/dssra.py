@@ -167,7 +167,7 @@ class _Search:
         self._place(self.problem, links_at_equal_shares(self.problem))
 
     def improve(self, *, thorough: bool) -> None:
-        """Takes turns between placement and allocation until the best plan stays the same.
+        """Takes turns between placement and allocation until the best plan stays the same, or time is up after a turn.
 
         If `thorough`, segments are also placed without a charge for bandwidth.
         """
@@ -179,10 +179,10 @@ class _Search:
             assumed_links = links_at_prices(self.problem, best)
             assumed = with_assumed_uploads(self.problem, best)
             self._place(with_bandwidth_charged(assumed, assumed_links, best), assumed_links)
-            if thorough:
+            if thorough and not self.time_is_up:
                 self._place(assumed, assumed_links)
             self._try_local_changes(assumed, best, assumed_links)
-            if self.best is best:
+            if self.best is best or self.time_is_up:
                 return
 
     def _place(self, problem: RoundProblem, assumed_links: Sequence[AssumedLinks]) -> None:

@@ -17,11 +17,7 @@ from collapipe.allocation.round_model.prediction import (
     other_edge_seconds,
     predict,
 )
-from collapipe.allocation.round_model.problem import (
-    ClusterPlan,
-    RoundPlan,
-    RoundProblem,
-)
+from collapipe.allocation.round_model.problem import ClusterPlan, RoundPlan, RoundProblem
 from collapipe.allocation.search.arrays import Floats
 from collapipe.allocation.search.joint_clusters import (
     Candidates,

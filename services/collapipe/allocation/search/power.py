@@ -27,8 +27,13 @@ _MAX_STEPS = 8
 """Most convex problems for one allocation; two or three are usual."""
 _LEAST_GAIN = 3e-4
 """An allocation ends after a step with a smaller relative gain."""
-_ROUGH_NORM, _ROUGH_STEPS, _MORE, _LEAST_ROUGH_GAIN, _TINY = 8.0, 10, 1.05, 0.3, 1e-300
-"""For `with_rough_shares`: order, steps, test factor of a share, and limits of a gain and of a divisor."""
+_ROUGH_NORM = 8.0
+_ROUGH_STEPS = 10
+_MORE = 1.05
+"""The gain of a link is measured with this factor on its share."""
+_LEAST_ROUGH_GAIN = 0.3
+"""A step treats a smaller gain, relative to the largest one, like this one."""
+_TINY = 1e-300
 _BRANCH = 1e-15 - 1 / math.e
 """The least argument of Lambert's W, with a margin for rounding."""
 
@@ -104,7 +109,8 @@ def with_rough_shares(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
     """Returns the plans with shares that are good for their placement and powers, without the convex solver.
 
     In the optimum, a little more bandwidth gains equally on each link. Each step moves the shares towards this.
-    The slowest cluster and the bottleneck count with smooth weights, as in a norm of the order `_ROUGH_NORM`.
+    The slowest cluster and the bottleneck count with smooth weights, as in a norm of the order `_ROUGH_NORM`. Energy
+    does not count.
 
     Args:
         plans: With shares and powers above 0 on the links that share channels.
