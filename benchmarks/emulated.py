@@ -21,7 +21,7 @@ from collapipe_client.testbed_processes import Device
 DEVICES = ("raspberry-pi-4", "laptop", "raspberry-pi-5", "raspberry-pi-4")
 """Profiles of the devices, in the order of their names. A core could not emulate a Jetson, which is faster."""
 
-TIME_SCALE = 9.0
+TIME_SCALE = 20.0
 """Factor on all emulated times. It makes the real work of all hosts together fit into this machine."""
 
 
