@@ -101,7 +101,7 @@ def run_reference(job: JobConfig) -> dict[str, Any]:
                 predictions.append(model(**inputs).logits.argmax(-1))
     return {
         "losses": [client.losses[0], client.losses[-1]],
-        "metric": client.task.score(predictions),
+        "metric": client.task.score(predictions)[client.task.metric],
         "training_seconds": round(training_seconds, 1),
         "weights": digest(dict(model.named_parameters())),
     }

@@ -268,6 +268,7 @@ def _say_trained(
                 "files": [path.name for path in files],
                 "metric": evaluation.metric if evaluation else None,
                 "value": evaluation.value if evaluation else None,
+                "other_metrics": dict(evaluation.other_metrics) if evaluation else {},
             }
         )
         return

@@ -35,6 +35,11 @@ _EXAMPLES = {
         '{"en": "A man rides a horse.", "de": "Ein Mann reitet ein Pferd."}',
         "jsonl",
     ),
+    "causal_lm": (
+        "rows.txt, one text a line (or rows.jsonl, one row a line)",
+        "Once upon a time, a lamp stood by the river.",
+        "txt",
+    ),
 }
 """By kind of task: the format of a data file, an example row, and the suffix of the file's name."""
 

@@ -85,6 +85,10 @@ tokenizer = AutoTokenizer.from_pretrained({model!r})
 model = AutoModelForSeq2SeqLM.from_pretrained({model!r})
 tokens = model.generate(**tokenizer("A dog runs.", return_tensors="pt"))
 print(tokenizer.batch_decode(tokens, skip_special_tokens=True))""",
+    "causal_lm": """\
+from transformers import pipeline
+generate = pipeline("text-generation", model={model!r})
+print(generate("Return the", max_new_tokens=20))""",
 }
 
 

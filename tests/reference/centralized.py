@@ -26,6 +26,9 @@ EMBEDDINGS = {
     "roberta": "roberta.embeddings",
     "marian": "model.encoder",  # its own forward pass begins with the embedding
     "bart": "model.encoder",
+    "gpt2": "transformer",  # as before
+    "llama": "model.embed_tokens",
+    "qwen2": "model.embed_tokens",
 }
 BLOCKS = {
     "bert": "bert.encoder.layer",
@@ -33,6 +36,9 @@ BLOCKS = {
     "roberta": "roberta.encoder.layer",
     "marian": "model.encoder.layers",
     "bart": "model.encoder.layers",
+    "gpt2": "transformer.h",
+    "llama": "model.layers",
+    "qwen2": "model.layers",
 }
 FEED_FORWARDS = {
     "bert": "intermediate",
@@ -40,6 +46,9 @@ FEED_FORWARDS = {
     "roberta": "intermediate",
     "marian": "fc1",
     "bart": "fc1",
+    "gpt2": "ln_2",
+    "llama": "post_attention_layernorm",
+    "qwen2": "post_attention_layernorm",
 }
 """The module of a layer's feed-forward network that runs first."""
 HEADS = {
@@ -51,6 +60,9 @@ HEADS = {
     ("roberta", "ner"): "dropout",
     ("marian", "translation"): "model.decoder",
     ("bart", "translation"): "model.decoder",
+    ("gpt2", "causal_lm"): "transformer.ln_f",
+    ("llama", "causal_lm"): "model.norm",
+    ("qwen2", "causal_lm"): "model.norm",
 }
 """The module of each head that runs first."""
 

@@ -28,6 +28,9 @@ FAMILIES = [
     ("roberta", "ner"),
     ("marian", "translation"),
     ("bart", "translation"),
+    ("gpt2", "causal_lm"),
+    ("llama", "causal_lm"),
+    ("qwen2", "causal_lm"),
 ]
 
 

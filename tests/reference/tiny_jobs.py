@@ -42,6 +42,18 @@ TRANSLATOR_CONFIG: Mapping[str, Any] = {
     "attention_dropout": 0.1,
     "activation_dropout": 0.1,
 }
+LANGUAGE_MODEL_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": {"n_embd": 16, "n_layer": 3, "n_head": 2, "n_inner": 24, "n_positions": 40},
+    "llama": {
+        "hidden_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 40,
+        "attention_dropout": 0.1,
+    },
+}
 
 
 def make_job(
@@ -70,16 +82,23 @@ def make_job(
         job: Overrides of keys outside the sections.
     """
     train = [write_rows(folder, kind, f"train-{i}", count) for i, count in enumerate(num_rows)]
-    blocks_key = {"distilbert": "n_layers", "marian": "encoder_layers", "bart": "encoder_layers"}
+    blocks_key = {
+        "distilbert": "n_layers",
+        "marian": "encoder_layers",
+        "bart": "encoder_layers",
+        "gpt2": "n_layer",
+    }
     if kind == "translation":
         tiny = TRANSLATOR_CONFIG
+    elif kind == "causal_lm":
+        tiny = LANGUAGE_MODEL_CONFIGS["gpt2" if family == "gpt2" else "llama"]
     else:
         tiny = ENCODER_CONFIGS["distilbert" if family == "distilbert" else "bert"]
     blocks = {blocks_key.get(family, "num_hidden_layers"): num_blocks}
     document = {
         "seed": 7,
         "clusters": len(num_rows),
-        "task": {"kind": kind, "max_length": 32, "max_new_tokens": 4},
+        "task": {"kind": kind, "max_length": 8 if kind == "causal_lm" else 32, "max_new_tokens": 4},
         "data": {"train": train, "held_out": write_rows(folder, kind, "held-out", 4)},
         "model": {
             "family": family,
@@ -117,6 +136,10 @@ def write_rows(folder: Path, kind: str, name: str, count: int) -> str:
     if kind == "ner":
         path = folder / f"{name}.conll"
         path.write_text("\n".join("".join(map(_tagged, words)) for words in sentences))
+        return str(path)
+    if kind == "causal_lm":
+        path = folder / f"{name}.txt"
+        path.write_text("".join(" ".join(words) + "\n" for words in sentences))
         return str(path)
     path = folder / f"{name}.jsonl"
     rows = [

@@ -49,10 +49,11 @@ def make_tokenizer() -> MakeTokenizer:
     """Makes a vocabulary of 36 words and the special tokens of a family."""
 
     def make(family: str) -> Tokenizer:
-        is_bert = family in ("bert", "distilbert")
-        special = (
-            ["[PAD]", "[CLS]", "[SEP]", "[UNK]"] if is_bert else ["<pad>", "<s>", "</s>", "<unk>"]
-        )
+        special = ["<pad>", "<s>", "</s>", "<unk>"]
+        if family in ("bert", "distilbert"):
+            special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+        elif family in ("gpt2", "qwen2", "qwen3"):
+            special = ["<|pad|>", "<s>", "<|endoftext|>", "<unk>"]
         words = special + [f"w{number}" for number in range(36)]
         vocabulary = {word: number for number, word in enumerate(words)}
         made = Tokenizer(models.WordLevel(vocabulary, unk_token=special[3]))

@@ -69,7 +69,7 @@ TRAINING = Definition(
             ),
             NONE,
             "Metric of the global model, after rounds with an evaluation (training.evaluate_every). Accuracy and F1 are at most 1, "
-            "BLEU is at most 100.",
+            "BLEU is at most 100. Of perplexity, less is better.",
             steps=True,
         ),
         round_time(),

@@ -182,12 +182,14 @@ class ClusterRound:
     def _evaluate(self) -> job_pb2.Evaluation:
         size = max(1, self._job.training.mini_batch // self._request.plan.num_micro_batches)
         predictions = self._pipeline.evaluate(self._task.held_out_micro_batches(size))
-        value = self._task.score(predictions)
-        metrics.EVALUATION_METRIC.labels(str(self._cluster_index), self._task.metric).set(value)
+        values = self._task.score(predictions)
+        for name, value in values.items():
+            metrics.EVALUATION_METRIC.labels(str(self._cluster_index), name).set(value)
         return job_pb2.Evaluation(
             num_rounds=self._request.attempt.round_index,
             metric=self._task.metric,
-            value=value,
+            value=values.pop(self._task.metric),
+            other_metrics=values,
             num_rows=self._task.num_held_out_rows,
             cluster_index=self._cluster_index,
         )

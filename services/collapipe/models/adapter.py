@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.errors import InvalidInputError
+from collapipe.models.pretrained import load_pretrained
 from collapipe.models.special_tokens import SpecialTokens
 from collapipe.models.unit import Head, Side, Unit
 
@@ -46,6 +47,8 @@ class ModelAdapter(ABC):
     embedding_path: ClassVar[str]
     blocks_path: ClassVar[str]
     """Path of the `ModuleList` of the layers. A layer is a block, or two half blocks."""
+    head_parts: ClassVar[tuple[str, ...]] = ()
+    """The submodules at `embedding_path` that belong to the head."""
     attention_parts: ClassVar[frozenset[str]]
     """The submodules of a layer that its attention half uses. The feed-forward half uses all others."""
     special_tokens: ClassVar[SpecialTokens]
@@ -53,13 +56,15 @@ class ModelAdapter(ABC):
     """Configuration values of a model with random weights, where they differ from those of `transformers`."""
     fixed: ClassVar[Mapping[str, Any]] = {}
     """Configuration values that cutting needs. A job cannot override them."""
+    tie_keys: ClassVar[tuple[str, ...]] = ("tie_word_embeddings",)
+    """Keys of the configuration that say which embeddings a pretrained model ties."""
     side_names: ClassVar[tuple[str, ...]] = ("attention_mask", "labels")
     """Side tensors that the units after the embedding need."""
 
     def __init__(self, task: str, config_json: str) -> None:
         self.task = task
-        self._last_masks: tuple[Tensor, Tensor | None] | None = None
-        """The attention mask of the last micro-batch, and its expanded form."""
+        self._last_shared: tuple[Tensor, Any] | None = None
+        """The attention mask of the last micro-batch, and its shared inputs."""
         try:
             self._document: dict[str, Any] = json.loads(config_json)
         except ValueError as error:
@@ -143,7 +148,7 @@ class ModelAdapter(ABC):
     def special_token_ids(cls, tokenizer: "Tokenizer") -> dict[str, int]:
         """Returns the ids of the special tokens by role; raises `InvalidInputError` if one is missing."""
         ids: dict[str, int] = {}
-        for role, token in cls.special_tokens.by_role.items():
+        for role, token in cls.roles_in(tokenizer).items():
             token_id = tokenizer.token_to_id(token)
             if token_id is None:
                 raise InvalidInputError(
@@ -152,6 +157,19 @@ class ModelAdapter(ABC):
                 )
             ids[role] = token_id
         return ids
+
+    @classmethod
+    def roles_in(cls, tokenizer: "Tokenizer") -> Mapping[str, str]:
+        """Returns the special tokens that a vocabulary must have, by role."""
+        return cls.special_tokens.by_role
+
+    @classmethod
+    def prepare_tokenizer(cls, tokenizer: "Tokenizer") -> None:
+        """Sets how a vocabulary that is made for a job divides text into words, and how it joins tokens."""
+        from tokenizers import decoders, pre_tokenizers
+
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
 
     @classmethod
     def vocabulary_values(cls, tokenizer: "Tokenizer") -> dict[str, Any]:
@@ -169,17 +187,38 @@ class ModelAdapter(ABC):
         initialise: Any = model._init_weights
         initialise(module)
 
-    @abstractmethod
     def read_pretrained(self, directory: Path) -> dict[str, Tensor]:
-        """Reads the weights of a pretrained directory, by their names in the model."""
+        """Reads the weights of a pretrained directory, by their names in the model.
+
+        Embeddings that the pretrained model ties become copies of each other.
+        """
+        config = copy.deepcopy(self.config)
+        theirs = self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
+        for key in self.tie_keys:
+            setattr(config, key, getattr(theirs, key))
+        return load_pretrained(self.model_classes[self.task], directory, config)
+
+    def make_shared_inputs(self, activation: Tensor, attention_mask: Tensor) -> Any:
+        """Makes what all layers of a stage need for a micro-batch: here the mask that their `forward` takes."""
+        # The import is slow, and only hosts that run blocks need it.
+        from transformers.masking_utils import create_bidirectional_mask
+
+        return create_bidirectional_mask(
+            config=self.config, inputs_embeds=activation, attention_mask=attention_mask
+        )
+
+    def run_layer(self, layer: Any, activation: Tensor, shared: Any) -> Tensor:
+        """Runs a whole layer, given what `make_shared_inputs` returned."""
+        output: Tensor = layer(activation, shared)
+        return output
 
     @abstractmethod
     def run_embedding(self, module: nn.Module, side: Side) -> Tensor:
         """Embeds a micro-batch with the module at `embedding_path`, from which the blocks were removed."""
 
     @abstractmethod
-    def run_attention(self, layer: Any, activation: Tensor, mask: Tensor | None) -> Tensor:
-        """Runs the attention half of a layer, with the mask that its `forward` takes."""
+    def run_attention(self, layer: Any, activation: Tensor, shared: Any) -> Tensor:
+        """Runs the attention half of a layer, given what `make_shared_inputs` returned."""
 
     @abstractmethod
     def run_feed_forward(self, layer: Any, activation: Tensor) -> Tensor:
@@ -187,7 +226,7 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def make_head(self, model: "PreTrainedModel") -> Head:
-        """Makes the head from a model without embedding and blocks."""
+        """Makes the head from a model without blocks, which has only `head_parts` of its embedding."""
 
     def _build_on_meta(self) -> "PreTrainedModel":
         with torch.device("meta"):
@@ -215,11 +254,15 @@ class ModelAdapter(ABC):
             unit.has_attention = not half
         else:
             model.set_submodule(self.blocks_path, nn.ModuleList())
+            embedding = model.get_submodule(self.embedding_path)
+            embedding_of_head = _EmbeddingOfHead()
+            for name in self.head_parts:
+                embedding_of_head.add_module(name, embedding.get_submodule(name))
+                delattr(embedding, name)
             if unit_index == 0:
-                embedding = model.get_submodule(self.embedding_path)
                 unit = _PathUnit(self.embedding_path, embedding, self._run_embedding)
             else:
-                model.set_submodule(self.embedding_path, _EmbeddingOfHead())
+                model.set_submodule(self.embedding_path, embedding_of_head)
                 unit = self.make_head(model)
         _turn_constants_into_buffers(unit, set(model._keys_to_ignore_on_save or ()))
         _name_tied_parameters_once(unit)
@@ -234,30 +277,24 @@ class ModelAdapter(ABC):
 
     def _run_block(self, layer: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
         assert activation is not None
-        output: Tensor = layer(activation, self._expanded_mask(activation, side["attention_mask"]))
-        return output
+        return self.run_layer(layer, activation, self._shared_inputs(activation, side))
 
     def _run_attention(self, layer: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
         assert activation is not None
-        mask = self._expanded_mask(activation, side["attention_mask"])
-        return self.run_attention(layer, activation, mask)
+        return self.run_attention(layer, activation, self._shared_inputs(activation, side))
 
     def _run_feed_forward(self, layer: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
         assert activation is not None
         return self.run_feed_forward(layer, activation)
 
-    def _expanded_mask(self, activation: Tensor, attention_mask: Tensor) -> Tensor | None:
-        """Returns the mask in the form that blocks take. All blocks of a stage use the same one."""
-        # The import is slow, and only hosts that run blocks need it.
-        from transformers.masking_utils import create_bidirectional_mask
-
+    def _shared_inputs(self, activation: Tensor, side: Side) -> Any:
+        """Returns what all blocks of a stage need for a micro-batch. It is made once for all of them."""
+        attention_mask = side["attention_mask"]
         # Another thread may run blocks of the same adapter, so the pair is read and replaced as a whole.
-        last = self._last_masks
+        last = self._last_shared
         if last is None or last[0] is not attention_mask:
-            expanded: Any = create_bidirectional_mask(
-                config=self.config, inputs_embeds=activation, attention_mask=attention_mask
-            )
-            self._last_masks = last = (attention_mask, expanded)
+            shared = self.make_shared_inputs(activation, attention_mask)
+            self._last_shared = last = (attention_mask, shared)
         return last[1]
 
     def _run_embedding(self, module: nn.Module, activation: Tensor | None, side: Side) -> Tensor:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import ModelConfig, TaskConfig, suggest_key
+from collapipe.job import LABELLING_TASKS, ModelConfig, TaskConfig, suggest_key
 from collapipe.models.adapter import ModelAdapter
 from collapipe.models.families import adapter_class_for
 from collapipe.models.pretrained import pretrained_directory
@@ -39,7 +39,7 @@ def create_config_json(
     `translation`, it has the additional key "max_new_tokens", and for half blocks "half_blocks".
 
     Args:
-        labels: Names of the labels in the order of their ids. Not used for `translation`.
+        labels: Names of the labels in the order of their ids. Empty for a task without labels.
 
     Raises:
         InvalidInputError: A setting of the job is not possible.
@@ -99,7 +99,7 @@ def _pretrained_values(adapter: type[ModelAdapter], directory: Path) -> dict[str
 
 
 def _label_values(task: TaskConfig, labels: Sequence[str]) -> dict[str, Any]:
-    if task.kind == "translation":
+    if task.kind not in LABELLING_TASKS:
         return {}
     if len(labels) < 2:
         raise InvalidInputError(

@@ -4,17 +4,13 @@ The encoder's embedding is not tied to the decoder's, because they are on differ
 embedding and the output layer are tied within the head.
 """
 
-import copy
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from collapipe.models.adapter import ModelAdapter, ModelHead, cross_entropy_sum
-from collapipe.models.pretrained import load_pretrained
 from collapipe.models.unit import Side
 
 if TYPE_CHECKING:
@@ -41,8 +37,6 @@ class EncoderDecoderAdapter(ModelAdapter):
     }
     decoder_start_role: ClassVar[str]
     """The role of the special token that decoding starts from."""
-    tie_keys: ClassVar[tuple[str, ...]] = ("tie_word_embeddings",)
-    """Keys of the configuration that say which embeddings a pretrained model ties."""
 
     def build_model(self) -> "PreTrainedModel":
         from transformers import GenerationConfig
@@ -89,14 +83,6 @@ class EncoderDecoderAdapter(ModelAdapter):
 
     def make_head(self, model: "PreTrainedModel") -> "DecoderHead":
         return DecoderHead(model)
-
-    def read_pretrained(self, directory: Path) -> dict[str, Tensor]:
-        """Reads all weights. Embeddings that the pretrained model ties become copies of each other."""
-        config = copy.deepcopy(self.config)
-        theirs = self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
-        for key in self.tie_keys:
-            setattr(config, key, getattr(theirs, key))
-        return load_pretrained(self.model_classes[self.task], directory, config)
 
 
 class DecoderHead(ModelHead):

@@ -11,6 +11,11 @@ FAMILIES = {
     "roberta": "RobertaAdapter",
     "marian": "MarianAdapter",
     "bart": "BartAdapter",
+    "gpt2": "Gpt2Adapter",
+    "llama": "LlamaAdapter",
+    "mistral": "MistralAdapter",
+    "qwen2": "Qwen2Adapter",
+    "qwen3": "Qwen3Adapter",
 }
 """The class of the adapter, by family. Its module has the name of the family."""
 

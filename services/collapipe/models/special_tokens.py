@@ -34,3 +34,9 @@ ROBERTA_TOKENS = SpecialTokens(
     "<s> $A </s>",
     mask_token="<mask>",
 )
+LLAMA_TOKENS = SpecialTokens(
+    {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}, "<s> $A"
+)
+QWEN_TOKENS = SpecialTokens(
+    {"pad_token": "<|pad|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}, "$A"
+)

@@ -40,7 +40,8 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def predict(self, activation: Tensor, side: Side) -> Tensor:
-        """Returns label ids [batch] or [batch, length], or token ids [batch, length], as int64.
+        """Returns what the task measures: label ids [batch] or [batch, length], or token ids [batch, length].
 
-        The head must be in evaluation mode.
+        They are int64. For `causal_lm`, it returns the sum of the losses of each row and its number of right
+        tokens, [batch, 2], as float32. The head must be in evaluation mode.
         """

@@ -7,8 +7,10 @@ its gradient, which is as large as the table.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from collapipe.models import Head, Unit
 from collapipe.stage_runtime.weight_gradients import SplitLinear
@@ -53,8 +55,10 @@ class StageWork:
         self._head_weights = _linear_weights(head) if head is not None else 0
         self._split_segment_weights = self._split_head_weights = 0
         if splits:
-            self._split_segment_weights = sum(_linear_weights(m, SplitLinear) for m in segment)
-            self._split_head_weights = _linear_weights(head, SplitLinear) if head is not None else 0
+            self._split_segment_weights = sum(_linear_weights(m, (SplitLinear,)) for m in segment)
+            self._split_head_weights = (
+                _linear_weights(head, (SplitLinear,)) if head is not None else 0
+            )
         self._table_weights = sum(map(_table_weights, modules))
         self._num_parameters = sum(
             parameter.numel()
@@ -99,8 +103,13 @@ def _products(side: Mapping[str, Tensor], segment_weights: int, head_weights: in
     return 2.0 * (segment_weights * num_tokens + head_weights * num_labels)
 
 
-def _linear_weights(module: nn.Module, kind: type[nn.Linear] = nn.Linear) -> int:
-    return sum(part.weight.numel() for part in module.modules() if isinstance(part, kind))
+def _linear_weights(
+    module: nn.Module, kinds: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
+) -> int:
+    """Counts the weights of linear layers. Those of GPT-2 are called `Conv1D`."""
+    return sum(
+        cast(Tensor, part.weight).numel() for part in module.modules() if isinstance(part, kinds)
+    )
 
 
 def _table_weights(module: nn.Module) -> int:

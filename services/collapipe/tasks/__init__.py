@@ -1,8 +1,8 @@
-"""The data of a job: rows of files or of the hub become micro-batches, and predictions become a metric.
+"""The data of a job: rows of files or of the hub become micro-batches, and predictions become metrics.
 
 Reading order: `rows` defines a row. `sources`, `hub` and `stdlib_docstrings` read rows. `cluster_rows`
 keeps the rows of one cluster, which `sharding` chooses. `vocabulary` encodes texts. `task` makes
-micro-batches and computes the metric, and `classification`, `ner` and `translation` say how. `sampler`
+micro-batches and computes metrics, and `classification`, `ner`, `translation` and `causal_lm` say how. `sampler`
 chooses the rows of each mini-batch. `loading` puts all of this together.
 """
 

@@ -6,10 +6,10 @@ import numpy as np
 from tokenizers import Encoding
 
 from collapipe.tasks.rows import Row
-from collapipe.tasks.task import Example, IntArray, Task, token_ids
+from collapipe.tasks.task import Example, IntArray, RowTask, token_ids
 
 
-class Classification(Task[Example]):
+class Classification(RowTask[Example]):
     """The data of a classification job."""
 
     metric = "accuracy"
@@ -21,6 +21,6 @@ class Classification(Task[Example]):
         label_ids = self._known_labels()
         return np.array([label_ids[example.row.labels[0]] for example in examples], dtype=np.int64)
 
-    def _measure(self, examples: Sequence[Example], predictions: Sequence[int]) -> float:
+    def _measure(self, examples: Sequence[Example], predictions: Sequence[int]) -> dict[str, float]:
         truth = self._labels(examples, length=1)
-        return float((truth == np.array(predictions)).mean())
+        return {self.metric: float((truth == np.array(predictions)).mean())}

@@ -104,10 +104,10 @@ class ClusterRows:
 def _open(job: JobConfig, name: str | None) -> RowSource:
     data, kind = job.data, job.task.kind
     if data.source == "stdlib_docstrings":
-        if kind != "classification":
+        if kind not in ("classification", "causal_lm"):
             raise InvalidInputError(
                 'data.source is "stdlib_docstrings", whose rows have classes, but task.kind is '
-                f'{kind!r}: set "classification", or use files'
+                f'{kind!r}: set "classification" or "causal_lm", or use files'
             )
         if data.train is not None or data.held_out is not None:
             raise InvalidInputError(

@@ -3,6 +3,7 @@
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.models import pretrained_directory
+from collapipe.tasks.causal_lm import CausalLanguageModel
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.cluster_rows import ClusterRows, NewRows
 from collapipe.tasks.ner import EntityRecognition
@@ -14,6 +15,7 @@ _TASKS: dict[str, type[Task]] = {
     "classification": Classification,
     "ner": EntityRecognition,
     "translation": Translation,
+    "causal_lm": CausalLanguageModel,
 }
 
 
@@ -31,11 +33,15 @@ def load_task(job: JobConfig, cluster_index: int, vocabulary: bytes | None) -> T
     rows = ClusterRows(job, cluster_index)
     new = rows.read()
     rows.check(new)
-    _check_num_rows(len(new.train), job, cluster_index, rows.name)
     if vocabulary is None:
         vocabulary = _make_or_read_vocabulary(job, new)
     task_class = _TASKS[job.task.kind]
-    return task_class(rows, new, Vocabulary(vocabulary, job.model.family, job.task.max_length))
+    encoder = Vocabulary(
+        vocabulary, job.model.family, job.task.max_length, cuts_texts=task_class.cuts_texts
+    )
+    task = task_class(rows, new, encoder)
+    _check_num_rows(task.num_rows, job, cluster_index, rows.name)
+    return task
 
 
 def _check_num_rows(num_rows: int, job: JobConfig, cluster_index: int, origin: str) -> None:
@@ -43,6 +49,8 @@ def _check_num_rows(num_rows: int, job: JobConfig, cluster_index: int, origin: s
         return
     is_shared = job.clusters > 1 and not isinstance(job.data.train, list)
     remedies = ["add rows", "lower training.mini_batch"]
+    if not _TASKS[job.task.kind].cuts_texts:
+        remedies.append(f"lower task.max_length ({job.task.max_length} tokens in a row)")
     if job.data.max_rows is not None:
         remedies.append("raise data.max_rows")
     if is_shared:

@@ -7,7 +7,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from collapipe.tasks.rows import Row, TaggedRow
-from collapipe.tasks.task import IGNORED, Example, IntArray, Task, token_ids
+from collapipe.tasks.task import IGNORED, Example, IntArray, RowTask, token_ids
 
 _CUT = -1
 
@@ -20,7 +20,7 @@ class TaggedExample(Example):
     """Position of each word's first token; -1 for a word without a token."""
 
 
-class EntityRecognition(Task[TaggedExample]):
+class EntityRecognition(RowTask[TaggedExample]):
     """The data of an NER job. Each word has an IOB2 tag, which its first token predicts.
 
     The words are joined by spaces and encoded as one text, because `pipeline` of `transformers` does the same
@@ -52,7 +52,7 @@ class EntityRecognition(Task[TaggedExample]):
 
     def _measure(
         self, examples: Sequence[TaggedExample], predictions: Sequence[list[int]]
-    ) -> float:
+    ) -> dict[str, float]:
         # Imported here, because it is slow and only an evaluation needs it.
         from seqeval.metrics import f1_score  # type: ignore[import-untyped]
 
@@ -62,7 +62,7 @@ class EntityRecognition(Task[TaggedExample]):
             for example, row in zip(examples, predictions, strict=True)
         ]
         truth = [list(example.row.labels) for example in examples]
-        return float(f1_score(truth, predicted, zero_division=0))
+        return {self.metric: float(f1_score(truth, predicted, zero_division=0))}
 
 
 def _first_tokens(words: Sequence[str], encoding: Encoding) -> IntArray:

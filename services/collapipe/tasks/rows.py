@@ -22,7 +22,7 @@ class Row:
     texts: tuple[str, ...]
     """The input text; for translation also the target text."""
     labels: tuple[str, ...]
-    """The class of the text, or the tag of each word; empty for translation."""
+    """The class of the text, or the tag of each word; empty for a task without labels."""
 
     @property
     def place(self) -> str:
@@ -39,7 +39,7 @@ class Row:
         """The label by which Dirichlet sharding distributes the row."""
         if not self.labels:
             raise InvalidInputError(
-                'data.sharding is "dirichlet", which skews labels, but translation has none: use '
+                'data.sharding is "dirichlet", which skews labels, but the rows have none: use '
                 '"iid", or one file for each cluster'
             )
         return self.labels[0]
@@ -80,6 +80,9 @@ def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, 
             record = nested
         source = _text(record, data, "source_column", place)
         return Row(file, line, (source, _text(record, data, "target_column", place)), ())
+    if kind == "causal_lm":
+        text = _text(record, data, "text_column", place, may_be_blank=True)
+        return Row(file, line, (text,), ())
     label = _column(record, data, "label_column", place)
     if isinstance(label, int) and not isinstance(label, bool):
         record = {**record, data.label_column: str(label)}
@@ -109,13 +112,13 @@ def check_iob2(tags: Sequence[str], place: Callable[[int], str]) -> None:
         before = tag
 
 
-def check_text(text: str, what: str, place: str) -> str:
-    """Returns the text if it is not empty and UTF-8 can encode it. The error calls the text `what`.
+def check_text(text: str, what: str, place: str, *, may_be_blank: bool = False) -> str:
+    """Returns the text if it is not blank and UTF-8 can encode it. The error calls the text `what`.
 
     Raises:
-        InvalidInputError: It is empty, or has a character that UTF-8 cannot encode.
+        InvalidInputError: It is blank, or has a character that UTF-8 cannot encode.
     """
-    if not text.strip():
+    if not (may_be_blank or text.strip()):
         raise InvalidInputError(f"{place}: {what} is empty: remove the row or fill it in")
     try:
         text.encode()
@@ -138,14 +141,21 @@ def _column(record: Mapping[str, Any], data: DataConfig, setting: str, place: st
     return record[name]
 
 
-def _text(record: Mapping[str, Any], data: DataConfig, setting: str, place: str) -> str:
+def _text(
+    record: Mapping[str, Any],
+    data: DataConfig,
+    setting: str,
+    place: str,
+    *,
+    may_be_blank: bool = False,
+) -> str:
     value = _column(record, data, setting, place)
     what = f"column {getattr(data, setting)!r}"
     if not isinstance(value, str):
         raise InvalidInputError(
             f"{place}: {what} is {value!r:.80}, of type {type(value).__name__}: it must be a string"
         )
-    return check_text(value, what, place)
+    return check_text(value, what, place, may_be_blank=may_be_blank)
 
 
 def _texts(

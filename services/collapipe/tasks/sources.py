@@ -1,4 +1,4 @@
-"""Sources of rows: files of three formats, and fixed lists.
+"""Sources of rows: files of four formats, and fixed lists.
 
 A source is read and then accepted. The caller accepts what it read only if all rows are usable. Otherwise the
 next reading returns the same rows again, so a mistake in appended rows loses nothing.
@@ -167,6 +167,18 @@ class ConllFile(FileRows):
         return [TaggedRow(self.name, first_line, (" ".join(words),), tuple(tags), tuple(words))]
 
 
+class TextFile(FileRows):
+    """A file with one text in each line."""
+
+    def _parse(self, *unread: Unread) -> tuple[list[Row], int]:
+        [lines] = unread
+        rows = [
+            Row(self.name, line, (text,), ())
+            for line, text in enumerate(lines.lines, start=lines.first_line)
+        ]
+        return rows, len(rows)
+
+
 class ParallelFiles(FileRows):
     """Two text files: line i of the second one is the translation of line i of the first one."""
 
@@ -195,11 +207,14 @@ def open_file(path: str, kind: str, data: DataConfig) -> RowSource:
         return JsonLinesFile(path, kind, data)
     if path.endswith(".conll") and kind == "ner":
         return ConllFile(path)
+    if path.endswith(".txt") and kind == "causal_lm":
+        return TextFile(path)
     if path.count(",") == 1 and kind == "translation":
         return ParallelFiles(*(part.strip() for part in path.split(",")))
     formats = {
         "classification": ".jsonl",
         "ner": ".conll or .jsonl",
+        "causal_lm": ".jsonl, or .txt with one text a line",
         "translation": '.jsonl, or two parallel text files as "SOURCE,TARGET"',
     }
     raise InvalidInputError(

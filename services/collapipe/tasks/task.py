@@ -1,4 +1,4 @@
-"""The base class of all tasks, which makes micro-batches of rows and computes a metric of predictions."""
+"""The base class of all tasks, which makes micro-batches of rows and computes metrics of predictions."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -32,7 +32,7 @@ class MicroBatch:
 
     tensors: dict[str, Tensor]
     """`input_ids` and `attention_mask` have the shape [rows, length]. `labels` has the shape [rows] for
-    classification, [rows, length] for ner, and [rows, target length] for translation. All are int64 and
+    classification, [rows, length] for ner and causal_lm, and [rows, target length] for translation. All are int64 and
     padded to their longest row. The label -100 means that a position has no target."""
     num_targets: int
     """Number of labels that count in the loss."""
@@ -61,9 +61,9 @@ class Task(ABC, Generic[E]):
     """
 
     metric: ClassVar[str]
-    """Name of what `score` measures."""
-    _effect_of_cut: ClassVar[str] = ""
-    """What a cut row means for the metric; the warning about cut rows ends with it."""
+    """Name of the main metric of `score`."""
+    cuts_texts: ClassVar[bool] = True
+    """Whether a text that is longer than `task.max_length` is cut, and its rest is lost."""
 
     def __init__(self, rows: ClusterRows, new: NewRows, vocabulary: Vocabulary) -> None:
         self._rows = rows
@@ -71,7 +71,6 @@ class Task(ABC, Generic[E]):
         self._train: list[E] = []
         self._held_out: list[E] = []
         self._label_ids: dict[str, int] | None = None
-        self._has_warned = False
         self._take(new)
 
     @property
@@ -84,7 +83,7 @@ class Task(ABC, Generic[E]):
 
     @property
     def labels(self) -> list[str]:
-        """Names of the labels in the cluster's training rows, sorted; none for translation."""
+        """Names of the labels in the cluster's training rows, sorted; none for a task without labels."""
         return sorted({label for example in self._train for label in example.row.labels})
 
     @property
@@ -139,11 +138,12 @@ class Task(ABC, Generic[E]):
         examples = [self._held_out[index] for index in self._by_length()]
         return [self._collate(examples[i : i + size]) for i in range(0, len(examples), size)]
 
-    def score(self, predictions: Sequence[Tensor]) -> float:
-        """Computes the metric of the predictions for `held_out_micro_batches`, in their order.
+    def score(self, predictions: Sequence[Tensor]) -> dict[str, float]:
+        """Computes the metrics of the predictions for `held_out_micro_batches`, in their order.
 
-        A prediction is the class of each row [rows], the label of each token [rows, length], or the generated
-        tokens without the start token [rows, generated length].
+        A prediction is what `Head.predict` returned: the class of each row [rows], the label of each token
+        [rows, length], the generated tokens without the start token [rows, generated length], or the sum of the
+        losses and the number of right tokens of each row [rows, 2].
         """
         by_length = [row for tensor in predictions for row in tensor.tolist()]
         if len(by_length) != len(self._held_out):
@@ -155,47 +155,16 @@ class Task(ABC, Generic[E]):
         return self._measure(self._held_out, [by_index[i] for i in range(len(by_index))])
 
     @abstractmethod
-    def _example(self, row: Row, *encodings: Encoding) -> E:
-        """Makes an example of a row and the encoding of each of its texts."""
+    def _take(self, new: NewRows) -> None:
+        """Encodes new rows, accepts them, and appends their examples to `_train` and `_held_out`."""
 
     @abstractmethod
     def _labels(self, examples: Sequence[E], length: int) -> IntArray:
         """Returns the labels of a micro-batch whose inputs are padded to `length`."""
 
     @abstractmethod
-    def _measure(self, examples: Sequence[E], predictions: Sequence[Any]) -> float:
-        """Computes the metric of predictions, which are nested lists of integers."""
-
-    def _encode(self, rows: Sequence[Row]) -> tuple[list[E], int]:
-        """Encodes rows; also returns the number of rows that were cut."""
-        examples: list[E] = []
-        num_cut = 0
-        texts_by_column = zip(*(row.texts for row in rows), strict=True)
-        encoded = [self._vocabulary.encode(texts) for texts in texts_by_column]
-        for row, *encodings in zip(rows, *encoded, strict=True):
-            examples.append(self._example(row, *encodings))
-            num_cut += any(encoding.overflowing for encoding in encodings)
-        return examples, num_cut
-
-    def _take(self, new: NewRows) -> None:
-        train, num_cut = self._encode(new.train)
-        held_out, num_held_out_cut = self._encode(new.held_out)
-        self._rows.accept(new)
-        self._train += train
-        self._held_out += held_out
-        if (num_cut or num_held_out_cut) and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "%s: %d of %d training rows and %d of %d held-out rows are longer than "
-                "task.max_length = %d tokens and are cut%s: raise task.max_length if they matter",
-                self._rows.name,
-                num_cut,
-                len(train),
-                num_held_out_cut,
-                len(held_out),
-                self._vocabulary.max_length,
-                self._effect_of_cut,
-            )
+    def _measure(self, examples: Sequence[E], predictions: Sequence[Any]) -> dict[str, float]:
+        """Computes the metrics of predictions, which are nested lists of numbers."""
 
     def _check_labels(self, rows: Sequence[Row], label_ids: dict[str, int]) -> None:
         for row in rows:
@@ -230,6 +199,49 @@ class Task(ABC, Generic[E]):
         if self._label_ids is None:
             raise WrongStateError("the labels of the job are not known yet: call set_labels first")
         return self._label_ids
+
+
+class RowTask(Task[E]):
+    """A task with one example for each row."""
+
+    _effect_of_cut: ClassVar[str] = ""
+    """What a cut row means for the metric; the warning about cut rows ends with it."""
+    _has_warned = False
+
+    @abstractmethod
+    def _example(self, row: Row, *encodings: Encoding) -> E:
+        """Makes an example of a row and the encoding of each of its texts."""
+
+    def _take(self, new: NewRows) -> None:
+        train, num_cut = self._encode(new.train)
+        held_out, num_held_out_cut = self._encode(new.held_out)
+        self._rows.accept(new)
+        self._train += train
+        self._held_out += held_out
+        if (num_cut or num_held_out_cut) and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s: %d of %d training rows and %d of %d held-out rows are longer than "
+                "task.max_length = %d tokens and are cut%s: raise task.max_length if they matter",
+                self._rows.name,
+                num_cut,
+                len(train),
+                num_held_out_cut,
+                len(held_out),
+                self._vocabulary.max_length,
+                self._effect_of_cut,
+            )
+
+    def _encode(self, rows: Sequence[Row]) -> tuple[list[E], int]:
+        """Encodes rows; also returns the number of rows that were cut."""
+        examples: list[E] = []
+        num_cut = 0
+        texts_by_column = zip(*(row.texts for row in rows), strict=True)
+        encoded = [self._vocabulary.encode(texts) for texts in texts_by_column]
+        for row, *encodings in zip(rows, *encoded, strict=True):
+            examples.append(self._example(row, *encodings))
+            num_cut += any(encoding.overflowing for encoding in encodings)
+        return examples, num_cut
 
 
 def token_ids(encoding: Encoding) -> IntArray:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tokenizers import Encoding
 
 from collapipe.tasks.rows import Row
-from collapipe.tasks.task import IGNORED, Example, IntArray, Task, padded, token_ids
+from collapipe.tasks.task import IGNORED, Example, IntArray, RowTask, padded, token_ids
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class PairExample(Example):
     target_ids: IntArray
 
 
-class Translation(Task[PairExample]):
+class Translation(RowTask[PairExample]):
     """The data of a translation job; both languages share one vocabulary."""
 
     metric = "bleu"
@@ -29,10 +29,13 @@ class Translation(Task[PairExample]):
     def _labels(self, examples: Sequence[PairExample], length: int) -> IntArray:
         return padded([example.target_ids for example in examples], IGNORED)
 
-    def _measure(self, examples: Sequence[PairExample], predictions: Sequence[list[int]]) -> float:
+    def _measure(
+        self, examples: Sequence[PairExample], predictions: Sequence[list[int]]
+    ) -> dict[str, float]:
         """Returns the BLEU of all held-out rows, 0 to 100, with the default tokenization of `sacrebleu`."""
         # Imported here, because only an evaluation needs it.
         from sacrebleu import corpus_bleu
 
         translations = [self._vocabulary.decode(row) for row in predictions]
-        return corpus_bleu(translations, [[example.row.texts[1] for example in examples]]).score
+        targets = [example.row.texts[1] for example in examples]
+        return {self.metric: corpus_bleu(translations, [targets]).score}

@@ -8,13 +8,15 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Encoding, Tokenizer, models, pre_tokenizers, processors, trainers
 
 from collapipe.errors import InvalidInputError
 from collapipe.models import adapter_class
 
 _BATCH = 1024
-"""Texts that are encoded at once. An `Encoding` is large, so they are not all in memory."""
+_BATCH_CHARACTERS = 1_000_000
+"""Most texts that are encoded at once, and about how many characters. An `Encoding` is large, so they are not all in
+memory."""
 
 
 class Vocabulary:
@@ -23,28 +25,39 @@ class Vocabulary:
     Args:
         data: Bytes of a tokenizer.json.
         max_length: Longest sequence in tokens, with its special tokens.
+        cuts_texts: Whether `encode` cuts texts to that length.
 
     Raises:
         InvalidInputError: The bytes are not a tokenizer.json, or lack a special token of the family.
     """
 
-    def __init__(self, data: bytes, family: str, max_length: int) -> None:
+    def __init__(
+        self, data: bytes, family: str, max_length: int, *, cuts_texts: bool = True
+    ) -> None:
         self.data = data
         self.max_length = max_length
         self._tokenizer = _parse(data)
         special = adapter_class(family).special_token_ids(self._tokenizer)
         self.pad_id = special["pad_token"]
-        self._end_id = special.get("eos_token")
-        self._tokenizer.enable_truncation(max_length)
+        self.end_id = special.get("eos_token")
+        if cuts_texts:
+            self._tokenizer.enable_truncation(max_length)
 
     def encode(self, texts: Sequence[str]) -> Iterable[Encoding]:
         """Encodes texts in order; a text that is too long is cut and has an `overflowing` part."""
-        for start in range(0, len(texts), _BATCH):
-            yield from self._tokenizer.encode_batch(texts[start : start + _BATCH])
+        batch: list[str] = []
+        num_characters = 0
+        for text in texts:
+            batch.append(text)
+            num_characters += len(text)
+            if len(batch) == _BATCH or num_characters > _BATCH_CHARACTERS:
+                yield from self._tokenizer.encode_batch(batch)
+                batch, num_characters = [], 0
+        yield from self._tokenizer.encode_batch(batch)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes generated tokens up to the first end token."""
-        length = ids.index(self._end_id) if self._end_id in ids else len(ids)
+        length = ids.index(self.end_id) if self.end_id in ids else len(ids)
         return self._tokenizer.decode(ids[:length], skip_special_tokens=True).strip()
 
 
@@ -65,8 +78,7 @@ def make_vocabulary(texts: Iterable[str], size: int, family: str) -> bytes:
             f"special tokens need {smallest}: raise it"
         )
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    adapter_class(family).prepare_tokenizer(tokenizer)
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=special,
@@ -100,10 +112,11 @@ def write_tokenizer_files(directory: Path, vocabulary: bytes, family: str, max_l
         directory: Where `save_pretrained` wrote the model.
         vocabulary: Bytes of a tokenizer.json.
     """
-    special = adapter_class(family).special_tokens
-    roles = dict(special.by_role)
-    if special.mask_token and _parse(vocabulary).token_to_id(special.mask_token) is not None:
-        roles["mask_token"] = special.mask_token
+    adapter, tokenizer = adapter_class(family), _parse(vocabulary)
+    roles = dict(adapter.roles_in(tokenizer))
+    mask_token = adapter.special_tokens.mask_token
+    if mask_token and tokenizer.token_to_id(mask_token) is not None:
+        roles["mask_token"] = mask_token
     document = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,

@@ -20,11 +20,12 @@ def test_preset_is_a_valid_job_of_its_name(name: str) -> None:
 
 
 def test_presets_are_the_documented_ones() -> None:
-    assert preset_names() == ["classification", "demo", "ner", "translation"]
+    assert preset_names() == ["causal_lm", "classification", "demo", "ner", "translation"]
 
 
-def test_demo_needs_no_files() -> None:
-    check_has_data(load_preset("demo"))
+@pytest.mark.parametrize("name", ["demo", "causal_lm"])
+def test_preset_needs_no_files(name: str) -> None:
+    check_has_data(load_preset(name))
 
 
 @pytest.mark.parametrize("name", ["classification", "ner", "translation"])

@@ -22,6 +22,11 @@ CASES = [
     ("roberta", "ner"),
     ("marian", "translation"),
     ("bart", "translation"),
+    ("gpt2", "causal_lm"),
+    ("llama", "causal_lm"),
+    ("mistral", "causal_lm"),
+    ("qwen2", "causal_lm"),
+    ("qwen3", "causal_lm"),
 ]
 
 _LABELLER = {
@@ -38,12 +43,28 @@ _TRANSLATOR = {
     "decoder_ffn_dim": 24,
     "max_position_embeddings": 20,
 }
-_SIZES = {
+_LLAMA_CLASS = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 20,
+    "attention_dropout": 0.1,
+}
+_SIZES: dict[str, dict[str, Any]] = {
     "bert": _LABELLER | {"intermediate_size": 24},
     "distilbert": _LABELLER | {"hidden_dim": 24},
     "roberta": _LABELLER | {"intermediate_size": 24},
     "marian": _TRANSLATOR,
     "bart": _TRANSLATOR,
+    "gpt2": {"n_embd": 16, "n_layer": 3, "n_head": 2, "n_inner": 24, "n_positions": 20},
+    "llama": _LLAMA_CLASS,
+    # Windows shorter than a row, in all layers and in two of three.
+    "mistral": _LLAMA_CLASS | {"sliding_window": 4},
+    "qwen2": _LLAMA_CLASS
+    | {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1},
+    "qwen3": _LLAMA_CLASS | {"head_dim": 8},
 }
 
 MakeAdapter = Callable[..., ModelAdapter]
@@ -107,8 +128,9 @@ def make_batch() -> MakeBatch:
         input_ids = torch.randint(4, 40, (3, 9), generator=generator)
         attention_mask = torch.ones_like(input_ids)
         labels = torch.randint(0, len(LABELS), (3, 9), generator=generator)
-        if kind == "translation":
-            labels = torch.randint(4, 40, (3, 7), generator=generator)
+        if kind in ("translation", "causal_lm"):
+            length = 7 if kind == "translation" else 9
+            labels = torch.randint(4, 40, (3, length), generator=generator)
         if padded:
             for row, length in ((1, 5), (2, 2)):
                 attention_mask[row, length:] = 0

@@ -109,13 +109,20 @@ def test_tokenizer_without_a_padding_token_is_refused() -> None:
 
 
 def test_unknown_family_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="'gpt2'.*bert, distilbert, roberta, marian, bart"):
-        adapter_for("gpt2", "ner", "{}")
+    with pytest.raises(
+        InvalidInputError, match="'t5'.*bert, distilbert, roberta, marian, bart, gpt2"
+    ):
+        adapter_for("t5", "ner", "{}")
 
 
 @pytest.mark.parametrize(
     ("family", "task", "remedy"),
-    [("bert", "translation", "marian, bart"), ("marian", "ner", "bert, distilbert, roberta")],
+    [
+        ("bert", "translation", "marian, bart"),
+        ("marian", "ner", "bert, distilbert, roberta"),
+        ("gpt2", "ner", "bert, distilbert, roberta"),
+        ("bert", "causal_lm", "gpt2, llama, mistral, qwen2, qwen3"),
+    ],
 )
 def test_family_that_cannot_do_the_task_is_refused(family: str, task: str, remedy: str) -> None:
     with pytest.raises(InvalidInputError, match=f"{family}.*{task}.*use one of {remedy}"):

@@ -22,6 +22,11 @@ FIRST_OF_HEAD = {
     ("roberta", "ner"): "dropout",
     ("marian", "translation"): "model.decoder",
     ("bart", "translation"): "model.decoder",
+    ("gpt2", "causal_lm"): "transformer.ln_f",
+    ("llama", "causal_lm"): "model.norm",
+    ("mistral", "causal_lm"): "model.norm",
+    ("qwen2", "causal_lm"): "model.norm",
+    ("qwen3", "causal_lm"): "model.norm",
 }
 """The first module of each head."""
 
@@ -31,6 +36,11 @@ FIRST_OF_FEED_FORWARD = {
     "roberta": "intermediate",
     "marian": "fc1",
     "bart": "fc1",
+    "gpt2": "ln_2",
+    "llama": "post_attention_layernorm",
+    "mistral": "post_attention_layernorm",
+    "qwen2": "post_attention_layernorm",
+    "qwen3": "post_attention_layernorm",
 }
 """The first module of a layer's feed-forward half."""
 
@@ -139,10 +149,12 @@ def test_units_equal_whole_model_in_training(
 def test_two_halves_equal_the_forward_pass_of_their_layer(
     make_adapter: Callable[..., ModelAdapter], make_batch: MakeBatch
 ) -> None:
-    for family in ("bert", "distilbert", "roberta", "marian", "bart"):
+    for family in FIRST_OF_FEED_FORWARD:
         task, dropout = "ner", {}
         if family in ("marian", "bart"):
             task, dropout = "translation", {"attention_dropout": 0.1, "activation_dropout": 0.2}
+        elif (family, "causal_lm") in FIRST_OF_HEAD:
+            task = "causal_lm"
         whole = make_adapter(family, task, **dropout)
         halves = make_adapter(family, task, half_blocks=True, **dropout)
         model = initial_model(whole, None, seed=3).train()
@@ -196,6 +208,9 @@ def test_units_predict_what_whole_model_predicts(
         for unit in body:
             activation = unit(activation, inputs)
         assert activation is not None
+        if adapter.task == "causal_lm":
+            check_measured_losses(head.predict(activation, batch), model(**inputs).logits, batch)
+            return
         predicted = head.predict(activation, inputs)
         if adapter.task == "translation":
             generate = model.generate
@@ -207,6 +222,18 @@ def test_units_predict_what_whole_model_predicts(
     assert torch.equal(predicted, expected)
     if adapter.task == "translation":
         assert len(set(map(str, predicted.tolist()))) > 1
+
+
+def check_measured_losses(predicted: Tensor, logits: Tensor, batch: dict[str, Tensor]) -> None:
+    """Compares the losses and the numbers of right tokens of a language model with a loop over all tokens."""
+    expected = torch.zeros(3, 2)
+    for row, label_row in enumerate(batch["labels"]):
+        for position, label in enumerate(label_row):
+            if label != -100:
+                scores = logits[row, position]
+                expected[row, 0] += scores.logsumexp(0) - scores[label]
+                expected[row, 1] += scores.argmax() == label
+    torch.testing.assert_close(predicted, expected)
 
 
 def test_translation_stops_at_max_new_tokens(

@@ -12,11 +12,21 @@ MakeAdapter = Callable[..., ModelAdapter]
 MakeBatch = Callable[..., dict[str, Tensor]]
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "marian", "bart"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("bert", "classification"),
+        ("distilbert", "classification"),
+        ("roberta", "classification"),
+        ("marian", "translation"),
+        ("bart", "translation"),
+        ("gpt2", "causal_lm"),
+        ("qwen2", "causal_lm"),
+    ],
+)
 def test_each_micro_batch_is_computed_with_its_own_mask(
-    make_adapter: MakeAdapter, make_batch: MakeBatch, family: str
+    make_adapter: MakeAdapter, make_batch: MakeBatch, family: str, kind: str
 ) -> None:
-    kind = "translation" if family in ("marian", "bart") else "classification"
     adapter = make_adapter(family, kind)
     blocks = [adapter.build_unit(index).eval() for index in (1, 2)]
     for block in blocks:
@@ -32,8 +42,8 @@ def test_each_micro_batch_is_computed_with_its_own_mask(
         together = run(padded, whole, padded)
         apart = []
         for side in (padded, whole, padded):
-            adapter._last_masks = None
+            adapter._last_shared = None
             apart += run(side)
     assert all(map(torch.equal, together, apart))
-    assert adapter._last_masks is not None
-    assert adapter._last_masks[0] is padded["attention_mask"]
+    assert adapter._last_shared is not None
+    assert adapter._last_shared[0] is padded["attention_mask"]

@@ -12,13 +12,17 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     MarianConfig,
     MarianMTModel,
     PreTrainedModel,
 )
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import ModelConfig, TaskConfig
+from collapipe.job import LABELLING_TASKS, ModelConfig, TaskConfig
 from collapipe.models import (
     ModelAdapter,
     adapter_for,
@@ -121,6 +125,30 @@ def test_shared_embeddings_are_loaded_as_copies(
         assert torch.equal(model(**batch).logits, original.eval()(**batch).logits)
 
 
+@pytest.mark.parametrize("is_tied", [False, True], ids=["separate", "tied"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_output_layer_of_a_language_model_starts_as_the_pretrained_one(
+    make_adapter: MakeAdapter, tokenizer: Tokenizer, tmp_path: Path, family: str, is_tied: bool
+) -> None:
+    original: Any
+    if family == "gpt2":
+        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 20}
+        original = GPT2LMHeadModel(GPT2Config(vocab_size=40, **sizes, tie_word_embeddings=is_tied))
+    else:
+        sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+        original = LlamaForCausalLM(
+            LlamaConfig(vocab_size=40, **sizes, **heads, tie_word_embeddings=is_tied)
+        )
+    directory = save(original, tokenizer, tmp_path)
+    adapter = make_adapter(family, "causal_lm", directory)
+    model: Any = initial_model(adapter, directory, seed=5).eval()
+    assert model.lm_head.weight is not model.get_input_embeddings().weight
+    token_ids = torch.tensor([[5, 6, 7, 2]])
+    with torch.no_grad():
+        assert torch.equal(model(token_ids).logits, original.eval()(token_ids).logits)
+
+
 def test_export_can_be_trained_further(
     adapter: ModelAdapter, make_adapter: MakeAdapter, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -129,7 +157,7 @@ def test_export_can_be_trained_further(
     again = make_adapter(adapter.family, adapter.task, directory)
     states = split_state(again, initial_model(again, directory, seed=2))
     expected = split_state(adapter, first)
-    num_same = adapter.num_units if adapter.task == "translation" else adapter.num_units - 1
+    num_same = adapter.num_units - (adapter.task in LABELLING_TASKS)
     for state, other in list(zip(states, expected, strict=True))[:num_same]:
         assert all(torch.equal(state[name], other[name]) for name in other)
 

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -24,6 +25,7 @@ AUTO = {
     "classification": AutoModelForSequenceClassification,
     "ner": AutoModelForTokenClassification,
     "translation": AutoModelForSeq2SeqLM,
+    "causal_lm": AutoModelForCausalLM,
 }
 
 
@@ -66,7 +68,8 @@ def test_built_unit_has_the_constant_tables_of_the_whole_model(adapter: ModelAda
         for name, buffer in adapter.build_unit(index).named_buffers():
             assert torch.equal(buffer, constants[name]), name
             found += 1
-    assert found >= 1
+    # Tables of rotary positions belong to no unit, and GPT-2 has no constant table.
+    assert found >= 1 or adapter.task == "causal_lm"
 
 
 @pytest.mark.parametrize("half_blocks", [False, True])

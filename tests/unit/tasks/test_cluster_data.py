@@ -264,7 +264,5 @@ def test_dirichlet_without_labels_is_refused(tmp_path: Path, make_job: JobMaker)
         "sharding": "dirichlet",
     }
     job = make_job("translation", data, model={"family": "marian"})
-    with pytest.raises(
-        InvalidInputError, match='skews labels, but translation has none: use "iid"'
-    ):
+    with pytest.raises(InvalidInputError, match='skews labels, but the rows have none: use "iid"'):
         load_task(job, 0, None)

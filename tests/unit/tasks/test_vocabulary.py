@@ -19,8 +19,16 @@ from collapipe.tasks import (
 from collapipe.tasks.vocabulary import Vocabulary, make_vocabulary, read_vocabulary
 
 TEXTS = ["Ada Lovelace lives in London", "Zwei Männer lesen ein Buch", "it's a dog, isn't it?"] * 3
-FAMILIES = ["bert", "distilbert", "roberta", "marian", "bart"]
+LANGUAGE_MODELS = ["gpt2", "llama", "mistral", "qwen2", "qwen3"]
+FAMILIES = ["bert", "distilbert", "roberta", "marian", "bart", *LANGUAGE_MODELS]
+TINY_LANGUAGE_MODEL = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+}
 TINY = {
+    **{family: TINY_LANGUAGE_MODEL for family in LANGUAGE_MODELS},
     "bert": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
     "distilbert": {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
     "roberta": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
@@ -192,3 +200,26 @@ def test_exported_translator_sees_the_token_ids_of_training(
     generated = model.generate(**tokenizer(TEXTS[0], return_tensors="pt"), max_new_tokens=4)
     assert generated[0, 0] == start
     assert tokenizer.decode(encoded["labels"][0], skip_special_tokens=True) == TEXTS[2][::-1]
+
+
+@pytest.mark.parametrize("family", LANGUAGE_MODELS)
+@pytest.mark.parametrize("has_pad_token", [True, False])
+def test_exported_language_model_sees_the_token_ids_of_training(
+    family: str, has_pad_token: bool, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    data = make_vocabulary(TEXTS, 320, family)
+    if not has_pad_token:
+        pad = adapter_class(family).special_tokens.by_role["pad_token"]
+        data = data.replace(pad.encode(), b"<other>") if family != "gpt2" else data
+    export(tmp_path, family, "causal_lm", data, [])
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
+    vocabulary = Vocabulary(data, family, max_length=32)
+    for text in [*TEXTS[:3], "Return  the\n value, e\u0301"]:
+        [encoding] = vocabulary.encode([text])
+        assert tokenizer(text)["input_ids"] == encoding.ids
+    assert tokenizer.eos_token_id == vocabulary.end_id
+    assert tokenizer.pad_token_id == vocabulary.pad_id
+    assert len(tokenizer) <= model.config.vocab_size

@@ -1,0 +1,75 @@
+"""The task of predicting the next token of a text; its metric is perplexity."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from collapipe.errors import InvalidInputError
+from collapipe.tasks.cluster_rows import NewRows
+from collapipe.tasks.rows import Row
+from collapipe.tasks.task import IGNORED, Example, IntArray, Task, padded
+
+
+class CausalLanguageModel(Task[Example]):
+    """The data of a language model.
+
+    An end token follows each text that is not blank. The texts are joined in their order and cut into examples of the same length, so
+    nothing is padded, and only the last tokens wait until more texts are appended.
+    """
+
+    metric = "perplexity"
+    cuts_texts = False
+    _rest: Sequence[int] = ()
+    """The training tokens that do not fill an example yet."""
+    _held_out_rest: Sequence[int] = ()
+
+    @property
+    def labels(self) -> list[str]:
+        """There are none, although rows may have classes by which they are divided among clusters."""
+        return []
+
+    def _take(self, new: NewRows) -> None:
+        train, rest = self._pack(new.train, self._rest)
+        held_out, held_out_rest = self._pack(new.held_out, self._held_out_rest)
+        if not (held_out or self._held_out):
+            raise InvalidInputError(
+                f"{self._rows.name}: the held-out texts have {len(held_out_rest)} tokens, fewer than one row of "
+                f"task.max_length = {self._vocabulary.max_length}: hold out more text, or lower task.max_length"
+            )
+        self._rows.accept(new)
+        self._train += train
+        self._held_out += held_out
+        self._rest, self._held_out_rest = rest, held_out_rest
+
+    def _pack(self, rows: Sequence[Row], rest: Sequence[int]) -> tuple[list[Example], list[int]]:
+        """Returns examples of the tokens in `rest` and of texts, and the tokens that are left."""
+        length, end_id = self._vocabulary.max_length, self._vocabulary.end_id
+        assert end_id is not None
+        examples: list[Example] = []
+        tokens = list(rest)
+        rows = [row for row in rows if row.texts[0].strip()]
+        encoded = self._vocabulary.encode([row.texts[0] for row in rows])
+        for row, encoding in zip(rows, encoded, strict=True):
+            tokens += [*encoding.ids, end_id]
+            num_used = len(tokens) // length * length
+            for start in range(0, num_used, length):
+                ids = np.array(tokens[start : start + length], dtype=np.int32)
+                examples.append(Example(row, ids))
+            del tokens[:num_used]
+        return examples, tokens
+
+    def _check_labels(self, rows: Sequence[Row], label_ids: dict[str, int]) -> None:
+        return
+
+    def _labels(self, examples: Sequence[Example], length: int) -> IntArray:
+        return padded([[*example.input_ids[1:], IGNORED] for example in examples], IGNORED)
+
+    def _measure(
+        self, examples: Sequence[Example], predictions: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
+        """Returns e to the power of the mean loss of a token, and the share of right tokens."""
+        num_targets = sum(len(example.input_ids) - 1 for example in examples)
+        loss = math.fsum(loss for loss, _ in predictions) / num_targets
+        num_right = sum(right for _, right in predictions)
+        return {"perplexity": float(np.exp(loss)), "token_accuracy": num_right / num_targets}
