@@ -173,7 +173,9 @@ def compute_logits(model: PreTrainedModel, kind: str, batch: MicroBatch) -> Tens
         inputs["decoder_input_ids"] = torch.cat([start, targets[:, :-1]], dim=1)
         logits: Tensor = model(**inputs, use_cache=False).logits
         return logits
-    logits = model(**inputs).logits
+    # A cache would copy keys and values, and on some processors other strides round otherwise.
+    options = {"use_cache": False} if kind == "causal_lm" else {}
+    logits = model(**inputs, **options).logits
     return logits
 
 
