@@ -33,7 +33,6 @@ _MODULES = {
     if role is not Role.CLIENT
 }
 """The service that a box runs, by its role. A client runs none."""
-_WITH_STATE = (Role.SCHEDULER, Role.EDGE_SERVER, Role.CONTROL_UNIT)
 _IN_A_CLUSTER = (Role.CONTROL_UNIT, Role.DEVICE_AGENT)
 _COMPUTING = (Role.EDGE_SERVER, *_IN_A_CLUSTER)
 
@@ -213,7 +212,7 @@ def _settings(
         settings["scheduler"] = token.scheduler_address
     if identity.role in _IN_A_CLUSTER:
         settings["cluster_index"] = token.cluster_index
-    if identity.role in _WITH_STATE:
+    if identity.role in _MODULES:
         settings["state_dir"] = str(state_dir)
     if identity.role in _COMPUTING:
         # A box computes for itself. Processes that share a machine keep the default of one thread.

@@ -61,7 +61,6 @@ class Service:
     name: str
     module: str
     options: tuple[str, ...] = ()
-    keeps_state: bool = True
 
 
 def expand_clusters(clusters: Clusters) -> list[list[Device]]:
@@ -93,7 +92,6 @@ def services(
                 device_name(cluster_index, device_index),
                 "collapipe.device_agent",
                 (*options, *device.options),
-                keeps_state=False,
             )
             for device_index, device in enumerate(devices)
         ]
@@ -128,8 +126,7 @@ def command(
         line += ["--scheduler", scheduler_address]
     if emulation_file is not None:
         line += ["--emulation", str(emulation_file)]
-    if service.keeps_state:
-        line += ["--state-dir", str(workspace.state_dir(service.name))]
+    line += ["--state-dir", str(workspace.state_dir(service.name))]
     if exit_with_parent:
         line += ["--exit-with-parent", str(os.getpid())]
     return [*line, *service.options]

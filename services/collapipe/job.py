@@ -74,6 +74,29 @@ class DataConfig(Section):
     """Largest number of held-out rows."""
 
 
+class LoraConfig(Section):
+    """LoRA: the weights of the model are frozen, and small matrices A and B are trained, whose product is added to them.
+    The names are those of the library `peft`."""
+
+    r: int = Field(default=8, ge=1)
+    """Rank of the products."""
+    lora_alpha: int = Field(default=8, ge=1)
+    """The products are multiplied by `lora_alpha` / `r`."""
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout of the inputs of A."""
+    target_modules: list[str] | str | None = None
+    """Ends of the names of the layers that get such products, a regular expression for whole names, or `all-linear`. Without
+    it, `peft` knows the layers for the model family: mostly those of queries and values."""
+    modules_to_save: list[str] = Field(default_factory=list)
+    """Ends of the names of modules that are trained as a whole. The labelling layer of `classification` and `ner` always is."""
+    use_rslora: bool = False
+    """Multiply by `lora_alpha` / sqrt(`r`) instead."""
+    averaging: Literal["factors", "product"] = "factors"
+    """How clusters are averaged. `factors`: A and B, each by itself. Their product is then not the average of the
+    products. `product`: A stays as it was drawn, and only B is trained, so that the product is (FFA-LoRA, Sun et al.
+    2024, arXiv 2403.12313)."""
+
+
 class ModelConfig(Section):
     """The Transformer model."""
 
@@ -91,6 +114,8 @@ class ModelConfig(Section):
     """Whether plans cut each layer into two blocks, its attention and its feed-forward network. Segments
     fit devices better, and a device needs room for half a layer only. All numbers of blocks are then twice as large.
     Dropout draws other numbers than without it."""
+    lora: LoraConfig | None = None
+    """Train only small additions to frozen weights. Without this section, all weights are trained."""
 
 
 _Share = Annotated[float, Field(ge=0, lt=1)]

@@ -49,8 +49,10 @@ class FinishedJob:
         return [loss for clusters in self.summaries for loss in clusters[cluster_index].losses]
 
     def weights(self) -> dict[str, Tensor]:
-        """Returns the weights of the global model."""
-        return self._load([unit.weights_digest for unit in self.commit.global_units])
+        """Returns the weights of the global model, the frozen ones included."""
+        units = self.commit.global_units
+        digests = [unit.weights_digest for unit in units]
+        return self._load(digests + [unit.frozen_digest for unit in units if unit.frozen_digest])
 
     def optimizer_state(self, cluster_index: int) -> dict[str, Tensor]:
         """Returns the optimizer state of a cluster."""
@@ -77,6 +79,7 @@ class FinishedJob:
     def _blob(self, digest: str) -> Path:
         keepers = ["edge-server", *(f"control-unit-{i}" for i in range(self.job.clusters))]
         paths = [self._directory(keeper) / "blobs" / digest for keeper in keepers]
+        paths.append(self.state / "edge-server" / "frozen" / digest)
         found = [path for path in paths if path.is_file()]
         assert found, f"no service has blob {digest}, which the last commit names"
         return found[0]

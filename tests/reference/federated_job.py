@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, field
 
 import torch
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -106,18 +107,47 @@ def make_clients(job: JobConfig) -> list[Client]:
     for task in tasks:
         task.set_labels(labels)
     tokenizer = Tokenizer.from_str(first.vocabulary.decode())
-    config_json = create_config_json(job.model, job.task, labels, tokenizer)
+    plain = job.model.model_copy(update={"lora": None})
+    config_json = create_config_json(plain, job.task, labels, tokenizer)
     adapter = adapter_for(job.model.family, job.task.kind, config_json)
     model = initial_model(adapter, job.model.pretrained, job.seed)
+    if job.model.lora is not None:
+        model = add_lora(model, job)
     return [Client(job, i, task, copy.deepcopy(model)) for i, task in enumerate(tasks)]
 
 
+def add_lora(model: PreTrainedModel, job: JobConfig) -> PreTrainedModel:
+    """Adds LoRA as a user of `peft` would."""
+    settings = job.model.lora
+    assert settings is not None
+    classifier = ["classifier"] if job.task.kind in ("classification", "ner") else []
+    config = LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=settings.target_modules,
+        modules_to_save=[*settings.modules_to_save, *classifier] or None,
+        use_rslora=settings.use_rslora,
+    )
+    torch.manual_seed(job.seed)
+    changed: PreTrainedModel = get_peft_model(model, config).base_model.model
+    if settings.averaging == "product":
+        for name, parameter in changed.named_parameters():
+            if "lora_A" in name:
+                parameter.requires_grad = False
+    return changed
+
+
 def saved_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns the tensors that `save_pretrained` would write."""
+    """Returns the tensors that `save_pretrained` would write. Frozen ones have their names without LoRA."""
     first_names = {name for name, _ in model.named_parameters()}
     aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)} - first_names
     left_out = aliases.union(model._keys_to_ignore_on_save or ())
-    return {name: tensor for name, tensor in copy_weights(model).items() if name not in left_out}
+    return {
+        name.replace(".base_layer.", ".").replace(".original_module.", "."): tensor
+        for name, tensor in copy_weights(model).items()
+        if name not in left_out
+    }
 
 
 def copy_weights(model: torch.nn.Module) -> dict[str, Tensor]:

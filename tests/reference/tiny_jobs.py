@@ -65,6 +65,7 @@ def make_job(
     half_blocks: bool = False,
     num_rows: Sequence[int] = (21,),
     model_config: Mapping[str, Any] | None = None,
+    lora: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
     schedule: Mapping[str, Any] | None = None,
     **job: Any,
@@ -77,6 +78,7 @@ def make_job(
         num_blocks: Layers of the encoder.
         num_rows: Training rows of each cluster.
         model_config: Overrides of the model's configuration.
+        lora: The section `model.lora`, if the job has it.
         training: Overrides of the training section.
         schedule: Overrides of the schedule section.
         job: Overrides of keys outside the sections.
@@ -105,6 +107,7 @@ def make_job(
             "vocabulary_size": 300,
             "half_blocks": half_blocks,
             "config": {**tiny, **blocks, **(model_config or {})},
+            "lora": lora,
         },
         "training": {
             "rounds": 2,

@@ -7,7 +7,12 @@ from pydantic import Field
 
 from collapipe.control_unit.servicer import ControlUnitServicer
 from collapipe.service_process import Running
-from collapipe.stage_host import HostResources, StageHostSettings, start_stage_host
+from collapipe.stage_host import (
+    HostResources,
+    StageHostSettings,
+    frozen_weights,
+    start_stage_host,
+)
 from collapipe.telemetry import metrics
 from collapipe.v1 import control_unit_pb2_grpc, scheduler_pb2
 from collapipe.weights.blob_store import JobStores
@@ -33,4 +38,5 @@ def start(settings: ControlUnitSettings, metrics_address: str) -> Running:
             ControlUnitServicer(resources, stores, address), server
         )
 
-    return start_stage_host(settings, metrics_address, host, stores, add_services)
+    frozen = frozen_weights(settings)
+    return start_stage_host(settings, metrics_address, host, stores, frozen, add_services)

@@ -87,5 +87,5 @@ class MomentCopy:
             self._store.put(digest, resources.find_blob(digest).read(), is_checked=True)
         else:
             store_blob(
-                self._store, resources.channels, digest, stage.address, self._silence_seconds
+                self._store, resources.channels, digest, [stage.address], self._silence_seconds
             )

@@ -42,7 +42,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             vocabulary = None
             if request.HasField("vocabulary"):
                 source = request.vocabulary
-                store_blob(store, self._resources.channels, source.digest, source.address)
+                store_blob(store, self._resources.channels, source.digest, [source.address])
                 vocabulary = store.read_checked(source.digest)
             task = load_task(job, request.cluster_index, vocabulary)
             self._tasks = {request.job.job_id: task}

@@ -43,6 +43,9 @@ def stage_configuration(
                 optimizer_addresses=_other_hosts(
                     [previous_owners.get(unit), own_address, request.edge_address], stage.address
                 ),
+                frozen_addresses=_other_hosts(
+                    [previous_owners.get(unit), request.edge_address], stage.address
+                ),
             )
             for unit in units
         ],

@@ -8,6 +8,7 @@ from collapipe.stage_host import (
     HostResources,
     StageHostSettings,
     StageServicer,
+    frozen_weights,
     start_stage_host,
 )
 from collapipe.v1 import scheduler_pb2, stage_pb2_grpc
@@ -28,4 +29,5 @@ def start(settings: DeviceAgentSettings, metrics_address: str) -> Running:
     def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:
         stage_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(resources), server)
 
-    return start_stage_host(settings, metrics_address, host, None, add_services)
+    frozen = frozen_weights(settings)
+    return start_stage_host(settings, metrics_address, host, None, frozen, add_services)

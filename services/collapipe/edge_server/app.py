@@ -15,6 +15,7 @@ from collapipe.stage_host import (
 )
 from collapipe.telemetry import metrics
 from collapipe.v1 import edge_server_pb2_grpc, scheduler_pb2, stage_pb2_grpc
+from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import JobStores
 
 
@@ -38,4 +39,5 @@ def start(settings: EdgeServerSettings, metrics_address: str) -> Running:
             EdgeServerServicer(stores, resources), server
         )
 
-    return start_stage_host(settings, metrics_address, host, stores, add_services)
+    frozen = BlobCache(settings.state_dir / "frozen")
+    return start_stage_host(settings, metrics_address, host, stores, frozen, add_services)

@@ -4,30 +4,48 @@ The directory of a job contains `job.json` (the model and its vocabulary), `comm
 the blobs that they refer to. Only the replacement of `commit.json` commits a round.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from collapipe.documents import read_document, write_document
 from collapipe.edge_server.pushed_units import PushedUnits
 from collapipe.errors import InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
-from collapipe.models import adapter_for, create_config_json, initial_model, join_model, split_state
+from collapipe.models import (
+    ModelAdapter,
+    adapter_for,
+    create_config_json,
+    divide_state,
+    initial_model,
+    join_model,
+    save_lora,
+    split_state,
+)
 from collapipe.tasks import write_tokenizer_files
 from collapipe.v1 import plan_pb2
+from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors
 
 
 class GlobalModel:
-    """The global model of one job, in the directory and the blob store of the job."""
+    """The global model of one job.
 
-    def __init__(self, directory: Path, store: BlobStore) -> None:
+    Args:
+        directory: The directory of the job.
+        store: The blobs of the job.
+        frozen: The frozen weights of all jobs.
+    """
+
+    def __init__(self, directory: Path, store: BlobStore, frozen: BlobCache) -> None:
         self._directory = directory
         self._store = store
+        self._frozen = frozen
 
     def prepare(
         self, job_id: str, job: JobConfig, labels: Sequence[str], vocabulary: bytes
@@ -44,10 +62,16 @@ class GlobalModel:
         )
         adapter = adapter_for(job.model.family, job.task.kind, config_json)
         model = initial_model(adapter, job.model.pretrained, job.seed)
-        units = [
-            plan_pb2.UnitState(unit_index=index, weights_digest=self._put(TensorBlob(state)))
-            for index, state in enumerate(split_state(adapter, model))
-        ]
+        units = []
+        for index, state in enumerate(split_state(adapter, model)):
+            trained, frozen = divide_state(state, adapter.frozen_names(index))
+            units.append(
+                plan_pb2.UnitState(
+                    unit_index=index,
+                    weights_digest=_put(self._store, trained),
+                    frozen_digest=_put(self._frozen.store, frozen) if frozen else "",
+                )
+            )
         write_document(
             self._directory / "job.json",
             {
@@ -59,6 +83,7 @@ class GlobalModel:
                 "num_blocks": adapter.num_blocks,
                 "vocabulary_digest": self._store.put_bytes(vocabulary),
                 "max_length": job.task.max_length,
+                "pretrained": job.model.pretrained,
             },
         )
         clusters = [
@@ -78,9 +103,14 @@ class GlobalModel:
         return json_format.ParseDict(document, plan_pb2.Commit())
 
     def unit_bytes(self) -> list[int]:
-        """Returns the size of the weights of each unit; raises `NotFoundError`."""
+        """Returns the size of the trained weights of each unit; raises `NotFoundError`."""
         units = self.commit().global_units
         return [self._store.total_bytes(unit.weights_digest) for unit in units]
+
+    def frozen_bytes(self) -> list[int]:
+        """Returns the size of the frozen weights of each unit; raises `NotFoundError`."""
+        digests = [unit.frozen_digest for unit in self.commit().global_units]
+        return [self._frozen.find(digest).total_bytes if digest else 0 for digest in digests]
 
     def global_weights(self, unit_index: int, digest: str) -> Path:
         """Returns the file of a unit's weights, with which the next round begins.
@@ -155,8 +185,12 @@ class GlobalModel:
             self._store.adopt(average.digest, average.path)
         self._store.sync()
         global_units = [
-            plan_pb2.UnitState(unit_index=index, weights_digest=average.digest)
-            for index, average in enumerate(averages)
+            plan_pb2.UnitState(
+                unit_index=before.unit_index,
+                weights_digest=average.digest,
+                frozen_digest=before.frozen_digest,
+            )
+            for before, average in zip(last.global_units, averages, strict=True)
         ]
         commit = plan_pb2.Commit(
             job_id=last.job_id,
@@ -169,6 +203,7 @@ class GlobalModel:
             state.CopyFrom(cluster)
             for unit, averaged in zip(state.units, global_units, strict=True):
                 unit.weights_digest = averaged.weights_digest
+                unit.frozen_digest = averaged.frozen_digest
         commit.restore_point.CopyFrom(last.restore_point)
         # The optimizer states of an earlier run's candidate may be lost.
         if attempt.attempt == last.attempt and last.HasField("candidate"):
@@ -200,23 +235,34 @@ class GlobalModel:
                 f"next is round {' or '.join(map(str, sorted(rounds)))}"
             )
 
-    def export(self, directory: Path) -> None:
-        """Writes the model and the vocabulary to a directory, as `save_pretrained` does."""
+    def export(self, directory: Path, *, merged: bool = False) -> None:
+        """Writes the model and the vocabulary to a directory, as `save_pretrained` does.
+
+        With LoRA, it writes the adapter, if the frozen weights came from a pretrained model.
+
+        Args:
+            merged: Whether to add LoRA to the frozen weights and write the whole model.
+        """
         document = self._job_document()
         model_spec, _ = self.model_spec()
         adapter = adapter_for(model_spec.family, model_spec.task, model_spec.config_json)
-        units = self.commit().global_units
-        model = join_model(
-            adapter, (load_tensors(self._store.read_checked(unit.weights_digest)) for unit in units)
-        )
-        model.save_pretrained(directory)
+        pretrained = document.get("pretrained")
+        if adapter.lora is None or merged or pretrained is None:
+            join_model(adapter, self._states(adapter)).save_pretrained(directory)
+        else:
+            save_lora(adapter, self._states(adapter), directory, pretrained)
         vocabulary = self._store.read_checked(document["vocabulary_digest"])
         write_tokenizer_files(directory, vocabulary, model_spec.family, document["max_length"])
 
-    def _put(self, blob: TensorBlob) -> str:
-        if blob.digest not in self._store:
-            self._store.put(blob.digest, blob.read())
-        return blob.digest
+    def _states(self, adapter: ModelAdapter) -> Iterator[dict[str, Tensor]]:
+        """Yields the state of each unit."""
+        for index, unit in enumerate(self.commit().global_units):
+            state = load_tensors(self._store.read_checked(unit.weights_digest))
+            if unit.frozen_digest:
+                names = adapter.frozen_names(index)
+                frozen = load_tensors(self._frozen.store.read_checked(unit.frozen_digest))
+                state |= {names[name]: tensor for name, tensor in frozen.items()}
+            yield state
 
     def _job_document(self) -> dict[str, Any]:
         document = read_document(self._directory / "job.json")
@@ -238,6 +284,13 @@ class GlobalModel:
                 units.extend(cluster.units)
         keep = {digest for unit in units for digest in (unit.weights_digest, unit.optimizer_digest)}
         self._store.keep_only(keep | {self._job_document()["vocabulary_digest"]})
+
+
+def _put(store: BlobStore, tensors: dict[str, Tensor]) -> str:
+    blob = TensorBlob(tensors)
+    if blob.digest not in store:
+        store.put(blob.digest, blob.read())
+    return blob.digest
 
 
 def _without_restore_points(commit: plan_pb2.Commit) -> plan_pb2.Commit:

@@ -48,7 +48,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
             job_id, source = request.job.job_id, request.vocabulary
             with self._changing:
                 store = self._stores.store(job_id)
-                store_blob(store, self._channels, source.digest, source.address)
+                store_blob(store, self._channels, source.digest, [source.address])
                 model = self._model(job_id)
                 job = JobConfig.from_json(request.job.config_json)
                 vocabulary = store.read_checked(source.digest)
@@ -64,6 +64,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                         spec.family, spec.task, spec.config_json
                     ).config.hidden_size,
                     unit_bytes=model.unit_bytes(),
+                    frozen_bytes=model.frozen_bytes(),
                 )
             emit(answer)
 
@@ -124,7 +125,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
 
             def work(emit: Callable[[edge_server_pb2.ExportModelResponse], None]) -> None:
                 with self._changing:  # A commit would delete the blobs that the export reads.
-                    self._model(request.job_id).export(directory)
+                    self._model(request.job_id).export(directory, merged=request.merged)
 
             yield from work_with_signs_of_life(
                 work, edge_server_pb2.ExportModelResponse, _finish_anyway, context
@@ -174,7 +175,9 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
             return self._pushed
 
     def _model(self, job_id: str) -> GlobalModel:
-        return GlobalModel(self._stores.directory(job_id), self._stores.store(job_id))
+        return GlobalModel(
+            self._stores.directory(job_id), self._stores.store(job_id), self._resources.frozen
+        )
 
 
 def _finish_anyway(reason: CancelledError) -> None:

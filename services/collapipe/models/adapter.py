@@ -3,7 +3,7 @@
 A unit holds one module of the model, under the same path as in the model. To build a unit, the adapter constructs
 the whole model on the meta device, where tensors take no memory, keeps only the unit and allocates its
 memory. So a unit's parameters have the names that they have in the whole model. The head is the whole model
-without the embedding and the blocks, and runs the model's own `forward`.
+without the embedding and the blocks, and runs the model's own `forward`. LoRA is added before the cut.
 
 With half blocks, a layer of the model becomes two units: its attention and its feed-forward network, each with
 the residual connection and the layer norm that follow it.
@@ -13,6 +13,7 @@ import copy
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,11 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.errors import InvalidInputError
+from collapipe.job import LoraConfig
+from collapipe.models.lora import add_lora, frozen_names
 from collapipe.models.pretrained import load_pretrained
 from collapipe.models.special_tokens import SpecialTokens
 from collapipe.models.unit import Head, Side, Unit
 
 if TYPE_CHECKING:
+    from peft.tuners.lora import LoraModel
     from tokenizers import Tokenizer
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -58,6 +62,8 @@ class ModelAdapter(ABC):
     """Configuration values that cutting needs. A job cannot override them."""
     tie_keys: ClassVar[tuple[str, ...]] = ("tie_word_embeddings",)
     """Keys of the configuration that say which embeddings a pretrained model ties."""
+    always_trained: ClassVar[tuple[str, ...]] = ()
+    """Ends of the names of modules that pretrained models lack. So they are trained as a whole with LoRA, too."""
     side_names: ClassVar[tuple[str, ...]] = ("attention_mask", "labels")
     """Side tensors that the units after the embedding need."""
 
@@ -76,11 +82,13 @@ class ModelAdapter(ABC):
         )
         self.period = 2 if has_half_blocks else 1
         """Number of blocks that a layer is cut into. Blocks at this distance are alike."""
+        lora = isinstance(self._document, dict) and self._document.pop("lora", None)
+        self.lora = LoraConfig.model_validate(lora) if lora else None
         self.config = self.read_config(self._document)
         # Every host must compute attention alike, so `transformers` must not choose by what is installed.
         self.config._attn_implementation = "sdpa"
         try:
-            layers: Any = self._build_on_meta().get_submodule(self.blocks_path)
+            layers: Any = self.build_on_meta()[0].get_submodule(self.blocks_path)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InvalidInputError(
                 f"a {self.family} model cannot be built from its configuration: {error}; check model.config"
@@ -98,15 +106,35 @@ class ModelAdapter(ABC):
         """The embedding, the blocks and the head."""
         return self.num_blocks + 2
 
+    @cached_property
+    def first_trained_unit(self) -> int:
+        """The first unit with trained parameters. No unit before it needs a gradient."""
+        units = (self._build_unit_on_meta(index)[0] for index in range(self.num_units))
+        return next(
+            index
+            for index, unit in enumerate(units)
+            if any(parameter.requires_grad for parameter in unit.parameters())
+        )
+
     def build_model(self) -> "PreTrainedModel":
-        """Builds the whole model in training mode; its weights come from torch's random state."""
+        """Builds the whole model in training mode, without LoRA; its weights come from torch's random state."""
         return self.model_classes[self.task](copy.deepcopy(self.config))
 
-    def build_blank_model(self) -> "PreTrainedModel":
-        """Builds the whole model in training mode; its weights are zero."""
-        model = self._build_on_meta()
+    def build_on_meta(self) -> "tuple[PreTrainedModel, LoraModel | None]":
+        """Builds the whole model in training mode, without memory. Returns also its LoRA if the job has it."""
+        with torch.device("meta"):
+            model = self.build_model()
+            return model, self.add_lora(model)
+
+    def build_blank_model(self) -> "tuple[PreTrainedModel, LoraModel | None]":
+        """Does the same with memory. The weights are zero."""
+        model, lora = self.build_on_meta()
         self._allocate(model, model)
-        return model
+        return model, lora
+
+    def add_lora(self, model: "PreTrainedModel") -> "LoraModel | None":
+        """Adds the job's LoRA to a whole model, in place. `None` for a job without it."""
+        return add_lora(model, self.lora, self.always_trained) if self.lora else None
 
     def build_unit(self, unit_index: int) -> Unit | Head:
         """Builds one unit in training mode; its weights are zero.
@@ -121,6 +149,10 @@ class ModelAdapter(ABC):
     def state_names(self, unit_index: int) -> list[str]:
         """Returns the names of the tensors of a unit's state."""
         return list(self._build_unit_on_meta(unit_index)[0].state_dict())
+
+    def frozen_names(self, unit_index: int) -> dict[str, str]:
+        """Returns the names of the frozen parameters of a unit: see `collapipe.models.lora.frozen_names`."""
+        return frozen_names(self._build_unit_on_meta(unit_index)[0])
 
     def for_export(self, model: "PreTrainedModel") -> "PreTrainedModel":
         """Makes a whole model ready for `save_pretrained`, in place."""
@@ -228,10 +260,6 @@ class ModelAdapter(ABC):
     def make_head(self, model: "PreTrainedModel") -> Head:
         """Makes the head from a model without blocks, which has only `head_parts` of its embedding."""
 
-    def _build_on_meta(self) -> "PreTrainedModel":
-        with torch.device("meta"):
-            return self.build_model()
-
     def _build_unit_on_meta(self, unit_index: int) -> tuple[Unit | Head, "PreTrainedModel"]:
         """Returns a unit on the meta device, and what is left of the model that it was cut from."""
         if not 0 <= unit_index < self.num_units:
@@ -239,7 +267,7 @@ class ModelAdapter(ABC):
                 f"unit {unit_index} does not exist: the {self.family} model has units 0 to "
                 f"{self.num_units - 1}"
             )
-        model = self._build_on_meta()
+        model, _ = self.build_on_meta()
         unit: Unit | Head
         if 0 < unit_index <= self.num_blocks:
             layer_index, half = divmod(unit_index - 1, self.period)

@@ -36,7 +36,7 @@ def create_config_json(
     """Makes the complete configuration of `transformers`, from which every host builds its units.
 
     It starts from the configuration of the pretrained directory, or from the defaults of the family. For
-    `translation`, it has the additional key "max_new_tokens", and for half blocks "half_blocks".
+    `translation`, it has the additional key "max_new_tokens", for half blocks "half_blocks", and for LoRA "lora".
 
     Args:
         labels: Names of the labels in the order of their ids. Empty for a task without labels.
@@ -59,6 +59,8 @@ def create_config_json(
         document["max_new_tokens"] = task.max_new_tokens
     if model.half_blocks:
         document["half_blocks"] = True
+    if model.lora is not None:
+        document["lora"] = model.lora.model_dump()
     config_json = json.dumps(document, sort_keys=True)
     adapter(task.kind, config_json)  # finds mistakes now: it builds the model without memory
     return config_json

@@ -20,6 +20,7 @@ class EncoderOnlyAdapter(ModelAdapter):
     """Cuts BERT and its relatives. A pretrained directory gives the encoder, never the labelling layer."""
 
     attention_parts = frozenset({"attention"})
+    always_trained = ("classifier",)
     fixed: ClassVar[Mapping[str, Any]] = {"is_decoder": False, "add_cross_attention": False}
 
     def run_embedding(self, module: nn.Module, side: Side) -> Tensor:
@@ -45,7 +46,7 @@ class EncoderOnlyAdapter(ModelAdapter):
     def read_pretrained(self, directory: Path) -> dict[str, Tensor]:
         """Reads the encoder, and its pooler if there is one."""
         prefix = self.family
-        encoder_class: Any = type(self._build_on_meta().get_submodule(prefix))
+        encoder_class: Any = type(self.build_on_meta()[0].get_submodule(prefix))
         weights = load_pretrained(encoder_class, directory, self.config, may_lack="pooler.")
         return {f"{prefix}.{name}": tensor for name, tensor in weights.items()}
 

@@ -65,6 +65,7 @@ def initial_model(adapter: "ModelAdapter", pretrained: str | None, seed: int) ->
     Args:
         pretrained: A name for `pretrained_directory`, or `None` for random weights. Weights that the
             directory lacks, such as those of a labelling layer, are random.
+        seed: Torch is seeded with it before the model is built, and again before LoRA is added.
 
     Raises:
         InvalidInputError: The pretrained weights cannot be used.
@@ -72,8 +73,14 @@ def initial_model(adapter: "ModelAdapter", pretrained: str | None, seed: int) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = adapter.build_model()
-    if pretrained is None:
-        return model
+        if pretrained is not None:
+            _load_into(model, adapter, pretrained)
+        torch.manual_seed(seed)
+        adapter.add_lora(model)
+    return model
+
+
+def _load_into(model: "PreTrainedModel", adapter: "ModelAdapter", pretrained: str) -> None:
     directory = pretrained_directory(pretrained)
     own = model.state_dict()
     weights = {
@@ -86,7 +93,6 @@ def initial_model(adapter: "ModelAdapter", pretrained: str | None, seed: int) ->
                 f"{directory}: {name} differs from the tensor that it is tied to here; use a model "
                 "whose decoder embedding and output layer are equal"
             )
-    return model
 
 
 def load_pretrained(

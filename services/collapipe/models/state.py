@@ -1,13 +1,18 @@
-"""Splits the state of a whole model into the states of its units, and joins them again."""
+"""Splits the state of a whole model into the states of its units, and joins them again.
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+The state of a unit has frozen parameters only with LoRA. They travel apart from the other tensors.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from collapipe.errors import CorruptDataError
 from collapipe.models.adapter import ModelAdapter
+from collapipe.models.lora import is_of_lora, save_adapter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,13 +30,66 @@ def split_state(adapter: ModelAdapter, model: "PreTrainedModel") -> list[dict[st
     ]
 
 
+def divide_state(
+    state: Mapping[str, Tensor], frozen_names: Mapping[str, str]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Returns the trained tensors of a unit's state, and the frozen ones by their names in a model without LoRA.
+
+    Args:
+        frozen_names: The names of the frozen parameters in the unit, by those names.
+    """
+    own = set(frozen_names.values())
+    trained = {name: tensor for name, tensor in state.items() if name not in own}
+    return trained, {name: state[own_name] for name, own_name in frozen_names.items()}
+
+
 def join_model(adapter: ModelAdapter, states: Iterable[dict[str, Tensor]]) -> "PreTrainedModel":
     """Builds a whole model from the states of its units, in evaluation mode and ready for `save_pretrained`.
+
+    LoRA is added to the frozen weights.
 
     Raises:
         CorruptDataError: A state is not that of the model's unit, or the number of states is wrong.
     """
-    model = adapter.build_blank_model()
+    model, lora = adapter.build_blank_model()
+    try:
+        model.load_state_dict(_join_states(adapter, states), strict=False)
+    except RuntimeError as error:
+        raise CorruptDataError(
+            f"the states do not fit the {adapter.family} model: {error}"
+        ) from error
+    if lora is not None:
+        model = cast("PreTrainedModel", lora.merge_and_unload())
+    model.train(False)
+    return adapter.for_export(model)
+
+
+def save_lora(
+    adapter: ModelAdapter, states: Iterable[dict[str, Tensor]], directory: Path, base: str
+) -> None:
+    """Writes the job's LoRA as an adapter of `peft`. Holds the frozen weights of one unit at a time only.
+
+    Args:
+        base: The pretrained model, by its directory or its name on a model hub.
+
+    Raises:
+        CorruptDataError: A state is not that of the model's unit, or the number of states is wrong.
+    """
+    _, lora = adapter.build_on_meta()
+    assert lora is not None
+    save_adapter(lora, _join_states(adapter, states, is_kept=is_of_lora), directory, base)
+
+
+def _join_states(
+    adapter: ModelAdapter,
+    states: Iterable[dict[str, Tensor]],
+    is_kept: Callable[[str], bool] = lambda name: True,
+) -> dict[str, Tensor]:
+    """Returns the tensors of all units. Raises the errors of `join_model`.
+
+    Args:
+        is_kept: Decides by the name of a tensor whether it is returned.
+    """
     tensors: dict[str, Tensor] = {}
     num_states = 0
     for unit_index, state in enumerate(states):
@@ -41,17 +99,10 @@ def join_model(adapter: ModelAdapter, states: Iterable[dict[str, Tensor]]) -> "P
                 f"the state of unit {unit_index} has other tensors than that unit of the "
                 f"{adapter.family} model: the states are of another job"
             )
-        tensors.update(state)
+        tensors.update({name: tensor for name, tensor in state.items() if is_kept(name)})
     if num_states != adapter.num_units:
         raise CorruptDataError(
             f"{num_states} states were given for the {adapter.num_units} units of the "
             f"{adapter.family} model: each unit needs one"
         )
-    try:
-        model.load_state_dict(tensors, strict=False)
-    except RuntimeError as error:
-        raise CorruptDataError(
-            f"the states do not fit the {adapter.family} model: {error}"
-        ) from error
-    model.train(False)
-    return adapter.for_export(model)
+    return tensors

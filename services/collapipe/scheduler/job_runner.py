@@ -166,6 +166,7 @@ class JobRunner:
                 ModelSizes(
                     answer.num_blocks,
                     tuple(answer.unit_bytes),
+                    tuple(answer.frozen_bytes),
                     answer.hidden_size,
                     period=2 if self._job.model.half_blocks else 1,
                 ),

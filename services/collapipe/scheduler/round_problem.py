@@ -41,7 +41,9 @@ class ModelSizes:
 
     num_blocks: int
     unit_bytes: tuple[int, ...]
-    """Bytes of the weights of each unit, in unit order."""
+    """Bytes of the trained weights of each unit, in unit order."""
+    frozen_bytes: tuple[int, ...]
+    """Bytes of the frozen weights of each unit, in unit order."""
     hidden_size: int
     """Values in the activation of one token."""
     period: int = 1
@@ -49,13 +51,24 @@ class ModelSizes:
 
     @property
     def block_bytes(self) -> float:
-        """Size of the mean block."""
-        return max(statistics.mean(self.unit_bytes[1 : 1 + self.period]), 1)
+        """Size of the trained weights of the mean block."""
+        return _mean_block(self.unit_bytes, self.period)
+
+    @property
+    def block_frozen_bytes(self) -> float:
+        """Size of the frozen weights of the mean block."""
+        return _mean_block(self.frozen_bytes, self.period)
 
     @property
     def head_blocks(self) -> float:
         """Size of the head in blocks, which is also a guess of its work until a round has measured it."""
-        return self.unit_bytes[-1] / self.block_bytes
+        whole = [sum(sizes) for sizes in zip(self.unit_bytes, self.frozen_bytes, strict=True)]
+        return whole[-1] / _mean_block(whole, self.period)
+
+
+def _mean_block(unit_bytes: Sequence[int], period: int) -> float:
+    """Returns the mean size of the blocks of a layer, at least 1."""
+    return max(statistics.mean(unit_bytes[1 : 1 + period]), 1.0)
 
 
 def _micro_batch_options(job: JobConfig) -> tuple[int, ...]:
@@ -263,6 +276,7 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         knowledge.work_shares or unknown,
         (size / model.block_bytes for size in model.unit_bytes[1 : 1 + model.period]),
         knowledge.stash_shares or unknown,
+        (size / model.block_frozen_bytes for size in model.frozen_bytes[1 : 1 + model.period]),
         strict=True,
     )
     return ModelCost(
@@ -277,6 +291,9 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         head_state_bytes=_STATE_PER_WEIGHT * model.unit_bytes[-1],
         embedding_stash_bytes=knowledge.activation_bytes,
         head_stash_bytes=model.head_blocks * knowledge.block_stash_bytes,
+        embedding_frozen_bytes=model.frozen_bytes[0],
+        block_frozen_bytes=model.block_frozen_bytes if any(model.frozen_bytes) else 0.0,
+        head_frozen_bytes=model.frozen_bytes[-1],
         lossy_uploads=_upload_codecs(job) != ("fp32",),
         pattern=tuple(BlockShare(*shares) for shares in pattern),
     )

@@ -33,6 +33,7 @@ from collapipe.v1 import (
     scheduler_pb2,
     trace_pb2_grpc,
 )
+from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import JobStores
 from collapipe.weights.transfer import BlobServicer
 
@@ -88,6 +89,21 @@ class StageHostSettings(ServiceSettings):
     interface: str = Field(
         default="", description="Network interface for --shaper tc or --radio iw."
     )
+    state_dir: Path | None = Field(
+        default=None,
+        description="Directory that keeps frozen weights across jobs; without it they are fetched again after a restart.",
+    )
+    cache_bytes: int = Field(
+        default=16_000_000_000,
+        ge=0,
+        description="Disk for frozen weights, those of earlier jobs included. An edge server keeps all.",
+    )
+
+
+def frozen_weights(settings: StageHostSettings) -> BlobCache:
+    """Returns the frozen weights that a host keeps on its disk."""
+    directory = settings.state_dir / "frozen" if settings.state_dir else None
+    return BlobCache(directory, settings.cache_bytes)
 
 
 def describe_resources(
@@ -110,13 +126,15 @@ def start_stage_host(
     metrics_address: str,
     host: scheduler_pb2.Host,
     stores: JobStores | None,
+    frozen: BlobCache,
     add_services: Callable[[grpc.Server, HostResources, str], None],
 ) -> Running:
     """Serves blobs, profiles, link probes, spans and the services of a role, and registers with the scheduler.
 
     Args:
         host: The entry to register, with its role and cluster. This function fills in the rest.
-        stores: The disk of the host; `None` if it keeps no state.
+        stores: The jobs on the disk of the host; `None` if it keeps none.
+        frozen: The frozen weights on its disk.
         add_services: Adds the services of the role to a server, given the host's resources and address.
 
     Raises:
@@ -138,7 +156,7 @@ def start_stage_host(
         host.metrics_address = _reachable(metrics_address, host.address)
         links.host_id = host.host_id
         processor = torch.device(settings.device)
-        resources = HostResources(processor, channels, links, stores, host.busy_watts)
+        resources = HostResources(processor, channels, links, frozen, stores, host.busy_watts)
         blobs = BlobServicer(resources.find_blob, links)
         blob_pb2_grpc.add_BlobServiceServicer_to_server(blobs, server)
         link_pb2_grpc.add_LinkServiceServicer_to_server(LinkServicer(links, channels), server)

@@ -13,6 +13,7 @@ from collapipe.rpc import ChannelPool
 from collapipe.stage_runtime import EmulatedProcessor, ResidentUnits
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.v1 import edge_server_pb2, stage_pb2
+from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore, JobStores
 from collapipe.weights.tensor_blob import TensorBlob
 from collapipe.weights.transfer import Readable
@@ -22,7 +23,8 @@ class HostResources:
     """The processor, the channels, the links, the units in memory and the disk of one host.
 
     Args:
-        stores: The disk that keeps units. A device has none, and keeps its units in memory only.
+        frozen: The frozen weights on the disk.
+        stores: The disk that keeps units. A device has none, and keeps what it trains in memory only.
         busy_watts: Power above idle while the host computes, if no sensor measures it. 0 means unknown.
     """
 
@@ -31,12 +33,14 @@ class HostResources:
         device: torch.device,
         channels: ChannelPool,
         links: OutgoingLinks,
+        frozen: BlobCache,
         stores: JobStores | None = None,
         busy_watts: float = 0.0,
     ) -> None:
         self.host_id = links.host_id
         self.device = device
         self.channels = channels
+        self.frozen = frozen
         self.links = links
         self.busy_watts = busy_watts
         self.processor = EmulatedProcessor(links.emulation, links.host_id)
@@ -68,8 +72,8 @@ class HostResources:
         try:
             return self.held_blob(digest)
         except NotFoundError:
-            if self._stores is None:
-                raise
+            if self._stores is None or digest in self.frozen:
+                return self.frozen.find(digest)
             return self._stores.find(digest)
 
     def held_blob(self, digest: str) -> Readable:

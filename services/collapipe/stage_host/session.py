@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from collapipe.codec_table import UPLOAD_CODECS, UploadCodecName
 from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
@@ -27,10 +28,11 @@ from collapipe.stage_runtime import (
     StageMetrics,
 )
 from collapipe.stage_runtime.resident_units import StateDigests, Upload
-from collapipe.telemetry.spans import SPANS
+from collapipe.telemetry.spans import SPANS, Moved
 from collapipe.tensors import Frame
 from collapipe.v1 import edge_server_pb2, plan_pb2, stage_pb2, stage_pb2_grpc
-from collapipe.weights.transfer import fetch_blob, push_unit
+from collapipe.weights.blob_store import BlobStore
+from collapipe.weights.transfer import fetch_blob, push_unit, store_blob
 
 
 class StageSession:
@@ -101,6 +103,7 @@ class StageSession:
         for state, source in zip(configure.units, configure.sources, strict=True):
             addresses[state.weights_digest] = list(source.weights_addresses)
             addresses[state.optimizer_digest] = list(source.optimizer_addresses)
+            addresses[state.frozen_digest] = list(source.frozen_addresses)
             wanted[state.unit_index] = StateDigests(state.weights_digest, state.optimizer_digest)
         fetched_bytes, fetch_seconds = 0, 0.0
 
@@ -108,15 +111,22 @@ class StageSession:
             if self._aborted:
                 raise self._aborted
 
-        def fetch(unit_index: int, digest: str) -> bytes:
+        @contextmanager
+        def fetching(unit_index: int) -> Iterator[Moved]:
             nonlocal fetched_bytes, fetch_seconds
+            started = time.perf_counter()
+            track = f"weights of cluster {self._cluster_index}"
+            with SPANS.span(track, "fetch", unit=unit_index) as moved:
+                yield moved
+            fetched_bytes += moved.num_bytes
+            fetch_seconds += time.perf_counter() - started
+
+        def fetch(unit_index: int, digest: str) -> bytes:
             go_on()
             self._phase = f"fetch unit {unit_index}"
             if store is not None and digest in store:
                 return store.read_checked(digest)
-            track = f"weights of cluster {self._cluster_index}"
-            started = time.perf_counter()
-            with SPANS.span(track, "fetch", unit=unit_index) as moved:
+            with fetching(unit_index) as moved:
                 data = fetch_blob(
                     resources.channels,
                     digest,
@@ -125,9 +135,33 @@ class StageSession:
                     go_on,
                 )
                 moved.num_bytes = len(data)
-            fetched_bytes += len(data)
-            fetch_seconds += time.perf_counter() - started
             return data
+
+        def frozen_file(unit_index: int, digest: str) -> Path:
+            def fetch_into(kept: BlobStore) -> None:
+                with fetching(unit_index) as moved:
+                    store_blob(
+                        kept,
+                        resources.channels,
+                        digest,
+                        addresses[digest],
+                        configure.silence_seconds,
+                        go_on,
+                    )
+                    moved.num_bytes = kept.total_bytes(digest)
+
+            go_on()
+            self._phase = f"fetch the frozen weights of unit {unit_index}"
+            return resources.frozen.file(digest, fetch_into)
+
+        frozen = {unit.unit_index: unit.frozen_digest for unit in configure.units}
+        frozen_files = {
+            unit_index: frozen_file(unit_index, digest)
+            for unit_index, digest in frozen.items()
+            if digest
+        }
+        if frozen_files:
+            resources.frozen.make_room(set(frozen.values()))
 
         # On a slow host, the import of a model family can take longer than `silence_seconds`. So the import
         # happens here, where signs of life are sent, and not in the constructor.
@@ -135,7 +169,7 @@ class StageSession:
         self._resident_units = resources.resident_units(configure, self._training)
         self._resident_units.keep_moments(configure.kept_optimizer_digests)
         self._units, num_reused = self._resident_units.take(
-            wanted, fetch, _upload_codec(configure.plan)
+            wanted, fetch, _upload_codec(configure.plan), frozen_files
         )
         context = StageContext(
             adapter=self._resident_units.adapter,

@@ -29,7 +29,8 @@ class ActivationStash:
 
     Args:
         modules: The units of the stage.
-        recomputes: Whether only the inputs are kept, because each backward pass runs the forward pass again.
+        recomputes: Whether only the inputs are kept, because each backward pass runs the forward pass again or there
+            is none.
     """
 
     def __init__(self, modules: Sequence[nn.Module], *, recomputes: bool) -> None:

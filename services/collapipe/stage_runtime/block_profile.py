@@ -33,7 +33,7 @@ class BlockProfile:
     seconds_per_micro_batch: float
     """Seconds for each micro-batch of a whole layer, whatever its size: o in (2)."""
     state_bytes: int
-    """Bytes of weights, gradients and moments."""
+    """Bytes of trained weights, gradients and moments."""
     stash_bytes_per_sample: int
     """Bytes that are kept of each sample for the backward pass."""
     num_parameters: int

@@ -53,6 +53,8 @@ class StageWork:
             isinstance(module, Unit) and module.has_attention for module in segment
         )
         self._head_weights = _linear_weights(head) if head is not None else 0
+        self._frozen_segment_weights = sum(_linear_weights(m, is_frozen=True) for m in segment)
+        self._frozen_head_weights = _linear_weights(head, is_frozen=True) if head is not None else 0
         self._split_segment_weights = self._split_head_weights = 0
         if splits:
             self._split_segment_weights = sum(_linear_weights(m, (SplitLinear,)) for m in segment)
@@ -80,11 +82,13 @@ class StageWork:
         return Work(flops + 4.0 * self._num_attentions * batch * length**2 * self._hidden_size)
 
     def backward(self, side: Mapping[str, Tensor]) -> Work:
-        """Returns the work of the backward pass: two products for each product of the forward pass.
+        """Returns the work of the backward pass: two products for each product of the forward pass, or one if its weight
+        is frozen.
 
         The work that is left for later is not counted.
         """
         flops = self.forward(side).flops * (3 if self._recomputes else 2)
+        flops -= _products(side, self._frozen_segment_weights, self._frozen_head_weights)
         flops -= self.weight_gradients(side).flops
         return Work(flops, float(_GRADIENT_BYTES * self._table_weights))
 
@@ -104,12 +108,14 @@ def _products(side: Mapping[str, Tensor], segment_weights: int, head_weights: in
 
 
 def _linear_weights(
-    module: nn.Module, kinds: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
+    module: nn.Module,
+    kinds: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D),
+    *,
+    is_frozen: bool = False,
 ) -> int:
-    """Counts the weights of linear layers. Those of GPT-2 are called `Conv1D`."""
-    return sum(
-        cast(Tensor, part.weight).numel() for part in module.modules() if isinstance(part, kinds)
-    )
+    """Counts the weights of linear layers, or only those that are frozen. The layers of GPT-2 are called `Conv1D`."""
+    weights = [cast(Tensor, part.weight) for part in module.modules() if isinstance(part, kinds)]
+    return sum(weight.numel() for weight in weights if not (is_frozen and weight.requires_grad))
 
 
 def _table_weights(module: nn.Module) -> int:

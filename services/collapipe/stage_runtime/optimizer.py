@@ -28,7 +28,8 @@ def make_optimizer(
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
+    # A unit without trained parameters has an empty group, because torch refuses an optimizer without any.
+    groups = [group for group in groups if group["params"]] or groups[:1]
     if training.optimizer == "sgd":
         return torch.optim.SGD(
             groups, lr=training.learning_rate, momentum=training.momentum, fused=True

@@ -1,21 +1,23 @@
 """Holds units with their optimizer states in memory, between rounds, named by their content.
 
 For each unit, a plan gives the digests of the state that the unit must have. A host reuses a unit whose digests match, and
-fetches the state of every other unit. A unit that an aborted attempt has changed has no digests, so it is
+fetches the state of every other unit. Frozen parameters, as those of LoRA, never change: they come from files. A unit that an aborted attempt has changed has no digests, so it is
 never reused.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from collapipe.codec_table import UploadCodecName
 from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.job import TrainingConfig
-from collapipe.models import ModelAdapter
+from collapipe.models import ModelAdapter, divide_state, frozen_names
 from collapipe.stage_runtime.optimizer import make_optimizer, squared_norms, update_parameters
 from collapipe.stage_runtime.row_gradients import use_row_gradients
 from collapipe.stage_runtime.weight_gradients import use_split_backward
@@ -28,7 +30,7 @@ Fetch = Callable[[int, str], bytes]
 
 @dataclass(frozen=True)
 class StateDigests:
-    """The digests of a unit's weights and of its optimizer state."""
+    """The digests of a unit's trained weights and of its optimizer state."""
 
     weights: str
     optimizer: str
@@ -91,6 +93,7 @@ class ResidentUnit:
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         }
+        self._frozen_names = frozen_names(module)
         self._tables = use_row_gradients(module)
         self.split_layers = use_split_backward(module) if training.split_backward else []
         """The layers that can defer the gradients of their weights."""
@@ -124,7 +127,7 @@ class ResidentUnit:
         return StateDigests(self._weights_blob.digest, blob.digest if blob else "")
 
     def squared_norms(self) -> list[float]:
-        """Returns the squared gradient norm of each parameter that has a gradient, in double precision."""
+        """Returns the squared norm of each gradient, in double precision."""
         tables = self._tables
         return squared_norms(
             tables[parameter].used_gradient() if parameter in tables else parameter.grad
@@ -138,7 +141,7 @@ class ResidentUnit:
         digests = self.digests
         # Without a codec, what earlier uploads have lost is still to be sent, so that nothing gets lost for good.
         if digests is not None and (self.upload_codec != "fp32" or self._has_residual()):
-            state = self.module.state_dict()
+            state = self._trained_state()
             self._base = digests.weights, {name: state[name].clone() for name in state}
         self._unseal()
         update_parameters(self.optimizer, learning_rate, gradient_scale)
@@ -146,7 +149,7 @@ class ResidentUnit:
     def weights_blob(self) -> TensorBlob:
         """Returns the present weights as a blob, which may be used until the next update."""
         if self._weights_blob is None:
-            self._weights_blob = TensorBlob(self.module.state_dict())
+            self._weights_blob = TensorBlob(self._trained_state())
         return self._weights_blob
 
     def upload(self) -> Upload:
@@ -161,7 +164,7 @@ class ResidentUnit:
         base_digest, base = self._base
         states = {name: self.optimizer.state[one] for name, one in self._named_parameters.items()}
         residual = {name: state[_RESIDUAL] for name, state in states.items() if _RESIDUAL in state}
-        encoded = encode_delta(self.upload_codec, self.module.state_dict(), base, residual)
+        encoded = encode_delta(self.upload_codec, self._trained_state(), base, residual)
         self._load_weights(encoded.weights)
         for state in states.values():
             state.pop(_RESIDUAL, None)
@@ -201,7 +204,7 @@ class ResidentUnit:
                 f"the optimizer state of unit {self.unit_index} has {len(state)} tensors that fit the unit: it is "
                 "of another job"
             )
-        self._weights_blob = TensorBlob(self.module.state_dict(), wanted.weights)
+        self._weights_blob = TensorBlob(self._trained_state(), wanted.weights)
         self._optimizer_blob = TensorBlob(state, wanted.optimizer) if state else None
         self._is_sealed = True
 
@@ -217,9 +220,40 @@ class ResidentUnit:
         self._weights_blob = self._optimizer_blob = None
         self._is_sealed = False
 
+    def load_frozen(self, path: Path | None) -> None:
+        """Loads the frozen parameters, one after the other; raises `CorruptDataError`.
+
+        Args:
+            path: A blob with their names in a model without LoRA. `None` for a unit without frozen parameters.
+        """
+        names, state = self._frozen_names, self.module.state_dict()
+        try:
+            if path is None:
+                if names:
+                    raise ValueError("no file of them was named")
+                return
+            with safe_open(path, "pt") as file, torch.no_grad():
+                if set(file.keys()) != set(names):
+                    raise ValueError(f"{path} has other tensors")
+                for name, own_name in names.items():
+                    tensor = file.get_tensor(name)
+                    if tensor.shape != state[own_name].shape:
+                        raise ValueError(f"{name} has shape {list(tensor.shape)} in {path}")
+                    state[own_name].copy_(tensor)
+        except (ValueError, SafetensorError) as error:
+            raise CorruptDataError(
+                f"unit {self.unit_index} cannot load its frozen weights: {error}: run the same version everywhere"
+            ) from error
+
+    def _trained_state(self) -> dict[str, Tensor]:
+        return divide_state(self.module.state_dict(), self._frozen_names)[0]
+
     def _load_weights(self, tensors: dict[str, Tensor]) -> None:
         try:
-            self.module.load_state_dict(tensors)
+            missing, unexpected = self.module.load_state_dict(tensors, strict=False)
+            wrong = [*unexpected, *(set(missing) - set(self._frozen_names.values()))]
+            if wrong:
+                raise RuntimeError(f"{wrong[0]} is missing, or has no place in the unit")
         except RuntimeError as error:
             raise CorruptDataError(
                 f"unit {self.unit_index} cannot load its weights: {error}"
@@ -261,11 +295,13 @@ class ResidentUnits:
         wanted: dict[int, StateDigests],
         fetch: Fetch,
         upload_codec: UploadCodecName = "fp32",
+        frozen_files: Mapping[int, Path] | None = None,
     ) -> tuple[list[ResidentUnit], int]:
         """Brings units into wanted states, given by unit index.
 
         Args:
             upload_codec: How the weights are pushed after this round.
+            frozen_files: The frozen parameters, by unit index.
 
         Returns:
             The units in order, and how many of them were held in the wanted state already.
@@ -276,6 +312,7 @@ class ResidentUnits:
             if unit is None:
                 module = self.adapter.build_unit(unit_index).to(self._device)
                 unit = ResidentUnit(unit_index, module, self._training)
+                unit.load_frozen((frozen_files or {}).get(unit_index))
             # An attempt that was aborted before its first update leaves gradients behind.
             unit.optimizer.zero_grad()
             if unit.digests == digests:

@@ -132,8 +132,12 @@ class Stage:
         last = modules[-1] if modules else None
         self._head = last if isinstance(last, Head) else None
         self._modules = modules[:-1] if self._head is not None else modules
+        first_trained = context.adapter.first_trained_unit
+        self._has_backward = bool(units) and units[-1].unit_index >= first_trained
+        """Whether a backward pass changes or passes anything here. Units before the first trained one need no gradients."""
+        self._needs_input_gradient = bool(units) and units[0].unit_index > first_trained
         # At the head, each backward pass follows its forward pass at once, so recomputing saves no memory.
-        self._recomputes = context.recompute and self._head is None
+        self._recomputes = context.recompute and self._head is None and self._has_backward
         self._has_embedding = bool(units) and units[0].unit_index == 0
         self._num_blocks = len(self._modules) - self._has_embedding
         self._end_unit_share = 0.0
@@ -185,7 +189,8 @@ class Stage:
             frames_to_embedding=FrameKind.BACKWARD,
             num_targets=num_targets,
             stash=ActivationStash(
-                [unit.module for unit in self._units], recomputes=self._recomputes
+                [unit.module for unit in self._units],
+                recomputes=self._recomputes or not self._has_backward,
             ),
         )
         started = time.perf_counter()
@@ -324,11 +329,11 @@ class Stage:
         inputs = side.pop(ACTIVATION, None)
         with COMPUTE_LOCK:
             started = time.perf_counter()
-            if inputs is not None and self._units:
+            if inputs is not None and self._needs_input_gradient:
                 inputs.requires_grad_()
             outputs, stashed = step.stash.run_forward(
                 frame.micro_batch,
-                inputs,
+                inputs if self._has_backward else None,
                 side,
                 lambda: self._run_units(step, frame.micro_batch, inputs, side),
             )
@@ -349,7 +354,7 @@ class Stage:
         gradient = self._to_device(frame.tensors).get(ACTIVATION)
         with COMPUTE_LOCK:
             started = time.perf_counter()
-            if self._units:
+            if self._has_backward:
                 outputs = stashed.outputs
                 if self._recomputes:
                     outputs = self._run_units(step, frame.micro_batch, stashed.inputs, stashed.side)
@@ -360,7 +365,8 @@ class Stage:
                 if self._split_layers:
                     step.stash.defer(deferred)
             share = 1 - FORWARD_SHARE - (WEIGHTS_SHARE if self._split_layers else 0.0)
-            seconds = self._finish_work(started, self._work.backward(stashed.side), share)
+            work = self._work.backward(stashed.side) if self._has_backward else Work()
+            seconds = self._finish_work(started, work, share)
             self._record("backward", started, frame)
         step.times.backward_seconds += seconds
         if self._split_layers:
@@ -370,11 +376,10 @@ class Stage:
         num_samples = stashed.side["attention_mask"].shape[0]
         self._metrics.worked(self._num_blocks, num_samples, stashed.sent_bytes)
         tensors = {}
-        if not self._has_embedding:
-            if self._units and stashed.inputs is not None:
-                gradient = stashed.inputs.grad
-            if gradient is not None:
-                tensors[ACTIVATION] = gradient
+        if self._units:
+            gradient = stashed.inputs.grad if stashed.inputs is not None else None
+        if gradient is not None:
+            tensors[ACTIVATION] = gradient
         self._send_backward(Frame(FrameKind.BACKWARD, frame.step_index, frame.micro_batch, tensors))
 
     def _compute_deferred(self, step: _TrainingStep) -> None:

@@ -19,18 +19,20 @@ class PrepareJobRequest(_message.Message):
     def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ...) -> None: ...
 
 class PrepareJobResponse(_message.Message):
-    __slots__ = ("commit", "model", "num_blocks", "unit_bytes", "hidden_size")
+    __slots__ = ("commit", "model", "num_blocks", "unit_bytes", "hidden_size", "frozen_bytes")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     UNIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     commit: _plan_pb2.Commit
     model: _plan_pb2.ModelSpec
     num_blocks: int
     unit_bytes: _containers.RepeatedScalarFieldContainer[int]
     hidden_size: int
-    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., num_blocks: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ...) -> None: ...
+    frozen_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., num_blocks: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ..., frozen_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PushUnitRequest(_message.Message):
     __slots__ = ("unit", "chunk", "digest")
@@ -85,10 +87,12 @@ class CommitRoundResponse(_message.Message):
     def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ...) -> None: ...
 
 class ExportModelRequest(_message.Message):
-    __slots__ = ("job_id",)
+    __slots__ = ("job_id", "merged")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    MERGED_FIELD_NUMBER: _ClassVar[int]
     job_id: str
-    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+    merged: bool
+    def __init__(self, job_id: _Optional[str] = ..., merged: bool = ...) -> None: ...
 
 class ExportModelResponse(_message.Message):
     __slots__ = ("file_name", "chunk", "total_bytes")

@@ -70,14 +70,16 @@ class Plan(_message.Message):
     def __init__(self, plan_id: _Optional[str] = ..., cluster_index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., num_micro_batches: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkPlan, _Mapping]]] = ..., upload_codec: _Optional[str] = ...) -> None: ...
 
 class UnitState(_message.Message):
-    __slots__ = ("unit_index", "weights_digest", "optimizer_digest")
+    __slots__ = ("unit_index", "weights_digest", "optimizer_digest", "frozen_digest")
     UNIT_INDEX_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     unit_index: int
     weights_digest: str
     optimizer_digest: str
-    def __init__(self, unit_index: _Optional[int] = ..., weights_digest: _Optional[str] = ..., optimizer_digest: _Optional[str] = ...) -> None: ...
+    frozen_digest: str
+    def __init__(self, unit_index: _Optional[int] = ..., weights_digest: _Optional[str] = ..., optimizer_digest: _Optional[str] = ..., frozen_digest: _Optional[str] = ...) -> None: ...
 
 class DataCursor(_message.Message):
     __slots__ = ("epoch", "offset", "num_rows")

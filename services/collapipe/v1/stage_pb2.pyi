@@ -79,14 +79,16 @@ class ConfigureStage(_message.Message):
     def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., training_json: _Optional[str] = ..., seed: _Optional[int] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., kept_optimizer_digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class UnitSource(_message.Message):
-    __slots__ = ("unit_index", "weights_addresses", "optimizer_addresses")
+    __slots__ = ("unit_index", "weights_addresses", "optimizer_addresses", "frozen_addresses")
     UNIT_INDEX_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     unit_index: int
     weights_addresses: _containers.RepeatedScalarFieldContainer[str]
     optimizer_addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, unit_index: _Optional[int] = ..., weights_addresses: _Optional[_Iterable[str]] = ..., optimizer_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    frozen_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, unit_index: _Optional[int] = ..., weights_addresses: _Optional[_Iterable[str]] = ..., optimizer_addresses: _Optional[_Iterable[str]] = ..., frozen_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StageConfigured(_message.Message):
     __slots__ = ("fetched_bytes", "reused_units", "fetch_seconds")

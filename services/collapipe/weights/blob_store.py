@@ -112,17 +112,31 @@ class BlobStore:
             CorruptDataError: The file has changed since it was stored.
         """
         data = b"".join(self.read(digest))
-        if hashlib.sha256(data).hexdigest() != digest:
+        self._check(digest, hashlib.sha256(data))
+        return data
+
+    def check(self, digest: str) -> None:
+        """Reads a whole blob, piece by piece. Raises the errors of `read_checked`."""
+        checksum = hashlib.sha256()
+        for piece in self.read(digest):
+            checksum.update(piece)
+        self._check(digest, checksum)
+
+    def keep_only(self, digests: set[str]) -> None:
+        for path in self.files():
+            if path.name not in digests:
+                path.unlink(missing_ok=True)
+
+    def files(self) -> list[Path]:
+        """Returns the files of all blobs."""
+        return [path for path in self._directory.iterdir() if path.suffix != ".partial"]
+
+    def _check(self, digest: str, checksum: "hashlib._Hash") -> None:
+        if checksum.hexdigest() != digest:
             raise CorruptDataError(
                 f"{self.path(digest)} is damaged: its bytes do not have the SHA-256 of its name; restore the file, "
                 "or delete it and resume the job, which fetches it again if another host has it"
             )
-        return data
-
-    def keep_only(self, digests: set[str]) -> None:
-        for path in self._directory.iterdir():
-            if path.suffix != ".partial" and path.name not in digests:
-                path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

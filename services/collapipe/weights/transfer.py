@@ -6,7 +6,7 @@ import queue
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -19,6 +19,8 @@ from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.v1 import blob_pb2, blob_pb2_grpc, edge_server_pb2, edge_server_pb2_grpc
 from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.tensor_blob import TensorBlob
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -100,37 +102,65 @@ def fetch_blob(
         NotFoundError: The last host does not have the blob, or there is no address.
         CorruptDataError: The bytes do not have that digest.
     """
-    failure: Exception = NotFoundError(f"no address of a host with blob {digest} is known")
-    for address in addresses:
-        try:
-            checksum, pieces = hashlib.sha256(), []
-            with closing(_receive(channels, digest, address, silence_seconds)) as received:
-                for piece in received:
-                    go_on()
-                    checksum.update(piece)  # while the network brings the next piece
-                    pieces.append(piece)
-        except (NotFoundError, PeerLostError) as error:
-            logger.info("blob %s was not fetched from %s: %s", digest[:12], address, error)
-            failure = error
-            continue
+
+    def join(address: str, pieces: Iterator[bytes]) -> bytes:
+        checksum, kept = hashlib.sha256(), []
+        for piece in pieces:
+            checksum.update(piece)  # while the network brings the next piece
+            kept.append(piece)
         if checksum.hexdigest() != digest:
             raise CorruptDataError(
                 f"blob {digest} arrived garbled from {address}: run the round again"
             )
-        return b"".join(pieces)
-    raise failure
+        return b"".join(kept)
+
+    return _fetch(channels, digest, addresses, silence_seconds, go_on, join)
 
 
 def store_blob(
     store: BlobStore,
     channels: ChannelPool,
     digest: str,
-    address: str,
+    addresses: Sequence[str],
     silence_seconds: float = DEFAULT_SILENCE_SECONDS,
+    go_on: Callable[[], None] = lambda: None,
 ) -> None:
-    """Fetches a blob into a store unless it is stored already. Raises the errors of `fetch_blob`."""
+    """Fetches a blob into a store unless it is stored already. Has the arguments and the errors of `fetch_blob`."""
     if digest not in store:
-        store.put(digest, _receive(channels, digest, address, silence_seconds))
+        _fetch(
+            channels,
+            digest,
+            addresses,
+            silence_seconds,
+            go_on,
+            lambda _, pieces: store.put(digest, pieces),
+        )
+
+
+def _fetch(
+    channels: ChannelPool,
+    digest: str,
+    addresses: Sequence[str],
+    silence_seconds: float,
+    go_on: Callable[[], None],
+    take: Callable[[str, Iterator[bytes]], T],
+) -> T:
+    """Returns what `take` makes of the bytes of a blob from the first address that has it, given both."""
+
+    def pieces(received: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in received:
+            go_on()
+            yield piece
+
+    failure: Exception = NotFoundError(f"no address of a host with blob {digest} is known")
+    for address in addresses:
+        try:
+            with closing(_receive(channels, digest, address, silence_seconds)) as received:
+                return take(address, pieces(received))
+        except (NotFoundError, PeerLostError) as error:
+            logger.info("blob %s was not fetched from %s: %s", digest[:12], address, error)
+            failure = error
+    raise failure
 
 
 def push_unit(

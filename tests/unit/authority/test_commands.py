@@ -148,7 +148,7 @@ def test_key_never_leaves_the_box(served: Served, tmp_path: Path) -> None:
         ("scheduler:s", {"state_dir"}),
         ("edge-server:e", {"state_dir", "scheduler", "threads"}),
         ("control-unit:c", {"state_dir", "scheduler", "cluster_index", "threads"}),
-        ("device-agent:d", {"scheduler", "cluster_index", "threads"}),
+        ("device-agent:d", {"state_dir", "scheduler", "cluster_index", "threads"}),
     ],
 )
 def test_settings_file_has_the_settings_of_its_role(

@@ -176,10 +176,8 @@ def test_command_lines_have_the_flags_that_each_service_needs(tmp_path: Path) ->
     device = " ".join(lines["device-0-0"])
     assert "--cluster-index 0 --memory-bytes 5 --speed 2.5" in device
     assert f"--scheduler 127.0.0.1:7 --exit-with-parent {os.getpid()}" in device
-    assert "--state-dir" not in device
-    assert f"--state-dir {tmp_path / 'state' / 'control-unit-0'}" in " ".join(
-        lines["control-unit-0"]
-    )
+    for name, line in lines.items():
+        assert f"--state-dir {tmp_path / 'state' / name}" in " ".join(line)
 
 
 def test_cluster_without_devices_is_refused() -> None:

@@ -28,6 +28,7 @@ from collapipe.v1.edge_server_pb2 import CommitRoundRequest, PrepareJobRequest
 from collapipe.v1.job_pb2 import Evaluation, JobSpec
 from collapipe.v1.plan_pb2 import Attempt, Commit, LinkPlan, Plan, Stage
 from collapipe.v1.tensor_pb2 import CODEC_FP32
+from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import JobStores
 from collapipe.weights.transfer import BlobServicer
 
@@ -66,7 +67,7 @@ class Cluster:
         owned = self._running[name] = ExitStack()
         stores = None if name.startswith("device") else JobStores(self.folder / name)
         links = OutgoingLinks.unlimited(name)
-        resources = HostResources(torch.device("cpu"), self.channels, links, stores)
+        resources = HostResources(torch.device("cpu"), self.channels, links, BlobCache(), stores)
 
         def add_services(server: grpc.Server, address: str) -> None:
             blob_pb2_grpc.add_BlobServiceServicer_to_server(

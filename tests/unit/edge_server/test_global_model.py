@@ -16,6 +16,7 @@ from collapipe.errors import InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import DataConfig, JobConfig, ModelConfig, TaskConfig
 from collapipe.v1.edge_server_pb2 import PushedUnit
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, DataCursor, UnitState
+from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors
 
@@ -42,7 +43,7 @@ class Edge:
 
     def restart(self) -> None:
         self.store = BlobStore(self.directory / "blobs")
-        self.model = GlobalModel(self.directory, self.store)
+        self.model = GlobalModel(self.directory, self.store, BlobCache())
         self.pushed = PushedUnits(
             self.directory / "pushed", self._num_clusters, [1 << 20] * 9, self.model.global_weights
         )
@@ -181,7 +182,7 @@ def test_job_is_prepared_again_if_the_process_ended_before_the_first_commit(edge
 
 
 def test_job_that_was_never_prepared_is_not_found(tmp_path: Path) -> None:
-    model = GlobalModel(tmp_path / "job", BlobStore(tmp_path / "job" / "blobs"))
+    model = GlobalModel(tmp_path / "job", BlobStore(tmp_path / "job" / "blobs"), BlobCache())
     with pytest.raises(NotFoundError, match="no commit of job job"):
         model.commit()
     with pytest.raises(NotFoundError, match="does not know job job"):

@@ -58,7 +58,7 @@ def test_unit_holds_only_its_own_tensors(adapter: ModelAdapter) -> None:
 
 def test_built_unit_has_the_constant_tables_of_the_whole_model(adapter: ModelAdapter) -> None:
     whole = adapter.build_model()
-    blank = adapter.build_blank_model()
+    blank, _ = adapter.build_blank_model()
     for name, tensor in whole.named_parameters():
         if not tensor.requires_grad:
             assert torch.equal(blank.get_parameter(name), tensor), name

@@ -21,7 +21,9 @@ from collapipe.telemetry.sources import Series
 from collapipe.v1 import job_pb2
 from collapipe.v1.scheduler_pb2 import Host
 
-SIZES = ModelSizes(num_blocks=6, unit_bytes=(1000, *[4000] * 6, 2000), hidden_size=64)
+SIZES = ModelSizes(
+    num_blocks=6, unit_bytes=(1000, *[4000] * 6, 2000), frozen_bytes=(0,) * 8, hidden_size=64
+)
 
 
 def job(training: Mapping[str, Any] | None = None, **schedule: Any) -> JobConfig:

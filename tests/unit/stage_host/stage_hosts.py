@@ -30,6 +30,7 @@ from collapipe.v1.stage_pb2 import (
     UnitSource,
 )
 from collapipe.v1.tensor_pb2 import CODEC_FP32, Codec
+from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.tensor_blob import TensorBlob
 from collapipe.weights.transfer import BlobServicer
 
@@ -241,7 +242,7 @@ def stage_host(
     )
     channels = ChannelPool(PLAIN)
     links = OutgoingLinks.unlimited("device-1")
-    resources = HostResources(torch.device("cpu"), channels, links)
+    resources = HostResources(torch.device("cpu"), channels, links, BlobCache())
     servicer = StageServicer(resources)
 
     def add_services(server: object, address: str) -> None:

@@ -14,6 +14,7 @@ from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.traffic_shaping.pacing import PacedShaper
 from collapipe.v1.plan_pb2 import ModelSpec
 from collapipe.v1.profile_pb2 import ProfileBlockRequest
+from collapipe.weights.blob_cache import BlobCache
 
 NO_CONTEXT: Any = None
 
@@ -27,7 +28,7 @@ def servicer(emulation: Path | None = None) -> ProfileServicer:
     file = EmulationFile(emulation)
     links = OutgoingLinks("device-0-0", file, PacedShaper())
     channels = ChannelPool(Security.insecure())
-    return ProfileServicer(HostResources(torch.device("cpu"), channels, links))
+    return ProfileServicer(HostResources(torch.device("cpu"), channels, links, BlobCache()))
 
 
 def request(config_json: str, *sizes: int, length: int = 8) -> ProfileBlockRequest:

@@ -234,17 +234,19 @@ class BlockShare:
     work: float = 1.0
     state: float = 1.0
     stash: float = 1.0
+    frozen: float = 1.0
 
 
 @dataclass(frozen=True)
 class ModelCost:
     """Work, memory and traffic of the units of a model.
 
-    Work is counted in mean blocks. A state has 4 values for each weight: the weight, its gradient and the two moments
-    of Adam. A stash is the memory that a unit keeps of one sample for its backward pass.
+    Work is counted in mean blocks. A state has 4 values for each trained weight: the weight, its gradient and the two
+    moments of Adam. A stash is the memory that a unit keeps of one sample for its backward pass.
 
     Args:
-        block_state_bytes, block_stash_bytes: Those of the mean block.
+        block_state_bytes, block_stash_bytes, block_frozen_bytes: Those of the mean block.
+        embedding_frozen_bytes, block_frozen_bytes, head_frozen_bytes: The weights that are not trained, as with LoRA.
         activation_bytes: Bytes of one sample on a link, in fp32.
         pattern: The blocks repeat it from the first one on. The means of its shares are 1. Half blocks
             alternate between attention and feed-forward networks.
@@ -262,6 +264,9 @@ class ModelCost:
     head_state_bytes: float = 0.0
     embedding_stash_bytes: float = 0.0
     head_stash_bytes: float = 0.0
+    embedding_frozen_bytes: float = 0.0
+    block_frozen_bytes: float = 0.0
+    head_frozen_bytes: float = 0.0
     lossy_uploads: bool = False
     pattern: tuple[BlockShare, ...] = (BlockShare(),)
 
@@ -284,9 +289,23 @@ class ModelCost:
 
     def state_bytes(self, start_unit: int, stop_unit: int) -> float:
         """Returns the memory of units without their stashes."""
-        return (6 if self.lossy_uploads else 4) * self.weights_bytes(start_unit, stop_unit)
+        copies = 6 if self.lossy_uploads else 4
+        trained = copies * self.weights_bytes(start_unit, stop_unit)
+        return trained + self.frozen_bytes(start_unit, stop_unit)
+
+    def frozen_bytes(self, start_unit: int, stop_unit: int) -> float:
+        """Returns the size of the weights that are not trained."""
+        return self._sum(
+            start_unit,
+            stop_unit,
+            self.embedding_frozen_bytes,
+            self.block_frozen_bytes,
+            self.head_frozen_bytes,
+            [share.frozen for share in self.pattern],
+        )
 
     def weights_bytes(self, start_unit: int, stop_unit: int) -> float:
+        """Returns the size of the trained weights."""
         return self._sum(
             start_unit,
             stop_unit,

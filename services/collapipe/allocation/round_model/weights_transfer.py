@@ -124,7 +124,8 @@ def moved_states(
     """Yields what a host needs of units that are new on it, besides the weights of `fetch_seconds`.
 
     Before the first round these are the initial weights, which the edge server has. Later it is the optimizer
-    state, and with one cluster the weights, from the host that had the unit. The edge server has all weights.
+    state, and with one cluster the weights, from the host that had the unit. The edge server has all weights. Frozen
+    weights move both times: that a host may have kept them from an earlier round or job is not known.
 
     Yields:
         The id of the sender, and bytes.
@@ -132,9 +133,14 @@ def moved_states(
     model, one_cluster = problem.model, len(problem.clusters) == 1
     edge_server = cluster.edge_server.host_id
     has_weights = host.host_id == edge_server or not one_cluster
+
+    def weights(first: int, stop: int) -> float:
+        frozen = 0.0 if host.host_id == edge_server else model.frozen_bytes(first, stop)
+        return frozen + (0.0 if has_weights else model.weights_bytes(first, stop))
+
     if cluster.previous is None:
-        if not has_weights:
-            yield edge_server, model.weights_bytes(start_unit, stop_unit)
+        if needed := weights(start_unit, stop_unit):
+            yield edge_server, needed
         return
     for stage in cluster.previous.stages:
         first, stop = max(start_unit, stage.start_unit), min(stop_unit, stage.stop_unit)
@@ -142,8 +148,7 @@ def moved_states(
             known = (stage.host_id, host.host_id) in cluster.links
             sender = stage.host_id if known else edge_server
             if sender != host.host_id:
-                weights = 0.0 if has_weights else model.weights_bytes(first, stop)
-                yield sender, model.optimizer_bytes(first, stop) + weights
+                yield sender, model.optimizer_bytes(first, stop) + weights(first, stop)
 
 
 def migrate_seconds(

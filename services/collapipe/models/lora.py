@@ -1,0 +1,121 @@
+"""Adds LoRA to a model with the library `peft`, and takes it out again: Hu et al. 2021, arXiv 2106.09685.
+
+The weights of the model are frozen. A frozen parameter travels under the name that it has without LoRA, so jobs with
+different settings share it.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from collapipe.errors import InvalidInputError
+from collapipe.job import LoraConfig
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraModel
+    from transformers import PreTrainedModel
+
+_NAME = "default"
+"""The name of the adapter, which `peft` puts into the names of its parameters."""
+
+
+def add_lora(
+    model: "PreTrainedModel", settings: LoraConfig, always_trained: Sequence[str]
+) -> "LoraModel":
+    """Adds LoRA to a model in place, and freezes its other weights. A is random, and B is zero.
+
+    Args:
+        always_trained: Ends of the names of modules that are trained as a whole if the model has them.
+
+    Raises:
+        InvalidInputError: The settings do not fit the model.
+    """
+    # The import is slow, and only jobs with LoRA need it.
+    from peft import LoraConfig as PeftConfig
+    from peft.tuners.lora import LoraModel
+
+    names = [name for name, _ in model.named_modules()]
+    for module in settings.modules_to_save:
+        if not any(name.endswith(module) for name in names):
+            raise InvalidInputError(
+                f"model.lora.modules_to_save has {module!r}, but no module of the {model.config.model_type} model ends "
+                f"so: {_some(names)}"
+            )
+    modules_to_save = dict.fromkeys(
+        [
+            *settings.modules_to_save,
+            *(m for m in always_trained if any(n.endswith(m) for n in names)),
+        ]
+    )
+    config = PeftConfig(
+        **settings.model_dump(exclude={"averaging", "modules_to_save"}),
+        modules_to_save=list(modules_to_save) or None,
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # GPT-2's layers have transposed weights, which `peft` notices by itself.
+            tuner = LoraModel(model, config, _NAME)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise InvalidInputError(
+            f"model.lora does not fit the {model.config.model_type} model: {error}; {_some(names)}"
+        ) from error
+    if settings.averaging == "product":
+        for name, parameter in model.named_parameters():
+            # The factor that is random at the beginning: A, but B for an embedding.
+            if ".lora_A." in name or ".lora_embedding_B." in name:
+                parameter.requires_grad_(False)
+    return tuner
+
+
+def frozen_names(unit: nn.Module) -> dict[str, str]:
+    """Returns the names of the frozen parameters of a unit, by their names in a model without LoRA."""
+    return {
+        name.replace(".base_layer.", ".").replace(".original_module.", "."): name
+        for name, parameter in unit.named_parameters()
+        if not parameter.requires_grad
+    }
+
+
+def is_of_lora(name: str) -> bool:
+    """Returns whether a tensor of this name belongs to an adapter, whether it is trained or not."""
+    return ".lora_" in name or ".modules_to_save." in name
+
+
+def save_adapter(
+    tuner: "LoraModel", tensors: Mapping[str, Tensor], directory: Path, base: str | None
+) -> None:
+    """Writes an adapter as `PeftModel.save_pretrained` does.
+
+    Args:
+        tuner: It says which tensors the adapter has. Its model may be on the meta device.
+        tensors: The trained tensors and the frozen factors of LoRA.
+        base: The model that the adapter changes: a directory, or a name on a model hub.
+    """
+    from peft.utils import get_peft_model_state_dict
+
+    adapter = get_peft_model_state_dict(
+        tuner.model, dict(tensors), _NAME, save_embedding_layers=False
+    )
+    config = tuner.peft_config[_NAME]
+    config.inference_mode = True
+    config.base_model_name_or_path = base
+    config.save_pretrained(str(directory))
+    save_file(
+        {f"base_model.model.{name}": tensor for name, tensor in adapter.items()},
+        directory / "adapter_model.safetensors",
+        metadata={"format": "pt"},
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    """Names the kinds of modules, for an error message."""
+    leaves = dict.fromkeys(name.rpartition(".")[2] for name in names)
+    return "its modules are called " + ", ".join(
+        name for name in leaves if name and not name.isdigit()
+    )
