@@ -162,13 +162,17 @@ def cancel(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson 
 def export(
     job: JobArgument,
     directory: Annotated[Path, typer.Argument(help="Folder for the files.")],
+    merged: Annotated[
+        bool, typer.Option("--merged", help="With LoRA: the whole model instead of the adapter.")
+    ] = False,
+    *,
     endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
     """Fetch the model of a job's last commit, in the files that `save_pretrained` writes."""
     with exit_codes(as_json), termination_as_interrupt():
         with client_for_past_jobs(endpoint_options, as_json) as client:
-            files = client.export(job, directory)
+            files = client.export(job, directory, merged=merged)
         if as_json:
             print_json({"directory": str(directory), "files": [path.name for path in files]})
         else:
@@ -274,7 +278,9 @@ def _say_trained(
         return
     say(f"final: {say_evaluation(evaluation) if evaluation else 'the metric was not measured'}")
     say(f"the model is in {directory}; use it like this:")
-    say("\n".join(f"    {line}" for line in how_to_load(job.task.kind, directory).splitlines()))
+    is_adapter = any(path.name == "adapter_config.json" for path in files)
+    code = how_to_load(job.task.kind, directory, is_adapter=is_adapter)
+    say("\n".join(f"    {line}" for line in code.splitlines()))
 
 
 for command in (

@@ -149,14 +149,17 @@ class CollaPipeClient:
         task = f"send the trace of job {job_id}"
         return self._stream(self._scheduler.GetTrace(request), self._scheduler_name, task)
 
-    def export(self, job: str, directory: Path) -> list[Path]:
+    def export(self, job: str, directory: Path, *, merged: bool = False) -> list[Path]:
         """Fetches the model of a job's last commit, and returns the files that `save_pretrained` writes.
+
+        For a job with LoRA on a pretrained model, it fetches only the adapter.
 
         All files are complete before the first one is moved to the directory.
 
         Args:
             job: The job's id, or its name for the newest job of that name.
             directory: Created if needed. Other files in it stay unchanged.
+            merged: Whether to fetch the whole model of such a job, too, with LoRA added to its weights.
         """
         job_id = self.find_job(job).job_id
         edge_server = self._edge_server_address()
@@ -169,7 +172,7 @@ class CollaPipeClient:
             ) from error
         try:
             with open_channel(edge_server, self._security) as channel:
-                request = ExportModelRequest(job_id=job_id)
+                request = ExportModelRequest(job_id=job_id, merged=merged)
                 pieces = EdgeServerServiceStub(channel).ExportModel(request)
                 peer, task = f"the edge server at {edge_server}", f"send the model of job {job_id}"
                 names = _write_files(self._stream(pieces, peer, task), folder)

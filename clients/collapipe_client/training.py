@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from collapipe.errors import CollapipeError, PeerLostError, WrongStateError
-from collapipe.job import JobConfig
+from collapipe.job import LABELLING_TASKS, JobConfig
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.emulation_check import EmulationReading
 from collapipe_client.live_view import Display
@@ -92,9 +92,31 @@ print(generate("Return the", max_new_tokens=20))""",
 }
 
 
-def how_to_load(task: str, directory: Path) -> str:
-    """Returns Python code that uses an exported model, for the kind of its task."""
-    return _HOW_TO_LOAD[task].format(model=str(directory))
+_HOW_TO_LOAD_ADAPTER = """\
+from peft import PeftConfig, PeftModel
+from transformers import AutoConfig, {auto_class}
+base = PeftConfig.from_pretrained({model!r}).base_model_name_or_path
+config = AutoConfig.from_pretrained({config})
+model = {auto_class}.from_pretrained(base, config=config)
+model = PeftModel.from_pretrained(model, {model!r}).merge_and_unload()"""
+
+_AUTO_CLASSES = {
+    "classification": "AutoModelForSequenceClassification",
+    "ner": "AutoModelForTokenClassification",
+    "translation": "AutoModelForSeq2SeqLM",
+    "causal_lm": "AutoModelForCausalLM",
+}
+
+
+def how_to_load(task: str, directory: Path, *, is_adapter: bool = False) -> str:
+    """Returns Python code that uses an exported model, or loads an adapter of `peft`, for the kind of its task."""
+    if not is_adapter:
+        return _HOW_TO_LOAD[task].format(model=str(directory))
+    # Only with labels, the adapter has a configuration of its own.
+    config = repr(str(directory)) if task in LABELLING_TASKS else "base"
+    return _HOW_TO_LOAD_ADAPTER.format(
+        auto_class=_AUTO_CLASSES[task], config=config, model=str(directory)
+    )
 
 
 def how_to_resume(view: JobView, command: str) -> str:

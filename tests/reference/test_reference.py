@@ -173,8 +173,30 @@ def test_changed_input_is_found(tmp_path: Path, change: Change) -> None:
     assert first_difference(genuine, run_round(job, change)) is not None
 
 
-def test_changed_dropout_key_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = make_job(tmp_path)
+def flip_one_bit_of_a_frozen_weight(client: Client, _: list[MiniBatch]) -> None:
+    weight = client.model.get_parameter("model.layers.1.mlp.up_proj.weight")
+    assert not weight.requires_grad
+    weight.data.view(torch.int32)[0, 0] ^= 1 << 20
+
+
+def test_changed_frozen_weight_is_found_in_the_adapter(tmp_path: Path) -> None:
+    job = make_job(tmp_path, "llama", "causal_lm", lora={})
+
+    def adapter_after(change: Change) -> dict[str, Tensor]:
+        return {name: t for name, t in run_round(job, change).items() if "lora_" in name}
+
+    genuine = adapter_after(lambda client, mini_batches: None)
+    changed = adapter_after(flip_one_bit_of_a_frozen_weight)
+    assert genuine
+    assert first_difference(genuine, changed) is not None
+
+
+@pytest.mark.parametrize("lora", [None, {"lora_dropout": 0.1}])
+def test_changed_dropout_key_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: dict[str, Any] | None
+) -> None:
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0} if lora else {}
+    job = make_job(tmp_path, lora=lora, model_config=dropout)
     genuine = run_round(job)
     key_of = centralized.dropout_key
 

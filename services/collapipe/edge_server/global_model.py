@@ -23,6 +23,7 @@ from collapipe.models import (
     divide_state,
     initial_model,
     join_model,
+    pretrained_directory,
     save_lora,
     split_state,
 )
@@ -250,7 +251,8 @@ class GlobalModel:
         if adapter.lora is None or merged or pretrained is None:
             join_model(adapter, self._states(adapter)).save_pretrained(directory)
         else:
-            save_lora(adapter, self._states(adapter), directory, pretrained)
+            base = pretrained_directory(pretrained)
+            save_lora(adapter, self._states(adapter), directory, str(base))
         vocabulary = self._store.read_checked(document["vocabulary_digest"])
         write_tokenizer_files(directory, vocabulary, model_spec.family, document["max_length"])
 

@@ -63,7 +63,7 @@ class ModelAdapter(ABC):
     tie_keys: ClassVar[tuple[str, ...]] = ("tie_word_embeddings",)
     """Keys of the configuration that say which embeddings a pretrained model ties."""
     always_trained: ClassVar[tuple[str, ...]] = ()
-    """Ends of the names of modules that pretrained models lack. So they are trained as a whole with LoRA, too."""
+    """Ends of the names of modules that pretrained models lack, so that LoRA trains them as a whole."""
     side_names: ClassVar[tuple[str, ...]] = ("attention_mask", "labels")
     """Side tensors that the units after the embedding need."""
 
@@ -77,13 +77,11 @@ class ModelAdapter(ABC):
             raise InvalidInputError(
                 f"the configuration of the {self.family} model is not valid JSON: {error}"
             ) from error
-        has_half_blocks = isinstance(self._document, dict) and self._document.pop(
-            "half_blocks", False
-        )
-        self.period = 2 if has_half_blocks else 1
+        options = self._document if isinstance(self._document, dict) else {}
+        self.period = 2 if options.pop("half_blocks", False) else 1
         """Number of blocks that a layer is cut into. Blocks at this distance are alike."""
-        lora = isinstance(self._document, dict) and self._document.pop("lora", None)
-        self.lora = LoraConfig.model_validate(lora) if lora else None
+        lora = options.pop("lora", None)
+        self.lora = None if lora is None else LoraConfig.model_validate(lora)
         self.config = self.read_config(self._document)
         # Every host must compute attention alike, so `transformers` must not choose by what is installed.
         self.config._attn_implementation = "sdpa"
@@ -151,7 +149,7 @@ class ModelAdapter(ABC):
         return list(self._build_unit_on_meta(unit_index)[0].state_dict())
 
     def frozen_names(self, unit_index: int) -> dict[str, str]:
-        """Returns the names of the frozen parameters of a unit: see `collapipe.models.lora.frozen_names`."""
+        """Returns the names of the frozen tensors of a unit: see `collapipe.models.lora.frozen_names`."""
         return frozen_names(self._build_unit_on_meta(unit_index)[0])
 
     def for_export(self, model: "PreTrainedModel") -> "PreTrainedModel":

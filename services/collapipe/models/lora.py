@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from peft.tuners.lora import LoraModel
     from transformers import PreTrainedModel
 
+_TASK_TYPES = {
+    "classification": "SEQ_CLS",
+    "ner": "TOKEN_CLS",
+    "translation": "SEQ_2_SEQ_LM",
+    "causal_lm": "CAUSAL_LM",
+}
+"""The kinds of tasks, as `peft` calls them."""
+
 _NAME = "default"
 """The name of the adapter, which `peft` puts into the names of its parameters."""
 
@@ -39,21 +47,17 @@ def add_lora(
     from peft.tuners.lora import LoraModel
 
     names = [name for name, _ in model.named_modules()]
-    for module in settings.modules_to_save:
-        if not any(name.endswith(module) for name in names):
+    for ending in settings.modules_to_save:
+        if not any(name.endswith(ending) for name in names):
             raise InvalidInputError(
-                f"model.lora.modules_to_save has {module!r}, but no module of the {model.config.model_type} model ends "
-                f"so: {_some(names)}"
+                f"model.lora.modules_to_save has {ending!r}, but no module of the {model.config.model_type} model ends "
+                f"so; {_some(names)}"
             )
-    modules_to_save = dict.fromkeys(
-        [
-            *settings.modules_to_save,
-            *(m for m in always_trained if any(n.endswith(m) for n in names)),
-        ]
-    )
+    always = {name.rpartition(".")[2] for name in names if name.endswith(tuple(always_trained))}
+    modules_to_save = sorted({*settings.modules_to_save, *always})
     config = PeftConfig(
         **settings.model_dump(exclude={"averaging", "modules_to_save"}),
-        modules_to_save=list(modules_to_save) or None,
+        modules_to_save=modules_to_save or None,
     )
     try:
         with warnings.catch_warnings():
@@ -74,11 +78,17 @@ def add_lora(
 
 
 def frozen_names(unit: nn.Module) -> dict[str, str]:
-    """Returns the names of the frozen parameters of a unit, by their names in a model without LoRA."""
+    """Returns the names of the frozen tensors of a unit's state, by their names in a model without LoRA.
+
+    A unit without LoRA has none.
+    """
+    trained = {name for name, parameter in unit.named_parameters() if parameter.requires_grad}
+    if len(trained) == len(list(unit.parameters())):
+        return {}
     return {
         name.replace(".base_layer.", ".").replace(".original_module.", "."): name
-        for name, parameter in unit.named_parameters()
-        if not parameter.requires_grad
+        for name in unit.state_dict()
+        if name not in trained
     }
 
 
@@ -88,14 +98,15 @@ def is_of_lora(name: str) -> bool:
 
 
 def save_adapter(
-    tuner: "LoraModel", tensors: Mapping[str, Tensor], directory: Path, base: str | None
+    tuner: "LoraModel", tensors: Mapping[str, Tensor], directory: Path, base: str, task: str
 ) -> None:
     """Writes an adapter as `PeftModel.save_pretrained` does.
 
     Args:
         tuner: It says which tensors the adapter has. Its model may be on the meta device.
         tensors: The trained tensors and the frozen factors of LoRA.
-        base: The model that the adapter changes: a directory, or a name on a model hub.
+        base: The directory of the model that the adapter changes.
+        task: The kind of the job's task.
     """
     from peft.utils import get_peft_model_state_dict
 
@@ -105,6 +116,7 @@ def save_adapter(
     config = tuner.peft_config[_NAME]
     config.inference_mode = True
     config.base_model_name_or_path = base
+    config.task_type = _TASK_TYPES[task]
     config.save_pretrained(str(directory))
     save_file(
         {f"base_model.model.{name}": tensor for name, tensor in adapter.items()},

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import CorruptDataError
+from collapipe.job import LABELLING_TASKS
 from collapipe.models.adapter import ModelAdapter
 from collapipe.models.lora import is_of_lora, save_adapter
 
@@ -70,14 +71,17 @@ def save_lora(
     """Writes the job's LoRA as an adapter of `peft`. Holds the frozen weights of one unit at a time only.
 
     Args:
-        base: The pretrained model, by its directory or its name on a model hub.
+        base: The directory of the pretrained model.
 
     Raises:
         CorruptDataError: A state is not that of the model's unit, or the number of states is wrong.
     """
-    _, lora = adapter.build_on_meta()
+    model, lora = adapter.build_on_meta()
     assert lora is not None
-    save_adapter(lora, _join_states(adapter, states, is_kept=is_of_lora), directory, base)
+    if adapter.task in LABELLING_TASKS:
+        model.config.save_pretrained(directory)  # The pretrained model does not know the labels.
+    tensors = _join_states(adapter, states, is_kept=is_of_lora)
+    save_adapter(lora, tensors, directory, base, adapter.task)
 
 
 def _join_states(

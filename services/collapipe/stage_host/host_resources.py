@@ -72,8 +72,10 @@ class HostResources:
         try:
             return self.held_blob(digest)
         except NotFoundError:
-            if self._stores is None or digest in self.frozen:
+            if digest in self.frozen:
                 return self.frozen.find(digest)
+            if self._stores is None:
+                raise
             return self._stores.find(digest)
 
     def held_blob(self, digest: str) -> Readable:

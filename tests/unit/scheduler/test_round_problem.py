@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from collapipe.allocation import ClusterPlan, LinkPlan, StagePlan
+from collapipe.allocation.round_model.weights_transfer import moved_states
 from collapipe.radio_rate import radio_rate_bps
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import blocks_beyond_devices, build_problem
@@ -88,6 +89,25 @@ def test_half_blocks_have_their_measured_shares_and_their_own_sizes() -> None:
     assert [model.work(u, u + 2) for u in (1, 2)] == [2, 2]
     assert [model.work(u, u + 1) for u in (1, 2, 3)] == [0.5, 1.5, 0.5]
     assert [model.stash_bytes(u, u + 1) for u in (1, 2)] == pytest.approx([120, 80])
+
+
+def test_frozen_weights_take_memory_and_move_but_are_not_pushed() -> None:
+    taking_part = hosts()
+    sizes = replace(
+        SIZES,
+        unit_bytes=(10, *[400] * 6, 10),
+        frozen_bytes=(9000, *[40_000, 60_000] * 3, 9000),
+        period=2,
+    )
+    known = Knowledge(hosts=knowledge(taking_part).hosts)
+    problem = build_problem(job(), sizes, taking_part, known, round_index=0)
+    model = problem.model
+    assert [model.weights_bytes(u, u + 1) for u in (0, 1, 2, 7)] == [10, 400, 400, 10]
+    assert model.frozen_bytes(0, 8) == 9000 + 300_000 + 9000
+    assert [model.state_bytes(u, u + 1) for u in (0, 1, 2)] == [9040, 41_600, 61_600]
+    cluster = problem.clusters[0]
+    ((sender, moved),) = moved_states(problem, cluster, cluster.devices[0], 1, 3)
+    assert (sender, moved) == (cluster.edge_server.host_id, 800 + 100_000)
 
 
 def test_state_of_lossy_uploads_counts_if_the_strategy_may_use_them() -> None:

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable
 
 import pytest
@@ -53,6 +54,18 @@ def test_backward_pass_is_twice_the_forward_pass_or_three_times_with_recomputing
     forward = work_of(bert, 1).forward(side()).flops
     assert work_of(bert, 1).backward(side()) == Work(2 * forward)
     assert work_of(bert, 1, recomputes=True).backward(side()) == Work(3 * forward)
+
+
+def test_frozen_weights_cost_one_product_in_a_backward_pass(bert: ModelAdapter) -> None:
+    rank, tokens = 2, ROWS * LENGTH
+    values = {**bert.config.to_dict(), "lora": {"r": rank, "target_modules": ["query"]}}
+    adapter = adapter_for("bert", "classification", json.dumps(values))
+    factors = 2 * HIDDEN * rank
+    attention = 4 * ROWS * LENGTH**2 * HIDDEN
+    work = work_of(adapter, 1)
+    forward = 2 * (BLOCK_WEIGHTS + factors) * tokens + attention
+    assert work.forward(side()) == Work(forward)
+    assert work.backward(side()) == Work(2 * forward - 2 * BLOCK_WEIGHTS * tokens)
 
 
 def test_embedding_moves_the_gradient_of_its_tables_without_operations(

@@ -1,4 +1,5 @@
 import itertools
+import json
 from collections.abc import Collection
 from typing import Any
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 
 from collapipe.errors import PeerLostError, WrongStateError
-from collapipe.models import Head, ModelAdapter
+from collapipe.models import Head, ModelAdapter, adapter_for, initial_model, split_state
 from collapipe.stage_runtime import activation_stash
 from collapipe.tensors import Frame, FrameKind
 
@@ -319,6 +320,40 @@ def test_frames_from_the_first_stage_backward_have_no_tensor(
     chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
     chain.train(0, [make_batch(0), make_batch(1)], 0.0)
     assert [(frame.micro_batch, frame.tensors) for frame in chain.arrived] == [(0, {}), (1, {})]
+
+
+def test_no_gradient_goes_below_the_first_trained_unit(
+    bert: ModelAdapter, make_batch: MakeBatch
+) -> None:
+    values = {
+        **bert.config.to_dict(),
+        "lora": {"target_modules": r".*layer\.[12]\.attention\.self\.query"},
+    }
+    adapter = adapter_for("bert", "classification", json.dumps(values))
+    states = split_state(adapter, initial_model(adapter, None, seed=3))
+    assert adapter.first_trained_unit == 2
+    chain = make_chain(adapter, states, TRAINING, EACH, [5, 4, 3, 2, 1])
+    sent: dict[int, set[str]] = {}
+    for index in range(1, 5):
+        onward = chain.stages[index]._send_backward
+
+        def send(frame: Frame, index: int = index, onward: Any = onward) -> None:
+            sent.setdefault(index, set()).update(frame.tensors)
+            onward(frame)
+
+        chain.stages[index]._send_backward = send
+    results = chain.train(0, [make_batch(number) for number in range(4)], 0.0)
+    assert sent == {1: set(), 2: set(), 3: {"activation"}, 4: {"activation"}}
+    assert [len(result.squared_norms) for result in results] == [0, 0, 2, 2, 2]
+    kept = [steps[0][1] for steps in (observer.steps for observer in chain.observers)]
+    assert kept[0] == kept[1] == 0 < min(kept[2:])
+    before = [{n: t.clone() for n, t in s.items()} for s in states]
+    chain.run_in_parallel(lambda stage: stage.apply_update(1.0))
+    for unit, state in zip(chain.units, before, strict=True):
+        changed = {n for n, t in unit.module.state_dict().items() if not torch.equal(t, state[n])}
+        frozen = set(adapter.frozen_names(unit.unit_index).values())
+        assert changed == state.keys() - frozen
+        assert unit.seal().weights
 
 
 def test_predictions_equal_those_of_the_whole_model(

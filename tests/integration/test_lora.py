@@ -1,0 +1,92 @@
+"""Tests of jobs with LoRA: what travels, what stays on disk, and what is exported."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from reference.tiny_jobs import make_job
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from collapipe_client import LocalTestbed
+from collapipe_client.training import how_to_load
+from integration.running import run_job
+
+LORA = {"r": 4, "lora_alpha": 32, "target_modules": "all-linear"}
+
+
+@pytest.fixture(scope="module")
+def pretrained(testbed: LocalTestbed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama that was trained here."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    job = make_job(folder, "llama", "causal_lm", devices_per_cluster=1, name="base")
+    with testbed.client() as client:
+        client.export(run_job(testbed, job).job_id, folder / "model")
+    return folder / "model"
+
+
+def lora_job(folder: Path, pretrained: Path, **changes: Any) -> Any:
+    job = make_job(
+        folder, "llama", "causal_lm", num_rows=(30, 41), devices_per_cluster=1, lora=LORA, **changes
+    )
+    model = job.model.model_copy(update={"pretrained": str(pretrained), "config": {}})
+    return job.model_copy(update={"model": model})
+
+
+def test_adapter_and_merged_model_generate_the_same_tokens(
+    testbed: LocalTestbed, pretrained: Path, tmp_path: Path
+) -> None:
+    job = lora_job(tmp_path, pretrained, training={"learning_rate": 0.1})
+    with testbed.client() as client:
+        job_id = run_job(testbed, job).job_id
+        files = client.export(job_id, tmp_path / "adapter")
+        client.export(job_id, tmp_path / "merged", merged=True)
+    names = {path.name for path in files}
+    assert names >= {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"}
+    assert "model.safetensors" not in names
+
+    base: Any = AutoModelForCausalLM.from_pretrained(pretrained)
+    adapted: Any = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    scope: dict[str, Any] = {}
+    exec(how_to_load("causal_lm", tmp_path / "adapter", is_adapter=True), scope)
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "adapter")
+    prompt = tokenizer("road river", return_tensors="pt")
+    answers = [
+        model.eval().generate(**prompt, max_new_tokens=12, do_sample=False).tolist()
+        for model in (base, adapted, merged, scope["model"])
+    ]
+    assert answers[1] == answers[2] == answers[3] != answers[0]
+
+
+def test_frozen_weights_travel_once_and_only_adapters_are_pushed(
+    testbed: LocalTestbed, pretrained: Path, tmp_path: Path
+) -> None:
+    seed = torch.seed() % 2**32  # so that no earlier test has trained the same adapters
+    first = run_job(testbed, lora_job(tmp_path, pretrained, seed=seed))
+    again = run_job(testbed, lora_job(tmp_path, pretrained, seed=(seed + 1) % 2**32))
+
+    trained = first.commit.global_units
+    states = load_file(pretrained / "model.safetensors")
+    frozen_bytes = sum(tensor.nbytes for tensor in states.values())
+    adapter_bytes = sum(
+        (first.state / "edge-server/jobs" / first.job_id / "blobs" / unit.weights_digest)
+        .stat()
+        .st_size
+        for unit in trained
+    )
+    assert adapter_bytes < frozen_bytes / 2
+    assert [unit.frozen_digest for unit in again.commit.global_units] == [
+        unit.frozen_digest for unit in trained
+    ], "jobs with one pretrained model share its frozen weights"
+    for summaries in (*first.summaries[1:], *again.summaries):
+        for summary in summaries:
+            assert sum(transfer.bytes for transfer in summary.pushed) < adapter_bytes
+            assert summary.fetched_bytes < frozen_bytes / 2
+    digests = {unit.unit_index: unit.frozen_digest for unit in trained}
+    for plan in (first.plans(0)[0], first.plans(1)[0]):
+        for stage in plan.stages:
+            kept = {path.name for path in (first.state / stage.host_id / "frozen").iterdir()}
+            assert kept >= {digests[unit] for unit in range(stage.start_unit, stage.stop_unit)}

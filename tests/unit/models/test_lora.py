@@ -1,0 +1,150 @@
+"""Tests of models with LoRA. Exactness against `peft` is tested in tests/integration/test_exact.py."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from peft import get_peft_model_state_dict
+
+from collapipe.aggregation import federated_average
+from collapipe.errors import InvalidInputError
+from collapipe.models import (
+    ModelAdapter,
+    adapter_for,
+    divide_state,
+    initial_model,
+    join_model,
+    split_state,
+)
+
+MakeAdapter = Callable[..., ModelAdapter]
+
+
+def with_lora(adapter: ModelAdapter, **lora: Any) -> ModelAdapter:
+    values = {**adapter.config.to_dict(), "max_new_tokens": 4, "lora": lora}
+    if adapter.period == 2:
+        values["half_blocks"] = True
+    return adapter_for(adapter.family, adapter.task, json.dumps(values))
+
+
+def trained_units(adapter: ModelAdapter) -> list[int]:
+    return [
+        index
+        for index in range(adapter.num_units)
+        if any(p.requires_grad for p in adapter.build_unit(index).parameters())
+    ]
+
+
+@pytest.fixture
+def llama(make_adapter: MakeAdapter) -> ModelAdapter:
+    return make_adapter("llama", "causal_lm")
+
+
+def test_frozen_weights_have_the_names_of_a_model_without_lora(adapter: ModelAdapter) -> None:
+    changed = with_lora(adapter, target_modules="all-linear")
+    plain = split_state(adapter, initial_model(adapter, None, seed=3))
+    states = split_state(changed, initial_model(changed, None, seed=3))
+    for index, (state, before) in enumerate(zip(states, plain, strict=True)):
+        trained, frozen = divide_state(state, changed.frozen_names(index))
+        assert all("lora_" in name or "modules_to_save" in name for name in trained)
+        assert frozen.keys() == before.keys()
+        for name, tensor in frozen.items():
+            assert torch.equal(tensor, before[name])
+        parameters = dict(changed.build_unit(index).named_parameters())
+        assert all(parameters[name].requires_grad for name in trained)
+
+
+@pytest.mark.parametrize(
+    ("lora", "expected"),
+    [
+        ({}, [1, 2, 3]),
+        ({"target_modules": ["up_proj"]}, [1, 2, 3]),
+        ({"target_modules": r".*layers\.2\.mlp\.up_proj"}, [3]),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, [0, 1, 2, 3]),
+        ({"modules_to_save": ["lm_head"]}, [1, 2, 3, 4]),
+    ],
+    ids=str,
+)
+def test_units_with_targets_are_trained(
+    llama: ModelAdapter, lora: dict[str, Any], expected: list[int]
+) -> None:
+    changed = with_lora(llama, **lora)
+    assert trained_units(changed) == expected
+    assert changed.first_trained_unit == expected[0]
+    assert llama.first_trained_unit == 0
+
+
+def test_labelling_layers_are_always_trained(make_adapter: MakeAdapter) -> None:
+    bert = with_lora(make_adapter("bert", "classification"))
+    assert trained_units(bert) == [1, 2, 3, 4]
+    distilbert = with_lora(make_adapter("distilbert", "classification"), target_modules=["q_lin"])
+    trained = [n for n, p in distilbert.build_unit(4).named_parameters() if p.requires_grad]
+    assert {name.partition(".")[0] for name in trained} == {"pre_classifier", "classifier"}
+
+
+def test_only_the_zero_factor_is_trained_for_an_exact_average_of_products(
+    llama: ModelAdapter,
+) -> None:
+    targets = ["q_proj", "embed_tokens"]
+    exact = with_lora(llama, averaging="product", target_modules=targets)
+    model: Any = initial_model(exact, None, seed=3)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert trained
+    assert all(not parameter.any() for parameter in trained.values())
+    both = with_lora(llama, target_modules=targets)
+    assert len(
+        [p for p in initial_model(both, None, 3).parameters() if p.requires_grad]
+    ) == 2 * len(trained)
+
+    layer = model.model.layers[0].self_attn.q_proj
+    a = layer.lora_A.default.weight.detach().double()
+    generator = torch.Generator().manual_seed(1)
+    samples = [3, 5, 9]
+    factors = [torch.randn(16, 8, generator=generator) for _ in samples]
+    averaged = federated_average(factors, samples).double() @ a
+    products = [factor.double() @ a for factor in factors]
+    expected = sum(product * n / sum(samples) for product, n in zip(products, samples, strict=True))
+    torch.testing.assert_close(averaged, expected, rtol=0, atol=1e-6)
+
+
+def test_merged_model_computes_what_the_adapter_computes(
+    adapter: ModelAdapter, make_batch: Any
+) -> None:
+    changed = with_lora(adapter, target_modules="all-linear", r=2, lora_alpha=16)
+    model: Any = initial_model(changed, None, seed=3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    merged: Any = join_model(changed, split_state(changed, model))
+    assert not any("lora" in name for name in merged.state_dict())
+    assert type(merged) is type(model)
+    batch = make_batch(adapter.task, padded=True)
+    expected, found = model.eval()(**batch).logits, merged(**batch).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    assert any(tensor.any() for name, tensor in state.items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ({"target_modules": ["nothing"]}, "{'nothing'} not found .*are called model, embed_tokens"),
+        ({"target_modules": "query|key"}, "not found"),
+        ({"target_modules": ["input_layernorm"]}, "LlamaRMSNorm"),
+        ({"modules_to_save": ["score"]}, "modules_to_save has 'score'.*lm_head"),
+    ],
+    ids=str,
+)
+def test_settings_that_fit_no_module_are_refused(
+    llama: ModelAdapter, lora: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        with_lora(llama, **lora)
+
+
+def test_family_without_known_targets_is_refused(make_adapter: MakeAdapter) -> None:
+    with pytest.raises(InvalidInputError, match="target_modules.*q_lin"):
+        with_lora(make_adapter("distilbert", "ner"))
