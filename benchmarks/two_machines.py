@@ -11,7 +11,7 @@ MiniLM (22.7 M parameters) without dropout, and a mini-batch has 32 rows of 64 t
 
 `throughput`: samples a second in training, against 1F1B of `torch.distributed.pipelining` over gloo on the same cut.
 Both run alternately, for as many steps.
-`rounds`: the phases of whole rounds of 10 steps, with each codec of uploads. The least time is what the weights of the
+`rounds`: the phases of whole rounds of 10 steps, with each codec of uploads, and with LoRA. The least time is what the weights of the
 first side need on the link.
 """
 
@@ -37,7 +37,13 @@ BLOCKS = [3, 3]
 ROWS, TOKENS, MICRO_BATCHES, LABELS = 32, 64, 8, 4
 NEAR_SERVICES = ("control-unit-0", "device-0-0")
 STEPS_OF_A_ROUND, ROUNDS = 10, 3
-UPLOAD_CODECS = ("fp32", "int8", "top_k")
+WAYS = {
+    "uploads fp32": {},
+    "uploads int8": {"upload": "int8"},
+    "uploads top_k": {"upload": "top_k"},
+    "LoRA of rank 8, uploads fp32": {"model": "lora = { r = 8 }"},
+}
+"""Arguments of `write_job` by the name of the way in which weights are trained and pushed."""
 HELD_OUT_ROWS = 4
 SENTENCE = "measure every device while it trains its segment of the encoder " * 10
 JOB = f"""\
@@ -55,6 +61,7 @@ max_held_out_rows = {HELD_OUT_ROWS}
 [model]
 pretrained = "minilm"
 config = {{{{ hidden_dropout_prob = 0.0, attention_probs_dropout_prob = 0.0 }}}}
+{{model}}
 
 [training]
 rounds = {{rounds}}
@@ -189,22 +196,30 @@ class TwoMachines:
         return process
 
 
-def write_job(file: Path, *, steps: int, rounds: int = 1, codec: str, upload: str) -> None:
-    """Writes a job file, and beside it rows that are longer than the longest sequence."""
+def write_job(
+    file: Path, *, steps: int, rounds: int = 1, codec: str, upload: str = "fp32", model: str = ""
+) -> None:
+    """Writes a job file, and beside it rows that are longer than the longest sequence.
+
+    Args:
+        model: Another line of the section `model`.
+    """
     lines = [
         json.dumps({"text": f"{SENTENCE} {i}", "label": f"label {i % LABELS}"})
         for i in range(ROWS * steps + HELD_OUT_ROWS)
     ]
     rows = file.with_name("rows.jsonl")
     rows.write_text("\n".join(lines) + "\n")
-    file.write_text(JOB.format(rows=rows, steps=steps, rounds=rounds, codec=codec, upload=upload))
+    file.write_text(
+        JOB.format(rows=rows, steps=steps, rounds=rounds, codec=codec, upload=upload, model=model)
+    )
 
 
 def throughput(directory: Path, options: argparse.Namespace) -> None:
     """Prints the samples a second of both systems, and the ratio in each pair of runs."""
     steps, samples = options.steps, ROWS * options.steps
     job = directory / "job.toml"
-    write_job(job, steps=steps, codec=options.codec, upload="fp32")
+    write_job(job, steps=steps, codec=options.codec)
     with ExitStack() as stack:
         machines = TwoMachines(directory, stack)
         for rate in options.rates:
@@ -231,15 +246,15 @@ def rounds(directory: Path, options: argparse.Namespace) -> None:
         machines = TwoMachines(directory, stack)
         for rate in options.rates:
             machines.limit(rate)
-            for upload in UPLOAD_CODECS:
-                print(f"{rate or 'no limit'} Mbit/s, uploads {upload}")
+            for way, arguments in WAYS.items():
+                print(f"{rate or 'no limit'} Mbit/s, {way}")
                 job = directory / "job.toml"
                 write_job(
                     job,
                     steps=STEPS_OF_A_ROUND,
                     rounds=ROUNDS,
                     codec=options.codec,
-                    upload=upload,
+                    **arguments,
                 )
                 besides, pushed = [], 0
                 for event in machines.train(job):

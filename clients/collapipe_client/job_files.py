@@ -1,6 +1,7 @@
 """Loads jobs from TOML files and presets, and applies the changes of `--set`."""
 
 import difflib
+import inspect
 import sys
 import typing
 from collections.abc import Sequence
@@ -211,12 +212,15 @@ def _types_of_keys(section: type[BaseModel], prefix: str = "") -> dict[str, Any]
     """Returns the type of every key of a section and of the sections in it, by its dotted name."""
     types: dict[str, Any] = {}
     for name, field in section.model_fields.items():
-        annotation = field.annotation
-        is_class = isinstance(annotation, type) and typing.get_origin(annotation) is None
-        if is_class and issubclass(typing.cast(type, annotation), BaseModel):
-            types |= _types_of_keys(typing.cast(type[BaseModel], annotation), f"{prefix}{name}.")
-        else:
-            types[prefix + name] = annotation
+        inner: list[type[BaseModel]] = [
+            each
+            for each in (field.annotation, *typing.get_args(field.annotation))
+            if inspect.isclass(each) and issubclass(each, BaseModel)
+        ]
+        for each in inner:
+            types |= _types_of_keys(each, f"{prefix}{name}.")
+        if field.annotation not in inner:  # A section that may be missing is a key, too.
+            types[prefix + name] = field.annotation
     return types
 
 

@@ -54,6 +54,8 @@ def test_unknown_preset_suggests_the_nearest() -> None:
         ("model.config.hidden_size=256", ["model", "config", "hidden_size"], 256),
         ("model.config.activation=gelu", ["model", "config", "activation"], "gelu"),
         ("model.pretrained=", ["model", "pretrained"], None),
+        ("model.lora.r=4", ["model", "lora", "r"], 4),
+        ("model.lora=", ["model", "lora"], None),
     ],
 )
 def test_setting_is_read_by_the_type_of_its_key(setting: str, keys: list[str], value: Any) -> None:
