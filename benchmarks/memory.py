@@ -60,19 +60,24 @@ def reset_peak(pid: int | str) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def measure_services(directory: Path) -> dict[str, int]:
-    """Returns for each process the peak above its memory before the job, in bytes."""
-    with LocalTestbed([3], directory / "testbed") as testbed, testbed.client() as client:
+def measure_services(
+    directory: Path, num_devices: int, small: JobConfig, job: JobConfig
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns the memory of each process before a job, and the peak above it, in bytes.
+
+    Args:
+        small: A job that runs before, so that all code is loaded.
+    """
+    with LocalTestbed([num_devices], directory / "testbed") as testbed, testbed.client() as client:
         pids = {process.name: process.pid for process in testbed.processes}
-        for small in (True, False):
-            if not small:
-                base = {name: resident_bytes(pid, "VmRSS") for name, pid in pids.items()}
-                for pid in pids.values():
-                    reset_peak(pid)
-            events = list(client.watch(client.submit(make_job(directory, small=small))))
+        for each in (small, job):
+            base = {name: resident_bytes(pid, "VmRSS") for name, pid in pids.items()}
+            for pid in pids.values():
+                reset_peak(pid)
+            events = list(client.watch(client.submit(each)))
             if events[-1].status.message:
                 raise SystemExit(events[-1].status.message)
-        return {name: resident_bytes(pid, "VmHWM") - base[name] for name, pid in pids.items()}
+        return base, {name: resident_bytes(pid, "VmHWM") - base[name] for name, pid in pids.items()}
 
 
 def measure_whole(directory: Path) -> int:
@@ -105,7 +110,8 @@ def main() -> None:
     """Measures the services and the plain loop, and prints the ratios."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        services = measure_services(directory)
+        jobs = (make_job(directory, small=small) for small in (True, False))
+        _, services = measure_services(directory, 3, *jobs)
         whole = measure_whole(directory)
     # The embedding of the demo's BERT has word, position and token-type vectors and a layer norm. A parameter
     # needs 16 bytes: weight, gradient and two moments.

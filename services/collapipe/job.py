@@ -88,7 +88,8 @@ class LoraConfig(Section):
     """Ends of the names of the layers that get such products, a regular expression for whole names, or `all-linear`. Without
     it, `peft` knows the layers for the model family: mostly those of queries and values."""
     modules_to_save: list[str] = Field(default_factory=list)
-    """Ends of the names of modules that are trained as a whole. The labelling layer of `classification` and `ner` always is."""
+    """Ends of the names of modules that are trained as a whole. The labelling layer of `classification` and
+    `ner`, and BERT's pooler, always are."""
     use_rslora: bool = False
     """Multiply by `lora_alpha` / sqrt(`r`) instead."""
     averaging: Literal["factors", "product"] = "factors"

@@ -120,7 +120,7 @@ def add_lora(model: PreTrainedModel, job: JobConfig) -> PreTrainedModel:
     """Adds LoRA as a user of `peft` would."""
     settings = job.model.lora
     assert settings is not None
-    classifier = ["classifier"] if job.task.kind in ("classification", "ner") else []
+    classifier = ["classifier", "pooler"] if job.task.kind in ("classification", "ner") else []
     config = LoraConfig(
         r=settings.r,
         lora_alpha=settings.lora_alpha,

@@ -107,7 +107,7 @@ def make_job(
             "vocabulary_size": 300,
             "half_blocks": half_blocks,
             "config": {**tiny, **blocks, **(model_config or {})},
-            "lora": lora,
+            **({} if lora is None else {"lora": lora}),
         },
         "training": {
             "rounds": 2,

@@ -11,11 +11,11 @@ from collapipe.stage_host import (
     HostResources,
     StageHostSettings,
     StageServicer,
+    frozen_weights,
     start_stage_host,
 )
 from collapipe.telemetry import metrics
 from collapipe.v1 import edge_server_pb2_grpc, scheduler_pb2, stage_pb2_grpc
-from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import JobStores
 
 
@@ -39,5 +39,5 @@ def start(settings: EdgeServerSettings, metrics_address: str) -> Running:
             EdgeServerServicer(stores, resources), server
         )
 
-    frozen = BlobCache(settings.state_dir / "frozen")
+    frozen = frozen_weights(settings, keeps_all=True)
     return start_stage_host(settings, metrics_address, host, stores, frozen, add_services)

@@ -5,6 +5,7 @@ the blobs that they refer to. Only the replacement of `commit.json` commits a ro
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from torch import Tensor
 from collapipe.documents import read_document, write_document
 from collapipe.edge_server.pushed_units import PushedUnits
 from collapipe.errors import InvalidInputError, NotFoundError, WrongStateError
-from collapipe.job import JobConfig
+from collapipe.job import JobConfig, ModelConfig
 from collapipe.models import (
     ModelAdapter,
+    TensorsOnDisk,
     adapter_for,
+    changes_embeddings,
     create_config_json,
     divide_state,
     initial_model,
@@ -32,6 +35,9 @@ from collapipe.v1 import plan_pb2
 from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors
+
+_SHARD_BYTES = 500_000_000
+"""Largest file of weights in an export, which is in memory while it is written."""
 
 
 class GlobalModel:
@@ -57,22 +63,13 @@ class GlobalModel:
             InvalidInputError: The model of the job cannot be made.
         """
         if (self._directory / "commit.json").exists():
+            self._restore_frozen(job)
             return
         config_json = create_config_json(
             job.model, job.task, labels, Tokenizer.from_str(vocabulary.decode())
         )
         adapter = adapter_for(job.model.family, job.task.kind, config_json)
-        model = initial_model(adapter, job.model.pretrained, job.seed)
-        units = []
-        for index, state in enumerate(split_state(adapter, model)):
-            trained, frozen = divide_state(state, adapter.frozen_names(index))
-            units.append(
-                plan_pb2.UnitState(
-                    unit_index=index,
-                    weights_digest=_put(self._store, trained),
-                    frozen_digest=_put(self._frozen.store, frozen) if frozen else "",
-                )
-            )
+        units = self._put_initial_units(adapter, job)
         write_document(
             self._directory / "job.json",
             {
@@ -84,7 +81,7 @@ class GlobalModel:
                 "num_blocks": adapter.num_blocks,
                 "vocabulary_digest": self._store.put_bytes(vocabulary),
                 "max_length": job.task.max_length,
-                "pretrained": job.model.pretrained,
+                "adapter_base": _adapter_base(adapter, job.model),
             },
         )
         clusters = [
@@ -93,6 +90,39 @@ class GlobalModel:
         initial = plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters)
         initial.restore_point.CopyFrom(_without_restore_points(initial))
         self._write_commit(initial)
+
+    def _put_initial_units(self, adapter: ModelAdapter, job: JobConfig) -> list[plan_pb2.UnitState]:
+        """Makes the initial model, and stores each unit."""
+        units = []
+        with TensorsOnDisk(self._directory) as disk:
+            model = initial_model(adapter, job.model.pretrained, job.seed)
+            for index, state in enumerate(split_state(adapter, model)):
+                trained, frozen = divide_state(state, adapter.frozen_names(index))
+                weights = TensorBlob(trained)
+                if weights.digest not in self._store:
+                    self._store.put(weights.digest, weights.read(), is_checked=True)
+                frozen_digest = ""
+                if frozen:
+                    blob = TensorBlob(frozen)
+                    frozen_digest = blob.digest
+                    self._frozen.file(frozen_digest, partial(_put_checked, blob))
+                units.append(
+                    plan_pb2.UnitState(
+                        unit_index=index, weights_digest=weights.digest, frozen_digest=frozen_digest
+                    )
+                )
+                disk.release()
+        return units
+
+    def _restore_frozen(self, job: JobConfig) -> None:
+        """Makes the frozen weights of the job again if their files are gone; raises `NotFoundError` if that fails."""
+        wanted = {unit.frozen_digest for unit in self.commit().global_units} - {""}
+        if all(digest in self._frozen for digest in wanted):
+            return
+        spec, _ = self.model_spec()
+        self._put_initial_units(adapter_for(spec.family, spec.task, spec.config_json), job)
+        for digest in wanted:
+            self._frozen.find(digest)
 
     def commit(self) -> plan_pb2.Commit:
         """Returns the last commit; raises `NotFoundError`."""
@@ -239,7 +269,7 @@ class GlobalModel:
     def export(self, directory: Path, *, merged: bool = False) -> None:
         """Writes the model and the vocabulary to a directory, as `save_pretrained` does.
 
-        With LoRA, it writes the adapter, if the frozen weights came from a pretrained model.
+        With LoRA, it writes the adapter if that gives the same model with the pretrained one.
 
         Args:
             merged: Whether to add LoRA to the frozen weights and write the whole model.
@@ -247,12 +277,13 @@ class GlobalModel:
         document = self._job_document()
         model_spec, _ = self.model_spec()
         adapter = adapter_for(model_spec.family, model_spec.task, model_spec.config_json)
-        pretrained = document.get("pretrained")
-        if adapter.lora is None or merged or pretrained is None:
-            join_model(adapter, self._states(adapter)).save_pretrained(directory)
+        base = document.get("adapter_base")
+        if merged or base is None:
+            with TensorsOnDisk(self._directory):
+                model = join_model(adapter, self._states(adapter))
+                model.save_pretrained(directory, max_shard_size=_SHARD_BYTES)
         else:
-            base = pretrained_directory(pretrained)
-            save_lora(adapter, self._states(adapter), directory, str(base))
+            save_lora(adapter, self._states(adapter), directory, base)
         vocabulary = self._store.read_checked(document["vocabulary_digest"])
         write_tokenizer_files(directory, vocabulary, model_spec.family, document["max_length"])
 
@@ -288,11 +319,20 @@ class GlobalModel:
         self._store.keep_only(keep | {self._job_document()["vocabulary_digest"]})
 
 
-def _put(store: BlobStore, tensors: dict[str, Tensor]) -> str:
-    blob = TensorBlob(tensors)
-    if blob.digest not in store:
-        store.put(blob.digest, blob.read())
-    return blob.digest
+def _put_checked(blob: TensorBlob, store: BlobStore) -> None:
+    store.put(blob.digest, blob.read(), is_checked=True)
+
+
+def _adapter_base(adapter: ModelAdapter, model: ModelConfig) -> str | None:
+    """Returns the directory of the pretrained model to which an adapter of the job can be added.
+
+    `None` if there is none, or if the model with the adapter would not be the trained one.
+    """
+    if model.lora is None or model.pretrained is None or model.config:
+        return None
+    if changes_embeddings(adapter.build_on_meta()[0]):
+        return None
+    return str(pretrained_directory(model.pretrained).resolve())
 
 
 def _without_restore_points(commit: plan_pb2.Commit) -> plan_pb2.Commit:

@@ -36,7 +36,8 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         self._changing = threading.Lock()
         self._opening = threading.Lock()
         self._pushed_job = ""
-        stores.delete("pushed")  # An earlier process may have died during pushes.
+        for folder in ("pushed", "exports"):  # An earlier process may have died meanwhile.
+            stores.delete(folder)
         self._pushed: PushedUnits | None = None
 
     def PrepareJob(
@@ -120,12 +121,16 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         self, request: edge_server_pb2.ExportModelRequest, context: grpc.ServicerContext
     ) -> Iterator[edge_server_pb2.ExportModelResponse]:
         """Sends the files of the trained model, one after the other."""
-        with tempfile.TemporaryDirectory() as name:
+        model = self._model(request.job_id)
+        # The system's folder for temporary files may be in memory.
+        exports = self._stores.directory(request.job_id) / "exports"
+        exports.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=exports) as name:
             directory = Path(name)
 
             def work(emit: Callable[[edge_server_pb2.ExportModelResponse], None]) -> None:
                 with self._changing:  # A commit would delete the blobs that the export reads.
-                    self._model(request.job_id).export(directory, merged=request.merged)
+                    model.export(directory, merged=request.merged)
 
             yield from work_with_signs_of_life(
                 work, edge_server_pb2.ExportModelResponse, _finish_anyway, context

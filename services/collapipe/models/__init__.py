@@ -8,6 +8,7 @@ from collapipe.models.adapter import ModelAdapter as ModelAdapter
 from collapipe.models.configuration import create_config_json as create_config_json
 from collapipe.models.families import adapter_class as adapter_class
 from collapipe.models.families import adapter_for as adapter_for
+from collapipe.models.lora import changes_embeddings as changes_embeddings
 from collapipe.models.lora import frozen_names as frozen_names
 from collapipe.models.pretrained import initial_model as initial_model
 from collapipe.models.pretrained import pretrained_directory as pretrained_directory
@@ -15,6 +16,7 @@ from collapipe.models.state import divide_state as divide_state
 from collapipe.models.state import join_model as join_model
 from collapipe.models.state import save_lora as save_lora
 from collapipe.models.state import split_state as split_state
+from collapipe.models.tensors_on_disk import TensorsOnDisk as TensorsOnDisk
 from collapipe.models.unit import Head as Head
 from collapipe.models.unit import Side as Side
 from collapipe.models.unit import Unit as Unit

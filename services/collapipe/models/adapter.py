@@ -107,6 +107,8 @@ class ModelAdapter(ABC):
     @cached_property
     def first_trained_unit(self) -> int:
         """The first unit with trained parameters. No unit before it needs a gradient."""
+        if self.lora is None:
+            return 0
         units = (self._build_unit_on_meta(index)[0] for index in range(self.num_units))
         return next(
             index

@@ -20,7 +20,7 @@ class EncoderOnlyAdapter(ModelAdapter):
     """Cuts BERT and its relatives. A pretrained directory gives the encoder, never the labelling layer."""
 
     attention_parts = frozenset({"attention"})
-    always_trained = ("classifier",)
+    always_trained = ("classifier", "pooler")
     fixed: ClassVar[Mapping[str, Any]] = {"is_decoder": False, "add_cross_attention": False}
 
     def run_embedding(self, module: nn.Module, side: Side) -> Tensor:

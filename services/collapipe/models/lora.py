@@ -1,13 +1,14 @@
 """Adds LoRA to a model with the library `peft`, and takes it out again: Hu et al. 2021, arXiv 2106.09685.
 
-The weights of the model are frozen. A frozen parameter travels under the name that it has without LoRA, so jobs with
-different settings share it.
+The weights of the model are frozen. They travel under the names that they have without LoRA, so that jobs with different
+settings share them. Only factors that a job does not train have names of their own.
 """
 
-import warnings
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -55,20 +56,23 @@ def add_lora(
             )
     always = {name.rpartition(".")[2] for name in names if name.endswith(tuple(always_trained))}
     modules_to_save = sorted({*settings.modules_to_save, *always})
+    owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     config = PeftConfig(
         **settings.model_dump(exclude={"averaging", "modules_to_save"}),
         modules_to_save=modules_to_save or None,
     )
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # GPT-2's layers have transposed weights, which `peft` notices by itself.
-            tuner = LoraModel(model, config, _NAME)
-    except (ValueError, TypeError, NotImplementedError) as error:
+        tuner = LoraModel(model, config, _NAME)
+    except (ValueError, TypeError, NotImplementedError, re.error) as error:
         raise InvalidInputError(
             f"model.lora does not fit the {model.config.model_type} model: {error}; {_some(names)}"
         ) from error
+    for name, layer in _changed_modules(model):
+        if any(owners[id(parameter)] > 1 for parameter in layer.parameters()):
+            raise InvalidInputError(
+                f"model.lora changes {name}, but another layer of the {model.config.model_type} model has the same "
+                "weights: leave it out of target_modules and modules_to_save"
+            )
     if settings.averaging == "product":
         for name, parameter in model.named_parameters():
             # The factor that is random at the beginning: A, but B for an embedding.
@@ -77,8 +81,28 @@ def add_lora(
     return tuner
 
 
+def changes_embeddings(model: "PreTrainedModel") -> bool:
+    """Returns whether LoRA changes an embedding or the output layer.
+
+    Pretrained models may tie these two, but here they are on different hosts, and are not tied.
+    """
+    untyped: Any = model
+    output = untyped.get_output_embeddings()
+    own = {id(output), *(id(child) for child in (output.children() if output else ()))}
+    replaced = [module for _, module in _changed_modules(model)]
+    return any(isinstance(module, nn.Embedding) or id(module) in own for module in replaced)
+
+
+def _changed_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the names of the modules that LoRA has replaced in a model, and what was there before."""
+    for name, module in model.named_modules():
+        for kept in ("base_layer", "original_module"):
+            if kept in module._modules:
+                yield name, module.get_submodule(kept)
+
+
 def frozen_names(unit: nn.Module) -> dict[str, str]:
-    """Returns the names of the frozen tensors of a unit's state, by their names in a model without LoRA.
+    """Returns the names of the frozen tensors of a unit's state. The keys are their names in a model without LoRA.
 
     A unit without LoRA has none.
     """

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from collapipe.models.adapter import ModelAdapter
+
+# The loading threads of `transformers` would not be in the context of `TensorsOnDisk`.
+os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 

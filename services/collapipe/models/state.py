@@ -3,11 +3,10 @@
 The state of a unit has frozen parameters only with LoRA. They travel apart from the other tensors.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
 from torch import Tensor
 
 from collapipe.errors import CorruptDataError
@@ -20,13 +19,10 @@ if TYPE_CHECKING:
 
 
 def split_state(adapter: ModelAdapter, model: "PreTrainedModel") -> list[dict[str, Tensor]]:
-    """Returns a copy of the state of each unit, for the unit's `load_state_dict`."""
+    """Returns the state of each unit, for the unit's `load_state_dict`. The tensors are those of the model."""
     tensors = model.state_dict()
     return [
-        {
-            name: tensors[name].to("cpu", copy=True, memory_format=torch.contiguous_format)
-            for name in adapter.state_names(unit_index)
-        }
+        {name: tensors[name] for name in adapter.state_names(unit_index)}
         for unit_index in range(adapter.num_units)
     ]
 
@@ -37,7 +33,7 @@ def divide_state(
     """Returns the trained tensors of a unit's state, and the frozen ones by their names in a model without LoRA.
 
     Args:
-        frozen_names: The names of the frozen parameters in the unit, by those names.
+        frozen_names: What `collapipe.models.lora.frozen_names` returned for the unit.
     """
     own = set(frozen_names.values())
     trained = {name: tensor for name, tensor in state.items() if name not in own}
@@ -53,12 +49,13 @@ def join_model(adapter: ModelAdapter, states: Iterable[dict[str, Tensor]]) -> "P
         CorruptDataError: A state is not that of the model's unit, or the number of states is wrong.
     """
     model, lora = adapter.build_blank_model()
-    try:
-        model.load_state_dict(_join_states(adapter, states), strict=False)
-    except RuntimeError as error:
-        raise CorruptDataError(
-            f"the states do not fit the {adapter.family} model: {error}"
-        ) from error
+    for state in _checked(adapter, states):
+        try:
+            model.load_state_dict(state, strict=False)
+        except RuntimeError as error:
+            raise CorruptDataError(
+                f"the states do not fit the {adapter.family} model: {error}"
+            ) from error
     if lora is not None:
         model = cast("PreTrainedModel", lora.merge_and_unload())
     model.train(False)
@@ -80,21 +77,19 @@ def save_lora(
     assert lora is not None
     if adapter.task in LABELLING_TASKS:
         model.config.save_pretrained(directory)  # The pretrained model does not know the labels.
-    tensors = _join_states(adapter, states, is_kept=is_of_lora)
+    tensors = {
+        name: tensor
+        for state in _checked(adapter, states)
+        for name, tensor in state.items()
+        if is_of_lora(name)
+    }
     save_adapter(lora, tensors, directory, base, adapter.task)
 
 
-def _join_states(
-    adapter: ModelAdapter,
-    states: Iterable[dict[str, Tensor]],
-    is_kept: Callable[[str], bool] = lambda name: True,
-) -> dict[str, Tensor]:
-    """Returns the tensors of all units. Raises the errors of `join_model`.
-
-    Args:
-        is_kept: Decides by the name of a tensor whether it is returned.
-    """
-    tensors: dict[str, Tensor] = {}
+def _checked(
+    adapter: ModelAdapter, states: Iterable[dict[str, Tensor]]
+) -> Iterator[dict[str, Tensor]]:
+    """Yields the states. Raises the errors of `join_model`."""
     num_states = 0
     for unit_index, state in enumerate(states):
         num_states += 1
@@ -103,10 +98,9 @@ def _join_states(
                 f"the state of unit {unit_index} has other tensors than that unit of the "
                 f"{adapter.family} model: the states are of another job"
             )
-        tensors.update({name: tensor for name, tensor in state.items() if is_kept(name)})
+        yield state
     if num_states != adapter.num_units:
         raise CorruptDataError(
             f"{num_states} states were given for the {adapter.num_units} units of the "
             f"{adapter.family} model: each unit needs one"
         )
-    return tensors

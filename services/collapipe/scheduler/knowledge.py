@@ -40,6 +40,9 @@ _MIN_MICRO_BATCHES = 2
 _MIN_BYTES = 4096
 """Rates measured on fewer bytes are ignored."""
 
+_LEAST_SHARE_OF_BYTES = 0.05
+"""A rate that was measured on more bytes than a new one stays, if the new share is smaller than this."""
+
 _UNLIMITED_BPS = 1e12
 """Capacity of a link that has not been measured."""
 
@@ -83,6 +86,8 @@ class LinkKnowledge(_Known):
     with other probes only."""
     weights_bps: float | None = None
     """Rate of weights to or from the edge server, for the sum of docs/scheduling.md (6); `None` before it is measured."""
+    weights_bytes: float = 0.0
+    """Bytes on which that rate was measured."""
     probed_bps_at_transfer: float = 0.0
     """The rate that a probe found, or would have found, when `weights_bps` was measured; 0 before any probe."""
 
@@ -93,7 +98,15 @@ class LinkKnowledge(_Known):
             self.gain = measured.channel_gain
             self.noise_watts_per_hertz = measured.noise_watts_per_hertz
 
-    def update_weights_rate(self, rate_bps: float) -> None:
+    def update_weights_rate(self, num_bytes: float, seconds: float) -> None:
+        """Updates the rate after a transfer. A much smaller transfer than the last one changes nothing.
+
+        What a transfer costs besides its bytes would make its rate look too small. With LoRA, frozen weights move in the
+        first round, and little in later ones.
+        """
+        if self.weights_bps is not None and num_bytes < _LEAST_SHARE_OF_BYTES * self.weights_bytes:
+            return
+        rate_bps, self.weights_bytes = 8 * num_bytes / seconds, num_bytes
         before = self.weights_bps
         self.weights_bps = _average(before, rate_bps)
         has_changed = self.weights_bps == rate_bps
@@ -249,7 +262,7 @@ class Knowledge(_Known):
         for name, (num_bytes, _) in transfers.items():
             if num_bytes >= _MIN_BYTES and seconds[name] > 0:
                 link = self.links.setdefault(name, LinkKnowledge())
-                link.update_weights_rate(8 * num_bytes / seconds[name])
+                link.update_weights_rate(num_bytes, seconds[name])
 
     def update_backlogs(
         self, energy_joules: Mapping[str, float], budgets: Mapping[str, float]

@@ -52,23 +52,29 @@ class ModelSizes:
     @property
     def block_bytes(self) -> float:
         """Size of the trained weights of the mean block."""
-        return _mean_block(self.unit_bytes, self.period)
+        return _mean_block(self.unit_bytes)
 
     @property
     def block_frozen_bytes(self) -> float:
         """Size of the frozen weights of the mean block."""
-        return _mean_block(self.frozen_bytes, self.period)
+        return _mean_block(self.frozen_bytes)
 
     @property
     def head_blocks(self) -> float:
         """Size of the head in blocks, which is also a guess of its work until a round has measured it."""
         whole = [sum(sizes) for sizes in zip(self.unit_bytes, self.frozen_bytes, strict=True)]
-        return whole[-1] / _mean_block(whole, self.period)
+        return whole[-1] / _mean_block(whole)
 
 
-def _mean_block(unit_bytes: Sequence[int], period: int) -> float:
-    """Returns the mean size of the blocks of a layer, at least 1."""
-    return max(statistics.mean(unit_bytes[1 : 1 + period]), 1.0)
+def _mean_block(unit_bytes: Sequence[int]) -> float:
+    """Returns the mean size of the blocks, at least 1."""
+    return max(statistics.mean(unit_bytes[1:-1]), 1.0)
+
+
+def _shares(unit_bytes: Sequence[int], period: int) -> list[float]:
+    """Returns the mean size of each block of a layer, divided by that of all blocks."""
+    blocks, mean = unit_bytes[1:-1], _mean_block(unit_bytes)
+    return [statistics.mean(blocks[position::period]) / mean for position in range(period)]
 
 
 def _micro_batch_options(job: JobConfig) -> tuple[int, ...]:
@@ -274,14 +280,17 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
     unknown = [1.0] * model.period
     pattern = zip(
         knowledge.work_shares or unknown,
-        (size / model.block_bytes for size in model.unit_bytes[1 : 1 + model.period]),
+        _shares(model.unit_bytes, model.period),
         knowledge.stash_shares or unknown,
-        (size / model.block_frozen_bytes for size in model.frozen_bytes[1 : 1 + model.period]),
+        _shares(model.frozen_bytes, model.period),
         strict=True,
     )
+    has_frozen = any(model.frozen_bytes)
+    state = _STATE_PER_WEIGHT * model.block_bytes
     return ModelCost(
         num_blocks=model.num_blocks,
-        block_state_bytes=knowledge.block_state_bytes or _STATE_PER_WEIGHT * model.block_bytes,
+        # A profile knows the first layer only, and LoRA may train others.
+        block_state_bytes=state if has_frozen else knowledge.block_state_bytes or state,
         block_stash_bytes=knowledge.block_stash_bytes,
         activation_bytes=knowledge.activation_bytes,
         # Guesses, until a round has measured the times of the embedding and the head.
@@ -292,7 +301,7 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         embedding_stash_bytes=knowledge.activation_bytes,
         head_stash_bytes=model.head_blocks * knowledge.block_stash_bytes,
         embedding_frozen_bytes=model.frozen_bytes[0],
-        block_frozen_bytes=model.block_frozen_bytes if any(model.frozen_bytes) else 0.0,
+        block_frozen_bytes=model.block_frozen_bytes if has_frozen else 0.0,
         head_frozen_bytes=model.frozen_bytes[-1],
         lossy_uploads=_upload_codecs(job) != ("fp32",),
         pattern=tuple(BlockShare(*shares) for shares in pattern),

@@ -100,10 +100,10 @@ class StageHostSettings(ServiceSettings):
     )
 
 
-def frozen_weights(settings: StageHostSettings) -> BlobCache:
+def frozen_weights(settings: StageHostSettings, *, keeps_all: bool = False) -> BlobCache:
     """Returns the frozen weights that a host keeps on its disk."""
     directory = settings.state_dir / "frozen" if settings.state_dir else None
-    return BlobCache(directory, settings.cache_bytes)
+    return BlobCache(directory, None if keeps_all else settings.cache_bytes)
 
 
 def describe_resources(

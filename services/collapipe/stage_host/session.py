@@ -152,16 +152,14 @@ class StageSession:
 
             go_on()
             self._phase = f"fetch the frozen weights of unit {unit_index}"
-            return resources.frozen.file(digest, fetch_into)
+            return resources.frozen.file(digest, fetch_into, frozen.values())
 
-        frozen = {unit.unit_index: unit.frozen_digest for unit in configure.units}
-        frozen_files = {
-            unit_index: frozen_file(unit_index, digest)
-            for unit_index, digest in frozen.items()
-            if digest
+        frozen = {
+            unit.unit_index: unit.frozen_digest for unit in configure.units if unit.frozen_digest
         }
-        if frozen_files:
-            resources.frozen.make_room(set(frozen.values()))
+        frozen_files = {
+            unit_index: frozen_file(unit_index, digest) for unit_index, digest in frozen.items()
+        }
 
         # On a slow host, the import of a model family can take longer than `silence_seconds`. So the import
         # happens here, where signs of life are sent, and not in the constructor.

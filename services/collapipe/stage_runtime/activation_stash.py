@@ -29,13 +29,13 @@ class ActivationStash:
 
     Args:
         modules: The units of the stage.
-        recomputes: Whether only the inputs are kept, because each backward pass runs the forward pass again or there
-            is none.
+        keeps_graph: Whether the outputs are kept, with what autograd needs. Otherwise a backward pass runs the forward
+            pass again, or there is none.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], *, recomputes: bool) -> None:
+    def __init__(self, modules: Sequence[nn.Module], *, keeps_graph: bool) -> None:
         self._modules = modules
-        self._recomputes = recomputes
+        self._keeps_graph = keeps_graph
         self._micro_batches: dict[int, StashedMicroBatch] = {}
         self._deferred: deque[DeferredGradients] = deque()
         self._bytes_per_token: float | None = None
@@ -53,18 +53,18 @@ class ActivationStash:
     ) -> tuple[Tensor | None, StashedMicroBatch]:
         """Calls `run`, the forward pass. Returns its outputs, and the entry that the stash keeps."""
         num_tokens = max(side["attention_mask"].numel(), 1)
-        with torch.set_grad_enabled(not self._recomputes):
-            if self._recomputes or self._bytes_per_token is not None:
+        with torch.set_grad_enabled(self._keeps_graph):
+            if not self._keeps_graph or self._bytes_per_token is not None:
                 outputs = run()
             else:  # Counting takes time, so it is done for the first micro-batch of a mini-batch only.
                 with count_kept_bytes(self._modules) as kept:
                     outputs = run()
                 self._bytes_per_token = sum(kept.values()) / num_tokens
-        if self._recomputes:
+        if not self._keeps_graph:
             kept_bytes = inputs.nbytes if inputs is not None else 0
         else:
             kept_bytes = round((self._bytes_per_token or 0.0) * num_tokens)
-        entry = StashedMicroBatch(inputs, None if self._recomputes else outputs, side, kept_bytes)
+        entry = StashedMicroBatch(inputs, outputs if self._keeps_graph else None, side, kept_bytes)
         self._micro_batches[micro_batch] = entry
         self._count()
         return outputs, entry

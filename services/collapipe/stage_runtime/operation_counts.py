@@ -114,7 +114,12 @@ def _linear_weights(
     is_frozen: bool = False,
 ) -> int:
     """Counts the weights of linear layers, or only those that are frozen. The layers of GPT-2 are called `Conv1D`."""
-    weights = [cast(Tensor, part.weight) for part in module.modules() if isinstance(part, kinds)]
+    weights = [
+        cast(Tensor, part.weight)
+        for name, part in module.named_modules()
+        # The original of a module that LoRA trains as a whole is never run.
+        if isinstance(part, kinds) and "original_module" not in name
+    ]
     return sum(weight.numel() for weight in weights if not (is_frozen and weight.requires_grad))
 
 

@@ -190,7 +190,7 @@ class Stage:
             num_targets=num_targets,
             stash=ActivationStash(
                 [unit.module for unit in self._units],
-                recomputes=self._recomputes or not self._has_backward,
+                keeps_graph=self._has_backward and not self._recomputes,
             ),
         )
         started = time.perf_counter()
@@ -364,8 +364,10 @@ class Stage:
                     torch.autograd.backward(outputs, gradient)
                 if self._split_layers:
                     step.stash.defer(deferred)
-            share = 1 - FORWARD_SHARE - (WEIGHTS_SHARE if self._split_layers else 0.0)
-            work = self._work.backward(stashed.side) if self._has_backward else Work()
+            work, share = Work(), 0.0
+            if self._has_backward:
+                work = self._work.backward(stashed.side)
+                share = 1 - FORWARD_SHARE - (WEIGHTS_SHARE if self._split_layers else 0.0)
             seconds = self._finish_work(started, work, share)
             self._record("backward", started, frame)
         step.times.backward_seconds += seconds

@@ -1,13 +1,17 @@
 """Keeps blobs that jobs share, such as frozen weights, on disk across jobs."""
 
 import os
+import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.weights.blob_store import BlobStore, StoredBlob
+
+_LEAST_FREE_BYTES = 2_000_000_000
+"""Blobs of earlier jobs are deleted until the disk has this much room."""
 
 
 class BlobCache:
@@ -15,13 +19,14 @@ class BlobCache:
 
     Args:
         directory: `None` for a temporary directory, which ends with this process.
-        limit_bytes: Disk that blobs of earlier jobs may take together with those in use; `None` for no limit.
+        limit_bytes: Disk that blobs may take before others than those in use are deleted; `None` for no limit.
     """
 
     def __init__(self, directory: Path | None = None, limit_bytes: int | None = None) -> None:
         self._directory = directory
         self._limit_bytes = limit_bytes
-        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._fetching = threading.Lock()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._store: BlobStore | None = None
         self._checked: set[str] = set()
@@ -29,7 +34,7 @@ class BlobCache:
     @property
     def store(self) -> BlobStore:
         """The store. The first call makes its directory."""
-        with self._lock:
+        with self._opening:
             if self._store is None:
                 if self._directory is None:
                     self._temporary = tempfile.TemporaryDirectory(prefix="collapipe-")
@@ -46,34 +51,41 @@ class BlobCache:
             raise NotFoundError(f"blob {digest} is not kept here")
         return StoredBlob(self.store, digest)
 
-    def file(self, digest: str, fetch: Callable[[BlobStore], None]) -> Path:
+    def file(
+        self, digest: str, fetch: Callable[[BlobStore], None], in_use: Collection[str] = ()
+    ) -> Path:
         """Returns the file of a blob, whose bytes this process has checked once.
 
         Args:
             fetch: Puts the blob into the store. Called if the blob is not there, or damaged.
+            in_use: Blobs that are not deleted to make room.
         """
         store = self.store
         path = store.path(digest)
-        if digest in store and digest not in self._checked:
-            try:
-                store.check(digest)
-            except CorruptDataError:
-                path.unlink(missing_ok=True)
-        if digest not in store:
-            fetch(store)
-        self._checked.add(digest)
-        os.utime(path)
+        with self._fetching:  # An edge server configures the stages of several clusters at once.
+            if digest in store and digest not in self._checked:
+                try:
+                    store.check(digest)
+                except CorruptDataError:
+                    path.unlink(missing_ok=True)
+            if digest not in store:
+                self._make_room(in_use)
+                fetch(store)
+            self._checked.add(digest)
+            os.utime(path)
         return path
 
-    def make_room(self, in_use: set[str]) -> None:
-        """Deletes blobs until the others fit into the limit. Keeps those in use."""
+    def _make_room(self, in_use: Collection[str]) -> None:
         if self._limit_bytes is None:
             return
         files = sorted(
             ((path, path.stat()) for path in self.store.files()),
             key=lambda entry: entry[1].st_mtime,
         )
-        excess = sum(status.st_size for _, status in files) - self._limit_bytes
+        excess = max(
+            sum(status.st_size for _, status in files) - self._limit_bytes,
+            _LEAST_FREE_BYTES - shutil.disk_usage(self.store.directory).free,
+        )
         for path, status in files:
             if excess > 0 and path.name not in in_use:
                 path.unlink(missing_ok=True)

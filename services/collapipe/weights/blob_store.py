@@ -24,7 +24,7 @@ class BlobStore:
     """A directory of blobs. The constructor makes it if it does not exist."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         for leftover in directory.glob("*.partial"):
             leftover.unlink()
@@ -36,7 +36,7 @@ class BlobStore:
         """Returns the path of a blob, stored or not; raises `NotFoundError` for a bad digest."""
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
             raise NotFoundError(f"{digest!r} is not a SHA-256 digest in hexadecimal")
-        return self._directory / digest
+        return self.directory / digest
 
     def put(self, digest: str, pieces: Iterable[Buffer], *, is_checked: bool = False) -> None:
         """Stores a blob and checks its digest. A blob that is already stored is replaced by the same bytes.
@@ -49,7 +49,7 @@ class BlobStore:
         """
         target = self.path(digest)
         checksum = hashlib.sha256()
-        temporary = self._directory / f"{digest}.{uuid.uuid4().hex}.partial"
+        temporary = self.directory / f"{digest}.{uuid.uuid4().hex}.partial"
         try:
             with name_full_disk(temporary), open(temporary, "wb") as file:
                 for piece in pieces:
@@ -64,7 +64,7 @@ class BlobStore:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)
-            sync_directory(self._directory)  # a document may refer to the blob from now on
+            sync_directory(self.directory)  # a document may refer to the blob from now on
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -80,7 +80,7 @@ class BlobStore:
 
     def sync(self) -> None:
         """Makes blobs that were adopted survive a crash of the machine."""
-        sync_directory(self._directory)
+        sync_directory(self.directory)
 
     def put_bytes(self, data: bytes) -> str:
         """Stores bytes as a blob and returns the digest."""
@@ -129,7 +129,7 @@ class BlobStore:
 
     def files(self) -> list[Path]:
         """Returns the files of all blobs."""
-        return [path for path in self._directory.iterdir() if path.suffix != ".partial"]
+        return [path for path in self.directory.iterdir() if path.suffix != ".partial"]
 
     def _check(self, digest: str, checksum: "hashlib._Hash") -> None:
         if checksum.hexdigest() != digest:

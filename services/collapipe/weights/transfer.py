@@ -100,7 +100,7 @@ def fetch_blob(
     Raises:
         PeerLostError: The last host could not be reached, or became silent.
         NotFoundError: The last host does not have the blob, or there is no address.
-        CorruptDataError: The bytes do not have that digest.
+        CorruptDataError: The bytes of the last host do not have that digest.
     """
 
     def join(address: str, pieces: Iterator[bytes]) -> bytes:
@@ -157,10 +157,13 @@ def _fetch(
         try:
             with closing(_receive(channels, digest, address, silence_seconds)) as received:
                 return take(address, pieces(received))
-        except (NotFoundError, PeerLostError) as error:
+        except (NotFoundError, PeerLostError, CorruptDataError) as error:
             logger.info("blob %s was not fetched from %s: %s", digest[:12], address, error)
             failure = error
-    raise failure
+    try:
+        raise failure
+    finally:
+        del failure  # Otherwise this frame and the error would keep each other, and the call, alive.
 
 
 def push_unit(

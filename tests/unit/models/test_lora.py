@@ -13,6 +13,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.models import (
     ModelAdapter,
     adapter_for,
+    changes_embeddings,
     divide_state,
     initial_model,
     join_model,
@@ -82,6 +83,8 @@ def test_labelling_layers_are_always_trained(make_adapter: MakeAdapter) -> None:
     distilbert = with_lora(make_adapter("distilbert", "classification"), target_modules=["q_lin"])
     trained = [n for n, p in distilbert.build_unit(4).named_parameters() if p.requires_grad]
     assert {name.partition(".")[0] for name in trained} == {"pre_classifier", "classifier"}
+    head = [n for n, p in bert.build_unit(4).named_parameters() if p.requires_grad]
+    assert {name.partition(".modules")[0] for name in head} == {"bert.pooler", "classifier"}
 
 
 def test_only_the_zero_factor_is_trained_for_an_exact_average_of_products(
@@ -114,10 +117,11 @@ def test_merged_model_computes_what_the_adapter_computes(
 ) -> None:
     changed = with_lora(adapter, target_modules="all-linear", r=2, lora_alpha=16)
     model: Any = initial_model(changed, None, seed=3)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                parameter.normal_()
+                parameter.normal_(std=0.1, generator=generator)
     merged: Any = join_model(changed, split_state(changed, model))
     assert not any("lora" in name for name in merged.state_dict())
     assert type(merged) is type(model)
@@ -135,6 +139,7 @@ def test_merged_model_computes_what_the_adapter_computes(
         ({"target_modules": "query|key"}, "not found"),
         ({"target_modules": ["input_layernorm"]}, "LlamaRMSNorm"),
         ({"modules_to_save": ["score"]}, "modules_to_save has 'score'.*lm_head"),
+        ({"target_modules": "*.q_proj"}, "nothing to repeat"),
     ],
     ids=str,
 )
@@ -143,6 +148,33 @@ def test_settings_that_fit_no_module_are_refused(
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
         with_lora(llama, **lora)
+
+
+@pytest.mark.parametrize(
+    "lora", [{"target_modules": ["embed_tokens"]}, {"modules_to_save": ["lm_head"]}], ids=str
+)
+def test_tied_weights_cannot_change_apart(make_adapter: MakeAdapter, lora: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match="another layer of the bart model has the same"):
+        with_lora(make_adapter("bart", "translation"), **lora)
+
+
+@pytest.mark.parametrize(
+    ("lora", "expected"),
+    [
+        ({}, False),
+        ({"target_modules": "all-linear"}, False),
+        ({"target_modules": ["embed_tokens"]}, True),
+        ({"target_modules": ["lm_head"]}, True),
+        ({"modules_to_save": ["lm_head"]}, True),
+        ({"modules_to_save": ["norm"]}, False),
+    ],
+    ids=str,
+)
+def test_changes_of_embeddings_are_noticed(
+    llama: ModelAdapter, lora: dict[str, Any], expected: bool
+) -> None:
+    changed = with_lora(llama, **lora)
+    assert changes_embeddings(changed.build_on_meta()[0]) == expected
 
 
 def test_family_without_known_targets_is_refused(make_adapter: MakeAdapter) -> None:

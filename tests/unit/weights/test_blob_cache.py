@@ -1,5 +1,7 @@
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -7,7 +9,7 @@ from collapipe.errors import NotFoundError
 from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
 
-OLD, NEW, USED = b"a" * 10, b"b" * 10, b"c" * 10
+OLD, NEW, USED, UNUSED = b"a" * 10, b"b" * 10, b"c" * 10, b"d" * 10
 
 
 def put(cache: BlobCache, data: bytes) -> str:
@@ -37,29 +39,31 @@ def test_blob_is_fetched_once_and_again_only_if_its_file_is_damaged(tmp_path: Pa
     assert path.read_bytes() == NEW
 
 
-def test_room_is_made_by_the_longest_unused_blobs_that_no_job_uses(tmp_path: Path) -> None:
-    cache = BlobCache(tmp_path, limit_bytes=15)
-    old, new, used = (put(cache, data) for data in (OLD, NEW, USED))
-    for age, digest in enumerate((new, old, used)):
-        os.utime(tmp_path / digest, (0, 3 - age))
-    cache.file(old, never)  # a use, so that it is younger than the others
-    cache.make_room({used})
-    assert {path.name for path in tmp_path.iterdir()} == {used}
-
-    unlimited = BlobCache(tmp_path)
-    put(unlimited, OLD)
-    unlimited.make_room(set())
-    assert {path.name for path in tmp_path.iterdir()} == {used, old}
-
-
-def test_older_blob_goes_first(tmp_path: Path) -> None:
-    cache = BlobCache(tmp_path, limit_bytes=20)
-    old, new, used = (put(cache, data) for data in (OLD, NEW, USED))
-    for age, digest in enumerate((new, old, used)):
-        os.utime(tmp_path / digest, (0, 3 - age))
+@pytest.mark.parametrize(("limit", "free", "kept"), [(30, 10**12, 3), (29, 10**12, 2), (30, 0, 1)])
+def test_room_is_made_by_the_longest_unused_blobs_that_no_job_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, free: int, kept: int
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    cache = BlobCache(tmp_path / "cache", limit)
+    unused, old, used = (put(cache, data) for data in (UNUSED, OLD, USED))
+    for age, digest in enumerate((used, unused, old)):
+        os.utime(tmp_path / "cache" / digest, (0, age))
     cache.file(old, never)
-    cache.make_room({used})
-    assert {path.name for path in tmp_path.iterdir()} == {used, old}
+    digest = BlobStore(tmp_path / "elsewhere").put_bytes(NEW)
+    cache.file(digest, lambda store: store.put(digest, [NEW]), {used, digest})
+    names = [used, old, unused][:kept]
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {*names, digest}
+
+
+def test_cache_without_a_limit_keeps_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    cache = BlobCache(tmp_path / "cache")
+    old = put(cache, OLD)
+    digest = BlobStore(tmp_path / "elsewhere").put_bytes(NEW)
+    cache.file(digest, lambda store: store.put(digest, [NEW]))
+    assert old in cache
 
 
 def test_cache_without_a_directory_makes_one_when_it_is_used() -> None:

@@ -245,8 +245,9 @@ class ModelCost:
     moments of Adam. A stash is the memory that a unit keeps of one sample for its backward pass.
 
     Args:
-        block_state_bytes, block_stash_bytes, block_frozen_bytes: Those of the mean block.
-        embedding_frozen_bytes, block_frozen_bytes, head_frozen_bytes: The weights that are not trained, as with LoRA.
+        block_state_bytes, block_stash_bytes: Those of the mean block.
+        embedding_frozen_bytes, block_frozen_bytes, head_frozen_bytes: The weights of the embedding, the mean block and
+            the head that are not trained, as with LoRA.
         activation_bytes: Bytes of one sample on a link, in fp32.
         pattern: The blocks repeat it from the first one on. The means of its shares are 1. Half blocks
             alternate between attention and feed-forward networks.

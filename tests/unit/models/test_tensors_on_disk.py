@@ -1,0 +1,115 @@
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from collapipe.models import (
+    ModelAdapter,
+    TensorsOnDisk,
+    initial_model,
+    join_model,
+    split_state,
+    tensors_on_disk,
+)
+
+MIB = 1 << 20
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+@pytest.fixture
+def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors_on_disk, "_LARGE_BYTES", 1)
+    monkeypatch.setattr(tensors_on_disk, "_RESIDENT_BYTES", 4096)
+    monkeypatch.setattr(tensors_on_disk, "_FILE_BYTES", 1 << 16)
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_model_on_disk_has_the_same_bits(adapter: ModelAdapter, tmp_path: Path) -> None:
+    expected = initial_model(adapter, None, seed=3)
+    with TensorsOnDisk(tmp_path) as disk:
+        model = initial_model(adapter, None, seed=3)
+        disk.release()
+        joined = join_model(adapter, split_state(adapter, model))
+    for found in (model, joined):
+        state: dict[str, Any] = found.state_dict()
+        for name, tensor in expected.state_dict().items():
+            assert torch.equal(state[name], tensor), name
+            assert state[name].stride() == tensor.stride()
+    joined.save_pretrained(tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_pretrained_weights_on_disk_have_the_same_bits(
+    make_adapter: Callable[..., ModelAdapter],
+    make_tokenizer: Callable[[str], Tokenizer],
+    tmp_path: Path,
+) -> None:
+    llama = make_adapter("llama", "causal_lm")
+    directory = tmp_path / "pretrained"
+    initial_model(llama, None, seed=3).to(torch.bfloat16).save_pretrained(directory)
+    make_tokenizer("llama").save(str(directory / "tokenizer.json"))
+    expected = initial_model(llama, str(directory), seed=4).state_dict()
+    with TensorsOnDisk(tmp_path):
+        found = initial_model(llama, str(directory), seed=4).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert all(tensor.dtype == torch.float32 for tensor in found.values())
+
+
+def test_large_tensors_need_little_memory(tmp_path: Path) -> None:
+    before = resident_bytes()
+    most = 0
+    with TensorsOnDisk(tmp_path) as disk:
+        layers = []
+        for number in range(24):
+            layers.append(nn.Linear(4096, 4096, bias=False))  # 64 MiB
+            with torch.no_grad():
+                layers[-1].weight.fill_(number)
+            most = max(most, resident_bytes())
+        copies = [layer.weight.detach().clone() for layer in layers[:8]]
+        most = max(most, resident_bytes())
+        disk.release()
+    assert most - before < 700 * MIB < 24 * 64 * MIB
+    assert [int(layer.weight[7, 9]) for layer in layers] == list(range(24))
+    assert [int(copy[4095, 4095]) for copy in copies] == list(range(8))
+    assert [int(copy.sum()) for copy in copies] == [n * 4096 * 4096 for n in range(8)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_operations_give_what_they_give_in_memory(tmp_path: Path) -> None:
+    source = torch.arange(24.0).reshape(4, 6).t()
+    with TensorsOnDisk(tmp_path), torch.device("cpu"):
+        results = [
+            source.clone(),
+            source.to(torch.float64),
+            source.contiguous(),
+            torch.zeros(3, 2),
+            torch.zeros_like(source, dtype=torch.int64),
+            source.new_zeros(5),
+            torch.zeros(2, 3, device="meta").shape,
+        ]
+    expected = [
+        source.clone(),
+        source.to(torch.float64),
+        source.contiguous(),
+        torch.zeros(3, 2),
+        torch.zeros_like(source, dtype=torch.int64),
+        source.new_zeros(5),
+        torch.Size([2, 3]),
+    ]
+    for found, wanted in zip(results, expected, strict=True):
+        if isinstance(wanted, torch.Size):
+            assert found == wanted
+            continue
+        assert torch.equal(found, wanted)
+        assert (found.dtype, found.stride()) == (wanted.dtype, wanted.stride())
