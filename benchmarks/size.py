@@ -3,7 +3,7 @@
     python -m benchmarks.size llama    # about 1.1 B parameters, LoRA of rank 8, rows of 256 tokens
     python -m benchmarks.size bert     # about 110 M parameters, all of them trained
 
-Two rounds of one mini-batch, from random weights, with a control unit, four devices and an edge server on this machine.
+Two rounds of one mini-batch, from random weights and with recomputation, with a control unit, four devices and an edge server on this machine.
 The whole is the memory of all weights, gradients and moments: 16 bytes for a trained parameter, and 4 for a frozen one.
 """
 
@@ -64,7 +64,13 @@ def make_job(name: str, *, small: bool) -> JobConfig:
             "task": job["task"],
             "data": {"source": "stdlib_docstrings", "max_held_out_rows": 8},
             "model": {**job["model"], "config": config, "vocabulary_size": size},
-            "training": {"rounds": 2, "local_steps": 1, "mini_batch": 4, "evaluate_every": 0},
+            "training": {
+                "rounds": 2,
+                "local_steps": 1,
+                "mini_batch": 4,
+                "evaluate_every": 0,
+                "recompute": True,
+            },
             "schedule": {**job["schedule"], "strategy": "manual", "num_micro_batches": 4},
         },
         name,

@@ -1,5 +1,6 @@
 """Tests of jobs with LoRA: what travels, what stays on disk, and what is exported."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from reference.tiny_jobs import make_job
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from collapipe.scheduler.decisions import RoundDecision
 from collapipe_client import LocalTestbed
 from collapipe_client.training import how_to_load
 from integration.running import run_job
@@ -85,6 +87,14 @@ def test_frozen_weights_travel_once_and_only_adapters_are_pushed(
         for summary in summaries:
             assert sum(transfer.bytes for transfer in summary.pushed) < adapter_bytes
             assert summary.fetched_bytes < frozen_bytes / 2
+    with testbed.client() as client:
+        answer = client.explain(again.job_id, 1)
+    model = RoundDecision.from_json(json.loads(answer.decision_json)).question.problem.model
+    for cluster_index, summary in enumerate(again.summaries[1]):
+        *stages, _ = again.plans(cluster_index)[1].stages  # The edge server pushes nothing.
+        planned = sum(model.weights_bytes(stage.start_unit, stage.stop_unit) for stage in stages)
+        pushed = sum(transfer.bytes for transfer in summary.pushed)
+        assert pushed == pytest.approx(planned, rel=0.02)
     digests = {unit.unit_index: unit.frozen_digest for unit in trained}
     for plan in (first.plans(0)[0], first.plans(1)[0]):
         for stage in plan.stages:

@@ -14,7 +14,7 @@ from collapipe.documents import name_full_disk
 
 _LARGE_BYTES = 1 << 20
 _RESIDENT_BYTES = 256 << 20
-"""New tensors of this many bytes may be in memory before their pages are given up."""
+"""Operations may touch this many bytes before all pages are given up."""
 _FILE_BYTES = 1 << 30
 """Size of a file, unless a tensor needs a larger one. Its blocks are allocated when they are needed."""
 
@@ -47,7 +47,7 @@ class TensorsOnDisk(TorchDispatchMode):
         self._files: list[mmap.mmap] = []
         self._descriptor = -1
         self._used_bytes = self._size = 0
-        self._new_bytes = 0
+        self._touched_bytes = 0
 
     def __exit__(self, *details: Any) -> None:
         super().__exit__(*details)  # type: ignore[no-untyped-call]
@@ -60,14 +60,17 @@ class TensorsOnDisk(TorchDispatchMode):
         """Gives up the pages of all tensors that are in memory. They are read again when they are needed."""
         for file in self._files:
             file.madvise(mmap.MADV_DONTNEED)  # Pages of a shared file lose no changes.
-        self._new_bytes = 0
+        self._touched_bytes = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if not (func in _EMPTY or func in _COPIES) or _device(args, kwargs).type != "cpu":
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if isinstance(result, Tensor) and result.device.type == "cpu":
+                self._touch(result.nbytes)
+            return result
         if func in _EMPTY:
             wanted = func(*args, **{**kwargs, "device": torch.device("meta")})
         else:
@@ -85,9 +88,7 @@ class TensorsOnDisk(TorchDispatchMode):
 
     def _allocate(self, num_bytes: int, wanted: Tensor) -> Tensor:
         """Returns a tensor of zeros with the shape, the strides and the type of `wanted`."""
-        if self._new_bytes + num_bytes > _RESIDENT_BYTES:
-            self.release()
-        self._new_bytes += num_bytes
+        self._touch(num_bytes)
         with name_full_disk(self._directory):
             if self._used_bytes + num_bytes > self._size:
                 self._open_file(max(num_bytes, _FILE_BYTES))
@@ -101,6 +102,11 @@ class TensorsOnDisk(TorchDispatchMode):
         )
         self._used_bytes += -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         return torch.as_strided(flat, wanted.shape, wanted.stride())
+
+    def _touch(self, num_bytes: int) -> None:
+        self._touched_bytes += num_bytes
+        if self._touched_bytes > _RESIDENT_BYTES:
+            self.release()
 
     def _open_file(self, size: int) -> None:
         if self._descriptor >= 0:

@@ -163,7 +163,9 @@ def _fetch(
     try:
         raise failure
     finally:
-        del failure  # Otherwise this frame and the error would keep each other, and the call, alive.
+        del (
+            failure
+        )  # Otherwise this frame and the error would keep each other, and the call, alive.
 
 
 def push_unit(
