@@ -1,10 +1,9 @@
 """Trains models that are large for one host, and measures the memory of every process.
 
-    python -m benchmarks.size llama    # about 1.1 B parameters, LoRA of rank 8, rows of 256 tokens
-    python -m benchmarks.size bert     # about 110 M parameters, all of them trained
+    python -m benchmarks.size llama    # about 1 B parameters, LoRA of rank 8, rows of 256 tokens
+    python -m benchmarks.size bert     # about 100 M parameters, all of them trained
 
-Two rounds of one mini-batch, from random weights and with recomputation, with a control unit, four devices and an edge server on this machine.
-The whole is the memory of all weights, gradients and moments: 16 bytes for a trained parameter, and 4 for a frozen one.
+docs/measured.md says what runs, and what the whole is.
 """
 
 import json

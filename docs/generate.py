@@ -60,6 +60,7 @@ def settings_page() -> str:
     ]
     for title, schema, inherited in services:
         known = set(inherited.model_fields) if inherited else set()
+        known -= set(inspect.get_annotations(schema))  # It may define a setting anew.
         parts.append(f"### {title}\n\n{_table(schema, known, flags=True)}\n")
     parts += [
         "## Emulation files\n\nA JSON file, given by `--emulation`.\n",

@@ -159,7 +159,8 @@ class CollaPipeClient:
         Args:
             job: The job's id, or its name for the newest job of that name.
             directory: Created if needed. Other files in it stay unchanged.
-            merged: Whether to fetch the whole model of such a job, too, with LoRA added to its weights.
+            merged: Whether to fetch the whole model, with LoRA added, instead of the adapter. If the adapter would not give
+                the trained model, the whole one is fetched anyway.
         """
         job_id = self.find_job(job).job_id
         edge_server = self._edge_server_address()

@@ -75,8 +75,8 @@ class DataConfig(Section):
 
 
 class LoraConfig(Section):
-    """LoRA: the weights of the model are frozen, and small matrices A and B are trained, whose product is added to them.
-    The names are those of the library `peft`."""
+    """LoRA: the weights of the model are frozen. Small matrices A and B are trained, and their product is added to the
+    weights of a layer. All names but `averaging` are those of the library `peft`."""
 
     r: int = Field(default=8, ge=1)
     """Rank of the products."""
@@ -86,16 +86,16 @@ class LoraConfig(Section):
     """Dropout of the inputs of A."""
     target_modules: list[str] | str | None = None
     """Ends of the names of the layers that get such products, a regular expression for whole names, or `all-linear`. Without
-    it, `peft` knows the layers for the model family: mostly those of queries and values."""
+    it, `peft` chooses layers, mostly those of queries and values. `distilbert` and `marian` need it."""
     modules_to_save: list[str] = Field(default_factory=list)
-    """Ends of the names of modules that are trained as a whole. The labelling layer of `classification` and
-    `ner`, and BERT's pooler, always are."""
+    """Ends of the names of modules that are trained as a whole. The labelling layer of `classification` and `ner`, and
+    BERT's pooler, always are."""
     use_rslora: bool = False
     """Multiply by `lora_alpha` / sqrt(`r`) instead."""
     averaging: Literal["factors", "product"] = "factors"
     """How clusters are averaged. `factors`: A and B, each by itself. Their product is then not the average of the
-    products. `product`: A stays as it was drawn, and only B is trained, so that the product is (FFA-LoRA, Sun et al.
-    2024, arXiv 2403.12313)."""
+    products. `product`: only the factor that starts at zero is trained, so that the average of the products is exact
+    (FFA-LoRA, Sun et al. 2024, arXiv 2403.12313). That is B, but A for an embedding."""
 
 
 class ModelConfig(Section):
@@ -116,7 +116,7 @@ class ModelConfig(Section):
     fit devices better, and a device needs room for half a layer only. All numbers of blocks are then twice as large.
     Dropout draws other numbers than without it."""
     lora: LoraConfig | None = None
-    """Train only small additions to frozen weights. Without this section, all weights are trained."""
+    """Without this section, all weights are trained."""
 
 
 _Share = Annotated[float, Field(ge=0, lt=1)]

@@ -269,7 +269,7 @@ class GlobalModel:
     def export(self, directory: Path, *, merged: bool = False) -> None:
         """Writes the model and the vocabulary to a directory, as `save_pretrained` does.
 
-        With LoRA, it writes the adapter if that gives the same model with the pretrained one.
+        With LoRA, it writes only the adapter, unless the adapter and the pretrained model would not give the trained one.
 
         Args:
             merged: Whether to add LoRA to the frozen weights and write the whole model.

@@ -63,7 +63,7 @@ class ModelAdapter(ABC):
     tie_keys: ClassVar[tuple[str, ...]] = ("tie_word_embeddings",)
     """Keys of the configuration that say which embeddings a pretrained model ties."""
     always_trained: ClassVar[tuple[str, ...]] = ()
-    """Ends of the names of modules that pretrained models lack, so that LoRA trains them as a whole."""
+    """Ends of the names of modules that LoRA trains as a whole, because pretrained models may lack them."""
     side_names: ClassVar[tuple[str, ...]] = ("attention_mask", "labels")
     """Side tensors that the units after the embedding need."""
 
@@ -127,7 +127,7 @@ class ModelAdapter(ABC):
             return model, self.add_lora(model)
 
     def build_blank_model(self) -> "tuple[PreTrainedModel, LoraModel | None]":
-        """Does the same with memory. The weights are zero."""
+        """Builds what `build_on_meta` builds, in memory. The weights are zero."""
         model, lora = self.build_on_meta()
         self._allocate(model, model)
         return model, lora

@@ -35,7 +35,7 @@ _NAME = "default"
 def add_lora(
     model: "PreTrainedModel", settings: LoraConfig, always_trained: Sequence[str]
 ) -> "LoraModel":
-    """Adds LoRA to a model in place, and freezes its other weights. A is random, and B is zero.
+    """Adds LoRA to a model in place, and freezes its other weights. One factor is random, and the other one is zero.
 
     Args:
         always_trained: Ends of the names of modules that are trained as a whole if the model has them.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from collapipe.errors import InvalidInputError
@@ -124,7 +125,12 @@ def load_pretrained(
                 local_files_only=True,
                 output_loading_info=True,
             )
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, SafetensorError) as error:
+            raise InvalidInputError(
+                f"{directory}: the weights cannot be read: {error}; a file is missing or damaged, so copy the directory "
+                "again"
+            ) from error
+        except (RuntimeError, ValueError) as error:
             raise InvalidInputError(
                 f"{directory}: the weights do not fit the configuration: {error}; remove the "
                 "entries of model.config that change shapes"

@@ -1,6 +1,6 @@
 """Splits the state of a whole model into the states of its units, and joins them again.
 
-The state of a unit has frozen parameters only with LoRA. They travel apart from the other tensors.
+The tensors of a unit include frozen weights only with LoRA. They travel apart from the others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -65,7 +65,7 @@ def join_model(adapter: ModelAdapter, states: Iterable[dict[str, Tensor]]) -> "P
 def save_lora(
     adapter: ModelAdapter, states: Iterable[dict[str, Tensor]], directory: Path, base: str
 ) -> None:
-    """Writes the job's LoRA as an adapter of `peft`. Holds the frozen weights of one unit at a time only.
+    """Writes the LoRA adapter of the job, as `peft` does. Keeps the frozen weights of no unit.
 
     Args:
         base: The directory of the pretrained model.

@@ -14,7 +14,7 @@ from collapipe.documents import name_full_disk
 
 _LARGE_BYTES = 1 << 20
 _RESIDENT_BYTES = 256 << 20
-"""Operations may touch this many bytes before all pages are given up."""
+"""Operations may touch this many bytes before all pages are removed from memory."""
 _FILE_BYTES = 1 << 30
 """Size of a file, unless a tensor needs a larger one. Its blocks are allocated when they are needed."""
 
@@ -28,14 +28,14 @@ _EMPTY = {
     _aten.zeros.default,
     _aten.zeros_like.default,
 }
-"""Operations that make a tensor of zeros, or of anything."""
+"""Operations that make a tensor of zeros, or one whose values do not matter."""
 _COPIES = {_aten.clone.default, _aten._to_copy.default}
 
 
 class TensorsOnDisk(TorchDispatchMode):
     """A context in which the large tensors that this thread makes lie in files without names. Their values do not change.
 
-    A file is gone when its last tensor is.
+    After the context has ended, a file exists until its last tensor is deleted.
 
     Args:
         directory: Where the files are. It must exist, on a disk and not in memory.
@@ -57,7 +57,7 @@ class TensorsOnDisk(TorchDispatchMode):
         self._files, self._descriptor, self._used_bytes, self._size = [], -1, 0, 0
 
     def release(self) -> None:
-        """Gives up the pages of all tensors that are in memory. They are read again when they are needed."""
+        """Removes the pages of the files from memory. The system reads them again when they are needed."""
         for file in self._files:
             file.madvise(mmap.MADV_DONTNEED)  # Pages of a shared file lose no changes.
         self._touched_bytes = 0

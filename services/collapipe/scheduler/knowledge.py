@@ -41,7 +41,7 @@ _MIN_BYTES = 4096
 """Rates measured on fewer bytes are ignored."""
 
 _LEAST_SHARE_OF_BYTES = 0.05
-"""A rate that was measured on more bytes than a new one stays, if the new share is smaller than this."""
+"""A transfer with less than this share of the bytes of the last measured one does not update the rate."""
 
 _UNLIMITED_BPS = 1e12
 """Capacity of a link that has not been measured."""
@@ -99,10 +99,10 @@ class LinkKnowledge(_Known):
             self.noise_watts_per_hertz = measured.noise_watts_per_hertz
 
     def update_weights_rate(self, num_bytes: float, seconds: float) -> None:
-        """Updates the rate after a transfer. A much smaller transfer than the last one changes nothing.
+        """Updates the rate after a transfer, unless it is much smaller than the last measured one.
 
-        What a transfer costs besides its bytes would make its rate look too small. With LoRA, frozen weights move in the
-        first round, and little in later ones.
+        The fixed costs of a small transfer would make its rate look too small. With LoRA, the first round moves frozen
+        weights, and later ones move little.
         """
         if self.weights_bps is not None and num_bytes < _LEAST_SHARE_OF_BYTES * self.weights_bytes:
             return

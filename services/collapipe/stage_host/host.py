@@ -91,12 +91,13 @@ class StageHostSettings(ServiceSettings):
     )
     state_dir: Path | None = Field(
         default=None,
-        description="Directory that keeps frozen weights across jobs; without it they are fetched again after a restart.",
+        description="Directory of its state. A device keeps only frozen weights there; without it, it fetches them again "
+        "after a restart.",
     )
     cache_bytes: int = Field(
         default=16_000_000_000,
         ge=0,
-        description="Disk for frozen weights, those of earlier jobs included. An edge server keeps all.",
+        description="Disk that frozen weights may take before unused ones are deleted. An edge server keeps all.",
     )
 
 

@@ -1,7 +1,7 @@
 """Holds units with their optimizer states in memory, between rounds, named by their content.
 
 For each unit, a plan gives the digests of the state that the unit must have. A host reuses a unit whose digests match, and
-fetches the state of every other unit. Frozen parameters, as those of LoRA, never change: they come from files. A unit that an aborted attempt has changed has no digests, so it is
+fetches the state of every other unit. Frozen weights never change, and come from files. A unit that an aborted attempt has changed has no digests, so it is
 never reused.
 """
 

@@ -71,7 +71,7 @@ class StepResult:
     """The result of one mini-batch at one stage."""
 
     squared_norms: list[float]
-    """The squared gradient norm of each parameter of the stage."""
+    """The squared gradient norm of each trained parameter of the stage."""
     loss: float | None
     """`None` at a stage without the head."""
     times: StepTimes
@@ -134,7 +134,7 @@ class Stage:
         self._modules = modules[:-1] if self._head is not None else modules
         first_trained = context.adapter.first_trained_unit
         self._has_backward = bool(units) and units[-1].unit_index >= first_trained
-        """Whether a backward pass changes or passes anything here. Units before the first trained one need no gradients."""
+        """Whether this stage computes gradients. False without units, and if all are before the first trained one."""
         self._needs_input_gradient = bool(units) and units[0].unit_index > first_trained
         # At the head, each backward pass follows its forward pass at once, so recomputing saves no memory.
         self._recomputes = context.recompute and self._head is None and self._has_backward

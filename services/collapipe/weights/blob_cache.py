@@ -1,4 +1,4 @@
-"""Keeps blobs that jobs share, such as frozen weights, on disk across jobs."""
+"""Keeps blobs that jobs share, which are frozen weights, on disk across jobs."""
 
 import os
 import shutil
@@ -11,11 +11,11 @@ from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.weights.blob_store import BlobStore, StoredBlob
 
 _LEAST_FREE_BYTES = 2_000_000_000
-"""Blobs of earlier jobs are deleted until the disk has this much room."""
+"""Blobs that are not in use are deleted until the disk has this much room."""
 
 
 class BlobCache:
-    """A store of blobs from which those of earlier jobs are deleted, the longest unused first.
+    """A store of blobs from which those that are not in use are deleted, the longest unused first.
 
     Args:
         directory: `None` for a temporary directory, which ends with this process.
@@ -48,7 +48,9 @@ class BlobCache:
     def find(self, digest: str) -> StoredBlob:
         """Finds a blob; raises `NotFoundError`."""
         if digest not in self:
-            raise NotFoundError(f"blob {digest} is not kept here")
+            raise NotFoundError(
+                f"the frozen weights {digest} are not kept here: restore the pretrained directory, and resume the job"
+            )
         return StoredBlob(self.store, digest)
 
     def file(

@@ -205,6 +205,26 @@ def test_overrides_that_do_not_fit_the_weights_are_refused(
     assert len(split_state(shallow, initial_model(shallow, directory, seed=5))) == 4
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"{")])
+def test_missing_or_damaged_shard_is_named(
+    make_adapter: MakeAdapter,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    damage: Callable[[Path], object],
+) -> None:
+    adapter = make_adapter("bert", "ner")
+    model = join_model(adapter, split_state(adapter, adapter.build_model()))
+    model.save_pretrained(tmp_path, max_shard_size="8KB")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    again = make_adapter("bert", "ner", str(tmp_path))
+    initial_model(again, str(tmp_path), seed=5)
+    damage(shards[1])
+    with pytest.raises(InvalidInputError, match="the weights cannot be read: .*copy the directory"):
+        initial_model(again, str(tmp_path), seed=5)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

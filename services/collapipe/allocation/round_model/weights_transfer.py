@@ -125,7 +125,7 @@ def moved_states(
 
     Before the first round these are the initial weights, which the edge server has. Later it is the optimizer
     state, and with one cluster the weights, from the host that had the unit. The edge server has all weights. Frozen
-    weights move both times: that a host may have kept them from an earlier round or job is not known.
+    weights count before the first round and later, because the scheduler does not know which hosts kept them.
 
     Yields:
         The id of the sender, and bytes.
