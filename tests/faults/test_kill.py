@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from killed_processes import kill, restart
@@ -78,10 +79,16 @@ def test_job_repeats_all_rounds_if_nothing_was_copied_before_a_device_died(
     assert final_digests(intact_commit(resume(testbed, broken))) == undisturbed
 
 
-def test_job_with_lossy_uploads_resumes_bit_for_bit(testbed: LocalTestbed, tmp_path: Path) -> None:
-    training = {"upload_codecs": ["int8"]}
-    undisturbed = undisturbed_digests(testbed, tmp_path, training=training)
-    job = make_interruptible_job(tmp_path, training=training)
+@pytest.mark.parametrize(
+    "overrides",
+    [{"training": {"upload_codecs": ["int8"]}}, {"lora": {"lora_dropout": 0.1}}],
+    ids=["lossy uploads", "LoRA"],
+)
+def test_job_with_other_weights_resumes_bit_for_bit(
+    testbed: LocalTestbed, tmp_path: Path, overrides: dict[str, Any]
+) -> None:
+    undisturbed = undisturbed_digests(testbed, tmp_path, **overrides)
+    job = make_interruptible_job(tmp_path, **overrides)
     killed: list[str] = []
 
     def kill_victim(run: Run) -> None:
@@ -89,7 +96,15 @@ def test_job_with_lossy_uploads_resumes_bit_for_bit(testbed: LocalTestbed, tmp_p
         kill(testbed, killed[0])
 
     broken = run_interrupted(testbed, job, MOMENTS["step"], kill_victim)
-    assert broken.plans[0].upload_codec == "int8"
-    assert intact_commit(broken).num_rounds == 1
+    assert broken.plans[0].upload_codec == ("int8" if "training" in overrides else "")
+    commit = intact_commit(broken)
+    assert commit.num_rounds == 1
     restart(testbed, killed[0])
+    if "lora" in overrides:
+        # One file of frozen weights is gone on the edge server, and one is damaged on a device.
+        folder = testbed.workspace.state
+        (folder / "edge-server" / "frozen" / commit.global_units[1].frozen_digest).unlink()
+        stage = broken.plans[0].stages[2]
+        digest = commit.global_units[stage.start_unit].frozen_digest
+        (folder / stage.host_id / "frozen" / digest).write_bytes(b"garbage")
     assert final_digests(intact_commit(resume(testbed, broken))) == undisturbed
