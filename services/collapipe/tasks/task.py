@@ -141,9 +141,7 @@ class Task(ABC, Generic[E]):
     def score(self, predictions: Sequence[Tensor]) -> dict[str, float]:
         """Computes the metrics of the predictions for `held_out_micro_batches`, in their order.
 
-        A prediction is what `Head.predict` returned: the class of each row [rows], the label of each token
-        [rows, length], the generated tokens without the start token [rows, generated length], or the sum of the
-        losses and the number of right tokens of each row [rows, 2].
+        A prediction is what `Head.predict` returned.
         """
         by_length = [row for tensor in predictions for row in tensor.tolist()]
         if len(by_length) != len(self._held_out):

@@ -301,3 +301,14 @@ def test_probe_without_new_information_leaves_the_rate_of_weights(change: str) -
         {"working": ["device-0", "edge-server"]}.get(change, ["edge-server"]),
     )
     assert push_bps(known) == pytest.approx(8e6 / 50)
+
+
+def test_much_smaller_transfer_does_not_change_the_rate_of_weights() -> None:
+    known = Knowledge()
+    for num_bytes, seconds, expected in (
+        (1_000_000, 1.0, 8e6),
+        (49_999, 0.5, 8e6),  # With LoRA, later rounds move little, and its fixed costs count.
+        (50_000, 0.5, 8e5),
+    ):
+        known.update_weights_rates({"a>b": (num_bytes, seconds)})
+        assert known.links["a>b"].weights_bps == pytest.approx(expected)
