@@ -8,6 +8,7 @@ from collapipe.models.adapter import ModelAdapter as ModelAdapter
 from collapipe.models.configuration import create_config_json as create_config_json
 from collapipe.models.families import adapter_class as adapter_class
 from collapipe.models.families import adapter_for as adapter_for
+from collapipe.models.key_values import KeyValues as KeyValues
 from collapipe.models.lora import changes_embeddings as changes_embeddings
 from collapipe.models.lora import frozen_names as frozen_names
 from collapipe.models.pretrained import initial_model as initial_model

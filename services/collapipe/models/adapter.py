@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from collapipe.errors import InvalidInputError
 from collapipe.job import LoraConfig
+from collapipe.models.key_values import KeyValues
 from collapipe.models.lora import add_lora, frozen_names
 from collapipe.models.pretrained import load_pretrained
 from collapipe.models.special_tokens import SpecialTokens
@@ -230,8 +231,15 @@ class ModelAdapter(ABC):
             setattr(config, key, getattr(theirs, key))
         return load_pretrained(self.model_classes[self.task], directory, config)
 
-    def make_shared_inputs(self, activation: Tensor, attention_mask: Tensor) -> Any:
-        """Makes what all layers of a stage need for a micro-batch: here the mask that their `forward` takes."""
+    def make_shared_inputs(
+        self, activation: Tensor, attention_mask: Tensor, earlier: KeyValues | None
+    ) -> Any:
+        """Makes what all layers of a stage need for a pass: here the mask that their `forward` takes.
+
+        Args:
+            attention_mask: Covers the tokens of earlier passes, too: [rows, tokens before + tokens of the activation].
+            earlier: Keys and values of earlier passes. Only families that continue text use them.
+        """
         # The import is slow, and only hosts that run blocks need it.
         from transformers.masking_utils import create_bidirectional_mask
 
@@ -303,29 +311,37 @@ class ModelAdapter(ABC):
         for module in root.modules():
             self.fill_constants(model, module)
 
-    def _run_block(self, layer: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
+    def _run_block(
+        self, layer: nn.Module, activation: Tensor | None, side: Side, earlier: KeyValues | None
+    ) -> Tensor:
         assert activation is not None
-        return self.run_layer(layer, activation, self._shared_inputs(activation, side))
+        return self.run_layer(layer, activation, self._shared_inputs(activation, side, earlier))
 
-    def _run_attention(self, layer: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
+    def _run_attention(
+        self, layer: nn.Module, activation: Tensor | None, side: Side, earlier: KeyValues | None
+    ) -> Tensor:
         assert activation is not None
-        return self.run_attention(layer, activation, self._shared_inputs(activation, side))
+        return self.run_attention(layer, activation, self._shared_inputs(activation, side, earlier))
 
-    def _run_feed_forward(self, layer: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
+    def _run_feed_forward(
+        self, layer: nn.Module, activation: Tensor | None, side: Side, earlier: KeyValues | None
+    ) -> Tensor:
         assert activation is not None
         return self.run_feed_forward(layer, activation)
 
-    def _shared_inputs(self, activation: Tensor, side: Side) -> Any:
-        """Returns what all blocks of a stage need for a micro-batch. It is made once for all of them."""
+    def _shared_inputs(self, activation: Tensor, side: Side, earlier: KeyValues | None) -> Any:
+        """Returns what all blocks of a stage need for a pass. It is made once for all of them."""
         attention_mask = side["attention_mask"]
         # Another thread may run blocks of the same adapter, so the pair is read and replaced as a whole.
         last = self._last_shared
         if last is None or last[0] is not attention_mask:
-            shared = self.make_shared_inputs(activation, attention_mask)
+            shared = self.make_shared_inputs(activation, attention_mask, earlier)
             self._last_shared = last = (attention_mask, shared)
         return last[1]
 
-    def _run_embedding(self, module: nn.Module, activation: Tensor | None, side: Side) -> Tensor:
+    def _run_embedding(
+        self, module: nn.Module, activation: Tensor | None, side: Side, earlier: KeyValues | None
+    ) -> Tensor:
         return self.run_embedding(module, side)
 
 
@@ -367,7 +383,7 @@ class _PathUnit(Unit):
         self,
         path: str,
         module: nn.Module,
-        run: Callable[[nn.Module, Tensor | None, Side], Tensor],
+        run: Callable[[nn.Module, Tensor | None, Side, KeyValues | None], Tensor],
     ) -> None:
         super().__init__()
         parent: nn.Module = self
@@ -379,8 +395,10 @@ class _PathUnit(Unit):
         self._path = path
         self._run = run
 
-    def forward(self, activation: Tensor | None, side: Side) -> Tensor:
-        return self._run(self.get_submodule(self._path), activation, side)
+    def forward(
+        self, activation: Tensor | None, side: Side, earlier: KeyValues | None = None
+    ) -> Tensor:
+        return self._run(self.get_submodule(self._path), activation, side, earlier)
 
 
 class _EmbeddingOfHead(nn.Module):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.models.adapter import ModelAdapter, ModelHead, cross_entropy_sum
+from collapipe.models.key_values import KeyValues
 from collapipe.models.unit import Side
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class SharedInputs:
     """The same for layers that see only a window of the tokens before."""
     rotations: tuple[Tensor, Tensor] | None
     """Cosines and sines of rotary positions, each [1, length, head size]."""
+    earlier: KeyValues | None
+    """Keys and values of earlier passes."""
 
 
 class DecoderOnlyAdapter(ModelAdapter):
@@ -48,23 +51,27 @@ class DecoderOnlyAdapter(ModelAdapter):
             roles["pad_token"] = roles["eos_token"]
         return roles
 
-    def make_shared_inputs(self, activation: Tensor, attention_mask: Tensor) -> SharedInputs:
+    def make_shared_inputs(
+        self, activation: Tensor, attention_mask: Tensor, earlier: KeyValues | None
+    ) -> SharedInputs:
         # The import is slow, and only hosts that run blocks need it.
         from transformers import masking_utils
 
-        positions = torch.arange(activation.shape[1], device=activation.device).unsqueeze(0)
+        positions = positions_of_pass(activation, attention_mask)
+        if earlier is not None:
+            earlier.num_tokens_before = attention_mask.shape[1] - activation.shape[1]
         given: dict[str, Any] = {
             "config": self.config,
             "inputs_embeds": activation,
             "attention_mask": attention_mask,
-            "past_key_values": None,
+            "past_key_values": earlier,
             "position_ids": positions,
         }
         mask: Any = masking_utils.create_causal_mask(**given)
         window_mask: Any = mask
         if self.may_have_windows and self.config.sliding_window is not None:
             window_mask = masking_utils.create_sliding_window_causal_mask(**given)
-        return SharedInputs(mask, window_mask, self.rotations(activation, positions))
+        return SharedInputs(mask, window_mask, self.rotations(activation, positions), earlier)
 
     def rotations(self, activation: Tensor, positions: Tensor) -> tuple[Tensor, Tensor] | None:
         """Returns the cosines and sines of rotary positions. `None` for a family without them."""
@@ -72,6 +79,16 @@ class DecoderOnlyAdapter(ModelAdapter):
 
     def make_head(self, model: "PreTrainedModel") -> "LanguageHead":
         return LanguageHead(model, self.norm_path)
+
+
+def positions_of_pass(tokens: Tensor, attention_mask: Tensor) -> Tensor:
+    """Returns the positions of the tokens of a pass, [1, tokens]: the last ones that the attention mask covers.
+
+    Args:
+        tokens: Token ids or activations of the pass, [rows, tokens, ...].
+    """
+    stop = attention_mask.shape[1]
+    return torch.arange(stop - tokens.shape[1], stop, device=tokens.device).unsqueeze(0)
 
 
 class LanguageHead(ModelHead):

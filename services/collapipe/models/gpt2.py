@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers.models.gpt2.configuration_gpt2 import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
-from collapipe.models.decoder_only import DecoderOnlyAdapter, SharedInputs
+from collapipe.models.decoder_only import DecoderOnlyAdapter, SharedInputs, positions_of_pass
 from collapipe.models.special_tokens import SpecialTokens
 from collapipe.models.unit import Side
 
@@ -38,16 +37,20 @@ class Gpt2Adapter(DecoderOnlyAdapter):
     def run_embedding(self, module: nn.Module, side: Side) -> Tensor:
         parts: Any = module
         token_ids = side["input_ids"]
-        positions = torch.arange(token_ids.shape[1], device=token_ids.device).unsqueeze(0)
+        positions = positions_of_pass(token_ids, side["attention_mask"])
         embedded: Tensor = parts.drop(parts.wte(token_ids) + parts.wpe(positions))
         return embedded
 
     def run_layer(self, layer: Any, activation: Tensor, shared: SharedInputs) -> Tensor:
-        output: Tensor = layer(activation, attention_mask=shared.mask)
+        output: Tensor = layer(
+            activation, attention_mask=shared.mask, past_key_values=shared.earlier
+        )
         return output
 
     def run_attention(self, layer: Any, activation: Tensor, shared: SharedInputs) -> Tensor:
-        attended: Tensor = layer.attn(layer.ln_1(activation), attention_mask=shared.mask)[0]
+        attended: Tensor = layer.attn(
+            layer.ln_1(activation), attention_mask=shared.mask, past_key_values=shared.earlier
+        )[0]
         return attended + activation
 
     def run_feed_forward(self, layer: Any, activation: Tensor) -> Tensor:

@@ -58,4 +58,8 @@ class LlamaClassAdapter(DecoderOnlyAdapter):
         types = getattr(self.config, "layer_types", None)
         has_window = types is None or types[layer.self_attn.layer_idx] == "sliding_attention"
         mask = shared.window_mask if has_window else shared.mask
-        return {"attention_mask": mask, "position_embeddings": shared.rotations}
+        return {
+            "attention_mask": mask,
+            "position_embeddings": shared.rotations,
+            "past_key_values": shared.earlier,
+        }

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from collapipe.models.key_values import KeyValues
+
 Side = Mapping[str, Tensor]
 """The side tensors of a micro-batch, by name."""
 
@@ -23,11 +25,15 @@ class Unit(nn.Module, ABC):
     has_attention = False
 
     @abstractmethod
-    def forward(self, activation: Tensor | None, side: Side) -> Tensor:
+    def forward(
+        self, activation: Tensor | None, side: Side, earlier: KeyValues | None = None
+    ) -> Tensor:
         """Returns the activation for the next unit, [batch, length, hidden].
 
         Args:
             activation: The output of the previous unit. `None` for the embedding.
+            earlier: The keys and values of earlier passes over the same rows, to which this pass adds its own. The
+                attention mask then covers the tokens of all passes. Only language models use it.
         """
 
 
