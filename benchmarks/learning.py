@@ -2,14 +2,17 @@
 
     python -m benchmarks.learning banking77 --data DIR              with the services
     python -m benchmarks.learning banking77 --data DIR --reference  with the plain loop of tests/reference
+    python -m benchmarks.learning docstrings --export DIR           keeps the model, for `--set model.pretrained=DIR`
+    python -m benchmarks.learning docstrings --rate 20              paces every link at 20 Mbit/s
 
-Prints one JSON object with the losses of the first and last steps, the metric, the time, and a digest of all
-weights. Equal digests mean that the models are equal bit for bit.
+Prints one JSON object with the losses of the first and last steps, the metric, the seconds and pushed bytes of rounds,
+and a digest of all weights. Equal digests mean that the models are equal bit for bit.
 """
 
 import argparse
 import hashlib
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -18,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
 
+from collapipe.emulation.emulation_file import Emulation
 from collapipe.job import JobConfig
 from collapipe_client import LocalTestbed
 from collapipe_client.job_files import load_job
@@ -41,6 +46,8 @@ AUTO_CLASSES = {
     "classification": AutoModelForSequenceClassification,
     "ner": AutoModelForTokenClassification,
     "translation": AutoModelForSeq2SeqLM,
+    "causal_lm": AutoModelForCausalLM,
+    "instruction": AutoModelForCausalLM,
 }
 
 
@@ -48,7 +55,9 @@ def main() -> None:
     """Runs one experiment."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment", choices=sorted(p.stem for p in EXPERIMENTS.glob("*.toml")))
-    parser.add_argument("--data", type=Path, required=True, help="folder with the data sets")
+    parser.add_argument("--data", type=Path, default=Path("."), help="folder with the data sets")
+    parser.add_argument("--export", type=Path, help="where the model stays after training")
+    parser.add_argument("--rate", type=float, help="rate of every link, in Mbit/s")
     parser.add_argument(
         "--reference", action="store_true", help="use the plain loop in one process"
     )
@@ -64,7 +73,10 @@ def main() -> None:
     }
     job = job.model_copy(update={"data": job.data.model_copy(update=data)})
     started = time.perf_counter()
-    result = run_reference(job) if arguments.reference else run_services(job)
+    if arguments.reference:
+        result = run_reference(job)
+    else:
+        result = run_services(job, arguments.export, arguments.rate)
     result["seconds"] = round(time.perf_counter() - started, 1)
     print(
         json.dumps({"experiment": arguments.experiment, "reference": arguments.reference} | result)
@@ -97,6 +109,9 @@ def run_reference(job: JobConfig) -> dict[str, Any]:
                         do_sample=False,
                     )
                 )
+            elif job.task.kind in ("causal_lm", "instruction"):
+                logits = model(**inputs, use_cache=False).logits
+                predictions.append(measure_tokens(logits, batch.tensors["labels"]))
             else:
                 predictions.append(model(**inputs).logits.argmax(-1))
     return {
@@ -107,32 +122,57 @@ def run_reference(job: JobConfig) -> dict[str, Any]:
     }
 
 
-def run_services(job: JobConfig) -> dict[str, Any]:
-    """Trains the job with services in separate processes."""
+def measure_tokens(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns the sum of the losses of each row and its number of right tokens, [rows, 2]."""
+    losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    right = (logits.argmax(-1) == labels).sum(1)
+    return torch.stack([losses.sum(1), right.to(losses.dtype)], dim=1)
+
+
+def run_services(
+    job: JobConfig, export: Path | None = None, rate: float | None = None
+) -> dict[str, Any]:
+    """Trains the job with services in separate processes.
+
+    Args:
+        export: Where the model stays.
+        rate: Rate of every link, in Mbit/s, by pauses in the processes. `None` for no limit.
+    """
     devices = job.devices_per_cluster
     counts = devices if isinstance(devices, list) else [devices or 3] * job.clusters
-    with tempfile.TemporaryDirectory() as directory:
-        workspace = Path(directory)
-        with LocalTestbed(counts, workspace) as testbed, testbed.client() as client:
+    link = {"*": {"rate_bps": (rate or 0) * 1e6}}
+    emulation = Emulation.model_validate({"links": link}) if rate else None
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = Path(folder)
+        directory = export or workspace / "model"
+        with (
+            LocalTestbed(counts, workspace, emulation=emulation) as testbed,
+            testbed.client() as client,
+        ):
             job_id = client.submit(job)
             losses, seconds, evaluations = [], 0.0, []
+            round_seconds, pushed_bytes = [], []
             for event in client.watch(job_id):
                 if event.HasField("round_committed"):
                     summaries = event.round_committed.summaries
                     losses += summaries[0].losses
                     seconds += max(summary.training_seconds for summary in summaries)
+                    round_seconds.append(event.round_committed.round_seconds)
+                    pushed_bytes.append(sum(push.bytes for s in summaries for push in s.pushed))
                     print(f"round {event.round_committed.num_rounds}", file=sys.stderr)
                 elif event.HasField("evaluation"):
                     evaluations.append(event.evaluation.value)
                 elif event.HasField("status") and event.status.message:
                     print(event.status.message, file=sys.stderr)
-            client.export(job_id, workspace / "model")
-        model = AUTO_CLASSES[job.task.kind].from_pretrained(workspace / "model")
+            client.export(job_id, directory)
+        model = AUTO_CLASSES[job.task.kind].from_pretrained(directory)
     return {
         "losses": [losses[0], losses[-1]],
         "metric": evaluations[-1],
         "metrics": evaluations,
         "training_seconds": round(seconds, 1),
+        "round_seconds": round(statistics.median(round_seconds), 1),
+        "pushed_bytes": round(statistics.median(pushed_bytes)),
         "weights": digest(dict(model.named_parameters())),
     }
 
