@@ -115,6 +115,9 @@ class ModelConfig(Section):
     """Whether plans cut each layer into two blocks, its attention and its feed-forward network. Segments
     fit devices better, and a device needs room for half a layer only. All numbers of blocks are then twice as large.
     Dropout draws other numbers than without it."""
+    freeze_embeddings: bool = False
+    """Whether the token embedding and the output layer of a language model stay as they are. Where a pretrained model ties
+    the two, they stay copies of each other; otherwise each copy is trained by itself. No round moves them."""
     lora: LoraConfig | None = None
     """Without this section, all weights are trained."""
 

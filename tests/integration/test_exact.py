@@ -81,6 +81,20 @@ CASES: dict[str, dict[str, Any]] = {
         "training": {"recompute": True, "split_backward": True},
         "schedule": {"strategy": "manual", "segments": [[1, 4, 1]]},
     },
+    "gpt2, frozen embeddings, 2 clusters": {
+        "num_rows": (30, 41),
+        "devices_per_cluster": [2, 1],
+        "family": "gpt2",
+        "kind": "causal_lm",
+        "freeze_embeddings": True,
+    },
+    "llama, frozen embeddings, blocks move": {
+        "devices_per_cluster": 2,
+        "family": "llama",
+        "kind": "causal_lm",
+        "freeze_embeddings": True,
+        "schedule": {"strategy": "manual", "segments": [[1, 2], [2, 1]]},
+    },
     "lora, gpt2, 1 device": {
         "devices_per_cluster": 1,
         "family": "gpt2",

@@ -107,10 +107,13 @@ def make_clients(job: JobConfig) -> list[Client]:
     for task in tasks:
         task.set_labels(labels)
     tokenizer = Tokenizer.from_str(first.vocabulary.decode())
-    plain = job.model.model_copy(update={"lora": None})
+    plain = job.model.model_copy(update={"lora": None, "freeze_embeddings": False})
     config_json = create_config_json(plain, job.task, labels, tokenizer)
     adapter = adapter_for(job.model.family, job.task.kind, config_json)
     model = initial_model(adapter, job.model.pretrained, job.seed)
+    if job.model.freeze_embeddings:
+        for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+            module.requires_grad_(False)
     if job.model.lora is not None:
         model = add_lora(model, job)
     return [Client(job, i, task, copy.deepcopy(model)) for i, task in enumerate(tasks)]

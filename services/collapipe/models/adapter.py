@@ -65,6 +65,8 @@ class ModelAdapter(ABC):
     """Keys of the configuration that say which embeddings a pretrained model ties."""
     always_trained: ClassVar[tuple[str, ...]] = ()
     """Ends of the names of modules that LoRA trains as a whole, because pretrained models may lack them."""
+    may_freeze_embeddings: ClassVar[bool] = False
+    """Whether `model.freeze_embeddings` has a meaning for the family."""
     side_names: ClassVar[tuple[str, ...]] = ("attention_mask", "labels")
     """Side tensors that the units after the embedding need."""
 
@@ -81,6 +83,7 @@ class ModelAdapter(ABC):
         options = self._document if isinstance(self._document, dict) else {}
         self.period = 2 if options.pop("half_blocks", False) else 1
         """Number of blocks that a layer is cut into. Blocks at this distance are alike."""
+        self.freezes_embeddings = bool(options.pop("freeze_embeddings", False))
         lora = options.pop("lora", None)
         self.lora = None if lora is None else LoraConfig.model_validate(lora)
         self.config = self.read_config(self._document)
@@ -108,8 +111,6 @@ class ModelAdapter(ABC):
     @cached_property
     def first_trained_unit(self) -> int:
         """The first unit with trained parameters. No unit before it needs a gradient."""
-        if self.lora is None:
-            return 0
         units = (self._build_unit_on_meta(index)[0] for index in range(self.num_units))
         return next(
             index

@@ -36,7 +36,8 @@ def create_config_json(
     """Makes the complete configuration of `transformers`, from which every host builds its units.
 
     It starts from the configuration of the pretrained directory, or from the defaults of the family. For
-    `translation`, it has the additional key "max_new_tokens", for half blocks "half_blocks", and for LoRA "lora".
+    `translation`, it has the additional key "max_new_tokens", for half blocks "half_blocks", for frozen embeddings
+    "freeze_embeddings", and for LoRA "lora".
 
     Args:
         labels: Names of the labels in the order of their ids. Empty for a task without labels.
@@ -59,6 +60,13 @@ def create_config_json(
         document["max_new_tokens"] = task.max_new_tokens
     if model.half_blocks:
         document["half_blocks"] = True
+    if model.freeze_embeddings:
+        if not adapter.may_freeze_embeddings:
+            raise InvalidInputError(
+                f"model.freeze_embeddings is set, but family {adapter.family!r} has no output layer that could be a copy "
+                "of its embedding: remove the setting"
+            )
+        document["freeze_embeddings"] = True
     if model.lora is not None:
         document["lora"] = model.lora.model_dump()
     config_json = json.dumps(document, sort_keys=True)

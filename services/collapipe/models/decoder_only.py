@@ -1,7 +1,8 @@
 """The base of the families that continue text. All their layers are blocks, and the head is the last norm and the
 output layer.
 
-The output layer has its own copy of the token embedding, because they are on different hosts. Both are trained.
+The output layer has its own copy of the token embedding, because they are on different hosts. Both are trained, or both
+are frozen: then they stay equal.
 """
 
 from collections.abc import Mapping
@@ -42,6 +43,15 @@ class DecoderOnlyAdapter(ModelAdapter):
     may_have_windows: ClassVar[bool] = False
     """Whether `sliding_window` of the configuration has a meaning for the family."""
     fixed = {"tie_word_embeddings": False}
+    may_freeze_embeddings = True
+
+    def build_model(self) -> "PreTrainedModel":
+        model = super().build_model()
+        if self.freezes_embeddings:
+            untyped: Any = model
+            untyped.get_input_embeddings().requires_grad_(False)
+            untyped.get_output_embeddings().requires_grad_(False)
+        return model
 
     @classmethod
     def roles_in(cls, tokenizer: "Tokenizer") -> Mapping[str, str]:

@@ -104,7 +104,7 @@ def _changed_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def frozen_names(unit: nn.Module) -> dict[str, str]:
     """Returns the names of the frozen tensors of a unit's state. The keys are their names in a model without LoRA.
 
-    A unit without LoRA has none.
+    A unit without LoRA and without frozen embeddings has none.
     """
     trained = {name for name, parameter in unit.named_parameters() if parameter.requires_grad}
     if len(trained) == len(list(unit.parameters())):

@@ -1,6 +1,6 @@
 """Splits the state of a whole model into the states of its units, and joins them again.
 
-The tensors of a unit include frozen weights only with LoRA. They travel apart from the others.
+The tensors of a unit include frozen weights only with LoRA or frozen embeddings. They travel apart from the others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

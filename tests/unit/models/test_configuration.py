@@ -97,6 +97,15 @@ def test_roberta_positions_start_behind_the_padding_id(make_tokenizer: MakeToken
         create_config_json(model, NER, LABELS, make_tokenizer("roberta"))
 
 
+def test_frozen_embeddings_are_refused_for_a_family_without_an_output_layer(
+    tokenizer: Tokenizer,
+) -> None:
+    with pytest.raises(InvalidInputError, match=r"model\.freeze_embeddings .* remove the setting"):
+        create_config_json(
+            ModelConfig(family="bert", freeze_embeddings=True), NER, LABELS, tokenizer
+        )
+
+
 def test_single_label_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidInputError, match="1 different labels .*O.* at least 2"):
         create_config_json(ModelConfig(family="bert"), NER, ["O"], tokenizer)
