@@ -1,7 +1,8 @@
 """Trains models that are large for one host, and measures the memory of every process.
 
-    python -m benchmarks.size llama    # about 1 B parameters, LoRA of rank 8, rows of 256 tokens
-    python -m benchmarks.size bert     # about 100 M parameters, all of them trained
+    python -m benchmarks.size llama           # 1.1 B parameters, LoRA of rank 8, rows of 256 tokens
+    python -m benchmarks.size llama-bfloat16  # the same, with frozen weights in bfloat16
+    python -m benchmarks.size bert            # about 100 M parameters, all of them trained
 
 docs/measured.md says what runs, and what the whole is.
 """
@@ -17,23 +18,25 @@ from typing import Any
 from benchmarks.memory import measure_services
 from collapipe.job import JobConfig
 
-JOBS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "task": {"kind": "causal_lm", "max_length": 256},
-        "model": {
-            "family": "llama",
-            "vocabulary_size": 32000,
-            "config": {
-                "hidden_size": 2048,
-                "intermediate_size": 5632,
-                "num_hidden_layers": 22,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 4,
-            },
-            "lora": {"r": 8},
+LLAMA: dict[str, Any] = {
+    "task": {"kind": "causal_lm", "max_length": 256},
+    "model": {
+        "family": "llama",
+        "vocabulary_size": 32000,
+        "config": {
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
         },
-        "schedule": {"segments": [[1, 5, 5, 5, 5, 1]]},
+        "lora": {"r": 8},
     },
+    "schedule": {"segments": [[2, 5, 5, 5, 5, 2]]},
+}
+JOBS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "llama-bfloat16": LLAMA | {"model": LLAMA["model"] | {"base_dtype": "bfloat16"}},
     "bert": {
         "task": {"kind": "classification", "max_length": 128},
         "model": {
@@ -86,8 +89,9 @@ def main(names: Sequence[str]) -> None:
             seconds = time.monotonic() - started
             trained, frozen = stored_bytes(directory / "testbed/state/edge-server")
         whole = 4 * trained + frozen
+        parameters = trained / 4 + frozen / make_job(name, small=False).model.activation_value_bytes
         print(
-            f"{name}: {(trained + frozen) / 4e6:.0f} M parameters, of which {trained / 4e6:.1f} M are trained; the "
+            f"{name}: {parameters / 1e6:.0f} M parameters, of which {trained / 4e6:.1f} M are trained; the "
             f"whole is {whole / 1e6:.0f} MB; all of this took {seconds:.0f} s"
         )
         for process, peak in peaks.items():

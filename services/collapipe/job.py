@@ -120,6 +120,14 @@ class ModelConfig(Section):
     the two, they stay copies of each other; otherwise each copy is trained by itself. No round moves them."""
     lora: LoraConfig | None = None
     """Without this section, all weights are trained."""
+    base_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the weights that LoRA freezes. Activations then have it, too. What is trained, the moments and the losses
+    stay fp32. The other types need LoRA, and halve memory and frames. Not for `classification` and `ner`."""
+
+    @property
+    def activation_value_bytes(self) -> int:
+        """Bytes of one value of an activation."""
+        return 4 if self.base_dtype == "float32" else 2
 
 
 _Share = Annotated[float, Field(ge=0, lt=1)]
@@ -270,6 +278,17 @@ class JobConfig(Section):
             raise ValueError(
                 'schedule.strategy is "manual" but schedule.segments is empty: list the blocks of each device'
             )
+        if self.model.base_dtype != "float32":
+            if self.model.lora is None:
+                raise ValueError(
+                    f"model.base_dtype is {self.model.base_dtype!r}, but without LoRA all weights are trained, which needs "
+                    '"float32": set model.lora.r, or remove model.base_dtype'
+                )
+            if self.schedule.codecs != ["fp32"]:
+                raise ValueError(
+                    f"schedule.codecs is {self.schedule.codecs}, but activations are {self.model.base_dtype}, and "
+                    "lossy codecs encode fp32 only: remove schedule.codecs or model.base_dtype"
+                )
         counts = self.devices_per_cluster
         if isinstance(counts, list) and len(counts) != self.clusters:
             raise ValueError(

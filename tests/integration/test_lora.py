@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM
+from peft import AutoPeftModelForCausalLM, PeftModel
 from reference.tiny_jobs import make_job
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -29,11 +29,12 @@ def pretrained(testbed: LocalTestbed, tmp_path_factory: pytest.TempPathFactory) 
     return folder / "model"
 
 
-def lora_job(folder: Path, pretrained: Path, **changes: Any) -> Any:
+def lora_job(folder: Path, pretrained: Path, *, base_dtype: str = "float32", **changes: Any) -> Any:
     job = make_job(
         folder, "llama", "causal_lm", num_rows=(30, 41), devices_per_cluster=1, lora=LORA, **changes
     )
-    model = job.model.model_copy(update={"pretrained": str(pretrained), "config": {}})
+    settings = {"pretrained": str(pretrained), "config": {}, "base_dtype": base_dtype}
+    model = job.model.model_copy(update=settings)
     return job.model_copy(update={"model": model})
 
 
@@ -100,3 +101,32 @@ def test_frozen_weights_travel_once_and_only_adapters_are_pushed(
         for stage in plan.stages:
             kept = {path.name for path in (first.state / stage.host_id / "frozen").iterdir()}
             assert kept >= {digests[unit] for unit in range(stage.start_unit, stage.stop_unit)}
+
+
+def test_merged_model_of_a_bfloat16_base_is_what_peft_merges(
+    testbed: LocalTestbed, pretrained: Path, tmp_path: Path
+) -> None:
+    job = lora_job(tmp_path, pretrained, base_dtype="bfloat16", training={"learning_rate": 0.1})
+    with testbed.client() as client:
+        finished = run_job(testbed, job)
+        client.export(finished.job_id, tmp_path / "adapter")
+        client.export(finished.job_id, tmp_path / "merged", merged=True)
+        answer = client.explain(finished.job_id, 0)
+    adapter = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert {tensor.dtype for tensor in adapter.values()} == {torch.float32}
+
+    base: Any = AutoModelForCausalLM.from_pretrained(pretrained, dtype=torch.bfloat16)
+    adapted: Any = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    expected = adapted.merge_and_unload().state_dict()
+    merged = load_file(tmp_path / "merged/model.safetensors")
+    assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
+    assert merged.keys() == expected.keys()
+    assert all(torch.equal(merged[name], expected[name]) for name in expected)
+
+    model = RoundDecision.from_json(json.loads(answer.decision_json)).question.problem.model
+    tokens, hidden = job.task.max_length, base.config.hidden_size
+    assert model.activation_bytes == 2 * tokens * hidden
+    stored = sum(tensor.nbytes for tensor in load_file(pretrained / "model.safetensors").values())
+    frozen = model.embedding_frozen_bytes + model.head_frozen_bytes
+    frozen += model.num_blocks * model.block_frozen_bytes
+    assert frozen == pytest.approx(stored / 2, rel=0.3)

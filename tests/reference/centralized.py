@@ -96,7 +96,7 @@ def train_cluster(
             with seeded_units(model, kind, key_of, half_blocks=job.model.half_blocks):
                 logits = compute_logits(model, kind, batch)
             loss_sum = nn.functional.cross_entropy(
-                logits.reshape(-1, logits.shape[-1]),
+                logits.reshape(-1, logits.shape[-1]).float(),
                 batch["labels"].reshape(-1),
                 ignore_index=IGNORED,
                 reduction="sum",

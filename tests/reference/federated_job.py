@@ -5,6 +5,7 @@ It uses only the job file, the initial model and the rows of `collapipe`.
 
 import copy
 import random
+import tempfile
 from dataclasses import dataclass, field
 
 import torch
@@ -107,16 +108,27 @@ def make_clients(job: JobConfig) -> list[Client]:
     for task in tasks:
         task.set_labels(labels)
     tokenizer = Tokenizer.from_str(first.vocabulary.decode())
-    plain = job.model.model_copy(update={"lora": None, "freeze_embeddings": False})
+    changes = {"lora": None, "freeze_embeddings": False, "base_dtype": "float32"}
+    plain = job.model.model_copy(update=changes)
     config_json = create_config_json(plain, job.task, labels, tokenizer)
     adapter = adapter_for(job.model.family, job.task.kind, config_json)
     model = initial_model(adapter, job.model.pretrained, job.seed)
     if job.model.freeze_embeddings:
         for module in (model.get_input_embeddings(), model.get_output_embeddings()):
             module.requires_grad_(False)
+    if job.model.base_dtype != "float32":
+        model = reloaded(model, getattr(torch, job.model.base_dtype))
     if job.model.lora is not None:
         model = add_lora(model, job)
     return [Client(job, i, task, copy.deepcopy(model)) for i, task in enumerate(tasks)]
+
+
+def reloaded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Writes a model to disk, and loads it with another type of weights."""
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        loaded: PreTrainedModel = type(model).from_pretrained(directory, dtype=dtype)
+    return loaded
 
 
 def add_lora(model: PreTrainedModel, job: JobConfig) -> PreTrainedModel:

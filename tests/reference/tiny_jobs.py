@@ -67,6 +67,7 @@ def make_job(
     num_rows: Sequence[int] = (21,),
     model_config: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | None = None,
+    base_dtype: str = "float32",
     training: Mapping[str, Any] | None = None,
     schedule: Mapping[str, Any] | None = None,
     **job: Any,
@@ -80,6 +81,7 @@ def make_job(
         num_rows: Training rows of each cluster.
         model_config: Overrides of the model's configuration.
         lora: The section `model.lora`, if the job has it.
+        base_dtype: Type of the frozen weights.
         training: Overrides of the training section.
         schedule: Overrides of the schedule section.
         job: Overrides of keys outside the sections.
@@ -109,6 +111,7 @@ def make_job(
             "half_blocks": half_blocks,
             "freeze_embeddings": freeze_embeddings,
             "config": {**tiny, **blocks, **(model_config or {})},
+            "base_dtype": base_dtype,
             **({} if lora is None else {"lora": lora}),
         },
         "training": {

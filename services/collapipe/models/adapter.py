@@ -108,6 +108,13 @@ class ModelAdapter(ABC):
         """The embedding, the blocks and the head."""
         return self.num_blocks + 2
 
+    @property
+    def base_dtype(self) -> torch.dtype:
+        """Type of the weights before LoRA is added, and of the activations between units."""
+        configured: Any = self.config.dtype
+        dtype: torch.dtype = configured
+        return dtype
+
     @cached_property
     def first_trained_unit(self) -> int:
         """The first unit with trained parameters. No unit before it needs a gradient."""
@@ -119,8 +126,16 @@ class ModelAdapter(ABC):
         )
 
     def build_model(self) -> "PreTrainedModel":
-        """Builds the whole model in training mode, without LoRA; its weights come from torch's random state."""
-        return self.model_classes[self.task](copy.deepcopy(self.config))
+        """Builds the whole model in training mode, without LoRA; its weights come from torch's random state.
+
+        They are drawn as fp32, and then converted to `base_dtype`.
+        """
+        model = self.model_classes[self.task](copy.deepcopy(self.config))
+        # As in `from_pretrained`, tables outside the state, such as those of rotary positions, stay fp32.
+        for tensor in model.state_dict(keep_vars=True).values():
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(self.base_dtype)
+        return model
 
     def build_on_meta(self) -> "tuple[PreTrainedModel, LoraModel | None]":
         """Builds the whole model in training mode, without memory. Returns also its LoRA if the job has it."""
@@ -230,7 +245,7 @@ class ModelAdapter(ABC):
         theirs = self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
         for key in self.tie_keys:
             setattr(config, key, getattr(theirs, key))
-        return load_pretrained(self.model_classes[self.task], directory, config)
+        return load_pretrained(self.model_classes[self.task], directory, config, self.base_dtype)
 
     def make_shared_inputs(
         self, activation: Tensor, attention_mask: Tensor, earlier: KeyValues | None
@@ -368,13 +383,18 @@ class ModelHead(Head):
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    """Returns the sum of the cross entropy. Labels of -100 do not count."""
+    """Returns the sum of the cross entropy, in fp32 or more. Labels of -100 do not count."""
     return nn.functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]),
+        as_fp32_or_more(logits).reshape(-1, logits.shape[-1]),
         labels.reshape(-1),
         reduction="sum",
         label_smoothing=label_smoothing,
     )
+
+
+def as_fp32_or_more(logits: Tensor) -> Tensor:
+    """Converts logits of a 16-bit type, which is too coarse for losses."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class _PathUnit(Unit):

@@ -52,7 +52,7 @@ def create_config_json(
     else:
         values = _pretrained_values(adapter, pretrained_directory(model.pretrained))
     values |= overrides | dict(adapter.fixed) | _label_values(task, labels)
-    values |= {"dtype": "float32", "problem_type": None, "architectures": None}
+    values |= {"dtype": model.base_dtype, "problem_type": None, "architectures": None}
     config = adapter.read_config(values)
     _check_sizes(adapter, config, task, tokenizer)
     document = config.to_dict()

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from collapipe.models.adapter import ModelAdapter, ModelHead, cross_entropy_sum
+from collapipe.models.adapter import (
+    ModelAdapter,
+    ModelHead,
+    as_fp32_or_more,
+    cross_entropy_sum,
+)
 from collapipe.models.key_values import KeyValues
 from collapipe.models.unit import Side
 
@@ -117,7 +122,7 @@ class LanguageHead(ModelHead):
     @torch.no_grad()
     def predict(self, activation: Tensor, side: Side) -> Tensor:
         """Returns the sum of the losses of each row and its number of right tokens, [rows, 2], as float32."""
-        logits, labels = self._logits(activation), side["labels"]
+        logits, labels = as_fp32_or_more(self._logits(activation)), side["labels"]
         losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
         num_right = (logits.argmax(dim=-1) == labels).sum(dim=1)
         return torch.stack([losses.sum(dim=1), num_right.to(losses.dtype)], dim=1)

@@ -47,7 +47,9 @@ class EncoderOnlyAdapter(ModelAdapter):
         """Reads the encoder, and its pooler if there is one."""
         prefix = self.family
         encoder_class: Any = type(self.build_on_meta()[0].get_submodule(prefix))
-        weights = load_pretrained(encoder_class, directory, self.config, may_lack="pooler.")
+        weights = load_pretrained(
+            encoder_class, directory, self.config, self.base_dtype, may_lack="pooler."
+        )
         return {f"{prefix}.{name}": tensor for name, tensor in weights.items()}
 
 

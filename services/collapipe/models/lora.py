@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -56,6 +57,12 @@ def add_lora(
             )
     always = {name.rpartition(".")[2] for name in names if name.endswith(tuple(always_trained))}
     modules_to_save = sorted({*settings.modules_to_save, *always})
+    if modules_to_save and model.dtype != torch.float32:
+        raise InvalidInputError(
+            f"model.base_dtype is {str(model.dtype).removeprefix('torch.')}, but {', '.join(modules_to_save)} of the "
+            f"{model.config.model_type} model would be trained as a whole, which needs fp32: use float32, or leave them "
+            "out of model.lora.modules_to_save; the families for classification and ner always train such modules"
+        )
     owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     config = PeftConfig(
         **settings.model_dump(exclude={"averaging", "modules_to_save"}),
@@ -67,6 +74,9 @@ def add_lora(
         raise InvalidInputError(
             f"model.lora does not fit the {model.config.model_type} model: {error}; {_some(names)}"
         ) from error
+    tuner._cast_adapter_dtype(
+        _NAME
+    )  # What is trained is fp32 whatever the base is, as in `get_peft_model`.
     for name, layer in _changed_modules(model):
         if any(owners[id(parameter)] > 1 for parameter in layer.parameters()):
             raise InvalidInputError(

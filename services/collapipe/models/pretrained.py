@@ -104,6 +104,7 @@ def load_pretrained(
     model_class: type["PreTrainedModel"],
     directory: Path,
     config: "PreTrainedConfig",
+    dtype: torch.dtype,
     may_lack: str | None = None,
 ) -> dict[str, Tensor]:
     """Loads a model and returns its tensors by name, tied tensors under each of their names.
@@ -120,7 +121,7 @@ def load_pretrained(
             model, report = load(
                 directory,
                 config=copy.deepcopy(config),
-                dtype=torch.float32,
+                dtype=dtype,
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,

@@ -36,8 +36,6 @@ from collapipe.v1 import job_pb2, plan_pb2
 
 logger = logging.getLogger(__name__)
 
-_FP32_BYTES = 4
-
 
 class Planner:
     """Decides which host runs which units, and what each link may use.
@@ -97,7 +95,9 @@ class Planner:
             # stays, so that the penalties of all rounds can be compared.
             knowledge.backlogs = state.knowledge.backlogs
             knowledge.reference_seconds = state.knowledge.reference_seconds
-        knowledge.activation_bytes = float(sizes.hidden_size * job.task.max_length * _FP32_BYTES)
+        knowledge.activation_bytes = float(
+            sizes.hidden_size * job.task.max_length * job.model.activation_value_bytes
+        )
         planner = cls(job, sizes, hosts, knowledge, telemetry, explorer=explorer)
         if job.schedule.channel_bandwidth_hz:
             planner._detect_radio_links()

@@ -69,7 +69,7 @@ def profile_block(
             f"{list(micro_batch_sizes)} and {sequence_length}"
         )
     blocks = [adapter.build_unit(1 + i).to(device).train() for i in range(adapter.period)]
-    hidden_size = adapter.config.hidden_size
+    hidden_size, dtype = adapter.config.hidden_size, adapter.base_dtype
     sides = {
         size: {
             "attention_mask": torch.ones(size, sequence_length, dtype=torch.int64, device=device)
@@ -81,7 +81,7 @@ def profile_block(
     if seconds:
         costs = [StageWork([block], hidden_size).forward(sides[largest]).flops for block in blocks]
     else:
-        timed = _time(blocks, sides, hidden_size)
+        timed = _time(blocks, sides, hidden_size, dtype)
         seconds = {size: sum(times) for size, times in timed.items()}
         costs = timed[largest]
     per_sample, per_micro_batch = fit_costs(seconds)
@@ -89,7 +89,7 @@ def profile_block(
     stashes = []
     for block in blocks:
         with COMPUTE_LOCK, count_kept_bytes([block]) as kept:
-            outputs = block(_random_activation(sides[largest], hidden_size), sides[largest])
+            outputs = block(_random_activation(sides[largest], hidden_size, dtype), sides[largest])
         del outputs  # frees the graph
         stashes.append(float(sum(kept.values())))
     return BlockProfile(
@@ -126,9 +126,10 @@ def _shares(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(value / mean if mean else 1.0 for value in values)
 
 
-def _random_activation(side: Side, hidden_size: int) -> Tensor:
+def _random_activation(side: Side, hidden_size: int, dtype: torch.dtype) -> Tensor:
     mask = side["attention_mask"]
-    return torch.randn((*mask.shape, hidden_size), device=mask.device, requires_grad=True)
+    shape = (*mask.shape, hidden_size)
+    return torch.randn(shape, dtype=dtype, device=mask.device, requires_grad=True)
 
 
 def _emulated_seconds(
@@ -148,7 +149,7 @@ def _emulated_seconds(
 
 
 def _time(
-    blocks: Sequence[nn.Module], sides: Mapping[int, Side], hidden_size: int
+    blocks: Sequence[nn.Module], sides: Mapping[int, Side], hidden_size: int, dtype: torch.dtype
 ) -> dict[int, list[float]]:
     """Returns the median seconds of each block for each size. The sizes take turns, so that noise affects all alike."""
     seconds: dict[int, list[list[float]]] = {size: [[] for _ in blocks] for size in sides}
@@ -158,7 +159,7 @@ def _time(
     while repetitions < _LEAST_REPETITIONS or time.perf_counter() - started < limit:
         for (size, side), (index, block) in itertools.product(sides.items(), enumerate(blocks)):
             with COMPUTE_LOCK:
-                activation = _random_activation(side, hidden_size)
+                activation = _random_activation(side, hidden_size, dtype)
                 before = time.perf_counter()
                 outputs: Tensor = block(activation, side)
                 torch.autograd.backward(outputs, torch.ones_like(outputs))

@@ -237,9 +237,12 @@ class ResidentUnit:
                     raise ValueError(f"{path} has other tensors")
                 for name, own_name in names.items():
                     tensor = file.get_tensor(name)
-                    if tensor.shape != state[own_name].shape:
-                        raise ValueError(f"{name} has shape {list(tensor.shape)} in {path}")
-                    state[own_name].copy_(tensor)
+                    own = state[own_name]
+                    if (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
+                        raise ValueError(
+                            f"{name} has shape {list(tensor.shape)} and type {tensor.dtype} in {path}"
+                        )
+                    own.copy_(tensor)
         except (ValueError, SafetensorError) as error:
             raise CorruptDataError(
                 f"unit {self.unit_index} cannot load its frozen weights: {error}: run the same version everywhere"

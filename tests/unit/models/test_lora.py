@@ -10,6 +10,7 @@ from peft import get_peft_model_state_dict
 
 from collapipe.aggregation import federated_average
 from collapipe.errors import InvalidInputError
+from collapipe.job import JobConfig
 from collapipe.models import (
     ModelAdapter,
     adapter_for,
@@ -19,12 +20,13 @@ from collapipe.models import (
     join_model,
     split_state,
 )
+from collapipe.tensors import ACTIVATION, Frame, FrameKind, encode_frame
 
 MakeAdapter = Callable[..., ModelAdapter]
 
 
-def with_lora(adapter: ModelAdapter, **lora: Any) -> ModelAdapter:
-    values = {**adapter.config.to_dict(), "max_new_tokens": 4, "lora": lora}
+def with_lora(adapter: ModelAdapter, *, dtype: str = "float32", **lora: Any) -> ModelAdapter:
+    values = {**adapter.config.to_dict(), "max_new_tokens": 4, "lora": lora, "dtype": dtype}
     if adapter.period == 2:
         values["half_blocks"] = True
     return adapter_for(adapter.family, adapter.task, json.dumps(values))
@@ -180,3 +182,72 @@ def test_changes_of_embeddings_are_noticed(
 def test_family_without_known_targets_is_refused(make_adapter: MakeAdapter) -> None:
     with pytest.raises(InvalidInputError, match="target_modules.*q_lin"):
         with_lora(make_adapter("distilbert", "ner"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("half_blocks", [False, True])
+def test_base_and_activations_have_the_type_and_all_else_is_fp32(
+    make_adapter: MakeAdapter, make_batch: Any, dtype: torch.dtype, half_blocks: bool
+) -> None:
+    plain = make_adapter("llama", "causal_lm", half_blocks=half_blocks)
+    lora: dict[str, Any] = {"target_modules": "all-linear", "lora_dropout": 0.1}
+    changed = with_lora(plain, dtype=str(dtype).removeprefix("torch."), **lora)
+    states = split_state(changed, initial_model(changed, None, seed=3))
+    before = split_state(plain, initial_model(plain, None, seed=3))
+    batch = make_batch("causal_lm", padded=False)
+    activation: Any = None
+    for index, state in enumerate(states):
+        trained, frozen = divide_state(state, changed.frozen_names(index))
+        for name, tensor in frozen.items():
+            assert torch.equal(tensor, before[index][name].to(dtype))
+            assert tensor.nbytes * 2 == before[index][name].nbytes
+        assert {tensor.dtype for tensor in trained.values()} <= {torch.float32}
+        unit: Any = changed.build_unit(index)
+        unit.load_state_dict(state)
+        kept = {name: tensor.dtype for name, tensor in unit.state_dict().items()}
+        assert kept == {name: tensor.dtype for name, tensor in state.items()}
+        if index < changed.num_units - 1:
+            activation = unit(activation, batch)
+            assert activation.dtype is dtype
+            header, _ = encode_frame(Frame(FrameKind.FORWARD, 0, 0, {ACTIVATION: activation}))
+            assert header.tensors[0].byte_length == activation.numel() * 2
+    loss = unit.loss_sum(activation, batch, 0.0)
+    assert loss.dtype is torch.float32
+    assert unit.eval().predict(activation, batch).dtype is torch.float32
+    loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "lora", "message"),
+    [
+        ("llama", "causal_lm", {"modules_to_save": ["norm"]}, "bfloat16, but norm of the llama"),
+        ("bert", "classification", {}, "bfloat16, but classifier, pooler of the bert model"),
+        ("distilbert", "ner", {"target_modules": ["q_lin"]}, "but classifier of the distilbert"),
+    ],
+    ids=str,
+)
+def test_whole_modules_cannot_be_trained_beside_a_16_bit_base(
+    make_adapter: MakeAdapter, family: str, kind: str, lora: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        with_lora(make_adapter(family, kind), dtype="bfloat16", **lora)
+
+
+@pytest.mark.parametrize(
+    ("model", "schedule", "message"),
+    [
+        ({}, {}, "without LoRA all weights are trained"),
+        ({"lora": {}}, {"codecs": ["int8", "fp32"]}, "lossy codecs encode fp32 only"),
+    ],
+    ids=str,
+)
+def test_job_that_contradicts_a_16_bit_base_is_refused(
+    model: dict[str, Any], schedule: dict[str, Any], message: str
+) -> None:
+    document = {
+        "task": {"kind": "causal_lm"},
+        "model": {"family": "llama", "base_dtype": "float16", **model},
+        "schedule": schedule,
+    }
+    with pytest.raises(InvalidInputError, match=message):
+        JobConfig.from_dict(document, "a job")

@@ -248,7 +248,7 @@ class ModelCost:
         block_state_bytes, block_stash_bytes: Those of the mean block.
         embedding_frozen_bytes, block_frozen_bytes, head_frozen_bytes: The weights of the embedding, the mean block and
             the head that are not trained, as with LoRA.
-        activation_bytes: Bytes of one sample on a link, in fp32.
+        activation_bytes: Bytes of one sample on a link, without a lossy codec.
         pattern: The blocks repeat it from the first one on. The means of its shares are 1. Half blocks
             alternate between attention and feed-forward networks.
         lossy_uploads: Whether uploads may be lossy. Then a unit keeps 2 more values for each weight: the weight
