@@ -41,6 +41,11 @@ _EXAMPLES = {
         "Once upon a time, a lamp stood by the river.",
         "txt",
     ),
+    "instruction": (
+        "rows.jsonl, one prompt and its completion a line (or a chat a line, as a list in the column messages)",
+        '{"prompt": "What is the capital of France?", "completion": " Paris"}',
+        "jsonl",
+    ),
 }
 """By kind of task: the format of a data file, an example row, and the suffix of the file's name."""
 

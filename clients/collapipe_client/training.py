@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from collapipe.errors import CollapipeError, PeerLostError, WrongStateError
-from collapipe.job import LABELLING_TASKS, JobConfig
+from collapipe.job import LABELLING_TASKS, LANGUAGE_TASKS, JobConfig
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.emulation_check import EmulationReading
 from collapipe_client.live_view import Display
@@ -89,6 +89,10 @@ print(tokenizer.batch_decode(tokens, skip_special_tokens=True))""",
 from transformers import pipeline
 generate = pipeline("text-generation", model={model!r})
 print(generate("Return the", max_new_tokens=20))""",
+    "instruction": """\
+from transformers import pipeline
+answer = pipeline("text-generation", model={model!r}, return_full_text=False)
+print(answer("A prompt like those of your rows, or a list of messages.", max_new_tokens=20, do_sample=False))""",
 }
 
 
@@ -104,7 +108,7 @@ _AUTO_CLASSES = {
     "classification": "AutoModelForSequenceClassification",
     "ner": "AutoModelForTokenClassification",
     "translation": "AutoModelForSeq2SeqLM",
-    "causal_lm": "AutoModelForCausalLM",
+    **dict.fromkeys(LANGUAGE_TASKS, "AutoModelForCausalLM"),
 }
 
 

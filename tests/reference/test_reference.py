@@ -30,6 +30,7 @@ FAMILIES = [
     ("bart", "translation"),
     ("gpt2", "causal_lm"),
     ("llama", "causal_lm"),
+    ("llama", "instruction"),
     ("qwen2", "causal_lm"),
 ]
 

@@ -95,7 +95,7 @@ def make_job(
     }
     if kind == "translation":
         tiny = TRANSLATOR_CONFIG
-    elif kind == "causal_lm":
+    elif kind in ("causal_lm", "instruction"):
         tiny = LANGUAGE_MODEL_CONFIGS["gpt2" if family == "gpt2" else "llama"]
     else:
         tiny = ENCODER_CONFIGS["distilbert" if family == "distilbert" else "bert"]
@@ -150,6 +150,13 @@ def write_rows(folder: Path, kind: str, name: str, count: int) -> str:
         path.write_text("".join(" ".join(words) + "\n" for words in sentences))
         return str(path)
     path = folder / f"{name}.jsonl"
+    if kind == "instruction":
+        answers = [
+            {"prompt": f"{' '.join(words)}:", "completion": " ".join(words[:2])}
+            for words in sentences
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in answers))
+        return str(path)
     rows = [
         {"text": " ".join(words), "label": CLASSES[number % len(CLASSES)]}
         for number, words in enumerate(sentences)

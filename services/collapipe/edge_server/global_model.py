@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from collapipe.documents import read_document, write_document
@@ -30,7 +29,7 @@ from collapipe.models import (
     save_lora,
     split_state,
 )
-from collapipe.tasks import write_tokenizer_files
+from collapipe.tasks import parse_vocabulary, write_tokenizer_files
 from collapipe.v1 import plan_pb2
 from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
@@ -65,9 +64,7 @@ class GlobalModel:
         if (self._directory / "commit.json").exists():
             self._restore_frozen(job)
             return
-        config_json = create_config_json(
-            job.model, job.task, labels, Tokenizer.from_str(vocabulary.decode())
-        )
+        config_json = create_config_json(job.model, job.task, labels, parse_vocabulary(vocabulary))
         adapter = adapter_for(job.model.family, job.task.kind, config_json)
         units = self._put_initial_units(adapter, job)
         write_document(

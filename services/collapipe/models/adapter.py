@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -194,23 +195,32 @@ class ModelAdapter(ABC):
         return int(config.max_position_embeddings)
 
     @classmethod
-    def special_token_ids(cls, tokenizer: "Tokenizer") -> dict[str, int]:
-        """Returns the ids of the special tokens by role; raises `InvalidInputError` if one is missing."""
+    def special_token_ids(
+        cls, tokenizer: "Tokenizer", declared: Mapping[str, str] = MappingProxyType({})
+    ) -> dict[str, int]:
+        """Returns the ids of the special tokens by role.
+
+        Args:
+            declared: The special tokens that a pretrained directory names, by role. The others are those of the family.
+
+        Raises:
+            InvalidInputError: The vocabulary lacks one that it must have.
+        """
         ids: dict[str, int] = {}
-        for role, token in cls.roles_in(tokenizer).items():
+        for role, token in cls.roles_in(tokenizer, declared).items():
             token_id = tokenizer.token_to_id(token)
             if token_id is None:
                 raise InvalidInputError(
                     f"the vocabulary has no {token!r}, the {role} of family {cls.family!r}: set "
-                    "model.family to that of the pretrained directory"
+                    f"model.family to that of the pretrained directory, or name its {role} in its tokenizer_config.json"
                 )
             ids[role] = token_id
         return ids
 
     @classmethod
-    def roles_in(cls, tokenizer: "Tokenizer") -> Mapping[str, str]:
-        """Returns the special tokens that a vocabulary must have, by role."""
-        return cls.special_tokens.by_role
+    def roles_in(cls, tokenizer: "Tokenizer", declared: Mapping[str, str]) -> Mapping[str, str]:
+        """Returns the special tokens that a vocabulary must have, by role; `declared` as in `special_token_ids`."""
+        return {**cls.special_tokens.by_role, **declared}
 
     @classmethod
     def prepare_tokenizer(cls, tokenizer: "Tokenizer") -> None:

@@ -59,11 +59,14 @@ class DecoderOnlyAdapter(ModelAdapter):
         return model
 
     @classmethod
-    def roles_in(cls, tokenizer: "Tokenizer") -> Mapping[str, str]:
-        """Returns the special tokens by role. In a vocabulary without a token for padding, the end token pads."""
-        roles = dict(cls.special_tokens.by_role)
-        if tokenizer.token_to_id(roles["pad_token"]) is None:
-            roles["pad_token"] = roles["eos_token"]
+    def roles_in(cls, tokenizer: "Tokenizer", declared: Mapping[str, str]) -> Mapping[str, str]:
+        """Returns the special tokens by role. Only the end token must exist. Without a token for padding, it pads."""
+        roles = {
+            role: token
+            for role, token in super().roles_in(tokenizer, declared).items()
+            if role == "eos_token" or tokenizer.token_to_id(token) is not None
+        }
+        roles.setdefault("pad_token", roles["eos_token"])
         return roles
 
     def make_shared_inputs(

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from transformers.models.gpt2.configuration_gpt2 import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
+from collapipe.job import LANGUAGE_TASKS
 from collapipe.models.decoder_only import DecoderOnlyAdapter, SharedInputs, positions_of_pass
 from collapipe.models.special_tokens import SpecialTokens
 from collapipe.models.unit import Side
@@ -16,7 +17,7 @@ class Gpt2Adapter(DecoderOnlyAdapter):
 
     family = "gpt2"
     config_class = GPT2Config
-    model_classes = {"causal_lm": GPT2LMHeadModel}
+    model_classes = dict.fromkeys(LANGUAGE_TASKS, GPT2LMHeadModel)
     embedding_path = "transformer"
     blocks_path = "transformer.h"
     head_parts = ("ln_f",)

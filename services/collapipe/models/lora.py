@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import LoraConfig
+from collapipe.job import LANGUAGE_TASKS, LoraConfig
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraModel
@@ -25,7 +25,7 @@ _TASK_TYPES = {
     "classification": "SEQ_CLS",
     "ner": "TOKEN_CLS",
     "translation": "SEQ_2_SEQ_LM",
-    "causal_lm": "CAUSAL_LM",
+    **dict.fromkeys(LANGUAGE_TASKS, "CAUSAL_LM"),
 }
 """The kinds of tasks, as `peft` calls them."""
 

@@ -7,6 +7,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM, Qwen2RotaryEmbedding
 
+from collapipe.job import LANGUAGE_TASKS
 from collapipe.models.llama_class import LlamaClassAdapter
 from collapipe.models.special_tokens import QWEN_TOKENS
 
@@ -19,7 +20,7 @@ class Qwen2Adapter(LlamaClassAdapter):
 
     family = "qwen2"
     config_class: ClassVar[type[PreTrainedConfig]] = Qwen2Config
-    model_classes = {"causal_lm": Qwen2ForCausalLM}
+    model_classes = dict.fromkeys(LANGUAGE_TASKS, Qwen2ForCausalLM)
     rotary_class: ClassVar[type[nn.Module]] = Qwen2RotaryEmbedding
     special_tokens = QWEN_TOKENS
     may_have_windows = True

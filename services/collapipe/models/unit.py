@@ -48,6 +48,6 @@ class Head(nn.Module, ABC):
     def predict(self, activation: Tensor, side: Side) -> Tensor:
         """Returns what the task measures: label ids [batch] or [batch, length], or token ids [batch, length].
 
-        They are int64. For `causal_lm`, it returns the sum of the losses of each row and its number of right
+        They are int64. A language model returns the sum of the losses of each row and its number of right
         tokens, [batch, 2], as float32. The head must be in evaluation mode.
         """

@@ -2,8 +2,8 @@
 
 Reading order: `rows` defines a row. `sources`, `hub` and `stdlib_docstrings` read rows. `cluster_rows`
 keeps the rows of one cluster, which `sharding` chooses. `vocabulary` encodes texts. `task` makes
-micro-batches and computes metrics, and `classification`, `ner`, `translation` and `causal_lm` say how. `sampler`
-chooses the rows of each mini-batch. `loading` puts all of this together.
+micro-batches and computes metrics, and `classification`, `ner`, `translation`, `causal_lm` and `instruction` say how.
+`sampler` chooses the rows of each mini-batch. `loading` puts all of this together.
 """
 
 from collapipe.tasks.loading import load_task as load_task
@@ -12,4 +12,5 @@ from collapipe.tasks.sampler import begin_round as begin_round
 from collapipe.tasks.sampler import draw as draw
 from collapipe.tasks.task import MicroBatch as MicroBatch
 from collapipe.tasks.task import Task as Task
+from collapipe.tasks.vocabulary import parse_vocabulary as parse_vocabulary
 from collapipe.tasks.vocabulary import write_tokenizer_files as write_tokenizer_files

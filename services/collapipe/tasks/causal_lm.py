@@ -20,6 +20,7 @@ class CausalLanguageModel(Task[Example]):
 
     metric = "perplexity"
     cuts_texts = False
+    length_for_more_rows = "lower"
     _rest: Sequence[int] = ()
     """The training tokens that do not fill an example yet."""
     _held_out_rest: Sequence[int] = ()

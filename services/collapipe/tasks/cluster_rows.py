@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import JobConfig
+from collapipe.job import LANGUAGE_TASKS, JobConfig
 from collapipe.tasks.hub import load_hub_rows
 from collapipe.tasks.rows import Row
 from collapipe.tasks.sharding import dirichlet_clusters, iid_clusters
 from collapipe.tasks.sources import FixedRows, RowSource, open_file
-from collapipe.tasks.stdlib_docstrings import load_docstrings
+from collapipe.tasks.stdlib_docstrings import ask_for_package, load_docstrings
 
 HELD_OUT_SHARE = 0.15
 """Part of the training rows that is held out if the job names no held-out data."""
@@ -104,17 +104,20 @@ class ClusterRows:
 def _open(job: JobConfig, name: str | None) -> RowSource:
     data, kind = job.data, job.task.kind
     if data.source == "stdlib_docstrings":
-        if kind not in ("classification", "causal_lm"):
+        if kind not in ("classification", *LANGUAGE_TASKS):
             raise InvalidInputError(
                 'data.source is "stdlib_docstrings", whose rows have classes, but task.kind is '
-                f'{kind!r}: set "classification" or "causal_lm", or use files'
+                f'{kind!r}: set "classification", "causal_lm" or "instruction", or use files'
             )
         if data.train is not None or data.held_out is not None:
             raise InvalidInputError(
                 'data.source is "stdlib_docstrings", which reads no files, but data.train or '
                 'data.held_out is set: remove them, or set data.source = "files"'
             )
-        return FixedRows("the standard library's docstrings", load_docstrings())
+        rows = load_docstrings()
+        if kind == "instruction":
+            rows = list(map(ask_for_package, rows))
+        return FixedRows("the standard library's docstrings", rows)
     if name is None:
         what = "file" if data.source == "files" else "split"
         raise InvalidInputError(

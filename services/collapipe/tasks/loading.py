@@ -6,6 +6,7 @@ from collapipe.models import pretrained_directory
 from collapipe.tasks.causal_lm import CausalLanguageModel
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.cluster_rows import ClusterRows, NewRows
+from collapipe.tasks.instruction import InstructionFollowing
 from collapipe.tasks.ner import EntityRecognition
 from collapipe.tasks.task import Task
 from collapipe.tasks.translation import Translation
@@ -16,6 +17,7 @@ _TASKS: dict[str, type[Task]] = {
     "ner": EntityRecognition,
     "translation": Translation,
     "causal_lm": CausalLanguageModel,
+    "instruction": InstructionFollowing,
 }
 
 
@@ -23,7 +25,7 @@ def load_task(job: JobConfig, cluster_index: int, vocabulary: bytes | None) -> T
     """Loads and encodes the rows of one cluster.
 
     Args:
-        vocabulary: Bytes of the job's tokenizer.json. `None` reads the one of the pretrained
+        vocabulary: The job's vocabulary. `None` reads the one of the pretrained
             directory; a job without pretrained weights gets one from the cluster's training rows.
 
     Raises:
@@ -37,7 +39,11 @@ def load_task(job: JobConfig, cluster_index: int, vocabulary: bytes | None) -> T
         vocabulary = _make_or_read_vocabulary(job, new)
     task_class = _TASKS[job.task.kind]
     encoder = Vocabulary(
-        vocabulary, job.model.family, job.task.max_length, cuts_texts=task_class.cuts_texts
+        vocabulary,
+        job.model.family,
+        job.task.max_length,
+        cuts_texts=task_class.cuts_texts,
+        origin=job.model.pretrained,
     )
     task = task_class(rows, new, encoder)
     _check_num_rows(task.num_rows, job, cluster_index, rows.name)
@@ -49,8 +55,9 @@ def _check_num_rows(num_rows: int, job: JobConfig, cluster_index: int, origin: s
         return
     is_shared = job.clusters > 1 and not isinstance(job.data.train, list)
     remedies = ["add rows", "lower training.mini_batch"]
-    if not _TASKS[job.task.kind].cuts_texts:
-        remedies.append(f"lower task.max_length ({job.task.max_length} tokens in a row)")
+    change = _TASKS[job.task.kind].length_for_more_rows
+    if change is not None:
+        remedies.append(f"{change} task.max_length ({job.task.max_length} tokens in a row)")
     if job.data.max_rows is not None:
         remedies.append("raise data.max_rows")
     if is_shared:
@@ -66,6 +73,6 @@ def _check_num_rows(num_rows: int, job: JobConfig, cluster_index: int, origin: s
 
 def _make_or_read_vocabulary(job: JobConfig, new: NewRows) -> bytes:
     if job.model.pretrained is not None:
-        return read_vocabulary(pretrained_directory(job.model.pretrained))
+        return read_vocabulary(pretrained_directory(job.model.pretrained), job.model.family)
     texts = (text for row in new.train for text in row.texts)
     return make_vocabulary(texts, job.model.vocabulary_size, job.model.family)

@@ -20,7 +20,7 @@ class Row:
     line: int
     """First line of the row, from 1. In a data set without lines it is the number of the row, from 1."""
     texts: tuple[str, ...]
-    """The input text; for translation also the target text."""
+    """The input text; for translation also the target text, and for instruction also the answer."""
     labels: tuple[str, ...]
     """The class of the text, or the tag of each word; empty for a task without labels."""
 
@@ -57,6 +57,13 @@ class TaggedRow(Row):
         return next((tag[2:] for tag in self.labels if tag != "O"), "O")
 
 
+@dataclass(frozen=True)
+class ChatRow(Row):
+    """A chat that ends with an answer. Its texts are the contents before the answer, joined, and the answer."""
+
+    messages: tuple[dict[str, Any], ...]
+
+
 def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, line: int) -> Row:
     """Converts a record of a JSON Lines file or of the hub to a row.
 
@@ -83,11 +90,48 @@ def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, 
     if kind == "causal_lm":
         text = _text(record, data, "text_column", place, may_be_blank=True)
         return Row(file, line, (text,), ())
+    if kind == "instruction":
+        if data.messages_column in record:
+            return _chat(record[data.messages_column], data, file, line)
+        prompt = _text(record, data, "prompt_column", place)
+        return Row(file, line, (prompt, _text(record, data, "completion_column", place)), ())
     label = _column(record, data, "label_column", place)
     if isinstance(label, int) and not isinstance(label, bool):
         record = {**record, data.label_column: str(label)}
     text = _text(record, data, "text_column", place)
     return Row(file, line, (text,), (_text(record, data, "label_column", place),))
+
+
+def _chat(messages: Any, data: DataConfig, file: str, line: int) -> ChatRow:
+    """Makes a row of the value of the column of messages."""
+    place, what = f"{file}:{line}", f"column {data.messages_column!r}"
+    remedy = (
+        'write messages such as {"role": "user", "content": "..."}, of which the last one is the answer, '
+        'by the role "assistant"'
+    )
+    if not isinstance(messages, list) or len(messages) < 2:
+        raise InvalidInputError(
+            f"{place}: {what} is {messages!r:.80}, but must be a list of at least 2 messages: {remedy}"
+        )
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise InvalidInputError(
+                f"{place}: message {number} in {what} is {message!r:.80}, which is no object with a role: {remedy}"
+            )
+        content = message.get("content")
+        if not isinstance(content, str):
+            raise InvalidInputError(
+                f"{place}: the content of message {number} in {what} is {content!r:.80}, of type {type(content).__name__}: "
+                "it must be a string"
+            )
+        is_answer = number == len(messages)
+        check_text(content, f"message {number} in {what}", place, may_be_blank=not is_answer)
+    if messages[-1]["role"] != "assistant":
+        raise InvalidInputError(
+            f"{place}: the last message in {what} has the role {messages[-1]['role']!r}, so there is no answer to learn: {remedy}"
+        )
+    *before, answer = (message["content"] for message in messages)
+    return ChatRow(file, line, ("\n".join(before), answer), (), tuple(messages))
 
 
 def check_iob2(tags: Sequence[str], place: Callable[[int], str]) -> None:

@@ -215,6 +215,7 @@ def open_file(path: str, kind: str, data: DataConfig) -> RowSource:
         "classification": ".jsonl",
         "ner": ".conll or .jsonl",
         "causal_lm": ".jsonl, or .txt with one text a line",
+        "instruction": ".jsonl",
         "translation": '.jsonl, or two parallel text files as "SOURCE,TARGET"',
     }
     raise InvalidInputError(

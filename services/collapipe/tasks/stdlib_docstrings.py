@@ -6,6 +6,7 @@ import sysconfig
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from collapipe.errors import InvalidInputError
@@ -14,6 +15,7 @@ from collapipe.tasks.rows import Row
 _LEFT_OUT = ("idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages")
 _MIN_WORDS = 4
 _NUM_PACKAGES = 16
+_MAX_WORDS_OF_PROMPT = 40
 
 
 def load_docstrings() -> list[Row]:
@@ -37,6 +39,12 @@ def load_docstrings() -> list[Row]:
     by_size = sorted(packages, key=lambda package: (-packages[package], package))
     kept = set(by_size[:_NUM_PACKAGES])
     return sorted((row for row in rows if row.group in kept), key=_order)
+
+
+def ask_for_package(row: Row) -> Row:
+    """Makes a row of `load_docstrings` a prompt, the beginning of the docstring, with the package as its answer."""
+    beginning = " ".join(row.key.split()[:_MAX_WORDS_OF_PROMPT])
+    return replace(row, texts=(f"{beginning}\nPackage:", f" {row.group}"))
 
 
 def _docstrings(path: Path, relative: Path) -> Iterator[Row]:

@@ -32,7 +32,7 @@ class MicroBatch:
 
     tensors: dict[str, Tensor]
     """`input_ids` and `attention_mask` have the shape [rows, length]. `labels` has the shape [rows] for
-    classification, [rows, length] for ner and causal_lm, and [rows, target length] for translation. All are int64 and
+    classification, [rows, length] for ner, causal_lm and instruction, and [rows, target length] for translation. All are int64 and
     padded to their longest row. The label -100 means that a position has no target."""
     num_targets: int
     """Number of labels that count in the loss."""
@@ -64,6 +64,8 @@ class Task(ABC, Generic[E]):
     """Name of the main metric of `score`."""
     cuts_texts: ClassVar[bool] = True
     """Whether a text that is longer than `task.max_length` is cut, and its rest is lost."""
+    length_for_more_rows: ClassVar[str | None] = None
+    """How a change of `task.max_length` gives more rows: "raise" or "lower"."""
 
     def __init__(self, rows: ClusterRows, new: NewRows, vocabulary: Vocabulary) -> None:
         self._rows = rows
@@ -88,7 +90,7 @@ class Task(ABC, Generic[E]):
 
     @property
     def vocabulary(self) -> bytes:
-        """Bytes of the tokenizer.json."""
+        """The vocabulary of the job, as `collapipe.tasks.vocabulary` describes it."""
         return self._vocabulary.data
 
     def set_labels(self, labels: Sequence[str]) -> None:

@@ -1,17 +1,24 @@
-"""The vocabulary of a job: a `tokenizer.json`, made from text or read from a pretrained directory.
+"""The vocabulary of a job, made from text or read from a pretrained directory.
 
-All clusters use the same bytes. Training encodes with the package `tokenizers` alone. The files of
-`write_tokenizer_files` let `AutoTokenizer` of `transformers` produce the same token ids.
+It is a `tokenizer.json` in one line. A second line, if there is one, is a JSON object with what else the pretrained
+directory says: "special_tokens" by role where they are not those of the family, and "chat_template". All clusters use the
+same bytes. Training encodes with the package `tokenizers` alone. The files of `write_tokenizer_files` let `AutoTokenizer`
+of `transformers` produce the same token ids, and render chats as the same text.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding, Tokenizer, models, pre_tokenizers, processors, trainers
 
 from collapipe.errors import InvalidInputError
 from collapipe.models import adapter_class
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _BATCH = 1024
 _BATCH_CHARACTERS = 1_000_000
@@ -23,27 +30,41 @@ class Vocabulary:
     """Turns text into token ids and back.
 
     Args:
-        data: Bytes of a tokenizer.json.
         max_length: Longest sequence in tokens, with its special tokens.
         cuts_texts: Whether `encode` cuts texts to that length.
+        origin: The pretrained directory. `None` for a vocabulary that was made for the job.
 
     Raises:
-        InvalidInputError: The bytes are not a tokenizer.json, or lack a special token of the family.
+        InvalidInputError: The data is not a vocabulary, or lacks a special token that the family needs.
     """
 
     def __init__(
-        self, data: bytes, family: str, max_length: int, *, cuts_texts: bool = True
+        self,
+        data: bytes,
+        family: str,
+        max_length: int,
+        *,
+        cuts_texts: bool = True,
+        origin: str | None = None,
     ) -> None:
         self.data = data
         self.max_length = max_length
-        self._tokenizer = _parse(data)
-        special = adapter_class(family).special_token_ids(self._tokenizer)
+        self._origin = origin
+        self._tokenizer = parse_vocabulary(data)
+        additions = _additions(data)
+        self._chat_template: str | None = additions.get("chat_template")
+        declared = additions.get("special_tokens", {})
+        adapter = adapter_class(family)
+        self._roles = adapter.roles_in(self._tokenizer, declared)
+        special = adapter.special_token_ids(self._tokenizer, declared)
         self.pad_id = special["pad_token"]
         self.end_id = special.get("eos_token")
         if cuts_texts:
             self._tokenizer.enable_truncation(max_length)
 
-    def encode(self, texts: Sequence[str]) -> Iterable[Encoding]:
+    def encode(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> Iterable[Encoding]:
         """Encodes texts in order; a text that is too long is cut and has an `overflowing` part."""
         batch: list[str] = []
         num_characters = 0
@@ -51,9 +72,85 @@ class Vocabulary:
             batch.append(text)
             num_characters += len(text)
             if len(batch) == _BATCH or num_characters > _BATCH_CHARACTERS:
-                yield from self._tokenizer.encode_batch(batch)
+                yield from self._tokenizer.encode_batch(
+                    batch, add_special_tokens=add_special_tokens
+                )
                 batch, num_characters = [], 0
-        yield from self._tokenizer.encode_batch(batch)
+        yield from self._tokenizer.encode_batch(batch, add_special_tokens=add_special_tokens)
+
+    def encode_answers(
+        self, prompts: Sequence[str], answers: Sequence[str], *, add_special_tokens: bool
+    ) -> Iterable[tuple[list[int], list[int]]]:
+        """Encodes prompts and the texts that follow them. An end token follows each answer.
+
+        The prompt has the tokens that it has alone, because a model that answers gets no more. So if a token of the joined text
+        spans both, the answer is encoded alone, too.
+        """
+        joined = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        encoded = zip(
+            self.encode(prompts, add_special_tokens=add_special_tokens),
+            self.encode(joined, add_special_tokens=add_special_tokens),
+            answers,
+            strict=True,
+        )
+        assert self.end_id is not None
+        for prompt, whole, text in encoded:
+            length = len(prompt.ids)
+            ids = whole.ids[length:]
+            if whole.ids[:length] != prompt.ids:
+                ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+            if not ids or ids[-1] != self.end_id:
+                ids.append(self.end_id)
+            yield prompt.ids, ids
+
+    def render(self, messages: Sequence[Mapping[str, Any]], place: str) -> tuple[str, str]:
+        """Renders a chat with the chat template, as the text before the last message and the rest, which is that message.
+
+        Args:
+            place: Where the messages come from, for the error.
+
+        Raises:
+            InvalidInputError: There is no chat template, it refuses the messages, or it does not render the last message behind
+                the others.
+        """
+        # Only chats need it.
+        from jinja2 import TemplateError
+
+        render: Any = self._renderer.apply_chat_template
+        try:
+            before: str = render(messages[:-1], tokenize=False, add_generation_prompt=True)
+            whole: str = render(messages, tokenize=False)
+        except (TemplateError, TypeError, ValueError) as error:
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise InvalidInputError(
+                f"{place}: the chat template of {self._origin} refuses the messages, whose roles are {roles:.200}: {error}; "
+                "change the messages to what the template allows"
+            ) from error
+        if not whole.startswith(before):
+            raise InvalidInputError(
+                f"{place}: the chat template of {self._origin} renders the prompt as {before[-60:]!r} at its end, but the whole "
+                f"chat does not begin with the prompt: use a template that renders answers behind its generation prompt"
+            )
+        return before, whole[len(before) :]
+
+    @cached_property
+    def _renderer(self) -> "PreTrainedTokenizerFast":
+        from transformers import PreTrainedTokenizerFast
+
+        if self._chat_template is None:
+            what = (
+                self._origin
+                or "a vocabulary that is made for the job (model.pretrained is not set)"
+            )
+            raise InvalidInputError(
+                f"{what}: has no chat template, but rows of the data have messages: set model.pretrained to a directory with "
+                "chat_template.jinja, or with chat_template in its tokenizer_config.json, or give each row a prompt and a completion"
+            )
+        make: Any = PreTrainedTokenizerFast
+        renderer: PreTrainedTokenizerFast = make(
+            tokenizer_object=self._tokenizer, chat_template=self._chat_template, **self._roles
+        )
+        return renderer
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes generated tokens up to the first end token."""
@@ -62,7 +159,7 @@ class Vocabulary:
 
 
 def make_vocabulary(texts: Iterable[str], size: int, family: str) -> bytes:
-    """Learns a byte-level BPE vocabulary, which can encode every text, and returns its tokenizer.json.
+    """Learns a byte-level BPE vocabulary, which can encode every text.
 
     Args:
         size: Wanted number of entries; little text gives fewer.
@@ -93,8 +190,8 @@ def make_vocabulary(texts: Iterable[str], size: int, family: str) -> bytes:
     return tokenizer.to_str().encode()
 
 
-def read_vocabulary(directory: Path) -> bytes:
-    """Reads the tokenizer.json of a pretrained directory, and removes its padding and truncation."""
+def read_vocabulary(directory: Path, family: str) -> bytes:
+    """Reads the vocabulary of a pretrained directory, without the padding and truncation of its tokenizer.json."""
     path = directory / "tokenizer.json"
     try:
         tokenizer = _parse(path.read_bytes())
@@ -102,7 +199,51 @@ def read_vocabulary(directory: Path) -> bytes:
         raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    return tokenizer.to_str().encode()
+    convention = adapter_class(family).special_tokens
+    known = {**convention.by_role, "mask_token": convention.mask_token}
+    declared, chat_template = _read_additions(directory, tokenizer)
+    additions = {
+        "special_tokens": {
+            role: token for role, token in declared.items() if known.get(role) != token
+        },
+        "chat_template": chat_template,
+    }
+    lines = [tokenizer.to_str()]
+    if any(additions.values()):
+        lines.append(json.dumps({key: value for key, value in additions.items() if value}))
+    return "\n".join(lines).encode()
+
+
+def _read_additions(directory: Path, tokenizer: Tokenizer) -> tuple[dict[str, str], str | None]:
+    """Returns the special tokens that a pretrained directory names and the vocabulary has, by role, and its chat template."""
+    from transformers import PreTrainedTokenizerFast
+
+    read: Any = PreTrainedTokenizerFast.from_pretrained
+    try:
+        described = read(directory, local_files_only=True)
+        has_template = described.chat_template is not None
+        chat_template = described.get_chat_template() if has_template else None
+        configs = [
+            json.loads((directory / name).read_text("utf-8"))
+            for name in ("config.json", "generation_config.json")
+            if (directory / name).is_file()
+        ]
+    except (OSError, TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"{directory}: the files of its tokenizer cannot be read: {error}; write them with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        ) from error
+    declared: dict[str, str] = {}
+    for config in configs:
+        for role in ("bos_token", "eos_token", "pad_token"):
+            ids = config.get(f"{role}_id")
+            first = ids[0] if isinstance(ids, list) and ids else ids
+            token = tokenizer.id_to_token(first) if isinstance(first, int) else None
+            declared |= {} if token is None else {role: token}
+    # What the tokenizer's own files say counts first.
+    declared |= {role: str(token) for role, token in described.special_tokens_map.items()}
+    has_token = {role: t for role, t in declared.items() if tokenizer.token_to_id(t) is not None}
+    return has_token, chat_template
 
 
 def write_tokenizer_files(directory: Path, vocabulary: bytes, family: str, max_length: int) -> None:
@@ -110,13 +251,13 @@ def write_tokenizer_files(directory: Path, vocabulary: bytes, family: str, max_l
 
     Args:
         directory: Where `save_pretrained` wrote the model.
-        vocabulary: Bytes of a tokenizer.json.
     """
-    adapter, tokenizer = adapter_class(family), _parse(vocabulary)
-    roles = dict(adapter.roles_in(tokenizer))
+    adapter, tokenizer = adapter_class(family), parse_vocabulary(vocabulary)
+    additions = _additions(vocabulary)
+    roles = dict(adapter.roles_in(tokenizer, additions.get("special_tokens", {})))
     mask_token = adapter.special_tokens.mask_token
     if mask_token and tokenizer.token_to_id(mask_token) is not None:
-        roles["mask_token"] = mask_token
+        roles.setdefault("mask_token", mask_token)
     document = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
@@ -124,17 +265,30 @@ def write_tokenizer_files(directory: Path, vocabulary: bytes, family: str, max_l
         "clean_up_tokenization_spaces": False,
         **roles,
     }
-    (directory / "tokenizer.json").write_bytes(vocabulary)
+    (directory / "tokenizer.json").write_bytes(vocabulary.partition(b"\n")[0])
+    if "chat_template" in additions:
+        path = directory / "chat_template.jinja"
+        path.write_text(additions["chat_template"], encoding="utf-8", newline="")
     (directory / "tokenizer_config.json").write_text(
         json.dumps(document, indent=2) + "\n", encoding="utf-8"
     )
 
 
-def _parse(vocabulary: bytes) -> Tokenizer:
+def parse_vocabulary(vocabulary: bytes) -> Tokenizer:
+    """Returns the tokenizer of a vocabulary; raises `InvalidInputError` if it is none."""
+    return _parse(vocabulary.partition(b"\n")[0])
+
+
+def _additions(vocabulary: bytes) -> dict[str, Any]:
+    additions: dict[str, Any] = json.loads(vocabulary.partition(b"\n")[2] or b"{}")
+    return additions
+
+
+def _parse(tokenizer_json: bytes) -> Tokenizer:
     try:
-        return Tokenizer.from_buffer(vocabulary)
+        return Tokenizer.from_buffer(tokenizer_json)
     except ValueError as error:
         raise InvalidInputError(
-            f"the vocabulary ({len(vocabulary)} bytes) is not a tokenizer.json: {error}; write one "
+            f"the vocabulary ({len(tokenizer_json)} bytes) is not a tokenizer.json: {error}; write one "
             "with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         ) from error

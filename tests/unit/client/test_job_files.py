@@ -20,10 +20,17 @@ def test_preset_is_a_valid_job_of_its_name(name: str) -> None:
 
 
 def test_presets_are_the_documented_ones() -> None:
-    assert preset_names() == ["causal_lm", "classification", "demo", "ner", "translation"]
+    assert preset_names() == [
+        "causal_lm",
+        "classification",
+        "demo",
+        "instruction",
+        "ner",
+        "translation",
+    ]
 
 
-@pytest.mark.parametrize("name", ["demo", "causal_lm"])
+@pytest.mark.parametrize("name", ["demo", "causal_lm", "instruction"])
 def test_preset_needs_no_files(name: str) -> None:
     check_has_data(load_preset(name))
 

@@ -116,7 +116,7 @@ def test_read_vocabulary_neither_pads_nor_cuts(tmp_path: Path) -> None:
     tokenizer.enable_padding(length=50)
     tokenizer.enable_truncation(6)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    read = Tokenizer.from_str(read_vocabulary(tmp_path).decode())
+    read = Tokenizer.from_str(read_vocabulary(tmp_path, "bert").decode())
     assert read.encode("a b c d e f g h").ids == ids
 
 

@@ -1,0 +1,143 @@
+"""The task of answering prompts and chats. Its metric is the share of answers that are right as a whole."""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from collapipe.errors import InvalidInputError
+from collapipe.tasks.cluster_rows import NewRows
+from collapipe.tasks.rows import ChatRow, Row
+from collapipe.tasks.task import IGNORED, Example, IntArray, Task, padded
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AnswerExample(Example):
+    """An encoded prompt with its answer."""
+
+    num_prompt_tokens: int
+
+    @property
+    def num_targets(self) -> int:
+        """Number of tokens of the answer, its end token included."""
+        return len(self.input_ids) - self.num_prompt_tokens
+
+
+class InstructionFollowing(Task[AnswerExample]):
+    """The data of a model that answers. Only the tokens of answers count in the loss.
+
+    A row that is longer than `task.max_length` is not cut, because without its whole prompt or its whole answer it would teach
+    something else. A training row is left out. A held-out row counts as wrong, but not in the perplexity.
+    """
+
+    metric = "exact_match"
+    cuts_texts = False
+    length_for_more_rows = "raise"
+    _num_lost_targets = 0
+    """Tokens of the answers of held-out rows that are too long."""
+    _num_lost_rows = 0
+    _has_warned = False
+
+    @property
+    def num_held_out_rows(self) -> int:
+        return len(self._held_out) + self._num_lost_rows
+
+    @property
+    def labels(self) -> list[str]:
+        """There are none, although rows may have classes by which they are divided among clusters."""
+        return []
+
+    def _take(self, new: NewRows) -> None:
+        train, long = self._encode(new.train)
+        held_out, long_held_out = self._encode(new.held_out)
+        for what, rows, known, num_long in (
+            ("training", train, self._train, len(long)),
+            ("held-out", held_out, self._held_out, len(long_held_out)),
+        ):
+            if num_long and not (rows or known):
+                raise InvalidInputError(
+                    f"{self._rows.name}: each of the {num_long} {what} rows has more than task.max_length = "
+                    f"{self._vocabulary.max_length} tokens in its prompt and its answer: raise task.max_length"
+                )
+        self._rows.accept(new)
+        self._train += train
+        self._held_out += held_out
+        self._num_lost_rows += len(long_held_out)
+        self._num_lost_targets += sum(example.num_targets for example in long_held_out)
+        if (long or long_held_out) and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s: prompt and answer of %d of %d training rows, which are left out, and of %d of %d held-out rows, which count "
+                "as wrong, have more than task.max_length = %d tokens: raise task.max_length if they matter",
+                self._rows.name,
+                len(long),
+                len(new.train),
+                len(long_held_out),
+                len(new.held_out),
+                self._vocabulary.max_length,
+            )
+
+    def _encode(self, rows: Sequence[Row]) -> tuple[list[AnswerExample], list[AnswerExample]]:
+        """Encodes rows in their order. Returns also those that are too long."""
+        fitting: list[AnswerExample] = []
+        long: list[AnswerExample] = []
+        for is_chat, group in groupby(rows, key=lambda row: isinstance(row, ChatRow)):
+            members = list(group)
+            texts = [self._texts(row) for row in members]
+            prompts, answers = ([text[part] for text in texts] for part in (0, 1))
+            # A chat template writes special tokens by itself.
+            encoded = self._vocabulary.encode_answers(
+                prompts, answers, add_special_tokens=not is_chat
+            )
+            for row, (prompt, answer) in zip(members, encoded, strict=True):
+                ids = np.array([*prompt, *answer], dtype=np.int32)
+                is_long = len(ids) > self._vocabulary.max_length
+                (long if is_long else fitting).append(AnswerExample(row, ids, len(prompt)))
+        return fitting, long
+
+    def _texts(self, row: Row) -> tuple[str, str]:
+        """Returns the prompt and the answer. What a chat template writes behind the end token is no part of the answer."""
+        if isinstance(row, ChatRow):
+            prompt, answer = self._vocabulary.render(row.messages, row.place)
+            return prompt, answer.rstrip()
+        prompt, answer = row.texts
+        return prompt, answer
+
+    def _check_labels(self, rows: Sequence[Row], label_ids: dict[str, int]) -> None:
+        return
+
+    def _labels(self, examples: Sequence[AnswerExample], length: int) -> IntArray:
+        return padded([_next_tokens(example) for example in examples], IGNORED)
+
+    def _measure(
+        self, examples: Sequence[AnswerExample], predictions: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
+        """Returns the share of right answers, e to the power of the mean loss of a token, and the share of right tokens.
+
+        An answer is right if each of its tokens, and its end token, is the most probable one after the right tokens before
+        it. This is so exactly if greedy decoding gives the answer, so nothing needs to be generated.
+        """
+        num_targets = sum(example.num_targets for example in examples)
+        loss = math.fsum(loss for loss, _ in predictions) / num_targets
+        num_right = sum(right for _, right in predictions)
+        num_exact = sum(
+            right == example.num_targets
+            for example, (_, right) in zip(examples, predictions, strict=True)
+        )
+        return {
+            "exact_match": num_exact / self.num_held_out_rows,
+            "perplexity": float(np.exp(loss)),
+            "token_accuracy": num_right / (num_targets + self._num_lost_targets),
+        }
+
+
+def _next_tokens(example: AnswerExample) -> list[int]:
+    """Returns the label of each position: the token that follows, if it belongs to the answer."""
+    num_ignored = example.num_prompt_tokens - 1
+    answer = example.input_ids[example.num_prompt_tokens :]
+    return [*[IGNORED] * num_ignored, *answer.tolist(), IGNORED]

@@ -1,0 +1,333 @@
+"""Prompts and chats become rows whose answers are learned, and predictions become the metrics of whole answers."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from transformers import AutoTokenizer, LlamaConfig
+
+from collapipe.errors import InvalidInputError
+from collapipe.job import JobConfig
+from collapipe.models import adapter_class
+from collapipe.tasks import Task, load_task, parse_vocabulary, write_tokenizer_files
+from collapipe.tasks.vocabulary import make_vocabulary
+
+JobMaker = Callable[..., JobConfig]
+
+PAIRS = [(f"What follows {number}?\n", f"{number + 1}") for number in range(12)]
+CHATS = [
+    [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": f"Name number {number}."},
+        {"role": "assistant", "content": "Again?"},
+        {"role": "user", "content": "Yes."},
+        {"role": "assistant", "content": f"It is {number}."},
+    ]
+    for number in range(12)
+]
+TEMPLATE = """\
+{{ bos_token }}{% for message in messages %}{% if message['role'] not in ('system', 'user', 'assistant') %}\
+{{ raise_exception('unknown role ' + message['role']) }}{% endif %}\
+<|start|>{{ message['role'] }}
+{{ message['content'] }}<|eot|>
+{% endfor %}{% if add_generation_prompt %}<|start|>assistant
+{% endif %}"""
+"""It names tokens that the family does not have, and writes a line break behind each message."""
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def pairs(rows: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    return [{"prompt": prompt, "completion": completion} for prompt, completion in rows]
+
+
+def write_chat_model(
+    directory: Path, template: str | None = TEMPLATE, declared: dict[str, Any] | None = None
+) -> str:
+    """Writes a directory whose vocabulary has special tokens like that of Llama 3, without weights that are read."""
+    tokenizer = Tokenizer.from_str(
+        make_vocabulary([text for pair in PAIRS for text in pair], 300, "gpt2").decode()
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|begin|>", "<|start|>", "<|eot|>"]
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    directory.mkdir()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    if declared is None:
+        declared = {
+            "bos_token": "<|begin|>",
+            "eos_token": {"__type": "AddedToken", "content": "<|eot|>"},
+        }
+    names = {**declared, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(names))
+    LlamaConfig(vocab_size=tokenizer.get_vocab_size(), eos_token_id=None).save_pretrained(directory)
+    (directory / "model.safetensors").touch()
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(template)
+    return str(directory)
+
+
+def load(
+    make_job: JobMaker,
+    folder: Path,
+    rows: Sequence[dict[str, Any]],
+    held_out: Sequence[dict[str, Any]] | None = None,
+    **sections: Any,
+) -> Task:
+    files = {
+        "train": write(folder / "train.jsonl", rows),
+        "held_out": write(folder / "held_out.jsonl", held_out or rows),
+    }
+    model = {"family": "llama", **sections.pop("model", {})}
+    task = load_task(make_job("instruction", files, model=model, **sections), 0, None)
+    task.set_labels(task.labels)
+    return task
+
+
+def test_only_the_completion_and_its_end_are_learned(make_job: JobMaker, tmp_path: Path) -> None:
+    task = load(make_job, tmp_path, pairs(PAIRS))
+    tokenizer = parse_vocabulary(task.vocabulary)
+    [batch] = task.micro_batches([2, 9], 1)
+    for row, (prompt, completion) in zip((0, 1), (PAIRS[2], PAIRS[9]), strict=True):
+        ids = batch.tensors["input_ids"][row][batch.tensors["attention_mask"][row] == 1].tolist()
+        labels = batch.tensors["labels"][row].tolist()
+        start = len(tokenizer.encode(prompt).ids)
+        assert ids[:start] == tokenizer.encode(prompt).ids
+        assert tokenizer.decode(ids[start:]).strip() == completion
+        assert ids[-1] == tokenizer.token_to_id("</s>")
+        assert labels[: start - 1] == [-100] * (start - 1)
+        assert labels[start - 1 : len(ids) - 1] == ids[start:]
+        assert set(labels[len(ids) - 1 :]) == {-100}
+    assert batch.num_targets == int((batch.tensors["labels"] != -100).sum())
+
+
+def test_prompt_keeps_the_tokens_that_it_has_alone(make_job: JobMaker, tmp_path: Path) -> None:
+    """Without a separator, a token of the joined text would span the prompt and the answer."""
+    rows = [("number", "ninety"), *[("numberninety one\n", "two")] * 30]
+    task = load(make_job, tmp_path, pairs(rows))
+    tokenizer = parse_vocabulary(task.vocabulary)
+    prompt, answer = (tokenizer.encode(t, add_special_tokens=False).ids for t in rows[0])
+    assert tokenizer.encode("numberninety", add_special_tokens=False).ids[: len(prompt)] != prompt
+    [batch] = task.micro_batches([0], 1)
+    ids = batch.tensors["input_ids"][0].tolist()
+    bos, end = (tokenizer.token_to_id(token) for token in ("<s>", "</s>"))
+    assert ids == [bos, *prompt, *answer, end]
+
+
+def test_chat_is_rendered_by_the_template_and_only_its_last_message_is_learned(
+    make_job: JobMaker, tmp_path: Path
+) -> None:
+    directory = write_chat_model(tmp_path / "model")
+    task = load(
+        make_job, tmp_path, [{"messages": chat} for chat in CHATS], model={"pretrained": directory}
+    )
+    tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+    [batch] = task.micro_batches([7], 1)
+    ids, labels = batch.tensors["input_ids"][0].tolist(), batch.tensors["labels"][0].tolist()
+    whole = tokenizer.apply_chat_template(CHATS[7], tokenize=False)
+    prompt = tokenizer.apply_chat_template(CHATS[7][:-1], add_generation_prompt=True)["input_ids"]
+    assert tokenizer.decode(ids) == whole.removesuffix("\n")
+    assert ids[: len(prompt)] == prompt
+    learned = [label for label in labels if label != -100]
+    assert learned == ids[len(prompt) :]
+    assert tokenizer.decode(learned) == "It is 7.<|eot|>"
+
+
+def test_second_cluster_and_export_render_as_the_pretrained_directory(
+    make_job: JobMaker, tmp_path: Path
+) -> None:
+    directory = write_chat_model(tmp_path / "model")
+    rows = [{"messages": chat} for chat in CHATS * 2]
+    task = load(make_job, tmp_path, rows, model={"pretrained": directory}, clusters=2)
+    original: Any = AutoTokenizer.from_pretrained(directory)
+    job = task._rows._job
+    for path in Path(directory).iterdir():
+        path.unlink()  # Only the first cluster and the edge server have the directory.
+    second = load_task(job, 1, task.vocabulary)
+    second.set_labels([])
+    [batch] = second.held_out_micro_batches(64)
+    texts = {original.decode(ids, skip_special_tokens=True) for ids in batch.tensors["input_ids"]}
+    assert any("It is 5." in text for text in texts)
+
+    exported = tmp_path / "export"
+    exported.mkdir()
+    write_tokenizer_files(exported, task.vocabulary, "llama", 128)
+    tokenizer: Any = AutoTokenizer.from_pretrained(exported)
+    for generates in (False, True):
+        assert tokenizer.apply_chat_template(
+            CHATS[3], add_generation_prompt=generates
+        ) == original.apply_chat_template(CHATS[3], add_generation_prompt=generates)
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|begin|>", "<|eot|>")
+    assert tokenizer.pad_token == "<|eot|>"
+
+
+@pytest.mark.parametrize(
+    "source", ["tokenizer_config.json", "config.json", "generation_config.json"]
+)
+def test_special_tokens_of_a_directory_are_found(
+    make_job: JobMaker, tmp_path: Path, source: str
+) -> None:
+    directory = Path(write_chat_model(tmp_path / "model", declared={}))
+    end = Tokenizer.from_file(str(directory / "tokenizer.json")).token_to_id("<|eot|>")
+    value: Any = [end, 0] if source == "generation_config.json" else end
+    name = "eos_token_id"
+    if source == "tokenizer_config.json":
+        name, value = "eos_token", "<|eot|>"
+    document = json.loads((directory / source).read_text()) if (directory / source).exists() else {}
+    (directory / source).write_text(json.dumps({**document, name: value}))
+    task = load(make_job, tmp_path, pairs(PAIRS), model={"pretrained": str(directory)})
+    [batch] = task.micro_batches([0], 1)
+    assert batch.tensors["input_ids"][0, -1] == end
+
+
+def test_directory_without_an_end_token_is_refused(make_job: JobMaker, tmp_path: Path) -> None:
+    directory = write_chat_model(tmp_path / "model", declared={})
+    with pytest.raises(InvalidInputError, match=r"has no '</s>', the eos_token .*tokenizer_config"):
+        load(make_job, tmp_path, pairs(PAIRS), model={"pretrained": directory})
+
+
+def test_metrics_of_answers(make_job: JobMaker, tmp_path: Path) -> None:
+    """The shortest row is wrong in one token, and each token costs log 3."""
+    task = load(make_job, tmp_path, pairs(PAIRS))
+    predictions = [
+        torch.stack(
+            [torch.tensor([math.log(3) * n, float(n)]) for n in (labels != -100).sum(dim=1)]
+        )
+        for labels in (b.tensors["labels"] for b in task.held_out_micro_batches(5))
+    ]
+    predictions[0][0, 1] -= 1
+    num_targets = round(sum(float(p[:, 0].sum()) for p in predictions) / math.log(3))
+    assert task.num_held_out_rows == 12
+    values = task.score(predictions)
+    assert next(iter(values)) == task.metric
+    assert values == pytest.approx(
+        {
+            "exact_match": 11 / 12,
+            "perplexity": 3.0,
+            "token_accuracy": (num_targets - 1) / num_targets,
+        }
+    )
+
+
+def test_long_rows_are_counted_and_held_out_ones_are_wrong(
+    make_job: JobMaker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = pairs([("What is a long answer?\n", "word " * 40)])
+    with caplog.at_level(logging.WARNING):
+        task = load(
+            make_job,
+            tmp_path,
+            [*pairs(PAIRS), *long, *pairs(PAIRS)],
+            [*long, *pairs(PAIRS)[:3]],
+            task={"max_length": 40},
+            model={"vocabulary_size": 270},
+        )
+    assert "1 of 25 training rows" in caplog.text
+    assert "1 of 4 held-out rows, which count as wrong" in caplog.text
+    assert "task.max_length = 40" in caplog.text
+    assert (task.num_rows, task.num_held_out_rows) == (24, 4)
+    [batch] = task.held_out_micro_batches(8)
+    right = (batch.tensors["labels"] != -100).sum(dim=1)
+    values = task.score([torch.stack([torch.zeros(3), right.float()], dim=1)])
+    assert values["exact_match"] == 3 / 4
+    assert values["perplexity"] == 1.0
+    assert values["token_accuracy"] < 0.5
+
+
+@pytest.mark.parametrize("which", ["training", "held-out"])
+def test_only_long_rows_are_refused(make_job: JobMaker, tmp_path: Path, which: str) -> None:
+    rows = {"training": pairs(PAIRS), "held-out": pairs(PAIRS)}
+    rows[which] = pairs([("a prompt\n", "word " * 40)] * 7)
+    message = rf"each of the 7 {which} rows .*task.max_length = 40 .*raise task.max_length"
+    with pytest.raises(InvalidInputError, match=message):
+        load(make_job, tmp_path, *rows.values(), task={"max_length": 40})
+
+
+def test_too_few_fitting_rows_name_the_remedy(make_job: JobMaker, tmp_path: Path) -> None:
+    rows = pairs([*PAIRS[:3], *[("a prompt\n", "word " * 40)] * 7])
+    with pytest.raises(InvalidInputError, match=r"has 3 training rows.*or raise task.max_length"):
+        load(make_job, tmp_path, rows, task={"max_length": 40})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "a"}, r"jsonl:1: has no column 'completion'.*data\.completion_column"),
+        ({"completion": "a"}, r"has no column 'prompt'.*data\.prompt_column"),
+        ({"prompt": "a", "completion": " "}, "column 'completion' is empty"),
+        ({"messages": "hello"}, r"jsonl:1: column 'messages' is 'hello', but must be a list"),
+        ({"messages": CHATS[0][-1:]}, "at least 2 messages"),
+        ({"messages": [["user", "a"], CHATS[0][-1]]}, r"message 1 .*no object with a role"),
+        ({"messages": [{"role": "user"}, CHATS[0][-1]]}, r"content of message 1 .*a string"),
+        ({"messages": CHATS[0][:-1]}, r"last message .* has the role 'user'.*\"assistant\""),
+    ],
+)
+def test_wrong_row_is_refused_with_its_place(
+    make_job: JobMaker, tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        load(make_job, tmp_path, [row])
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "message"),
+    [
+        (None, CHATS[0], r"model: has no chat template, .*chat_template\.jinja.*a prompt and a"),
+        (
+            TEMPLATE,
+            [{"role": "tool", "content": "4"}, CHATS[0][-1]],
+            r"jsonl:1: the chat template of .*model refuses .* tool, assistant: unknown role tool",
+        ),
+        (
+            "{% if add_generation_prompt %}> {% endif %}{{ messages[-1]['content'] }}",
+            CHATS[0],
+            r"jsonl:1: the chat template of .*model renders the prompt as '> Yes.*does not begin",
+        ),
+    ],
+)
+def test_chat_that_cannot_be_rendered_is_refused(
+    make_job: JobMaker, tmp_path: Path, template: str | None, chat: Any, message: str
+) -> None:
+    directory = write_chat_model(tmp_path / "model", template)
+    with pytest.raises(InvalidInputError, match=message):
+        load(make_job, tmp_path, [{"messages": chat}], model={"pretrained": directory})
+
+
+def test_chat_without_a_pretrained_directory_is_refused(make_job: JobMaker, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"model\.pretrained is not set.*no chat template"):
+        load(make_job, tmp_path, [{"messages": CHATS[0]}])
+
+
+def test_another_format_is_refused(make_job: JobMaker) -> None:
+    job = make_job("instruction", {"train": "a.txt"}, model={"family": "llama"})
+    with pytest.raises(InvalidInputError, match=r"for instruction: use \.jsonl"):
+        load_task(job, 0, None)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+def test_each_family_that_continues_text_answers(family: str) -> None:
+    classes = adapter_class(family).model_classes
+    assert classes["instruction"] is classes["causal_lm"]
+
+
+def test_docstrings_ask_for_their_package(make_job: JobMaker) -> None:
+    data = {"source": "stdlib_docstrings", "sharding": "dirichlet", "max_rows": 300}
+    job = make_job("instruction", data, model={"family": "gpt2"}, clusters=2)
+    task = load_task(job, 0, None)
+    packages = {example.row.group for example in task._train}
+    assert len(packages) > 4
+    for example in task._train[:20]:
+        prompt, answer = example.row.texts
+        assert prompt.endswith("\nPackage:")
+        assert answer == f" {example.row.group}"
+        assert len(prompt.split()) <= 41
