@@ -28,6 +28,10 @@ LANGUAGE_TASKS = ("causal_lm", "instruction")
 """The kinds of tasks that continue text."""
 
 
+CAUSAL_TASKS = ("causal_lm",)
+"""The kinds of tasks in which a token depends only on the tokens before it."""
+
+
 class TaskConfig(Section):
     """The task that the model learns."""
 
@@ -230,6 +234,11 @@ class ScheduleConfig(DecisionParameters):
     `segments`."""
     num_micro_batches: int = Field(default=8, ge=1)
     """Micro-batches in a mini-batch; it must divide `training.mini_batch`. `dssra` chooses its own number."""
+    sequence_slices: list[int] = Field(default=[1], min_length=1)
+    """Allowed numbers of slices into which the rows of a micro-batch are cut. The slices follow each other through the
+    pipeline, so that few long rows keep all stages busy. 1 leaves rows whole. `dssra` chooses a number for each cluster and
+    round, others use the first. Only for `causal_lm`. Another number changes the results by rounding, and draws other
+    numbers for dropout."""
     in_flight: int | None = Field(default=None, ge=1)
     """In-flight window: forward micro-batches that a stage may hold. Without it, a stage gets what its
     latency loop needs (docs/scheduling.md (4)) and 2 more, at least one for itself and one for each later stage."""
@@ -279,6 +288,7 @@ class JobConfig(Section):
                 f"schedule.num_micro_batches is {micro_batches}, which does not divide training.mini_batch "
                 f"({mini_batch}): use one of {divisors(mini_batch)}"
             )
+        self._check_slices()
         if isinstance(self.data.train, list) and len(self.data.train) != self.clusters:
             raise ValueError(
                 f"data.train lists {len(self.data.train)} files for {self.clusters} clusters: give one file for "
@@ -309,6 +319,26 @@ class JobConfig(Section):
                 f"devices_per_cluster is {counts}: a cluster needs at least 1 device to run its blocks"
             )
         return self
+
+    def _check_slices(self) -> None:
+        slices = self.schedule.sequence_slices
+        if min(slices) < 1 or max(slices) > self.task.max_length:
+            raise ValueError(
+                f"schedule.sequence_slices is {slices}: use numbers from 1 to task.max_length "
+                f"({self.task.max_length}), because each slice of a row needs a token"
+            )
+        if max(slices) == 1:
+            return
+        if self.task.kind not in CAUSAL_TASKS:
+            raise ValueError(
+                f"schedule.sequence_slices is {slices}, but in a model for {self.task.kind!r} tokens depend on later "
+                f"ones: use [1], or one of the tasks {', '.join(CAUSAL_TASKS)}"
+            )
+        if self.training.update_per == "micro_batch":
+            raise ValueError(
+                f'schedule.sequence_slices is {slices} with training.update_per = "micro_batch": no plan can be '
+                'predicted for both; use [1], or "mini_batch"'
+            )
 
     @property
     def total_steps(self) -> int:

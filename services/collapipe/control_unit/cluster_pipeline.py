@@ -23,7 +23,7 @@ from collapipe.errors import (
 from collapipe.job import JobConfig
 from collapipe.rpc import SIGN_OF_LIFE_SECONDS
 from collapipe.stage_host import HostResources, StageSession
-from collapipe.stage_runtime import clip_scale
+from collapipe.stage_runtime import clip_scale, cut_into_slices
 from collapipe.tasks import MicroBatch
 from collapipe.tensors import Frame, FrameKind
 from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2, stage_pb2
@@ -258,8 +258,11 @@ class ClusterPipeline:
             remote.send(request, task)
 
     def _feed(self, kind: FrameKind, step_index: int, micro_batches: Sequence[MicroBatch]) -> None:
+        # An evaluation has no backward passes, so its micro-batches stay whole.
+        num_slices = self._request.plan.num_slices if kind is FrameKind.FORWARD else 1
         for number, micro_batch in enumerate(micro_batches):
-            self._local.mailbox.put(Frame(kind, step_index, number, micro_batch.tensors))
+            for index, part in enumerate(cut_into_slices(micro_batch.tensors, num_slices or 1)):
+                self._local.mailbox.put(Frame(kind, step_index, number, part, index))
         self._micro_batches_under_way = True
 
     def _receive_backward(self, frame: Frame) -> None:

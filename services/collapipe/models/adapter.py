@@ -73,8 +73,8 @@ class ModelAdapter(ABC):
 
     def __init__(self, task: str, config_json: str) -> None:
         self.task = task
-        self._last_shared: tuple[Tensor, Any] | None = None
-        """The attention mask of the last micro-batch, and its shared inputs."""
+        self._last_shared: tuple[Tensor, KeyValues | None, Any] | None = None
+        """The attention mask and the earlier keys and values of the last pass, and its shared inputs."""
         try:
             self._document: dict[str, Any] = json.loads(config_json)
         except ValueError as error:
@@ -358,12 +358,12 @@ class ModelAdapter(ABC):
     def _shared_inputs(self, activation: Tensor, side: Side, earlier: KeyValues | None) -> Any:
         """Returns what all blocks of a stage need for a pass. It is made once for all of them."""
         attention_mask = side["attention_mask"]
-        # Another thread may run blocks of the same adapter, so the pair is read and replaced as a whole.
+        # Another thread may run blocks of the same adapter, so the entry is read and replaced as a whole.
         last = self._last_shared
-        if last is None or last[0] is not attention_mask:
+        if last is None or last[0] is not attention_mask or last[1] is not earlier:
             shared = self.make_shared_inputs(activation, attention_mask, earlier)
-            self._last_shared = last = (attention_mask, shared)
-        return last[1]
+            self._last_shared = last = (attention_mask, earlier, shared)
+        return last[2]
 
     def _run_embedding(
         self, module: nn.Module, activation: Tensor | None, side: Side, earlier: KeyValues | None

@@ -35,6 +35,8 @@ def _plan_message(
     plan = plan_pb2.Plan(
         cluster_index=cluster_index,
         num_micro_batches=decided.num_micro_batches,
+        # An uncut micro-batch leaves the field out, so that its plan has the digest of older versions.
+        num_slices=decided.num_slices if decided.num_slices > 1 else 0,
         stages=[
             plan_pb2.Stage(
                 host_id=stage.host_id,

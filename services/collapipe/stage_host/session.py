@@ -56,6 +56,7 @@ class StageSession:
         self._resources = resources
         self._cluster_index = configure.plan.cluster_index
         self._in_flight = configure.plan.stages[self.stage_index].in_flight
+        self._num_slices = configure.plan.num_slices or 1
         self._training = TrainingConfig.model_validate_json(configure.training_json)
         # The frames of the first stage come from this host, so only later stages need a limit.
         capacity = self._link_capacity(self.stage_index - 1) if self.stage_index else None
@@ -178,6 +179,7 @@ class StageSession:
             round_index=configure.attempt.round_index,
             stage_index=self.stage_index,
             in_flight=self._in_flight,
+            num_slices=self._num_slices,
             recompute=configure.plan.stages[self.stage_index].recompute,
             first_step=configure.step_index,
             total_steps=configure.total_steps,
@@ -360,8 +362,9 @@ class StageSession:
         return NeighbourLinks(stage_labels, outbox, OutgoingLink(shared, settings), incoming)
 
     def _link_capacity(self, neighbour_index: int) -> int:
-        """Returns the larger in-flight window of this stage and a neighbour."""
-        return max(self._in_flight, self._configure.plan.stages[neighbour_index].in_flight)
+        """Returns the frames that the larger in-flight window of this stage and a neighbour holds."""
+        window = max(self._in_flight, self._configure.plan.stages[neighbour_index].in_flight)
+        return window * self._num_slices
 
 
 def _check_configuration(configure: stage_pb2.ConfigureStage) -> None:

@@ -71,40 +71,54 @@ class StageWork:
         self._hidden_size = hidden_size
         self._recomputes = recomputes
 
-    def forward(self, side: Mapping[str, Tensor]) -> Work:
-        """Returns the work of the forward pass of a micro-batch.
+    def forward(self, side: Mapping[str, Tensor], num_tokens: int | None = None) -> Work:
+        """Returns the work of the forward pass of a micro-batch or a slice.
 
         Each weight costs two operations for each token. The head works on as many tokens as there are labels.
-        Attention costs four operations for each pair of tokens of a sequence and each hidden value.
+        Attention costs four operations for each hidden value and each pair of a token and one that it may see. The
+        tokens of a slice may see those of the slices before it and of its own.
+
+        Args:
+            num_tokens: Tokens of a row in this pass. Without it, all that the attention mask covers.
         """
         batch, length = side["attention_mask"].shape
-        flops = _products(side, self._segment_weights, self._head_weights)
-        return Work(flops + 4.0 * self._num_attentions * batch * length**2 * self._hidden_size)
+        tokens = length if num_tokens is None else num_tokens
+        flops = _products(side, tokens, self._segment_weights, self._head_weights)
+        pairs = batch * tokens * length
+        return Work(flops + 4.0 * self._num_attentions * pairs * self._hidden_size)
 
-    def backward(self, side: Mapping[str, Tensor]) -> Work:
+    def backward(self, side: Mapping[str, Tensor], num_tokens: int | None = None) -> Work:
         """Returns the work of the backward pass: two products for each product of the forward pass, or one if its weight
         is frozen.
 
         The work that is left for later is not counted.
         """
-        flops = self.forward(side).flops * (3 if self._recomputes else 2)
-        flops -= _products(side, self._frozen_segment_weights, self._frozen_head_weights)
-        flops -= self.weight_gradients(side).flops
+        flops = self.forward(side, num_tokens).flops * (3 if self._recomputes else 2)
+        flops -= _products(
+            side, num_tokens, self._frozen_segment_weights, self._frozen_head_weights
+        )
+        flops -= self.weight_gradients(side, num_tokens).flops
         return Work(flops, float(_GRADIENT_BYTES * self._table_weights))
 
-    def weight_gradients(self, side: Mapping[str, Tensor]) -> Work:
+    def weight_gradients(self, side: Mapping[str, Tensor], num_tokens: int | None = None) -> Work:
         """Returns the work that the backward pass of a micro-batch leaves for later."""
-        return Work(_products(side, self._split_segment_weights, self._split_head_weights))
+        return Work(
+            _products(side, num_tokens, self._split_segment_weights, self._split_head_weights)
+        )
 
     def update(self) -> Work:
         return Work(moved_bytes=float(_UPDATE_BYTES * self._num_parameters))
 
 
-def _products(side: Mapping[str, Tensor], segment_weights: int, head_weights: int) -> float:
+def _products(
+    side: Mapping[str, Tensor], num_tokens: int | None, segment_weights: int, head_weights: int
+) -> float:
     """Returns the operations of one product of each weight with each token, or with each label in the head."""
-    num_tokens, labels = side["attention_mask"].numel(), side.get("labels")
-    num_labels = num_tokens if labels is None else labels.numel()
-    return 2.0 * (segment_weights * num_tokens + head_weights * num_labels)
+    batch, length = side["attention_mask"].shape
+    tokens = batch * (length if num_tokens is None else num_tokens)
+    labels = side.get("labels")
+    num_labels = tokens if labels is None else labels.numel()
+    return 2.0 * (segment_weights * tokens + head_weights * num_labels)
 
 
 def _linear_weights(

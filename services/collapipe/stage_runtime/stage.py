@@ -4,14 +4,14 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from collapipe.errors import WrongStateError
 from collapipe.job import TrainingConfig
-from collapipe.models import Head, ModelAdapter
+from collapipe.models import Head, KeyValues, ModelAdapter
 from collapipe.stage_runtime.action_order import Progress
 from collapipe.stage_runtime.activation_stash import ActivationStash
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
@@ -30,10 +30,18 @@ _IDLE = "get the next command"
 
 
 def dropout_key(
-    seed: int, cluster_index: int, round_index: int, step_index: int, micro_batch: int, unit: int
+    seed: int,
+    cluster_index: int,
+    round_index: int,
+    step_index: int,
+    micro_batch: int,
+    unit: int,
+    slice_index: int = 0,
 ) -> int:
-    """Returns the random seed for one unit's pass over one micro-batch. It is the same in every attempt."""
+    """Returns the random seed for one unit's pass over one micro-batch or slice. It is the same in every attempt."""
     text = f"{seed}/{cluster_index}/{round_index}/{step_index}/{micro_batch}/{unit}"
+    if slice_index:
+        text += f"/{slice_index}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
@@ -49,6 +57,8 @@ class StageContext:
     round_index: int
     stage_index: int
     in_flight: int
+    num_slices: int = 1
+    """Slices of a micro-batch."""
     recompute: bool
     first_step: int
     """Optimizer steps of the job before this round."""
@@ -175,13 +185,14 @@ class Stage:
                 update is applied first.
 
         Raises:
-            WrongStateError: A frame of another step or micro-batch arrived.
+            WrongStateError: A frame of another step, micro-batch or slice arrived.
             CollapipeError: The session was aborted. The mailbox was given this error.
         """
         self.apply_update(pending_scale)
         for unit in self._units:
             unit.module.train()
-        progress = Progress(num_micro_batches, self._context.in_flight)
+        num_slices = self._context.num_slices
+        progress = Progress(num_micro_batches, self._context.in_flight, num_slices)
         step = _TrainingStep(
             index=step_index,
             progress=progress,
@@ -190,6 +201,7 @@ class Stage:
             num_targets=num_targets,
             stash=ActivationStash(
                 [unit.module for unit in self._units],
+                num_slices,
                 keeps_graph=self._has_backward and not self._recomputes,
             ),
         )
@@ -201,20 +213,16 @@ class Stage:
                 self._compute_deferred(step)
                 continue
             frame = self._take(step)
-            if frame.kind is FrameKind.FORWARD:
-                self._forward(step, frame)
-                progress.ran_forward()
-                if self._head is None:
-                    continue
-                # The head computes the loss, so its backward pass needs no gradient from another stage.
-                frame = Frame(FrameKind.BACKWARD, frame.step_index, frame.micro_batch)
-            self._backward(step, frame)
-            progress.ran_backward()
-            if not self._split_layers:
-                progress.released_one()
-            elif self._recomputes:
-                # The memory of a stage that recomputes has room for the tensors of one micro-batch only.
-                self._compute_deferred(step)
+            if frame.kind is FrameKind.BACKWARD:
+                self._backward(step, frame)
+                continue
+            self._forward(step, frame)
+            # The head computes the loss, so its backward passes need no gradient from another stage.
+            while self._head is not None and progress.may_run_backward:
+                micro_batch, index = progress.next_backward
+                self._backward(
+                    step, Frame(FrameKind.BACKWARD, step_index, micro_batch, slice_index=index)
+                )
         step.times.total_seconds = time.perf_counter() - started
         self._metrics.stepped(step.stash.most_micro_batches, step.stash.most_bytes)
         self._has_pending_update = True
@@ -295,14 +303,14 @@ class Stage:
     def _take(self, step: _Step) -> Frame:
         progress = step.progress
         wanted = [
-            (kind.name.lower(), number)
-            for kind, number, may_run in (
-                (step.frames_to_embedding, progress.backwards, progress.may_run_backward),
-                (step.frames_to_head, progress.forwards, progress.may_run_forward),
+            (kind.name.lower(), place)
+            for kind, place, may_run in (
+                (step.frames_to_embedding, progress.next_backward, progress.may_run_backward),
+                (step.frames_to_head, progress.next_forward, progress.may_run_forward),
             )
             if may_run
         ]
-        texts = [f"get the {kind} frame of micro-batch {number}" for kind, number in wanted]
+        texts = [f"get the {kind} frame of {self._name(*place)}" for kind, place in wanted]
         self.waiting_for = f"{' or '.join(texts)} in step {step.index}"
         started = time.perf_counter()
         frame = self._mailbox.take(
@@ -315,14 +323,20 @@ class Stage:
         step.times.waiting_seconds += waited
         self._metrics.waited(waited)
         self.waiting_for = ""
-        number = progress.forwards if frame.kind is step.frames_to_head else progress.backwards
+        is_forward = frame.kind is step.frames_to_head
+        expected = progress.next_forward if is_forward else progress.next_backward
         has_right_kind = frame.kind in (step.frames_to_head, step.frames_to_embedding)
-        if not has_right_kind or (frame.step_index, frame.micro_batch) != (step.index, number):
+        place = (frame.micro_batch, frame.slice_index)
+        if not has_right_kind or (frame.step_index, place) != (step.index, expected):
             raise WrongStateError(
                 f"stage {self._context.stage_index} got {frame.kind.name} of step {frame.step_index}, "
-                f"micro-batch {frame.micro_batch}, while it runs micro-batch {number} of step {step.index}"
+                f"{self._name(*place)}, while it runs {self._name(*expected)} of step {step.index}"
             )
         return frame
+
+    def _name(self, micro_batch: int, slice_index: int) -> str:
+        of_slice = f"slice {slice_index} of " if self._context.num_slices > 1 or slice_index else ""
+        return f"{of_slice}micro-batch {micro_batch}"
 
     def _forward(self, step: _TrainingStep, frame: Frame) -> None:
         side = self._to_device(frame.tensors)
@@ -331,17 +345,22 @@ class Stage:
             started = time.perf_counter()
             if inputs is not None and self._needs_input_gradient:
                 inputs.requires_grad_()
+            place = (frame.micro_batch, frame.slice_index)
+            num_tokens = (inputs if inputs is not None else side["input_ids"]).shape[1]
             outputs, stashed = step.stash.run_forward(
-                frame.micro_batch,
+                place,
                 inputs if self._has_backward else None,
                 side,
-                lambda: self._run_units(step, frame.micro_batch, inputs, side),
+                num_tokens,
+                lambda earlier: self._run_units(step, place, inputs, side, earlier),
             )
             if self._head is not None:
                 assert outputs is not None
                 step.loss += float(outputs.detach())
-            seconds = self._finish_work(started, self._work.forward(side), FORWARD_SHARE)
+            work = self._work.forward(side, num_tokens)
+            seconds = self._finish_work(started, work, FORWARD_SHARE)
             self._record("forward", started, frame)
+        step.progress.ran_forward()
         step.times.forward_seconds += seconds
         self._acted(frame.kind, frame.micro_batch, seconds)
         if self._head is None:
@@ -350,43 +369,58 @@ class Stage:
             self._send_forward(sent)
 
     def _backward(self, step: _TrainingStep, frame: Frame) -> None:
-        stashed = step.stash.pop(frame.micro_batch)
         gradient = self._to_device(frame.tensors).get(ACTIVATION)
         with COMPUTE_LOCK:
             started = time.perf_counter()
+            if self._recomputes and frame.slice_index + 1 == self._context.num_slices:
+                self._recompute(step, frame.micro_batch)
+                self._record("recompute", started, frame)
+            stashed, (kept, kept_gradients) = step.stash.pop(frame.micro_batch, frame.slice_index)
             if self._has_backward:
-                outputs = stashed.outputs
-                if self._recomputes:
-                    outputs = self._run_units(step, frame.micro_batch, stashed.inputs, stashed.side)
-                    self._record("recompute", started, frame)
-                assert outputs is not None
+                assert stashed.outputs is not None
                 with deferred_gradients(self._split_layers) as deferred:
-                    torch.autograd.backward(outputs, gradient)
+                    torch.autograd.backward([stashed.outputs, *kept], [gradient, *kept_gradients])
                 if self._split_layers:
                     step.stash.defer(deferred)
             work, share = Work(), 0.0
             if self._has_backward:
-                work = self._work.backward(stashed.side)
+                work = self._work.backward(stashed.side, stashed.num_tokens)
                 share = 1 - FORWARD_SHARE - (WEIGHTS_SHARE if self._split_layers else 0.0)
             seconds = self._finish_work(started, work, share)
             self._record("backward", started, frame)
         step.times.backward_seconds += seconds
         if self._split_layers:
-            step.deferred.append((self._work.weight_gradients(stashed.side), seconds))
+            left = self._work.weight_gradients(stashed.side, stashed.num_tokens)
+            step.deferred.append((left, seconds))
         else:
             self._acted(frame.kind, frame.micro_batch, seconds)
-        num_samples = stashed.side["attention_mask"].shape[0]
+        # The first slice of a micro-batch is the last one to go backward. Then the samples are done.
+        num_samples = stashed.side["attention_mask"].shape[0] if frame.slice_index == 0 else 0
         self._metrics.worked(self._num_blocks, num_samples, stashed.sent_bytes)
         tensors = {}
         if self._units:
             gradient = stashed.inputs.grad if stashed.inputs is not None else None
         if gradient is not None:
             tensors[ACTIVATION] = gradient
-        self._send_backward(Frame(FrameKind.BACKWARD, frame.step_index, frame.micro_batch, tensors))
+        self._send_backward(replace(frame, tensors=tensors))
+        step.progress.ran_backward()
+        if not self._split_layers:
+            step.progress.released_one()
+        elif self._recomputes:
+            # The memory of a stage that recomputes has room for the tensors of one micro-batch only.
+            self._compute_deferred(step)
+
+    def _recompute(self, step: _TrainingStep, micro_batch: int) -> None:
+        """Repeats the forward passes of all slices of a micro-batch, and keeps their outputs."""
+        for index, stashed in enumerate(step.stash.slices(micro_batch)):
+            earlier = step.stash.begin_slice(micro_batch, index)
+            stashed.outputs = self._run_units(
+                step, (micro_batch, index), stashed.inputs, stashed.side, earlier
+            )
 
     def _compute_deferred(self, step: _TrainingStep) -> None:
         """Computes the gradients of the weights that the oldest backward pass has left."""
-        deferred, micro_batch = step.stash.pop_deferred(), step.progress.released
+        deferred, (micro_batch, _) = step.stash.pop_deferred(), step.progress.next_deferred
         work, backward_seconds = step.deferred.popleft()
         with COMPUTE_LOCK:
             started = time.perf_counter()
@@ -407,22 +441,23 @@ class Stage:
     def _run_units(
         self,
         step: _TrainingStep,
-        micro_batch: int,
+        place: tuple[int, int],
         activation: Tensor | None,
         side: Mapping[str, Tensor],
+        earlier: KeyValues | None,
     ) -> Tensor | None:
-        """Runs every unit on one micro-batch. At the stage with the head, the result is the loss."""
+        """Runs every unit on one micro-batch or slice. At the stage with the head, the result is the loss."""
         started = time.perf_counter()
         end_unit_seconds = 0.0
         for unit, module in zip(self._units, self._modules, strict=False):
-            self._seed(step, micro_batch, unit.unit_index)
-            activation = module(activation, side)
+            self._seed(step, place, unit.unit_index)
+            activation = module(activation, side, earlier)
             if unit.unit_index == 0:
                 end_unit_seconds = time.perf_counter() - started
         if self._head is not None:
             assert activation is not None
             head_started = time.perf_counter()
-            self._seed(step, micro_batch, self._units[-1].unit_index)
+            self._seed(step, place, self._units[-1].unit_index)
             smoothing = self._context.training.label_smoothing
             activation = self._head.loss_sum(activation, side, smoothing) / step.num_targets
             end_unit_seconds += time.perf_counter() - head_started
@@ -476,12 +511,19 @@ class Stage:
             }
         if activation is not None:
             tensors[ACTIVATION] = activation.detach()
-        return Frame(frame.kind, frame.step_index, frame.micro_batch, tensors)
+        return replace(frame, tensors=tensors)
 
-    def _seed(self, step: _Step, micro_batch: int, unit_index: int) -> None:
-        context = self._context
-        place = (context.cluster_index, context.round_index, step.index, micro_batch, unit_index)
-        key = dropout_key(context.seed, *place)
+    def _seed(self, step: _Step, place: tuple[int, int], unit_index: int) -> None:
+        context, (micro_batch, slice_index) = self._context, place
+        key = dropout_key(
+            context.seed,
+            context.cluster_index,
+            context.round_index,
+            step.index,
+            micro_batch,
+            unit_index,
+            slice_index,
+        )
         # `torch.manual_seed` sets the same states. But for each kind of accelerator that this process does not
         # use, it formats the call stack, which takes a millisecond.
         torch.default_generator.manual_seed(key)

@@ -53,12 +53,14 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True)
 class Frame:
-    """The tensors of one micro-batch that one stage sends to a neighbour."""
+    """The tensors of one micro-batch, or of one slice of it, that one stage sends to a neighbour."""
 
     kind: FrameKind
     step_index: int
     micro_batch: int
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    slice_index: int = 0
+    """0 in a micro-batch that is not cut into slices."""
 
     @property
     def byte_length(self) -> int:
@@ -109,6 +111,7 @@ def encode_frame(
         kind=frame.kind.value,
         step_index=frame.step_index,
         micro_batch=frame.micro_batch,
+        slice_index=frame.slice_index,
         tensors=headers,
     )
     chunks = (
@@ -202,7 +205,13 @@ class FrameAssembler:
             for tensor, buffer in zip(header.tensors, self._buffers, strict=True)
         }
         self._header, self._buffers = None, []
-        return Frame(FrameKind(header.kind), header.step_index, header.micro_batch, tensors)
+        return Frame(
+            FrameKind(header.kind),
+            header.step_index,
+            header.micro_batch,
+            tensors,
+            header.slice_index,
+        )
 
 
 def _check(header: tensor_pb2.TensorHeader) -> int:

@@ -54,20 +54,22 @@ class LinkPlan(_message.Message):
     def __init__(self, codec: _Optional[_Union[_tensor_pb2.Codec, str]] = ..., rate_limit_bps: _Optional[int] = ..., transmit_power_watts: _Optional[float] = ..., bandwidth_hz: _Optional[float] = ..., return_transmit_power_watts: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("plan_id", "cluster_index", "stages", "num_micro_batches", "links", "upload_codec")
+    __slots__ = ("plan_id", "cluster_index", "stages", "num_micro_batches", "links", "upload_codec", "num_slices")
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_CODEC_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLICES_FIELD_NUMBER: _ClassVar[int]
     plan_id: str
     cluster_index: int
     stages: _containers.RepeatedCompositeFieldContainer[Stage]
     num_micro_batches: int
     links: _containers.RepeatedCompositeFieldContainer[LinkPlan]
     upload_codec: str
-    def __init__(self, plan_id: _Optional[str] = ..., cluster_index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., num_micro_batches: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkPlan, _Mapping]]] = ..., upload_codec: _Optional[str] = ...) -> None: ...
+    num_slices: int
+    def __init__(self, plan_id: _Optional[str] = ..., cluster_index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., num_micro_batches: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkPlan, _Mapping]]] = ..., upload_codec: _Optional[str] = ..., num_slices: _Optional[int] = ...) -> None: ...
 
 class UnitState(_message.Message):
     __slots__ = ("unit_index", "weights_digest", "optimizer_digest", "frozen_digest")

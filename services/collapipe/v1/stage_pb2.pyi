@@ -219,15 +219,17 @@ class LinkOpened(_message.Message):
     def __init__(self) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("kind", "step_index", "micro_batch", "tensors", "sent_at_seconds")
+    __slots__ = ("kind", "step_index", "micro_batch", "tensors", "sent_at_seconds", "slice_index")
     KIND_FIELD_NUMBER: _ClassVar[int]
     STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SLICE_INDEX_FIELD_NUMBER: _ClassVar[int]
     kind: FrameKind
     step_index: int
     micro_batch: int
     tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorHeader]
     sent_at_seconds: float
-    def __init__(self, kind: _Optional[_Union[FrameKind, str]] = ..., step_index: _Optional[int] = ..., micro_batch: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHeader, _Mapping]]] = ..., sent_at_seconds: _Optional[float] = ...) -> None: ...
+    slice_index: int
+    def __init__(self, kind: _Optional[_Union[FrameKind, str]] = ..., step_index: _Optional[int] = ..., micro_batch: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHeader, _Mapping]]] = ..., sent_at_seconds: _Optional[float] = ..., slice_index: _Optional[int] = ...) -> None: ...

@@ -22,6 +22,7 @@ from collapipe.stage_runtime import (
     clip_scale,
 )
 from collapipe.stage_runtime.optimizer import learning_rate
+from collapipe.stage_runtime.sequence_slices import cut_into_slices
 from collapipe.stage_runtime.stage import StepResult, dropout_key
 from collapipe.tensors import Frame, FrameKind
 
@@ -29,6 +30,7 @@ SEED, CLUSTER, ROUND, FIRST_STEP, TOTAL_STEPS = 11, 2, 4, 3, 10
 
 States = Sequence[dict[str, Tensor]]
 MakeBatch = Callable[[int], dict[str, Tensor]]
+Cut = Callable[[dict[str, Tensor]], list[dict[str, Tensor]]]
 
 TRAINING = TrainingConfig(learning_rate=1e-2, clip_norm=0.5, weight_decay=0.1, warm_up_steps=5)
 WHOLE, HALVES, THIRDS, EACH = [0, 5], [0, 2, 5], [0, 1, 4, 5], [0, 1, 2, 3, 4, 5]
@@ -105,23 +107,28 @@ class Chain:
     observers: list["Recorder"] = field(default_factory=list)
     arrived: list[Frame] = field(default_factory=list)
     """The frames that the first stage sent backward."""
+    cut: Cut = lambda batch: [batch]
+    """Cuts a micro-batch into slices."""
 
-    def feed(self, kind: FrameKind, step: int, batches: Sequence[dict[str, Tensor]]) -> None:
+    def feed(
+        self, kind: FrameKind, step: int, batches: Sequence[dict[str, Tensor]], cut: Cut
+    ) -> None:
         for number, batch in enumerate(batches):
-            self.mailboxes[0].put(Frame(kind, step, number, batch))
+            for index, part in enumerate(cut(batch)):
+                self.mailboxes[0].put(Frame(kind, step, number, part, index))
 
     def train(
         self, step: int, batches: Sequence[dict[str, Tensor]], pending_scale: float
     ) -> list[StepResult]:
         """Runs one mini-batch and returns the result of each stage."""
-        self.feed(FrameKind.FORWARD, step, batches)
+        self.feed(FrameKind.FORWARD, step, batches, self.cut)
         targets = sum(batch["labels"].numel() for batch in batches)
         return self.run_in_parallel(
             lambda stage: stage.run_step(step, len(batches), targets, pending_scale)
         )
 
     def evaluate(self, batches: Sequence[dict[str, Tensor]]) -> list[Tensor]:
-        self.feed(FrameKind.EVALUATE, 0, batches)
+        self.feed(FrameKind.EVALUATE, 0, batches, lambda batch: [batch])
         self.run_in_parallel(lambda stage: stage.run_evaluation(len(batches)))
         return [frame.tensors["predictions"] for frame in self.arrived]
 
@@ -161,6 +168,7 @@ def make_chain(
     capacity: int | None = None,
     processor: EmulatedProcessor | None = None,
     recompute: Collection[int] = (),
+    num_slices: int = 1,
 ) -> Chain:
     """Cuts the units into stages.
 
@@ -171,8 +179,9 @@ def make_chain(
         capacity: Capacity of the mailboxes between stages.
         processor: The processor that every stage imitates.
         recompute: The indices of the stages that recompute.
+        num_slices: Slices of a micro-batch.
     """
-    chain = Chain()
+    chain = Chain(cut=partial(cut_into_slices, num_slices=num_slices))
     last = len(cuts) - 2
     chain.mailboxes = [Mailbox(capacity if index else None) for index in range(last + 1)]
     for index in range(last + 1):
@@ -190,6 +199,7 @@ def make_chain(
             round_index=ROUND,
             stage_index=index,
             in_flight=windows[index],
+            num_slices=num_slices,
             recompute=index in recompute,
             first_step=FIRST_STEP,
             total_steps=TOTAL_STEPS,

@@ -115,7 +115,7 @@ def test_recomputing_stage_keeps_only_inputs(
 ) -> None:
     graphs: list[bool] = []
     kept: list[Any] = []
-    make_stashed = activation_stash.StashedMicroBatch
+    make_stashed = activation_stash.StashedPass
 
     def keep(*parts: Any) -> Any:
         kept.append(make_stashed(*parts))
@@ -125,7 +125,7 @@ def test_recomputing_stage_keeps_only_inputs(
     chain.units[1].module.register_forward_hook(
         lambda module, inputs, outputs: graphs.append(outputs.grad_fn is not None)
     )
-    monkeypatch.setattr(activation_stash, "StashedMicroBatch", keep)
+    monkeypatch.setattr(activation_stash, "StashedPass", keep)
     chain.train(0, [make_batch(0)], 0.0)
     assert graphs == [False, True]
     embedding, blocks, head = kept

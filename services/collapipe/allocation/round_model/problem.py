@@ -201,7 +201,7 @@ class UploadPlan:
 class ClusterPlan:
     """The plan of one cluster. Link i leads from stage i to stage i + 1.
 
-    `uploads` has an entry for each stage. It is empty if nothing is decided: the hosts then push with `push_bps`.
+    The rows of a micro-batch are cut into `num_slices` slices. `uploads` has an entry for each stage. It is empty if nothing is decided: the hosts then push with `push_bps`.
     """
 
     stages: tuple[StagePlan, ...]
@@ -209,6 +209,12 @@ class ClusterPlan:
     links: tuple[LinkPlan, ...]
     upload_codec: UploadCodecName = "fp32"
     uploads: tuple[UploadPlan, ...] = ()
+    num_slices: int = 1
+
+    @property
+    def num_parts(self) -> int:
+        """The number of parts of a mini-batch that follow each other through the pipeline: M S."""
+        return self.num_micro_batches * self.num_slices
 
     @property
     def segments(self) -> dict[str, Segment]:
