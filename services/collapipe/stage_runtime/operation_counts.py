@@ -34,6 +34,7 @@ class StageWork:
     """The work of the units of one stage, in order.
 
     Args:
+        attention_size: Values in the queries of a token: heads times head size.
         recomputes: Whether a backward pass runs the forward pass again.
         splits: Whether a backward pass leaves the gradients of linear layers for later.
     """
@@ -41,7 +42,7 @@ class StageWork:
     def __init__(
         self,
         modules: Sequence[nn.Module],
-        hidden_size: int,
+        attention_size: int,
         *,
         recomputes: bool = False,
         splits: bool = False,
@@ -68,18 +69,18 @@ class StageWork:
             for parameter in module.parameters()
             if parameter.requires_grad
         )
-        self._hidden_size = hidden_size
+        self._attention_size = attention_size
         self._recomputes = recomputes
 
     def forward(self, side: Mapping[str, Tensor]) -> Work:
         """Returns the work of the forward pass of a micro-batch.
 
         Each weight costs two operations for each token. The head works on as many tokens as there are labels.
-        Attention costs four operations for each pair of tokens of a sequence and each hidden value.
+        Attention costs four operations for each pair of tokens of a sequence and each value of a query.
         """
         batch, length = side["attention_mask"].shape
         flops = _products(side, self._segment_weights, self._head_weights)
-        return Work(flops + 4.0 * self._num_attentions * batch * length**2 * self._hidden_size)
+        return Work(flops + 4.0 * self._num_attentions * batch * length**2 * self._attention_size)
 
     def backward(self, side: Mapping[str, Tensor]) -> Work:
         """Returns the work of the backward pass: two products for each product of the forward pass, or one if its weight
