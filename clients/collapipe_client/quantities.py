@@ -20,8 +20,8 @@ def read_bytes(text: str) -> int:
 
 
 def read_rate(text: str) -> float:
-    """Reads a rate in bit/s, for example "10mbit" or "1.5 gbit"."""
-    return _read(text, _RATES, "a rate", "10mbit")
+    """Reads a rate in bit/s, for example "10mbit", "10 Mbit/s" or "1.5 gbit"."""
+    return _read(text.strip().removesuffix("/s"), _RATES, "a rate", "10mbit")
 
 
 def read_seconds(text: str) -> float:

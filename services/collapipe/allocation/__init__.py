@@ -4,6 +4,7 @@ Read `round_model` first, then `strategies`, then `search`, which is the strateg
 """
 
 from collapipe.allocation.round_model.limits import violations as violations
+from collapipe.allocation.round_model.prediction import ClusterPrediction as ClusterPrediction
 from collapipe.allocation.round_model.prediction import RoundPrediction as RoundPrediction
 from collapipe.allocation.round_model.prediction import idle_joules as idle_joules
 from collapipe.allocation.round_model.prediction import predict as predict

@@ -9,6 +9,8 @@ from collapipe.emulation.named_tables import StrictModel, find_table, read_toml
 class DeviceProfile(StrictModel):
     """A kind of device."""
 
+    short_name: str
+    """Another name, for command lines."""
     flops_per_second: float
     """Sustained single-precision operations per second in training, forward and backward."""
     threads: int
@@ -32,5 +34,8 @@ DEVICE_PROFILES: Mapping[str, DeviceProfile] = {
 
 
 def device_profile(name: str) -> DeviceProfile:
-    """Returns the device profile with a name; raises `InvalidInputError`."""
+    """Returns the device profile with a name or a short name; raises `InvalidInputError`."""
+    for profile in DEVICE_PROFILES.values():
+        if name == profile.short_name:
+            return profile
     return find_table("device profile", name, DEVICE_PROFILES)

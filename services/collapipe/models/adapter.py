@@ -116,10 +116,16 @@ class ModelAdapter(ABC):
         dtype: torch.dtype = configured
         return dtype
 
+    @property
+    def attention_size(self) -> int:
+        """The number of values in the queries of a token: heads times head size, which may differ from the hidden size."""
+        heads, config = self.config.num_attention_heads, self.config
+        return int(heads * (getattr(config, "head_dim", None) or config.hidden_size // heads))
+
     @cached_property
     def first_trained_unit(self) -> int:
         """The first unit with trained parameters. No unit before it needs a gradient."""
-        units = (self._build_unit_on_meta(index)[0] for index in range(self.num_units))
+        units = (self.build_unit_on_meta(index)[0] for index in range(self.num_units))
         return next(
             index
             for index, unit in enumerate(units)
@@ -160,17 +166,17 @@ class ModelAdapter(ABC):
         Allocates memory for this unit only. Draws no random numbers, because another unit may be training in
         the same process.
         """
-        unit, model = self._build_unit_on_meta(unit_index)
+        unit, model = self.build_unit_on_meta(unit_index)
         self._allocate(model, model if isinstance(unit, Head) else unit)
         return unit
 
     def state_names(self, unit_index: int) -> list[str]:
         """Returns the names of the tensors of a unit's state."""
-        return list(self._build_unit_on_meta(unit_index)[0].state_dict())
+        return list(self.build_unit_on_meta(unit_index)[0].state_dict())
 
     def frozen_names(self, unit_index: int) -> dict[str, str]:
         """Returns the names of the frozen tensors of a unit: see `collapipe.models.lora.frozen_names`."""
-        return frozen_names(self._build_unit_on_meta(unit_index)[0])
+        return frozen_names(self.build_unit_on_meta(unit_index)[0])
 
     def for_export(self, model: "PreTrainedModel") -> "PreTrainedModel":
         """Makes a whole model ready for `save_pretrained`, in place."""
@@ -294,7 +300,7 @@ class ModelAdapter(ABC):
     def make_head(self, model: "PreTrainedModel") -> Head:
         """Makes the head from a model without blocks, which has only `head_parts` of its embedding."""
 
-    def _build_unit_on_meta(self, unit_index: int) -> tuple[Unit | Head, "PreTrainedModel"]:
+    def build_unit_on_meta(self, unit_index: int) -> tuple[Unit | Head, "PreTrainedModel"]:
         """Returns a unit on the meta device, and what is left of the model that it was cut from."""
         if not 0 <= unit_index < self.num_units:
             raise InvalidInputError(
@@ -341,13 +347,13 @@ class ModelAdapter(ABC):
         self, layer: nn.Module, activation: Tensor | None, side: Side, earlier: KeyValues | None
     ) -> Tensor:
         assert activation is not None
-        return self.run_layer(layer, activation, self._shared_inputs(activation, side, earlier))
+        return self.run_layer(layer, activation, self.shared_inputs(activation, side, earlier))
 
     def _run_attention(
         self, layer: nn.Module, activation: Tensor | None, side: Side, earlier: KeyValues | None
     ) -> Tensor:
         assert activation is not None
-        return self.run_attention(layer, activation, self._shared_inputs(activation, side, earlier))
+        return self.run_attention(layer, activation, self.shared_inputs(activation, side, earlier))
 
     def _run_feed_forward(
         self, layer: nn.Module, activation: Tensor | None, side: Side, earlier: KeyValues | None
@@ -355,7 +361,9 @@ class ModelAdapter(ABC):
         assert activation is not None
         return self.run_feed_forward(layer, activation)
 
-    def _shared_inputs(self, activation: Tensor, side: Side, earlier: KeyValues | None) -> Any:
+    def shared_inputs(
+        self, activation: Tensor, side: Side, earlier: KeyValues | None = None
+    ) -> Any:
         """Returns what all blocks of a stage need for a pass. It is made once for all of them."""
         attention_mask = side["attention_mask"]
         # Another thread may run blocks of the same adapter, so the entry is read and replaced as a whole.

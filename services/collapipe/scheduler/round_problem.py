@@ -31,6 +31,9 @@ from collapipe.work_shares import WEIGHTS_SHARE
 _STATE_PER_WEIGHT = 4
 """Training keeps a weight, a gradient and two moments for each weight: docs/scheduling.md (10)."""
 
+_EMPTY_BLOB_BYTES = 16
+"""Size of the trained weights of a unit that has none."""
+
 _EMBEDDING_GUESS = 0.05
 """Work of an embedding, in layers."""
 
@@ -58,6 +61,11 @@ class ModelSizes:
     def block_frozen_bytes(self) -> float:
         """Size of the frozen weights of the mean block."""
         return _mean_block(self.frozen_bytes)
+
+    @property
+    def first_trained_unit(self) -> int:
+        """The first unit with trained weights."""
+        return next(i for i, size in enumerate(self.unit_bytes) if size > _EMPTY_BLOB_BYTES)
 
     @property
     def head_blocks(self) -> float:
@@ -303,6 +311,7 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         embedding_frozen_bytes=model.frozen_bytes[0],
         block_frozen_bytes=model.block_frozen_bytes if has_frozen else 0.0,
         head_frozen_bytes=model.frozen_bytes[-1],
+        first_trained_unit=model.first_trained_unit,
         lossy_uploads=_upload_codecs(job) != ("fp32",),
         pattern=tuple(BlockShare(*shares) for shares in pattern),
     )

@@ -143,10 +143,10 @@ def count_kept_bytes(modules: Sequence[nn.Module]) -> Iterator[dict[int, int]]:
         modules: Their weights and buffers are not counted.
 
     Yields:
-        The bytes of each storage, by its address. Complete when the forward passes are done.
+        The bytes of each storage, by its identity. Complete when the forward passes are done.
     """
     own = {
-        tensor.untyped_storage().data_ptr()
+        tensor.untyped_storage()._cdata
         for module in modules
         for tensor in (*module.parameters(), *module.buffers())
     }
@@ -154,8 +154,8 @@ def count_kept_bytes(modules: Sequence[nn.Module]) -> Iterator[dict[int, int]]:
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept.setdefault(storage.data_ptr(), storage.nbytes())
+        if storage._cdata not in own:  # Unlike `data_ptr`, fake tensors have it, too.
+            kept.setdefault(storage._cdata, storage.nbytes())
         # Without `detach`, an operation that keeps its own output would keep its graph in a reference cycle.
         return tensor.detach()
 

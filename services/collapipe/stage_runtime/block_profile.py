@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from collapipe.errors import InvalidInputError
-from collapipe.models import ModelAdapter, Side
+from collapipe.models import Head, ModelAdapter, Side
 from collapipe.stage_runtime.activation_stash import count_kept_bytes
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
@@ -77,30 +78,61 @@ def profile_block(
         for size in sorted(set(micro_batch_sizes))
     }
     largest = max(sides)
-    seconds = _emulated_seconds(StageWork(blocks, hidden_size), sides, processor)
+    seconds = _emulated_seconds(StageWork(blocks, adapter.attention_size), sides, processor)
     if seconds:
-        costs = [StageWork([block], hidden_size).forward(sides[largest]).flops for block in blocks]
+        costs = [
+            StageWork([block], adapter.attention_size).forward(sides[largest]).flops
+            for block in blocks
+        ]
     else:
         timed = _time(blocks, sides, hidden_size, dtype)
         seconds = {size: sum(times) for size, times in timed.items()}
         costs = timed[largest]
     per_sample, per_micro_batch = fit_costs(seconds)
     num_parameters = sum(p.numel() for b in blocks for p in b.parameters() if p.requires_grad)
-    stashes = []
-    for block in blocks:
-        with COMPUTE_LOCK, count_kept_bytes([block]) as kept:
-            outputs = block(_random_activation(sides[largest], hidden_size, dtype), sides[largest])
-        del outputs  # frees the graph
-        stashes.append(float(sum(kept.values())))
+    side = make_side(adapter, 1, sequence_length)
+    stashes = [count_stash_bytes(adapter, 1 + i, side) for i in range(adapter.period)]
     return BlockProfile(
         seconds_per_sample=per_sample / len(blocks),
         seconds_per_micro_batch=per_micro_batch,
         state_bytes=num_parameters * ADAM_STATE_BYTES // len(blocks),
-        stash_bytes_per_sample=math.ceil(statistics.mean(stashes) / largest),
+        stash_bytes_per_sample=math.ceil(statistics.mean(stashes)),
         num_parameters=num_parameters // len(blocks),
         work_shares=_shares(costs),
         stash_shares=_shares(stashes),
     )
+
+
+def make_side(adapter: ModelAdapter, rows: int, length: int) -> dict[str, Tensor]:
+    """Makes the side tensors of a micro-batch without padding, for shapes and costs only."""
+    mask = torch.ones(rows, length, dtype=torch.int64)
+    labels = mask[:, 0] if adapter.task == "classification" else mask
+    return {"input_ids": mask, "attention_mask": mask, "labels": labels}
+
+
+def count_stash_bytes(adapter: ModelAdapter, unit_index: int, side: Side) -> int:
+    """Counts what a unit keeps of a micro-batch for its backward pass, without computing and without memory.
+
+    Fake tensors have shapes only. They take the same path through torch as real ones on a CPU. So attention counts as its
+    kernel keeps it: linear in the length, or quadratic with dropout.
+    """
+    hidden_size = adapter.config.hidden_size
+    # Whether a row has padding must be known here, because a fake mask has no values.
+    shape = (*side["attention_mask"].shape, hidden_size)
+    adapter.shared_inputs(torch.zeros((), dtype=adapter.base_dtype).expand(shape), side)
+    with FakeTensorMode(allow_non_fake_inputs=True), COMPUTE_LOCK:
+        unit = adapter.build_unit(unit_index).train()
+        activation = None
+        if unit_index:
+            activation = torch.empty(shape, dtype=adapter.base_dtype, requires_grad=True)
+        with count_kept_bytes([unit]) as kept:
+            if isinstance(unit, Head):
+                assert activation is not None
+                outputs = unit.loss_sum(activation, side, 0.0)
+            else:
+                outputs = unit(activation, side)
+            del outputs
+    return sum(kept.values())
 
 
 def fit_costs(seconds: Mapping[int, float]) -> tuple[float, float]:

@@ -34,6 +34,7 @@ class StageWork:
     """The work of the units of one stage, in order.
 
     Args:
+        attention_size: Values in the queries of a token: heads times head size.
         recomputes: Whether a backward pass runs the forward pass again.
         splits: Whether a backward pass leaves the gradients of linear layers for later.
     """
@@ -41,7 +42,7 @@ class StageWork:
     def __init__(
         self,
         modules: Sequence[nn.Module],
-        hidden_size: int,
+        attention_size: int,
         *,
         recomputes: bool = False,
         splits: bool = False,
@@ -68,15 +69,15 @@ class StageWork:
             for parameter in module.parameters()
             if parameter.requires_grad
         )
-        self._hidden_size = hidden_size
+        self._attention_size = attention_size
         self._recomputes = recomputes
 
     def forward(self, side: Mapping[str, Tensor], num_tokens: int | None = None) -> Work:
         """Returns the work of the forward pass of a micro-batch or a slice.
 
         Each weight costs two operations for each token. The head works on as many tokens as there are labels.
-        Attention costs four operations for each hidden value and each pair of a token and one that it may see. The
-        tokens of a slice may see those of the slices before it and of its own.
+        Attention costs four operations for each value of a query and each pair of a token and one that it may
+        see. The tokens of a slice may see those of the slices before it and of its own.
 
         Args:
             num_tokens: Tokens of a row in this pass. Without it, all that the attention mask covers.
@@ -85,7 +86,7 @@ class StageWork:
         tokens = length if num_tokens is None else num_tokens
         flops = _products(side, tokens, self._segment_weights, self._head_weights)
         pairs = batch * tokens * length
-        return Work(flops + 4.0 * self._num_attentions * pairs * self._hidden_size)
+        return Work(flops + 4.0 * self._num_attentions * pairs * self._attention_size)
 
     def backward(self, side: Mapping[str, Tensor], num_tokens: int | None = None) -> Work:
         """Returns the work of the backward pass: two products for each product of the forward pass, or one if its weight

@@ -157,7 +157,7 @@ class Stage:
         self._split_layers = [] if self._has_embedding else layers
         self._work = StageWork(
             modules,
-            context.adapter.config.hidden_size,
+            context.adapter.attention_size,
             recomputes=self._recomputes,
             splits=bool(self._split_layers),
         )

@@ -12,5 +12,7 @@ from collapipe.tasks.sampler import begin_round as begin_round
 from collapipe.tasks.sampler import draw as draw
 from collapipe.tasks.task import MicroBatch as MicroBatch
 from collapipe.tasks.task import Task as Task
+from collapipe.tasks.vocabulary import make_vocabulary as make_vocabulary
 from collapipe.tasks.vocabulary import parse_vocabulary as parse_vocabulary
+from collapipe.tasks.vocabulary import read_vocabulary as read_vocabulary
 from collapipe.tasks.vocabulary import write_tokenizer_files as write_tokenizer_files

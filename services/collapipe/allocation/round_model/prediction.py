@@ -207,7 +207,7 @@ def stage_seconds(
     return [
         (host := hosts[stage.host_id]).compute_seconds(
             size,
-            problem.model.work(stage.start_unit, stage.stop_unit, host.end_unit_work),
+            problem.model.trained_work(stage.start_unit, stage.stop_unit, host.end_unit_work),
             recompute=recompute and stage.recompute,
         )
         for stage in plan.stages
@@ -237,6 +237,7 @@ def link_seconds(
     micro_batch_size: float,
     *,
     carries_activations: bool = True,
+    carries_gradients: bool = True,
 ) -> LinkPrediction:
     """Returns the times of the link between two neighbouring stages: (3).
 
@@ -244,6 +245,8 @@ def link_seconds(
         sender: Host that sends activations. The receiver sends activation gradients back.
         carries_activations: False if the sender runs no unit. It then sends token ids, whose few bytes are
             not counted.
+        carries_gradients: False if no unit of the sender or before it is trained. The receiver then sends back frames
+            without a tensor.
     """
     there = cluster.links.get((sender, receiver))
     back = cluster.links.get((receiver, sender))
@@ -254,7 +257,9 @@ def link_seconds(
     coding = raw_bytes * codec.seconds_per_byte
     bits = 8 * raw_bytes * codec.bytes_ratio
     forward = transfer_seconds(bits, there.rate_bps(plan.share, plan.forward_watts)) + coding
-    backward = transfer_seconds(bits, back.rate_bps(plan.share, plan.backward_watts)) + coding
+    backward = 0.0
+    if carries_gradients:
+        backward = transfer_seconds(bits, back.rate_bps(plan.share, plan.backward_watts)) + coding
     half_duplex = isinstance(there, RadioLink)
     load = forward + backward if half_duplex else max(forward, backward)
     return LinkPrediction(forward, backward, there.round_trip_seconds, load)
@@ -333,6 +338,7 @@ def _predict_cluster(
             link,
             problem.mini_batch / num_micro_batches,
             carries_activations=plan.stages[i].stop_unit > 0,
+            carries_gradients=plan.stages[i].stop_unit > problem.model.first_trained_unit,
         )
         for i, link in enumerate(plan.links)
     ]

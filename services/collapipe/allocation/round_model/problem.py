@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from collapipe.codec_table import CodecName, UploadCodecName
 from collapipe.radio_rate import radio_rate_bps
-from collapipe.work_shares import FORWARD_SHARE
+from collapipe.work_shares import FORWARD_SHARE, FROZEN_FORWARD_SHARE
 
 RECOMPUTED_WORK = 1 + FORWARD_SHARE
 """Work of a stage that recomputes, divided by that of one that does not: (2)."""
@@ -257,6 +257,7 @@ class ModelCost:
         activation_bytes: Bytes of one sample on a link, without a lossy codec.
         pattern: The blocks repeat it from the first one on. The means of its shares are 1. Half blocks
             alternate between attention and feed-forward networks.
+        first_trained_unit: Units before it compute no gradients, and no link leads gradients to them.
         lossy_uploads: Whether uploads may be lossy. Then a unit keeps 2 more values for each weight: the weight
             before the round, and what uploads have lost, which is a part of the optimizer state.
     """
@@ -274,6 +275,7 @@ class ModelCost:
     embedding_frozen_bytes: float = 0.0
     block_frozen_bytes: float = 0.0
     head_frozen_bytes: float = 0.0
+    first_trained_unit: int = 0
     lossy_uploads: bool = False
     pattern: tuple[BlockShare, ...] = (BlockShare(),)
 
@@ -293,6 +295,14 @@ class ModelCost:
         return (
             self._sum(start_unit, stop_unit, 0.0, 1.0, 0.0, shares) + has_end_unit * end_unit_work
         )
+
+    def trained_work(
+        self, start_unit: int, stop_unit: int, end_unit_work: float | None = None
+    ) -> float:
+        """Returns the work of units in training. Blocks before the first trained unit run forwards only."""
+        work = self.work(start_unit, stop_unit, end_unit_work)
+        first, stop = max(start_unit, 1), min(stop_unit, self.first_trained_unit)
+        return work - (1 - FROZEN_FORWARD_SHARE) * self.work(first, max(first, stop))
 
     def state_bytes(self, start_unit: int, stop_unit: int) -> float:
         """Returns the memory of units without their stashes."""

@@ -1,0 +1,304 @@
+"""Estimates a round of a job on boxes that nobody has started: memory, bytes and time, and what would make it fit.
+
+`python -m collapipe.scheduler.estimate` reads a `Request` as JSON, and writes an `Estimate` as JSON. The decision is that of
+the scheduler: the same problem, strategies and prediction. Only what a running scheduler measures comes from elsewhere:
+speeds from device profiles, links from the request, and the costs of units from `collapipe.stage_runtime.unit_counts`,
+which runs as a process because it needs torch.
+"""
+
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from collapipe.allocation import RoundPlan, RoundProblem, decide_round, violations
+from collapipe.emulation.boxes import Box
+from collapipe.errors import CollapipeError, InfeasibleError, InvalidInputError
+from collapipe.job import JobConfig, divisors
+from collapipe.scheduler.estimate_documents import Change, Estimate, Request
+from collapipe.scheduler.estimated_round import estimate_clusters
+from collapipe.scheduler.host_registry import (
+    CONTROL_UNIT,
+    DEVICE_AGENT,
+    EDGE_SERVER,
+    ClusterHosts,
+    JobHosts,
+)
+from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.scheduler.round_problem import ModelSizes, build_problem, link_pairs
+from collapipe.unit_costs import ModelCosts, UnitCost
+from collapipe.v1 import scheduler_pb2
+
+_MOST_MORE_BOXES = 16
+_MEMORY_FACTORS = (1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 32)
+_LORA_RANK = 8
+_UNLIMITED_BPS = 1e12
+_LAPTOP = Box(profile="laptop")
+
+
+class Estimator:
+    """Estimates variants of one request."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._costs: dict[str, ModelCosts] = {}
+
+    def estimate(self) -> Estimate:
+        """Estimates the request, and looks for changes if the model does not fit.
+
+        Raises:
+            InvalidInputError: The job cannot be used.
+        """
+        request = self._request
+        problem, job = self._problem(request), request.job
+        notes = self._model_costs(job).notes
+        asked, given = job.num_devices(0), len(request.devices)
+        if asked is not None and asked != given:
+            notes += (
+                f"the job asks for {asked} devices in a cluster, and {given} are given: train it with "
+                f"--set devices_per_cluster={given}",
+            )
+        plans, missing = self._decide(problem, job)
+        changes = self._changes() if missing else []
+        return Estimate(
+            fits=not missing,
+            strategy=job.schedule.strategy,
+            missing=tuple(missing),
+            clusters=tuple(
+                estimate_clusters(problem, plans, self._model_costs(job), _boxes(request)[0])
+            ),
+            changes=tuple(changes),
+            notes=notes,
+        )
+
+    def _fits(self, request: Request) -> bool:
+        try:
+            return not self._decide(self._problem(request), request.job)[1]
+        except (
+            InvalidInputError
+        ):  # For example, LoRA of this family needs to be told its target modules.
+            return False
+
+    def _decide(self, problem: RoundProblem, job: JobConfig) -> tuple[RoundPlan, list[str]]:
+        """Returns the plans, and what is missing. If there is no plan, returns equal segments without limits of memory."""
+        schedule = job.schedule
+        try:
+            plans = decide_round(problem, schedule.strategy, segments=schedule.segments).plans
+        except InfeasibleError as error:
+            unlimited = _without_limits(problem)
+            return decide_round(unlimited, "pipeline").plans, [str(error)]
+        return plans, violations(problem, plans)
+
+    def _changes(self) -> list[Change]:
+        request = self._request
+        job = request.job
+        training, schedule = job.training, job.schedule
+        steps: list[dict[str, Any]] = []
+        if schedule.strategy not in ("dssra", "proportional"):
+            steps.append({"schedule.strategy": "proportional"})
+        if training.recompute is False:
+            steps.append({"training.recompute": True})
+        if schedule.strategy != "dssra":  # It has tried all numbers of micro-batches.
+            steps += [
+                {"schedule.num_micro_batches": count}
+                for count in divisors(training.mini_batch)
+                if count > schedule.num_micro_batches
+            ]
+        if not job.model.half_blocks:
+            steps.append({"model.half_blocks": True})
+        if job.model.lora is None:
+            steps.append({"model.lora.r": _LORA_RANK})
+        found = [step for step in steps if self._fits(_changed(request, step))]
+        if not found:
+            # No single setting suffices. Take one after the other, until all together do.
+            together: dict[str, Any] = {}
+            for step in steps:
+                together |= step
+                if self._fits(_changed(request, together)):
+                    found = [together]
+                    break
+        changes = [
+            Change(settings=tuple(f"{k}={_as_toml(v)}" for k, v in step.items())) for step in found
+        ]
+        return [*changes, *self._other_boxes(request)]
+
+    def _other_boxes(self, request: Request) -> list[Change]:
+        """Tries more boxes like the largest one, and larger boxes."""
+        largest = max(request.devices, key=lambda box: box.training_bytes)
+        changes = []
+        for count in range(1, _MOST_MORE_BOXES + 1):
+            devices = (*request.devices, *[largest] * count)
+            if self._fits(request.model_copy(update={"devices": devices})):
+                changes.append(Change(boxes=f"{count} more {largest.device.short_name}"))
+                break
+        for factor in _MEMORY_FACTORS:
+            devices = tuple(
+                box.model_copy(update={"memory_bytes": math.ceil(factor * box.training_bytes)})
+                for box in request.devices
+            )
+            if self._fits(request.model_copy(update={"devices": devices})):
+                changes.append(Change(boxes=f"{factor:g} times the memory in every box"))
+                break
+        return changes
+
+    def _model_costs(self, job: JobConfig) -> ModelCosts:
+        key = job.model.model_dump_json()
+        if key not in self._costs:
+            self._costs[key] = count_in_process(job)
+        return self._costs[key]
+
+    def _problem(self, request: Request) -> RoundProblem:
+        job, costs = request.job, self._model_costs(request.job)
+        boxes, hosts = _boxes(request)
+        blocks = costs.units[1:-1]
+        flops, stash = (
+            [statistics.mean(values[k :: costs.period]) for k in range(costs.period)]
+            for values in ([u.flops for u in blocks], [u.stash_bytes for u in blocks])
+        )
+        mean_flops, mean_stash = statistics.mean(flops), statistics.mean(stash)
+        micro_batch_size = job.training.mini_batch / job.schedule.num_micro_batches
+        ends = {hosts.edge_server.host_id: costs.units[-1]}
+        ends |= {cluster.control_unit.host_id: costs.units[0] for cluster in hosts.clusters}
+        knowledge = Knowledge(
+            hosts={
+                host_id: HostKnowledge(
+                    seconds_per_sample=mean_flops / box.device.flops_per_second,
+                    seconds_per_micro_batch=box.device.seconds_per_micro_batch,
+                    end_seconds_per_sample=_end_seconds(ends.get(host_id), box, micro_batch_size),
+                    source="profile",
+                )
+                for host_id, box in boxes.items()
+            },
+            links={
+                f"{sender}>{receiver}": _link(boxes[sender], boxes[receiver])
+                for cluster in hosts.clusters
+                for sender, receiver in link_pairs(cluster, hosts.edge_server)
+            },
+            block_stash_bytes=math.ceil(mean_stash),
+            work_shares=[value / mean_flops for value in flops],
+            stash_shares=[value / mean_stash for value in stash],
+            activation_bytes=4.0 * costs.hidden_size * job.task.max_length,
+        )
+        sizes = ModelSizes(
+            num_blocks=len(blocks),
+            unit_bytes=tuple(unit.weights_bytes for unit in costs.units),
+            frozen_bytes=tuple(unit.frozen_bytes for unit in costs.units),
+            hidden_size=costs.hidden_size,
+            period=costs.period,
+        )
+        problem = build_problem(job, sizes, hosts, knowledge, round_index=0)
+        first, last = costs.units[0], costs.units[-1]
+        model = replace(
+            problem.model,
+            embedding_work=first.flops / mean_flops,
+            head_work=last.flops / mean_flops,
+            embedding_stash_bytes=float(first.stash_bytes),
+            head_stash_bytes=float(last.stash_bytes),
+        )
+        return replace(problem, model=model)
+
+
+def count_in_process(job: JobConfig) -> ModelCosts:
+    """Counts the costs of a job's model in a process with torch.
+
+    Raises:
+        InvalidInputError: The job cannot be used.
+        CollapipeError: The process failed.
+    """
+    command = [sys.executable, "-m", "collapipe.stage_runtime.unit_counts"]
+    done = subprocess.run(command, input=job.to_json(), capture_output=True, text=True)
+    if done.returncode == 2:
+        raise InvalidInputError(done.stderr.strip())
+    if done.returncode:
+        raise CollapipeError(f"counting the units of the model failed: {done.stderr.strip()}")
+    return ModelCosts.model_validate_json(done.stdout)
+
+
+def _boxes(request: Request) -> tuple[dict[str, Box], JobHosts]:
+    """Returns the box of each host, and the hosts as they would register."""
+    boxes: dict[str, Box] = {}
+
+    def host(host_id: str, role: Any, box: Box, memory_bytes: int) -> scheduler_pb2.Host:
+        boxes[host_id] = box
+        return scheduler_pb2.Host(
+            host_id=host_id, role=role, memory_bytes=memory_bytes, busy_watts=box.device.busy_watts
+        )
+
+    def other(host_id: str, role: Any, box: Box | None) -> scheduler_pb2.Host:
+        return host(host_id, role, box or _LAPTOP, box.training_bytes if box else 0)
+
+    clusters = tuple(
+        ClusterHosts(
+            other(f"control-unit-{index}", CONTROL_UNIT, request.control_unit),
+            tuple(
+                host(f"device-{index}-{number}", DEVICE_AGENT, box, box.training_bytes)
+                for number, box in enumerate(request.devices)
+            ),
+        )
+        for index in range(request.job.clusters)
+    )
+    return boxes, JobHosts(other("edge-server", EDGE_SERVER, request.edge_server), clusters)
+
+
+def _link(sender: Box, receiver: Box) -> LinkKnowledge:
+    """Returns the link between two boxes, each of which has its own link to the network."""
+    up, down = sender.link.in_direction("up"), receiver.link.in_direction("down")
+    rate = min(up.rate_bps or _UNLIMITED_BPS, down.rate_bps or _UNLIMITED_BPS)
+    ends = [box.link.in_direction(way) for box in (sender, receiver) for way in ("up", "down")]
+    return LinkKnowledge(
+        capacity_bps=rate, round_trip_seconds=sum(end.delay_seconds for end in ends)
+    )
+
+
+def _end_seconds(unit: UnitCost | None, box: Box, micro_batch_size: float) -> float:
+    """Returns the time of the embedding or the head for one sample. A gradient of a table is moved once a micro-batch."""
+    if unit is None:
+        return 0.0
+    moved = unit.gradient_bytes / micro_batch_size
+    return unit.flops / box.device.flops_per_second + moved / box.device.memory_bytes_per_second
+
+
+def _without_limits(problem: RoundProblem) -> RoundProblem:
+    clusters = tuple(
+        replace(
+            cluster, devices=tuple(replace(host, memory_bytes=None) for host in cluster.devices)
+        )
+        for cluster in problem.clusters
+    )
+    return replace(problem, clusters=clusters)
+
+
+def _changed(request: Request, settings: Mapping[str, Any]) -> Request:
+    """Returns a request whose job has other settings, by their dotted names."""
+    document = request.job.model_dump(exclude_unset=True)
+    for key, value in settings.items():
+        *sections, name = key.split(".")
+        section = document
+        for each in sections:
+            section = section.setdefault(each, {})
+        section[name] = value
+    return request.model_copy(update={"job": JobConfig.from_dict(document, "the changed job")})
+
+
+def _as_toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _main() -> int:
+    """Returns 2 if the request cannot be used. The reason is then on stderr."""
+    try:
+        request = Request.model_validate_json(sys.stdin.read())
+        print(Estimator(request).estimate().model_dump_json())
+    except (CollapipeError, ValidationError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

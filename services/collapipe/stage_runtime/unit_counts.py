@@ -1,0 +1,149 @@
+"""Counts what the units of a job's model cost. No weight needs memory for that.
+
+`python -m collapipe.stage_runtime.unit_counts` reads a job as JSON, and writes a `ModelCosts` as JSON. Programs without torch,
+such as the scheduler, run it as a process. The units are those that hosts would build. So the numbers hold for every family,
+with LoRA and with half blocks.
+"""
+
+import sys
+from collections.abc import Hashable
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from collapipe.errors import CollapipeError
+from collapipe.job import LABELLING_TASKS, JobConfig, TaskConfig
+from collapipe.models import (
+    Head,
+    ModelAdapter,
+    Unit,
+    adapter_for,
+    create_config_json,
+    divide_state,
+    frozen_names,
+    pretrained_directory,
+)
+from collapipe.stage_runtime.block_profile import count_stash_bytes, make_side
+from collapipe.stage_runtime.operation_counts import StageWork
+from collapipe.tasks import load_task, make_vocabulary, parse_vocabulary, read_vocabulary
+from collapipe.unit_costs import ModelCosts, UnitCost
+from collapipe.weights.tensor_blob import TensorBlob
+
+_ASSUMED_LABELS = ("first", "second")
+
+
+def count_job(job: JobConfig) -> ModelCosts:
+    """Counts the units of a job's model. The job's data gives labels and vocabulary, if it is on this machine.
+
+    Raises:
+        InvalidInputError: The model cannot be made, or the data cannot be used.
+    """
+    notes: tuple[str, ...] = ()
+    if _has_data_here(job):
+        first = load_task(job, 0, None)
+        others = [load_task(job, index, first.vocabulary) for index in range(1, job.clusters)]
+        labels = sorted({label for task in (first, *others) for label in task.labels})
+        tokenizer = parse_vocabulary(first.vocabulary)
+    else:
+        labels = list(_ASSUMED_LABELS) if job.task.kind in LABELLING_TASKS else []
+        tokenizer = _tokenizer_without_data(job)
+        notes = (
+            f"the job's data is not on this machine: {len(labels)} labels and {tokenizer.get_vocab_size()} tokens in the "
+            "vocabulary are assumed",
+        )
+    config_json = create_config_json(job.model, job.task, labels, tokenizer)
+    adapter = adapter_for(job.model.family, job.task.kind, config_json)
+    return ModelCosts(
+        units=tuple(count_units(adapter, job.task)),
+        hidden_size=adapter.config.hidden_size,
+        period=adapter.period,
+        first_trained_unit=adapter.first_trained_unit,
+        notes=notes,
+    )
+
+
+def count_units(adapter: ModelAdapter, task: TaskConfig) -> list[UnitCost]:
+    """Counts each unit for samples of `task.max_length` tokens. Blocks with the same tensors are built only once."""
+    path = adapter.blocks_path
+    built: dict[Hashable, tuple[int, Unit | Head, int]] = {}
+    costs = [_cost(adapter, adapter.build_unit_on_meta(0)[0], _stash(adapter, 0, task), task)]
+    for index, layer in enumerate(adapter.build_on_meta()[0].get_submodule(path).children()):
+        tensors = tuple((n, p.shape, p.requires_grad) for n, p in layer.named_parameters())
+        for half in range(adapter.period):
+            if (half, tensors) not in built:
+                unit_index = 1 + adapter.period * index + half
+                unit = adapter.build_unit_on_meta(unit_index)[0]
+                built[half, tensors] = index, unit, _stash(adapter, unit_index, task)
+            alike, unit, stash_bytes = built[half, tensors]
+            names = (f"{path}.{alike}.", f"{path}.{index}.")
+            costs.append(_cost(adapter, unit, stash_bytes, task, names))
+    head = adapter.num_units - 1
+    return [
+        *costs,
+        _cost(adapter, adapter.build_unit_on_meta(head)[0], _stash(adapter, head, task), task),
+    ]
+
+
+def _stash(adapter: ModelAdapter, unit_index: int, task: TaskConfig) -> int:
+    return count_stash_bytes(adapter, unit_index, make_side(adapter, 1, task.max_length))
+
+
+def _cost(
+    adapter: ModelAdapter,
+    unit: Unit | Head,
+    stash_bytes: int,
+    task: TaskConfig,
+    renamed: tuple[str, str] = ("", ""),
+) -> UnitCost:
+    """Returns the cost of a unit on the meta device. `renamed` says which part of its names another unit has instead."""
+    trained, frozen = (
+        {name.replace(*renamed, 1): tensor for name, tensor in tensors.items()}
+        for tensors in divide_state(unit.state_dict(), frozen_names(unit))
+    )
+    work, side = StageWork([unit], adapter.attention_size), make_side(adapter, 1, task.max_length)
+    backward = work.backward(side)
+    return UnitCost(
+        weights_bytes=TensorBlob(trained).total_bytes,
+        frozen_bytes=TensorBlob(frozen).total_bytes if frozen else 0,
+        stash_bytes=stash_bytes,
+        flops=work.forward(side).flops + backward.flops,
+        gradient_bytes=backward.moved_bytes,
+        update_bytes=work.update().moved_bytes,
+    )
+
+
+def _has_data_here(job: JobConfig) -> bool:
+    if job.data.source != "files":
+        return job.data.source == "stdlib_docstrings"
+    train = [job.data.train] if isinstance(job.data.train, str) else job.data.train or []
+    paths = [path for text in (*train, job.data.held_out or "") for path in text.split(",") if path]
+    return bool(train) and all(Path(path).is_file() for path in paths)
+
+
+def _tokenizer_without_data(job: JobConfig) -> Tokenizer:
+    """Returns the tokenizer of the pretrained directory, or one with as many tokens as the job asks for."""
+    if job.model.pretrained is not None:
+        directory = pretrained_directory(job.model.pretrained)
+        return parse_vocabulary(read_vocabulary(directory, job.model.family))
+    size = job.model.vocabulary_size
+    tokenizer = parse_vocabulary(make_vocabulary([], size, job.model.family))
+    tokenizer.add_tokens(
+        [f"<token {number}>" for number in range(size - tokenizer.get_vocab_size())]
+    )
+    return tokenizer
+
+
+def _main() -> int:
+    """Returns 2 if the job cannot be used. The reason is then on stderr."""
+    torch.set_num_threads(1)
+    try:
+        print(count_job(JobConfig.from_json(sys.stdin.read())).model_dump_json())
+    except CollapipeError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,37 @@
+"""What the units of a model cost. `collapipe.stage_runtime.unit_counts` counts it, and estimates use it."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Counted(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class UnitCost(_Counted):
+    """One unit. Operations and kept bytes are those of one sample."""
+
+    weights_bytes: int
+    """Size of the trained weights, as the unit pushes them."""
+    frozen_bytes: int
+    """Size of the frozen weights, as a host fetches them. 0 without LoRA."""
+    stash_bytes: int
+    """Bytes that a forward pass keeps for the backward pass."""
+    flops: float
+    """Operations of the forward and the backward pass."""
+    gradient_bytes: float
+    """Bytes that the backward pass of a micro-batch moves for the gradient of an embedding table."""
+    update_bytes: float
+    """Bytes that a step of the optimizer moves."""
+
+
+class ModelCosts(_Counted):
+    """A model."""
+
+    units: tuple[UnitCost, ...]
+    hidden_size: int
+    period: int
+    """Blocks of a layer."""
+    first_trained_unit: int
+    """The first unit with trained weights."""
+    notes: tuple[str, ...] = ()
+    """What was assumed, because the data of the job is not here."""
