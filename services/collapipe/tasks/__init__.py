@@ -7,6 +7,7 @@ chooses the rows of each mini-batch. `loading` puts all of this together.
 """
 
 from collapipe.tasks.loading import load_task as load_task
+from collapipe.tasks.loading import load_task_for_use as load_task_for_use
 from collapipe.tasks.sampler import Cursor as Cursor
 from collapipe.tasks.sampler import begin_round as begin_round
 from collapipe.tasks.sampler import draw as draw
