@@ -36,7 +36,8 @@ class TaskConfig(Section):
     """Longest input in tokens. Longer inputs are cut; for `ner`, words that are cut off count as errors. For `causal_lm`, no
     text is lost: all are joined, and divided into rows of exactly this length."""
     max_new_tokens: int = Field(default=64, ge=1)
-    """Longest output that the evaluation generates, in tokens; only for `translation`."""
+    """Longest output that an evaluation of `translation` generates, in tokens, and by default the longest answer of
+    `collapipe predict`."""
 
 
 class DataConfig(Section):

@@ -83,13 +83,15 @@ class ModelUse:
         """Encodes a text. Refuses one that, with its answer, is longer than the model has positions for."""
         try:
             question = self._task.question(text)
-            if self._task.continues_text:
+            if self._task.generates:
                 limit = self._adapter.max_length(self._adapter.config)
-                length, wanted = len(question.input_ids), self._options.max_new_tokens
+                # The decoder of a translator has positions of its own.
+                length = len(question.input_ids) if self._task.continues_text else 0
+                wanted = self._options.max_new_tokens
                 if length + wanted > limit:
                     raise InvalidInputError(
-                        f"its {length} tokens and an answer of {wanted} are more than the {limit} positions of the "
-                        f"model: shorten it, or ask for at most {max(0, limit - length)} new tokens"
+                        f"with an answer of {wanted} tokens it needs {length + wanted} positions, more than the {limit} "
+                        f"of the model: shorten it, or ask for at most {max(0, limit - length)} new tokens"
                     )
         except InvalidInputError as error:
             raise InvalidInputError(f"text {number} ({text!r:.40}): {error}") from error

@@ -64,8 +64,11 @@ class ModelUse:
         self._ended.wait()
 
     def cancel(self, reason: str) -> None:
-        """Ends the use. The model is as before."""
+        """Ends the use. It keeps its turn until `outputs` has ended, so that nothing runs beside its last call."""
         self._calls.cancel(reason)
+
+    def give_up_turn(self) -> None:
+        """Ends the turn even if nobody takes the outputs any more."""
         self._ended.set()
 
     def outputs(self, waiting_for: Callable[[], str]) -> Outputs:

@@ -206,6 +206,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             runner.cancel("the scheduler was stopped: resume the job when it runs again")
         for use in uses:
             use.cancel("the scheduler was stopped: use the model when it runs again")
+            use.give_up_turn()
         self._thread.join()
 
     def _run_jobs(self) -> None:
