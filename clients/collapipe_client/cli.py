@@ -35,6 +35,7 @@ from collapipe_client.job_files import (
 from collapipe_client.join_command import join, renew
 from collapipe_client.live_view import make_display
 from collapipe_client.local_testbed import LocalTestbed
+from collapipe_client.model_commands import JobArgument, evaluate, predict
 from collapipe_client.plan_commands import plan_app
 from collapipe_client.reporting import (
     FAILED,
@@ -62,10 +63,6 @@ app = typer.Typer(
 app.add_typer(plan_app, name="plan")
 app.add_typer(testbed_app, name="testbed")
 app.add_typer(certs_app, name="certs")
-
-JobArgument = Annotated[
-    str, typer.Argument(help="Id of the job, or its name for the newest job of that name.")
-]
 
 
 @app.command()
@@ -284,6 +281,8 @@ def _say_trained(
 
 
 for command in (
+    predict,
+    evaluate,
     testbed_commands.up,
     testbed_commands.down,
     testbed_commands.status,

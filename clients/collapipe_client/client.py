@@ -1,8 +1,10 @@
 """The Python client: submits jobs, follows their events, and fetches models. It needs no torch."""
 
+import itertools
+import math
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +23,16 @@ from collapipe.job import JobConfig
 from collapipe.rpc import Security, call, open_channel, within_silence
 from collapipe.v1.edge_server_pb2 import ExportModelRequest, ExportModelResponse
 from collapipe.v1.edge_server_pb2_grpc import EdgeServerServiceStub
+from collapipe.v1.generation_pb2 import GenerationOptions
+from collapipe.v1.job_pb2 import Evaluation
+from collapipe.v1.model_use_pb2 import (
+    AnswerPiece,
+    EvaluatedFile,
+    FileEvaluation,
+    ModelOutput,
+    ModelUse,
+    Prediction,
+)
 from collapipe.v1.plan_pb2 import Plan
 from collapipe.v1.scheduler_pb2 import (
     HOST_ROLE_EDGE_SERVER,
@@ -37,12 +49,19 @@ from collapipe.v1.scheduler_pb2 import (
     ReplayDecisionRequest,
     ReplayDecisionResponse,
     SubmitJobRequest,
+    UseModelRequest,
+    UseModelStart,
     WatchJobRequest,
     WatchJobResponse,
 )
 from collapipe.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 T = TypeVar("T")
+
+_MOST_TEXTS, _MOST_CHARACTERS = 256, 1_000_000
+"""Most texts, and about how many characters, in one use of a model. Later texts are another use."""
+_CHUNK_BYTES = 1 << 20
+"""Most bytes of a file in one message."""
 
 
 class CollaPipeClient:
@@ -52,8 +71,8 @@ class CollaPipeClient:
 
     Args:
         address: Address of the scheduler, "host:port".
-        call_timeout: Longest duration of a call of any method except `watch` and `export`.
-        silence_timeout: How long the peer of `watch` or `export` may be silent before it counts as lost.
+        call_timeout: Longest duration of a call of any method that is not about a stream.
+        silence_timeout: How long the peer of a stream may be silent before it counts as lost.
     """
 
     def __init__(
@@ -181,6 +200,103 @@ class CollaPipeClient:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def predict(
+        self,
+        job: str,
+        texts: Iterable[str],
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        seed: int = 0,
+        waiting: Callable[[str], None] = lambda reason: None,
+    ) -> Iterator[AnswerPiece]:
+        """Answers texts with the model of a job's last commit, on the hosts of its cluster 0.
+
+        For classification an answer is a label, and for ner a line with each word, a tab and its tag. Otherwise it is
+        generated, and every token is a piece. The pieces of several texts come mixed.
+
+        Args:
+            job: The job's id, or its name for the newest job of that name.
+            texts: All are read before the first answer.
+            max_new_tokens: Most tokens of an answer. `None` stands for the job's `task.max_new_tokens`.
+            temperature: 0 always chooses the most probable token. Otherwise tokens are drawn.
+            top_k: Tokens to draw from: the most probable ones. 0 means all.
+            waiting: Told what the answers wait for, in each second without one. Empty while the hosts compute.
+
+        Raises:
+            PeerLostError: A process ended or is silent.
+            InvalidInputError: A text is blank or too long, or an option is wrong.
+        """
+        _check_options(max_new_tokens, temperature)
+        job_id = self.find_job(job).job_id
+        options = GenerationOptions(
+            max_new_tokens=max_new_tokens or 0, temperature=temperature, top_k=top_k, seed=seed
+        )
+        start = 0
+        for part in _parts(texts):
+            use = ModelUse(prediction=Prediction(texts=part, options=options))
+            for output in self._use_model(job_id, use, iter(()), waiting):
+                output.piece.text_index += start
+                yield output.piece
+            start += len(part)
+
+    def evaluate(
+        self,
+        job: str,
+        *files: Path,
+        waiting: Callable[[str], None] = lambda reason: None,
+    ) -> Evaluation:
+        """Returns the metrics of the model of a job's last commit on the rows of a file.
+
+        Args:
+            job: The job's id, or its name for the newest job of that name.
+            files: One file on this machine, or two parallel ones for translation.
+            waiting: As for `predict`.
+
+        Raises:
+            PeerLostError: A process ended or is silent.
+            InvalidInputError: A row is wrong; the message names the file and the line.
+        """
+        job_id = self.find_job(job).job_id
+        try:
+            sizes = [file.stat().st_size for file in files]
+        except OSError as error:
+            raise InvalidInputError(
+                f"{error.filename} cannot be read ({error.strerror}): give a file of this machine"
+            ) from error
+        listed = [
+            EvaluatedFile(name=str(file), total_bytes=size)
+            for file, size in zip(files, sizes, strict=True)
+        ]
+        use = ModelUse(evaluation=FileEvaluation(files=listed))
+        found = [
+            output.evaluation for output in self._use_model(job_id, use, _chunks(files), waiting)
+        ]
+        if not found:
+            raise CorruptDataError(
+                "the scheduler sent no metrics: read the log of the control unit"
+            )
+        return found[0]
+
+    def _use_model(
+        self,
+        job_id: str,
+        use: ModelUse,
+        chunks: Iterator[bytes],
+        waiting: Callable[[str], None],
+    ) -> Iterator[ModelOutput]:
+        """Yields the results of a use."""
+        start = UseModelRequest(start=UseModelStart(job_id=job_id, use=use))
+        requests = itertools.chain([start], (UseModelRequest(chunk=chunk) for chunk in chunks))
+        answers = self._scheduler.UseModel(requests)
+        task = f"use the model of job {job_id}"
+        for answer in self._stream(answers, self._scheduler_name, task):
+            if answer.output.WhichOneof("event") == "waiting_for":
+                waiting(answer.output.waiting_for)
+            else:
+                yield answer.output
+
     @property
     def _scheduler_name(self) -> str:
         return f"the scheduler at {self.address}"
@@ -199,6 +315,38 @@ class CollaPipeClient:
 
     def _stream(self, answers: Iterable[T], peer: str, task: str) -> Iterator[T]:
         return within_silence(answers, self._silence_seconds, peer, lambda: task)
+
+
+def _check_options(max_new_tokens: int | None, temperature: float) -> None:
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise InvalidInputError(
+            f"{max_new_tokens} new tokens are no answer: ask for at least 1, or leave the number out"
+        )
+    if not 0 <= temperature < math.inf:
+        raise InvalidInputError(
+            f"the temperature is {temperature}: give a number from 0 on, for example 0.7"
+        )
+
+
+def _parts(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Divides texts so that each part fits into a message."""
+    part: list[str] = []
+    for text in texts:
+        if part and (
+            len(part) == _MOST_TEXTS or sum(map(len, part)) + len(text) > _MOST_CHARACTERS
+        ):
+            yield part
+            part = []
+        part.append(text)
+    if part:
+        yield part
+
+
+def _chunks(files: Sequence[Path]) -> Iterator[bytes]:
+    for path in files:
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
 
 
 def _write_files(pieces: Iterator[ExportModelResponse], folder: Path) -> list[str]:

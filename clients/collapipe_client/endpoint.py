@@ -126,10 +126,38 @@ def client_for_past_jobs(options: EndpointOptions, as_json: bool) -> Iterator[Co
 
     If no testbed runs, the scheduler and the edge server of the workspace run while the client is open.
     """
+    with _client(options, as_json) as (client, _):
+        yield client
+
+
+@contextmanager
+def client_for_model(
+    options: EndpointOptions, job: str, as_json: bool
+) -> Iterator[CollaPipeClient]:
+    """Opens a client that uses the model of a job.
+
+    If no testbed runs, the scheduler, the edge server and cluster 0 of the job run while the client is open.
+    """
+    with _client(options, as_json) as (client, testbed):
+        if testbed is not None:
+            status = client.find_job(job)
+            last = max(0, status.num_rounds_committed - 1)
+            stages = client.plans(status.job_id, last)[0].stages
+            # The first stage is on the control unit, and the last one on the edge server.
+            testbed.add_clusters([max(1, len(stages) - 2)])
+            testbed.wait_until_registered()
+        yield client
+
+
+@contextmanager
+def _client(
+    options: EndpointOptions, as_json: bool
+) -> Iterator[tuple[CollaPipeClient, LocalTestbed | None]]:
+    """Opens a client, and starts a testbed without clusters if none runs."""
     endpoint = find_endpoint(options)
     if endpoint is not None:
         with endpoint.client() as client:
-            yield client
+            yield client, None
         return
     if not options.workspace.exists():
         raise InvalidInputError(
@@ -142,4 +170,4 @@ def client_for_past_jobs(options: EndpointOptions, as_json: bool) -> Iterator[Co
         testbed.client() as client,
     ):
         testbed.wait_until_registered()
-        yield client
+        yield client, testbed

@@ -165,8 +165,22 @@ class LocalTestbed:
                     self.workspace.write_record(before)
                 raise
             if not self._detached:
-                owned.callback(self._end, list(self._services))
+                owned.callback(lambda: self._end(list(self._services)))
                 self._owned = owned.pop_all()
+
+    def add_clusters(self, clusters: Clusters) -> None:
+        """Starts clusters in a testbed that has none yet, and waits until all of their processes serve.
+
+        Raises:
+            PeerLostError: A process ended while it started, or did not serve in time.
+        """
+        devices = expand_clusters(clusters)
+        added = {s.name: s for s in services(devices) if s.name not in self._services}
+        self._services |= added
+        shape = [[(d.memory_bytes, d.speed) for d in cluster] for cluster in devices]
+        self._record = replace(self._record, shape=shape)
+        with self.workspace.locked():
+            self._start_together(list(added))
 
     def wait_until_registered(self) -> None:
         """Waits until the scheduler knows every host, which is shortly after they serve.

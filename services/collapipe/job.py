@@ -43,7 +43,8 @@ class TaskConfig(Section):
     text is lost: all are joined, and divided into rows of exactly this length. For `instruction`, prompt and answer together
     must not be longer: longer training rows are left out, and longer held-out rows count as wrong."""
     max_new_tokens: int = Field(default=64, ge=1)
-    """Longest output that the evaluation generates, in tokens; only for `translation`."""
+    """Longest output that an evaluation of `translation` generates, in tokens, and by default the longest answer of
+    `collapipe predict`."""
 
 
 class DataConfig(Section):

@@ -20,6 +20,7 @@ from collapipe.v1 import (
     trace_pb2,
     trace_pb2_grpc,
 )
+from collapipe.v1.control_unit_pb2_grpc import ControlUnitServiceStub
 from collapipe.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from integration.secured import SecuredDeployment, collapipe
 
@@ -64,6 +65,8 @@ def test_job_trains_over_mutual_tls_with_a_device_that_joined(
         (plan,) = client.plans(job_id, 0)
         assert {stage.host_id for stage in plan.stages} == HOSTS
         files = client.export(job_id, tmp_path / "model")
+        assert client.evaluate(job_id, tmp_path / "held-out.jsonl").num_rows == 4
+        assert [piece.is_last for piece in client.predict(job_id, ["road river"])] == [True]
         spans = {message.host_id: message for message in client.trace(job_id, 0)}
     assert any(path.name == "model.safetensors" for path in files)
     assert set(spans) == HOSTS | {"scheduler"}
@@ -158,6 +161,26 @@ def test_device_cannot_collect_a_trace(deployment: SecuredDeployment) -> None:
             next(stub.GetTrace(scheduler_pb2.GetTraceRequest(), timeout=10))
     assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert "client may" in str(raised.value.details())
+
+
+@pytest.mark.parametrize(
+    ("service", "stub", "method", "role"),
+    [
+        ("scheduler", SchedulerServiceStub, "UseModel", "client"),
+        ("control-unit-0", ControlUnitServiceStub, "RunModel", "scheduler"),
+    ],
+)
+def test_device_cannot_use_a_model(
+    deployment: SecuredDeployment, service: str, stub: Any, method: str, role: str
+) -> None:
+    security = deployment.security("device-0-0")
+    with (
+        open_channel(deployment.addresses[service], security) as channel,
+        pytest.raises(grpc.RpcError) as raised,
+    ):
+        next(getattr(stub(channel), method)(iter(()), timeout=10))
+    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert f"{role} may" in str(raised.value.details())
 
 
 def test_certificate_of_another_authority_is_refused_and_the_log_says_so(

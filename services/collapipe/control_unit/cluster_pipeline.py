@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -26,7 +26,7 @@ from collapipe.stage_host import HostResources, StageSession
 from collapipe.stage_runtime import clip_scale, cut_into_slices
 from collapipe.tasks import MicroBatch
 from collapipe.tensors import Frame, FrameKind
-from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2, stage_pb2
+from collapipe.v1 import control_unit_pb2, generation_pb2, job_pb2, plan_pb2, stage_pb2
 
 _BLAME_SECONDS = 0.5
 """How long to wait for further failures before blaming a host. Neighbours notice a dead host first."""
@@ -54,7 +54,8 @@ class ClusterPipeline:
         self._stages = request.plan.stages
         self._aborted: CollapipeError | None = None
         self._abort_lock = threading.Lock()
-        self._predictions: list[Tensor] = []
+        self._take_prediction: Callable[[Frame], None] = lambda frame: None
+        """What happens to the predictions that reach the first stage."""
         self._reports = [
             job_pb2.StageReport(
                 host_id=stage.host_id,
@@ -143,7 +144,8 @@ class ClusterPipeline:
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Returns the predictions for each micro-batch, in order."""
         self._phase = "evaluating"
-        self._predictions = []
+        predictions: list[Tensor] = []
+        self._take_prediction = lambda frame: predictions.append(frame.tensors["predictions"])
         command = stage_pb2.RunEvaluation(num_micro_batches=len(micro_batches))
         self._command(stage_pb2.RunStageRequest(run_evaluation=command), "evaluate")
         self._feed(FrameKind.EVALUATE, 0, micro_batches)
@@ -151,7 +153,59 @@ class ClusterPipeline:
         for remote in self._remotes:
             remote.expect("evaluation_done")
         self._micro_batches_under_way = False
-        return self._predictions
+        return predictions
+
+    def generate(
+        self,
+        prompts: Sequence[Tensor],
+        options: generation_pb2.GenerationOptions,
+        take: Callable[[int, int], bool],
+        *,
+        feeds_back: bool,
+    ) -> None:
+        """Generates an answer to each prompt, with as many under way as the in-flight window of the first stage allows.
+
+        Args:
+            prompts: Token ids, each [1, length].
+            take: Takes the number of a prompt and the next token of its answer. Returns whether the answer goes on.
+            feeds_back: Whether each token is the input of the next pass. Otherwise the first pass gives all tokens.
+        """
+        self._phase = "generating"
+        num_sequences = min(len(prompts), self._stages[0].in_flight)
+        command = stage_pb2.RunGeneration(num_sequences=num_sequences, options=options)
+        self._command(stage_pb2.RunStageRequest(run_generation=command), "generate")
+        waiting = iter(enumerate(prompts))
+        under_way: dict[int, int] = {}
+
+        def feed(sequence: int, pass_index: int, tokens: Tensor) -> None:
+            tensors = {"input_ids": tokens}
+            self._local.mailbox.put(Frame(FrameKind.GENERATE, pass_index, sequence, tensors))
+
+        def begin(sequence: int) -> None:
+            number, prompt = next(waiting, (None, None))
+            if number is not None and prompt is not None:
+                under_way[sequence] = number
+                feed(sequence, 0, prompt)
+                return
+            under_way.pop(sequence, None)
+            if not under_way:
+                self._local.mailbox.put(Frame(FrameKind.END_GENERATION, 0, 0))
+
+        def go_on(frame: Frame) -> None:
+            tokens = frame.tensors["predictions"]
+            if not take(under_way[frame.micro_batch], int(tokens)):
+                begin(frame.micro_batch)
+            elif feeds_back:
+                feed(frame.micro_batch, frame.step_index + 1, tokens)
+
+        self._take_prediction = go_on
+        for sequence in range(num_sequences):
+            begin(sequence)
+        self._micro_batches_under_way = True
+        self._local.run_generation(command)
+        for remote in self._remotes:
+            remote.expect("generation_done")
+        self._micro_batches_under_way = False
 
     def finish(
         self, num_samples: int
@@ -268,7 +322,7 @@ class ClusterPipeline:
     def _receive_backward(self, frame: Frame) -> None:
         """Takes the frames that leave the first stage backward. Only predictions are of use here."""
         if frame.kind is FrameKind.PREDICTION:
-            self._predictions.append(frame.tensors["predictions"])
+            self._take_prediction(frame)
 
 
 def _add_times(report: job_pb2.StageReport, times: stage_pb2.StageTimes) -> None:

@@ -1,15 +1,17 @@
-"""ControlUnitService: loads data and runs rounds."""
+"""ControlUnitService: loads data, runs rounds, and uses trained models."""
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 import grpc
 
 from collapipe.attempts import order
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.control_unit.cluster_round import ClusterRound, Emit
+from collapipe.control_unit.model_use import open_model_use, waiting_response
 from collapipe.control_unit.moment_copy import MomentCopy
-from collapipe.errors import CancelledError, NotFoundError, WrongStateError
+from collapipe.errors import CancelledError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.rpc import work_with_signs_of_life
 from collapipe.stage_host import HostResources
@@ -17,6 +19,11 @@ from collapipe.tasks import Task, load_task
 from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
 from collapipe.weights.blob_store import BlobStore, JobStores
 from collapipe.weights.transfer import store_blob
+
+M = TypeVar("M")
+M_co = TypeVar("M_co", covariant=True)
+
+_WAITING = "the previous attempt to end"
 
 
 class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
@@ -64,7 +71,10 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         self, request: control_unit_pb2.RunRoundRequest, context: grpc.ServicerContext
     ) -> Iterator[control_unit_pb2.RunRoundResponse]:
         """Runs one attempt at a round."""
-        attempt = _Attempt()
+        waiting = job_pb2.RoundProgress(waiting_for=_WAITING)
+        attempt = _Attempt[control_unit_pb2.RunRoundResponse](
+            control_unit_pb2.RunRoundResponse(progress=waiting)
+        )
 
         def work(emit: Emit) -> None:
             # The caller has cancelled an earlier attempt that still holds the lock, so it will end soon.
@@ -73,6 +83,42 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                 attempt.run(self._open(request), emit)
 
         yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)
+
+    def RunModel(
+        self,
+        request_iterator: Iterator[control_unit_pb2.RunModelRequest],
+        context: grpc.ServicerContext,
+    ) -> Iterator[control_unit_pb2.RunModelResponse]:
+        """Runs the model of a job, whose data need not be loaded."""
+        first = next(request_iterator, None)
+        if first is None or first.WhichOneof("part") != "start":
+            raise InvalidInputError("a use of a model begins with RunModelStart")
+        start = first.start
+        attempt = _Attempt[control_unit_pb2.RunModelResponse](waiting_response(_WAITING))
+
+        def chunks() -> Iterator[bytes]:
+            try:
+                for request in request_iterator:
+                    yield request.chunk
+            except Exception as error:  # gRPC raises a bare Exception when the caller goes away.
+                raise CancelledError("the caller went away") from error
+
+        def work(emit: Callable[[control_unit_pb2.RunModelResponse], None]) -> None:
+            source = start.round.vocabulary
+            store = self._stores.store(start.round.attempt.job_id)
+            store_blob(store, self._resources.channels, source.digest, [source.address])
+            vocabulary = store.read_checked(source.digest)
+            use = open_model_use(start, chunks(), vocabulary, self._pipeline)
+            with self._one_attempt:
+                self._refuse_old_attempt(start.round.attempt, context)
+                attempt.run(use, emit)
+
+        yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)
+
+    def _pipeline(
+        self, request: control_unit_pb2.RunRoundRequest, job: JobConfig
+    ) -> ClusterPipeline:
+        return ClusterPipeline(request, job, self._resources, self._address)
 
     def _refuse_old_attempt(self, attempt: plan_pb2.Attempt, context: grpc.ServicerContext) -> None:
         """Refuses an attempt whose caller went away, or that is not newer than the last one."""
@@ -101,7 +147,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         copy = self._copy_of(request, job, store)
         units = (*request.restore_point.units, *request.candidate.units)
         store.keep_only({unit.optimizer_digest for unit in units} | {request.vocabulary.digest})
-        pipeline = ClusterPipeline(request, job, self._resources, self._address)
+        pipeline = self._pipeline(request, job)
         return ClusterRound(request, job, task, pipeline, self._stores.directory(job_id), copy)
 
     def _copy_of(
@@ -124,29 +170,41 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         return self._copy
 
 
-class _Attempt:
-    """A call of RunRound. Its caller may cancel it before an earlier attempt has ended."""
+class _Runs(Protocol[M_co]):
+    """What an attempt runs: a round, or a use of the model."""
 
-    def __init__(self) -> None:
+    def run(self, emit: Callable[[M_co], None]) -> None: ...
+
+    def abort(self, reason: CancelledError) -> None: ...
+
+    def progress(self) -> M_co: ...
+
+
+class _Attempt(Generic[M]):
+    """A call that runs an attempt. Its caller may cancel it before an earlier attempt has ended.
+
+    Args:
+        waiting: The sign of life meanwhile.
+    """
+
+    def __init__(self, waiting: M) -> None:
         self._lock = threading.Lock()
-        self._round: ClusterRound | None = None
+        self._waiting = waiting
+        self._running: _Runs[M] | None = None
         self._cancelled: CancelledError | None = None
 
-    def run(self, cluster_round: ClusterRound, emit: Emit) -> None:
+    def run(self, work: _Runs[M], emit: Callable[[M], None]) -> None:
         with self._lock:
-            self._round = cluster_round
+            self._running = work
         if self._cancelled is not None:
-            cluster_round.abort(self._cancelled)
-        cluster_round.run(emit)
+            work.abort(self._cancelled)
+        work.run(emit)
 
     def abort(self, reason: CancelledError) -> None:
         with self._lock:
             self._cancelled = reason
-        if self._round is not None:
-            self._round.abort(reason)
+        if self._running is not None:
+            self._running.abort(reason)
 
-    def progress(self) -> control_unit_pb2.RunRoundResponse:
-        if self._round is not None:
-            return self._round.progress()
-        waiting = job_pb2.RoundProgress(waiting_for="the previous attempt to end")
-        return control_unit_pb2.RunRoundResponse(progress=waiting)
+    def progress(self) -> M:
+        return self._running.progress() if self._running is not None else self._waiting

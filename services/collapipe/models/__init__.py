@@ -8,6 +8,9 @@ from collapipe.models.adapter import ModelAdapter as ModelAdapter
 from collapipe.models.configuration import create_config_json as create_config_json
 from collapipe.models.families import adapter_class as adapter_class
 from collapipe.models.families import adapter_for as adapter_for
+from collapipe.models.generation import EmitToken as EmitToken
+from collapipe.models.generation import GenerationSettings as GenerationSettings
+from collapipe.models.generation import TokenChooser as TokenChooser
 from collapipe.models.key_values import KeyValues as KeyValues
 from collapipe.models.lora import changes_embeddings as changes_embeddings
 from collapipe.models.lora import frozen_names as frozen_names

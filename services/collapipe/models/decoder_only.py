@@ -18,6 +18,7 @@ from collapipe.models.adapter import (
     as_fp32_or_more,
     cross_entropy_sum,
 )
+from collapipe.models.generation import EmitToken, TokenChooser
 from collapipe.models.key_values import KeyValues
 from collapipe.models.unit import Side
 
@@ -129,6 +130,12 @@ class LanguageHead(ModelHead):
         losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
         num_right = (logits.argmax(dim=-1) == labels).sum(dim=1)
         return torch.stack([losses.sum(dim=1), num_right.to(losses.dtype)], dim=1)
+
+    @torch.no_grad()
+    def generate(
+        self, activation: Tensor, side: Side, chooser: TokenChooser, emit: EmitToken
+    ) -> None:
+        emit(chooser.choose(self._logits(activation[:, -1:])[:, -1]))
 
     def _logits(self, activation: Tensor) -> Tensor:
         logits: Tensor = self.get_submodule("lm_head")(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.models.adapter import ModelAdapter, ModelHead, cross_entropy_sum
+from collapipe.models.generation import EmitToken, TokenChooser
 from collapipe.models.unit import Side
 
 if TYPE_CHECKING:
@@ -105,6 +106,43 @@ class DecoderHead(ModelHead):
             encoder_outputs=_encoder_outputs(activation), attention_mask=side["attention_mask"]
         )
         return tokens[:, 1:]  # without the start token
+
+    @torch.no_grad()
+    def generate(
+        self, activation: Tensor, side: Side, chooser: TokenChooser, emit: EmitToken
+    ) -> None:
+        settings = chooser.settings
+        options: dict[str, Any] = {}
+        if settings.temperature:
+            torch.manual_seed(settings.seed)
+            options = {
+                "do_sample": True,
+                "temperature": settings.temperature,
+                "top_k": settings.top_k,
+            }
+        self.whole_model.generate(
+            encoder_outputs=_encoder_outputs(activation),
+            attention_mask=side["attention_mask"],
+            max_new_tokens=settings.max_new_tokens,
+            streamer=_Streamer(emit),
+            **options,
+        )
+
+
+class _Streamer:
+    """Receives the tokens of `generate`, which puts the start token first."""
+
+    def __init__(self, emit: EmitToken) -> None:
+        self._emit = emit
+        self._has_started = False
+
+    def put(self, tokens: Tensor) -> None:
+        if self._has_started:
+            self._emit(int(tokens))
+        self._has_started = True
+
+    def end(self) -> None:
+        pass
 
 
 def _encoder_outputs(activation: Tensor) -> Any:

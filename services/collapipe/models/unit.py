@@ -13,6 +13,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from collapipe.errors import InvalidInputError
+from collapipe.models.generation import EmitToken, TokenChooser
 from collapipe.models.key_values import KeyValues
 
 Side = Mapping[str, Tensor]
@@ -51,3 +53,12 @@ class Head(nn.Module, ABC):
         They are int64. A language model returns the sum of the losses of each row and its number of right
         tokens, [batch, 2], as float32. The head must be in evaluation mode.
         """
+
+    def generate(
+        self, activation: Tensor, side: Side, chooser: TokenChooser, emit: EmitToken
+    ) -> None:
+        """Generates from the last pass over one row, and calls `emit` for each token.
+
+        A head of a language model generates one token. A head that has a decoder generates the whole answer.
+        """
+        raise InvalidInputError("this model labels texts, so it generates no tokens")

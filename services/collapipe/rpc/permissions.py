@@ -19,7 +19,11 @@ Permissions = Mapping[str, Mapping[str, frozenset[Role]]]
 
 PERMISSIONS: Permissions = {
     "collapipe.v1.BlobService": {"FetchBlob": _STAGE_HOSTS},
-    "collapipe.v1.ControlUnitService": {"PrepareData": _SCHEDULER, "RunRound": _SCHEDULER},
+    "collapipe.v1.ControlUnitService": {
+        "PrepareData": _SCHEDULER,
+        "RunRound": _SCHEDULER,
+        "RunModel": _SCHEDULER,
+    },
     "collapipe.v1.ProfileService": {"ProfileBlock": _SCHEDULER},
     "collapipe.v1.EdgeServerService": {
         "PrepareJob": _SCHEDULER,
@@ -42,6 +46,7 @@ PERMISSIONS: Permissions = {
         "ExplainDecision": _CLIENT,
         "ReplayDecision": _CLIENT,
         "GetTrace": _CLIENT,
+        "UseModel": _CLIENT,
     },
     "collapipe.v1.StageService": {
         "RunStage": frozenset({Role.CONTROL_UNIT}),

@@ -31,9 +31,9 @@ class HostCalls:
         self._cancelled.set()
         self._cancel_calls()
 
-    def sleep(self) -> None:
+    def sleep(self, seconds: float = _POLL_SECONDS) -> None:
         """Waits a moment; raises `CancelledError` if the job is cancelled."""
-        if self._cancelled.wait(_POLL_SECONDS):
+        if self._cancelled.wait(seconds):
             raise CancelledError(self._cancel_reason)
 
     def answers(self, call: Iterable[T], host_id: str, task: str) -> Iterator[T]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from collapipe.errors import NotFoundError, WrongStateError
+from collapipe.errors import CollapipeError, NotFoundError, PeerLostError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.telemetry import metrics
 from collapipe.v1 import scheduler_pb2
@@ -118,6 +118,14 @@ class HostRegistry:
             status.last_seen.FromMilliseconds(int((time.time() - silence) * 1000))
             statuses.append(status)
         return statuses
+
+    def explain(self, error: CollapipeError) -> str:
+        """Returns the text of an error. An error about an address also names the host there."""
+        if isinstance(error, PeerLostError):
+            for status in self.statuses():
+                if error.host_id == status.host.address:
+                    return f"{status.host.host_id} is lost: {error}"
+        return str(error)
 
     def metrics_addresses(self) -> list[str]:
         """Returns the addresses at which the living hosts serve /metrics."""

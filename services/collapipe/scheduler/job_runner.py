@@ -14,7 +14,6 @@ from collapipe.errors import (
     CancelledError,
     CollapipeError,
     InfeasibleError,
-    PeerLostError,
 )
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.events import Event, EventLog
@@ -69,6 +68,15 @@ class JobRunner:
     def job_id(self) -> str:
         return self._document.job_id
 
+    @property
+    def description(self) -> str:
+        """What others wait for, in words."""
+        num_rounds = self._job.training.rounds
+        return (
+            f"job {self.job_id} to end ({self._document.num_rounds_committed} of {num_rounds} rounds are "
+            "committed)"
+        )
+
     def run(self) -> None:
         """Runs the job to its end. The document then holds the outcome."""
         try:
@@ -83,7 +91,7 @@ class JobRunner:
         except CancelledError as error:
             self._end(scheduler_pb2.JOB_STATE_CANCELLED, str(error))
         except CollapipeError as error:
-            message = self._explain(error)
+            message = self._registry.explain(error)
             logger.warning("job %s failed: %s", self.job_id, message)
             self._end(scheduler_pb2.JOB_STATE_FAILED, message)
         except Exception as error:
@@ -99,14 +107,6 @@ class JobRunner:
     def cancel(self, reason: str) -> None:
         """Stops the job. Its last commit remains."""
         self._calls.cancel(reason)
-
-    def _explain(self, error: CollapipeError) -> str:
-        """Returns the text of an error. An error about an address also names the host there."""
-        if isinstance(error, PeerLostError):
-            for status in self._registry.statuses():
-                if error.host_id == status.host.address:
-                    return f"{status.host.host_id} is lost: {error}"
-        return str(error)
 
     def _wait_for_hosts(self) -> JobHosts:
         limit = self._job.schedule.wait_for_hosts_seconds

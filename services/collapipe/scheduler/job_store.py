@@ -85,7 +85,7 @@ class JobDocument(_Document):
     num_rounds_reached: int = 0
     """The largest `num_rounds_committed` of all runs. Earlier rounds are repetitions."""
     attempt: int = 0
-    """Number of times that the job was resumed."""
+    """Number of the last run, from 0. Resuming the job begins a run, and so does every use of its model."""
     labels: list[str] = Field(default_factory=list)
     vocabulary_digest: str = ""
     evaluation: _Evaluation | None = None
@@ -183,6 +183,20 @@ class JobStore:
                 "attempt": document.attempt + 1,
             }
             return self._add(document.model_copy(update=changes))
+
+    def begin_use(self, job_id: str) -> int:
+        """Returns the number of a run that only uses the model. It is newer than all earlier runs, and is stored.
+
+        A resumed job that is still queued gets a newer number.
+        """
+        with self._lock:
+            document = self.get(job_id)
+            document.attempt += 1
+            number = document.attempt
+            if document.state == scheduler_pb2.JOB_STATE_QUEUED:
+                document.attempt += 1
+            self.save(document)
+        return number
 
     def _add(self, document: JobDocument) -> JobDocument:
         """Stores a queued job. Only a job that is on the disk counts."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from collapipe.allocation import ClusterPlan, LinkPlan, RadioLink, RoundPlan, RoundProblem
 from collapipe.codec_numbers import CODECS_BY_NAME
 from collapipe.scheduler.decisions import RoundDecision, decide_again
+from collapipe.scheduler.host_registry import JobHosts
 from collapipe.v1 import plan_pb2
 
 
@@ -27,6 +28,45 @@ def replay(decision: RoundDecision, recorded: Sequence[plan_pb2.Plan]) -> list[p
     """Repeats a decision from its recorded input. The addresses come from the recorded plans."""
     addresses = {stage.host_id: stage.address for plan in recorded for stage in plan.stages}
     return to_messages(addresses, decision.question.problem, decide_again(decision).plans)
+
+
+def with_addresses(plan: plan_pb2.Plan, addresses: Mapping[str, str]) -> plan_pb2.Plan:
+    """Returns a plan with the present addresses of its hosts, by host id."""
+    present = plan_pb2.Plan()
+    present.CopyFrom(plan)
+    for stage in present.stages:
+        stage.address = addresses[stage.host_id]
+    return _with_id(present)
+
+
+def equal_plan(
+    hosts: JobHosts, most_devices: int | None, num_blocks: int, num_micro_batches: int
+) -> plan_pb2.Plan:
+    """Returns a plan with equal segments for cluster 0, for a model that is used and not trained.
+
+    Args:
+        most_devices: `None` means all.
+    """
+    cluster = hosts.clusters[0]
+    devices = cluster.devices[: min(most_devices or num_blocks, num_blocks)]
+    share, rest = divmod(num_blocks, len(devices))
+    sizes = [1, *(share + (index < rest) for index in range(len(devices))), 1]
+    plan = plan_pb2.Plan(
+        num_micro_batches=num_micro_batches,
+        links=[plan_pb2.LinkPlan(codec=CODECS_BY_NAME["fp32"])] * (len(sizes) - 1),
+    )
+    start = 0
+    listed = [cluster.control_unit, *devices, hosts.edge_server]
+    for host, size in zip(listed, sizes, strict=True):
+        plan.stages.add(
+            host_id=host.host_id,
+            address=host.address,
+            start_unit=start,
+            stop_unit=start + size,
+            in_flight=len(listed) - len(plan.stages),
+        )
+        start += size
+    return _with_id(plan)
 
 
 def _plan_message(
@@ -59,6 +99,12 @@ def _plan_message(
     ):
         between = links.get((before.host_id, after.host_id))
         plan.links.append(_link_message(link, is_radio=isinstance(between, RadioLink)))
+    return _with_id(plan)
+
+
+def _with_id(plan: plan_pb2.Plan) -> plan_pb2.Plan:
+    """Gives a plan the digest of its content as its identity."""
+    plan.ClearField("plan_id")
     content = plan.SerializeToString(deterministic=True)
     plan.plan_id = hashlib.sha256(content).hexdigest()[:16]
     return plan

@@ -1,5 +1,6 @@
 """Serves the RPCs of protos/collapipe/v1/scheduler.proto."""
 
+import itertools
 import json
 import logging
 import threading
@@ -19,6 +20,7 @@ from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.host_registry import HEARTBEAT_SECONDS, ROLE_NAMES, HostRegistry
 from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobStore
+from collapipe.scheduler.model_use import ModelUse
 from collapipe.scheduler.plan_messages import replay
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.trace_collection import collect_trace
@@ -28,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Serves hosts and clients, and runs jobs one after another."""
+    """Serves hosts and clients, and runs jobs and uses of models one after another."""
 
     def __init__(
         self, jobs: JobStore, channels: ChannelPool, registry: HostRegistry, telemetry: Telemetry
@@ -38,7 +40,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._registry = registry
         self._telemetry = telemetry
         self._changed = threading.Condition()
-        self._queue: deque[JobRunner] = deque()
+        self._queue: deque[JobRunner | ModelUse] = deque()
+        self._running: JobRunner | ModelUse | None = None
+        self._uses: set[ModelUse] = set()
         self._runners: dict[str, JobRunner] = {}
         self._logs: dict[str, EventLog] = {}
         self._closed = False
@@ -161,14 +165,48 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
         yield from collect_trace(attempt, document.plans, self._registry.statuses(), self._channels)
 
+    def UseModel(
+        self,
+        request_iterator: Iterator[scheduler_pb2.UseModelRequest],
+        context: grpc.ServicerContext,
+    ) -> Iterator[scheduler_pb2.UseModelResponse]:
+        """Uses the model of a job, behind the jobs and uses that came before."""
+        first = next(request_iterator, None)
+        if first is None or first.WhichOneof("part") != "start":
+            raise InvalidInputError("a use of a model begins with UseModelStart")
+        chunks = (request.chunk for request in request_iterator)
+        use = ModelUse(first.start, chunks, self._registry, self._jobs, self._channels)
+        context.add_callback(lambda: use.cancel("the client went away"))
+        with self._changed:
+            self._uses.add(use)
+            self._queue.append(use)
+            self._changed.notify_all()
+        try:
+            for output in use.outputs(lambda: self._waits_for(use)):
+                yield scheduler_pb2.UseModelResponse(output=output)
+        finally:
+            with self._changed:
+                self._uses.discard(use)
+
+    def _waits_for(self, use: ModelUse) -> str:
+        """Returns what has its turn before a use, in words."""
+        with self._changed:
+            running = self._running
+            before = list(itertools.takewhile(lambda queued: queued is not use, self._queue))
+        ahead = [running, *before] if running is not None else before
+        return "; then ".join(one.description for one in ahead)
+
     def close(self) -> None:
-        """Cancels the running job, and starts no other."""
+        """Cancels the running job and all uses of models, and starts no other."""
         with self._changed:
             self._closed = True
-            runners = list(self._runners.values())
+            runners, uses = list(self._runners.values()), list(self._uses)
             self._changed.notify_all()
         for runner in runners:
             runner.cancel("the scheduler was stopped: resume the job when it runs again")
+        for use in uses:
+            use.cancel("the scheduler was stopped: use the model when it runs again")
+            use.give_up_turn()
         self._thread.join()
 
     def _run_jobs(self) -> None:
@@ -178,14 +216,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                     self._changed.wait()
                 if self._closed:
                     return
-                runner = self._queue.popleft()
+                runner = self._running = self._queue.popleft()
             try:
                 runner.run()
             except Exception:  # This thread runs all later jobs, too.
                 logger.exception("job %s ended without an outcome", runner.job_id)
             with self._changed:
+                self._running = None
                 # A new runner may have resumed the job meanwhile.
-                if self._runners[runner.job_id] is runner:
+                if self._runners.get(runner.job_id) is runner:
                     del self._runners[runner.job_id]
 
 

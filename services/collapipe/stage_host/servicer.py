@@ -187,9 +187,12 @@ def _execute(
     if command == "run_evaluation":
         done = session.run_evaluation(request.run_evaluation)
         return stage_pb2.RunStageResponse(evaluation_done=done)
+    if command == "run_generation":
+        generated = session.run_generation(request.run_generation)
+        return stage_pb2.RunStageResponse(generation_done=generated)
     if command == "finish":
         return stage_pb2.RunStageResponse(finished=session.finish(request.finish))
     raise InvalidInputError(
         f"a session that has begun takes no command {command or 'without a name'}: "
-        "it takes run_step, run_evaluation and finish"
+        "it takes run_step, run_evaluation, run_generation and finish"
     )

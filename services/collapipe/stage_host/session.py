@@ -8,6 +8,7 @@ from pathlib import Path
 from collapipe.codec_table import UPLOAD_CODECS, UploadCodecName
 from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
 from collapipe.job import TrainingConfig
+from collapipe.models import GenerationSettings
 from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.neighbour_streams.link_settings import link_settings, upload_share
 from collapipe.neighbour_streams.outgoing_link import OutgoingLink
@@ -214,6 +215,14 @@ class StageSession:
     def run_evaluation(self, command: stage_pb2.RunEvaluation) -> stage_pb2.EvaluationDone:
         self._ready_stage().run_evaluation(command.num_micro_batches)
         return stage_pb2.EvaluationDone()
+
+    def run_generation(self, command: stage_pb2.RunGeneration) -> stage_pb2.GenerationDone:
+        options = command.options
+        settings = GenerationSettings(
+            options.max_new_tokens, options.temperature, options.top_k, options.seed
+        )
+        self._ready_stage().run_generation(command.num_sequences, settings)
+        return stage_pb2.GenerationDone()
 
     def finish(self, command: stage_pb2.FinishRound) -> stage_pb2.RoundFinished:
         """Applies the last update, and pushes each unit as soon as it has its update.

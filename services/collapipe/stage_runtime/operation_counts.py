@@ -88,6 +88,15 @@ class StageWork:
         pairs = batch * tokens * length
         return Work(flops + 4.0 * self._num_attentions * pairs * self._attention_size)
 
+    def generate(self, num_tokens: int, num_keys: int) -> Work:
+        """Returns the work of a pass over some tokens of one sequence, which see `num_keys` tokens, themselves included.
+
+        The head works on one token.
+        """
+        flops = 2.0 * (self._segment_weights * num_tokens + self._head_weights)
+        pairs = num_tokens * num_keys
+        return Work(flops + 4.0 * self._num_attentions * pairs * self._attention_size)
+
     def backward(self, side: Mapping[str, Tensor], num_tokens: int | None = None) -> Work:
         """Returns the work of the backward pass: two products for each product of the forward pass, or one if its weight
         is frozen.

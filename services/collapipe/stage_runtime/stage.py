@@ -1,4 +1,4 @@
-"""Runs one stage of a pipeline: forward passes, backward passes, updates and evaluations."""
+"""Runs one stage of a pipeline: forward passes, backward passes, updates, evaluations and generations."""
 
 import hashlib
 import time
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from collapipe.errors import WrongStateError
 from collapipe.job import TrainingConfig
-from collapipe.models import Head, KeyValues, ModelAdapter
+from collapipe.models import GenerationSettings, Head, KeyValues, ModelAdapter
 from collapipe.stage_runtime.action_order import Progress
 from collapipe.stage_runtime.activation_stash import ActivationStash
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
@@ -20,6 +20,7 @@ from collapipe.stage_runtime.mailbox import Mailbox
 from collapipe.stage_runtime.operation_counts import StageWork, Work
 from collapipe.stage_runtime.optimizer import learning_rate
 from collapipe.stage_runtime.resident_units import ResidentUnit
+from collapipe.stage_runtime.sequences import Sequences, TokenSequence
 from collapipe.stage_runtime.stage_metrics import StageMetrics
 from collapipe.stage_runtime.weight_gradients import deferred_gradients
 from collapipe.telemetry.spans import SPANS
@@ -292,6 +293,31 @@ class Stage:
                 progress.released_one()
         self._end_command()
 
+    def run_generation(self, num_sequences: int, settings: GenerationSettings) -> None:
+        """Runs passes over sequences until a frame ends the generation. Tokens travel back to the first stage.
+
+        Args:
+            num_sequences: The most sequences whose keys and values are in memory.
+        """
+        self._begin_command()
+        for unit in self._units:
+            unit.module.eval()
+        sequences = Sequences(num_sequences, settings)
+        while (frame := self._take_any()).kind is not FrameKind.END_GENERATION:
+            if frame.kind is FrameKind.PREDICTION:
+                self._send_backward(frame)
+            elif frame.kind is not FrameKind.GENERATE:
+                raise WrongStateError(
+                    f"stage {self._context.stage_index} got {frame.kind.name} while it generates"
+                )
+            elif self._units:
+                self._generate(sequences.of_pass(frame), frame)
+            else:
+                self._send_forward(frame)
+        if self._head is None:
+            self._send_forward(frame)
+        self._end_command()
+
     def _begin_command(self) -> None:
         if self._idle_since is not None:
             SPANS.record(self._track, "wait for a command", self._idle_since)
@@ -337,6 +363,16 @@ class Stage:
     def _name(self, micro_batch: int, slice_index: int) -> str:
         of_slice = f"slice {slice_index} of " if self._context.num_slices > 1 or slice_index else ""
         return f"{of_slice}micro-batch {micro_batch}"
+
+    def _take_any(self) -> Frame:
+        """Takes the next frame of a generation, in the order of arrival."""
+        self.waiting_for = "get the next pass of a generation"
+        started = time.perf_counter()
+        frame = self._mailbox.take(forward=True, backward=True)
+        self._record("wait for a pass", started, frame)
+        self._metrics.waited(time.perf_counter() - started)
+        self.waiting_for = ""
+        return frame
 
     def _forward(self, step: _TrainingStep, frame: Frame) -> None:
         side = self._to_device(frame.tensors)
@@ -484,6 +520,41 @@ class Stage:
         return Frame(
             FrameKind.PREDICTION, frame.step_index, frame.micro_batch, {"predictions": predictions}
         )
+
+    def _generate(self, sequence: TokenSequence, frame: Frame) -> None:
+        """Runs one pass of a sequence, and sends on its activation or the tokens that it gives."""
+        inputs = self._to_device(frame.tensors)
+        activation = inputs.get(ACTIVATION)
+        num_tokens = (inputs["input_ids"] if activation is None else activation).shape[1]
+        sequence.num_tokens += num_tokens
+        # The only row is not padded, so the mask need not travel.
+        mask = torch.ones((1, sequence.num_tokens), dtype=torch.int64, device=self._context.device)
+        side = {**inputs, "attention_mask": mask}
+        num_emitted = 0
+
+        def emit(token: int) -> None:
+            nonlocal num_emitted
+            # Raises the failure that has ended the session meanwhile, because an answer may be long.
+            self._mailbox.has_frame(forward=False, backward=False)
+            step_index = frame.step_index + num_emitted
+            num_emitted += 1
+            tokens = {"predictions": torch.tensor([[token]])}
+            self._send_backward(Frame(FrameKind.PREDICTION, step_index, frame.micro_batch, tokens))
+
+        with COMPUTE_LOCK, torch.no_grad():
+            started = time.perf_counter()
+            for module in self._modules:
+                activation = module(activation, side, sequence.earlier)
+            assert activation is not None
+            if self._head is not None:
+                self._head.generate(activation, side, sequence.chooser, emit)
+            work = self._work.generate(num_tokens, sequence.num_tokens)
+            seconds = self._finish_work(started, work, FORWARD_SHARE)
+            self._record("generate", started, frame)
+        self._metrics.evaluated(seconds)
+        if self._head is None:
+            tensors = {ACTIVATION: activation}
+            self._send_forward(Frame(frame.kind, frame.step_index, frame.micro_batch, tensors))
 
     def _acted(self, kind: FrameKind, micro_batch: int, seconds: float) -> None:
         self._metrics.acted(kind, micro_batch, seconds, self._end_unit_share * seconds)

@@ -7,6 +7,7 @@ micro-batches and computes metrics, and `classification`, `ner`, `translation`, 
 """
 
 from collapipe.tasks.loading import load_task as load_task
+from collapipe.tasks.loading import load_task_for_use as load_task_for_use
 from collapipe.tasks.sampler import Cursor as Cursor
 from collapipe.tasks.sampler import begin_round as begin_round
 from collapipe.tasks.sampler import draw as draw

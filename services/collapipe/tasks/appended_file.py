@@ -35,10 +35,14 @@ class AppendedFile:
 
     Only `accept` changes the state, so appended lines with a mistake are read again after its correction.
     Accepted lines must not change, because a row is identified by its position.
+
+    Args:
+        path: Where the file is, if `stored` does not say so. Messages call the file so.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, stored: Path | None = None) -> None:
         self.path = path
+        self._stored = stored or Path(path)
         self._num_bytes = 0
         self._num_lines = 0
         self._digest = hashlib.sha256()
@@ -87,7 +91,7 @@ class AppendedFile:
 
     def _stat(self) -> tuple[int, ...]:
         try:
-            stat = Path(self.path).stat()
+            stat = self._stored.stat()
         except OSError as error:
             raise self._unreadable(error) from error
         return stat.st_size, stat.st_mtime_ns, stat.st_ino
@@ -101,7 +105,7 @@ class AppendedFile:
         digest = hashlib.sha256()
         remaining = self._num_bytes
         try:
-            with Path(self.path).open("rb") as file:
+            with self._stored.open("rb") as file:
                 while remaining and (block := file.read(min(_BLOCK_BYTES, remaining))):
                     digest.update(block)
                     remaining -= len(block)

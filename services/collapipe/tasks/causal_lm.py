@@ -1,14 +1,14 @@
 """The task of predicting the next token of a text; its metric is perplexity."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from collapipe.errors import InvalidInputError
 from collapipe.tasks.cluster_rows import NewRows
 from collapipe.tasks.rows import Row
-from collapipe.tasks.task import IGNORED, Example, IntArray, Task, padded
+from collapipe.tasks.task import IGNORED, Example, IntArray, Task, padded, token_ids
 
 
 class CausalLanguageModel(Task[Example]):
@@ -21,6 +21,8 @@ class CausalLanguageModel(Task[Example]):
     metric = "perplexity"
     cuts_texts = False
     length_for_more_rows = "lower"
+    generates = True
+    continues_text = True
     _rest: Sequence[int] = ()
     """The training tokens that do not fill an example yet."""
     _held_out_rest: Sequence[int] = ()
@@ -30,10 +32,19 @@ class CausalLanguageModel(Task[Example]):
         """There are none, although rows may have classes by which they are divided among clusters."""
         return []
 
+    def question(self, text: str) -> Example:
+        """Encodes the beginning of a text, which the model continues."""
+        return Example(
+            Row("the text", 1, (text,), ()), token_ids(self._vocabulary.encode_whole(text))
+        )
+
+    def answer_stream(self, question: Example) -> Callable[[int], str]:
+        return self._vocabulary.stream(question.input_ids.tolist())
+
     def _take(self, new: NewRows) -> None:
         train, rest = self._pack(new.train, self._rest)
         held_out, held_out_rest = self._pack(new.held_out, self._held_out_rest)
-        if not (held_out or self._held_out):
+        if new.held_out and not (held_out or self._held_out):
             raise InvalidInputError(
                 f"{self._rows.name}: the held-out texts have {len(held_out_rest)} tokens, fewer than one row of "
                 f"task.max_length = {self._vocabulary.max_length}: hold out more text, or lower task.max_length"

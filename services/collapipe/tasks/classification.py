@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from tokenizers import Encoding
+from torch import Tensor
 
 from collapipe.tasks.rows import Row
 from collapipe.tasks.task import Example, IntArray, RowTask, token_ids
@@ -16,6 +17,10 @@ class Classification(RowTask[Example]):
 
     def _example(self, row: Row, *encodings: Encoding) -> Example:
         return Example(row, token_ids(encodings[0]))
+
+    def answer(self, question: Example, prediction: Tensor) -> str:
+        """Returns the class."""
+        return list(self._known_labels())[int(prediction)]
 
     def _labels(self, examples: Sequence[Example], length: int) -> IntArray:
         label_ids = self._known_labels()

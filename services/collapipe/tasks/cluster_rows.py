@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from collapipe.errors import InvalidInputError
 from collapipe.job import LANGUAGE_TASKS, JobConfig
@@ -25,6 +26,31 @@ class NewRows:
     held_out: list[Row]
     num_shared: int
     """Number of training rows of all clusters that were read."""
+
+
+class TaskRows(Protocol):
+    """The rows of a task, to which more may be appended."""
+
+    name: str
+
+    def read(self) -> NewRows:
+        """Returns the rows after the accepted ones."""
+
+    def accept(self, new: NewRows) -> None:
+        """Marks the rows of the last reading as accepted."""
+
+
+class NoMoreRows:
+    """Rows to which none are appended."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self) -> NewRows:
+        return NewRows([], [], 0)
+
+    def accept(self, new: NewRows) -> None:
+        pass
 
 
 class ClusterRows:

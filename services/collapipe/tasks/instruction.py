@@ -1,8 +1,9 @@
 """The task of answering prompts and chats. Its metric is the share of answers that are right as a whole."""
 
+import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -11,7 +12,7 @@ import numpy as np
 from collapipe.errors import InvalidInputError
 from collapipe.tasks.cluster_rows import NewRows
 from collapipe.tasks.rows import ChatRow, Row
-from collapipe.tasks.task import IGNORED, Example, IntArray, Task, padded
+from collapipe.tasks.task import IGNORED, Example, IntArray, Task, padded, token_ids
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class InstructionFollowing(Task[AnswerExample]):
     metric = "exact_match"
     cuts_texts = False
     length_for_more_rows = "raise"
+    generates = True
+    continues_text = True
     _num_lost_targets = 0
     """Tokens of the answers of held-out rows that are too long."""
     _num_lost_rows = 0
@@ -51,6 +54,22 @@ class InstructionFollowing(Task[AnswerExample]):
     def labels(self) -> list[str]:
         """There are none, although rows may have classes by which they are divided among clusters."""
         return []
+
+    def question(self, text: str) -> AnswerExample:
+        """Encodes a prompt, or a chat before its answer: a JSON list of messages, as in the rows."""
+        messages = _messages(text)
+        if messages is not None:
+            # The template renders an answer only after its other messages, and an empty one tells nothing.
+            text, _ = self._vocabulary.render(
+                [*messages, {"role": "assistant", "content": ""}], "the text"
+            )
+        encoding = self._vocabulary.encode_whole(text, add_special_tokens=messages is None)
+        return AnswerExample(
+            Row("the text", 1, (text,), ()), token_ids(encoding), len(encoding.ids)
+        )
+
+    def answer_stream(self, question: AnswerExample) -> Callable[[int], str]:
+        return self._vocabulary.stream(question.input_ids.tolist())
 
     def _take(self, new: NewRows) -> None:
         train, long = self._encode(new.train)
@@ -134,6 +153,18 @@ class InstructionFollowing(Task[AnswerExample]):
             "perplexity": float(np.exp(loss)),
             "token_accuracy": num_right / (num_targets + self._num_lost_targets),
         }
+
+
+def _messages(text: str) -> list[dict[str, str]] | None:
+    """Returns the messages of a chat. `None` for any other text."""
+    try:
+        messages = json.loads(text)
+    except ValueError:
+        return None
+    is_chat = isinstance(messages, list) and all(
+        isinstance(message, dict) and {"role", "content"} <= set(message) for message in messages
+    )
+    return messages if is_chat and messages else None
 
 
 def _next_tokens(example: AnswerExample) -> list[int]:

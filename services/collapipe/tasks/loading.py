@@ -1,13 +1,18 @@
 """Loads the task of a job."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.models import pretrained_directory
 from collapipe.tasks.causal_lm import CausalLanguageModel
 from collapipe.tasks.classification import Classification
-from collapipe.tasks.cluster_rows import ClusterRows, NewRows
+from collapipe.tasks.cluster_rows import ClusterRows, NewRows, NoMoreRows, TaskRows
 from collapipe.tasks.instruction import InstructionFollowing
 from collapipe.tasks.ner import EntityRecognition
+from collapipe.tasks.rows import Row
+from collapipe.tasks.sources import open_file
 from collapipe.tasks.task import Task
 from collapipe.tasks.translation import Translation
 from collapipe.tasks.vocabulary import Vocabulary, make_vocabulary, read_vocabulary
@@ -37,6 +42,41 @@ def load_task(job: JobConfig, cluster_index: int, vocabulary: bytes | None) -> T
     rows.check(new)
     if vocabulary is None:
         vocabulary = _make_or_read_vocabulary(job, new)
+    task = _make_task(job, rows, new, vocabulary)
+    _check_num_rows(task.num_rows, job, cluster_index, rows.name)
+    return task
+
+
+def load_task_for_use(
+    job: JobConfig,
+    vocabulary: bytes,
+    labels: Sequence[str],
+    evaluated: tuple[str, Sequence[Path]] | None = None,
+) -> Task:
+    """Makes the task of a job for its model. No data of the job is read.
+
+    Args:
+        vocabulary: Bytes of the job's tokenizer.json.
+        labels: The labels of the job.
+        evaluated: The name of a data file, and where it is stored here: two files if the name is that of parallel
+            files. Its rows are held out.
+
+    Raises:
+        InvalidInputError: A row of the file is wrong, or has another label. The message names the file and the line.
+    """
+    held_out: list[Row] = []
+    if evaluated is not None:
+        name, stored = evaluated
+        held_out = open_file(name, job.task.kind, job.data, stored).read()
+        if not held_out:
+            raise InvalidInputError(f"{name}: has no rows: put at least 1 in it")
+    name = evaluated[0] if evaluated else "texts"
+    task = _make_task(job, NoMoreRows(name), NewRows([], held_out, 0), vocabulary)
+    task.set_labels(labels)
+    return task
+
+
+def _make_task(job: JobConfig, rows: TaskRows, new: NewRows, vocabulary: bytes) -> Task:
     task_class = _TASKS[job.task.kind]
     encoder = Vocabulary(
         vocabulary,
@@ -45,9 +85,7 @@ def load_task(job: JobConfig, cluster_index: int, vocabulary: bytes | None) -> T
         cuts_texts=task_class.cuts_texts,
         origin=job.model.pretrained,
     )
-    task = task_class(rows, new, encoder)
-    _check_num_rows(task.num_rows, job, cluster_index, rows.name)
-    return task
+    return task_class(rows, new, encoder)
 
 
 def _check_num_rows(num_rows: int, job: JobConfig, cluster_index: int, origin: str) -> None:

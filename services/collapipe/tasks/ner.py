@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from tokenizers import Encoding
+from torch import Tensor
 
 from collapipe.tasks.rows import Row, TaggedRow
 from collapipe.tasks.task import IGNORED, Example, IntArray, RowTask, token_ids
@@ -41,6 +42,24 @@ class EntityRecognition(RowTask[TaggedExample]):
         [encoding] = encodings
         return TaggedExample(row, token_ids(encoding), _first_tokens(row.words, encoding))
 
+    def answer(self, question: TaggedExample, prediction: Tensor) -> str:
+        """Returns a line with a word, a tab and its tag for each word, as in a .conll file."""
+        tags = self._tags(question, prediction[0].tolist())
+        assert isinstance(question.row, TaggedRow)
+        pairs = zip(question.row.words, tags, strict=True)
+        return "".join(f"{word}\t{tag}\n" for word, tag in pairs)
+
+    def _question_row(self, text: str) -> Row:
+        words = tuple(text.split())
+        return TaggedRow("the text", 1, (" ".join(words),), (), words)
+
+    def _tags(self, example: TaggedExample, prediction: Sequence[int]) -> list[str]:
+        """Returns the predicted tag of each word, given the label of each token."""
+        names = list(self._known_labels())
+        return [
+            "O" if token == _CUT else names[prediction[token]] for token in example.first_tokens
+        ]
+
     def _labels(self, examples: Sequence[TaggedExample], length: int) -> IntArray:
         label_ids = self._known_labels()
         labels = np.full((len(examples), length), IGNORED, dtype=np.int64)
@@ -56,10 +75,8 @@ class EntityRecognition(RowTask[TaggedExample]):
         # Imported here, because it is slow and only an evaluation needs it.
         from seqeval.metrics import f1_score  # type: ignore[import-untyped]
 
-        names = list(self._known_labels())
         predicted = [
-            ["O" if token == _CUT else names[row[token]] for token in example.first_tokens]
-            for example, row in zip(examples, predictions, strict=True)
+            self._tags(example, row) for example, row in zip(examples, predictions, strict=True)
         ]
         truth = [list(example.row.labels) for example in examples]
         return {self.metric: float(f1_score(truth, predicted, zero_division=0))}

@@ -8,6 +8,8 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
 
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
@@ -50,11 +52,15 @@ class FixedRows(RowSource):
 
 
 class FileRows(RowSource):
-    """Rows of one or more text files, which are read line by line."""
+    """Rows of one or more text files, which are read line by line.
 
-    def __init__(self, *paths: str) -> None:
+    Args:
+        stored: Where the files are, if not at their paths.
+    """
+
+    def __init__(self, *paths: str, stored: Sequence[Path] = ()) -> None:
         self.name = ",".join(paths)
-        self._files = [AppendedFile(path) for path in paths]
+        self._files = [AppendedFile(path, place) for path, place in zip_longest(paths, stored)]
         self._pending: tuple[list[Unread], int] | None = None
 
     def read(self) -> list[Row]:
@@ -80,8 +86,8 @@ class FileRows(RowSource):
 class JsonLinesFile(FileRows):
     """A file with one JSON object in each line; blank lines do not count."""
 
-    def __init__(self, path: str, kind: str, data: DataConfig) -> None:
-        super().__init__(path)
+    def __init__(self, path: str, kind: str, data: DataConfig, stored: Sequence[Path] = ()) -> None:
+        super().__init__(path, stored=stored)
         self._kind, self._data = kind, data
 
     def _parse(self, *unread: Unread) -> tuple[list[Row], int]:
@@ -120,8 +126,8 @@ class ConllFile(FileRows):
     blank line counts as half-written.
     """
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
+    def __init__(self, path: str, stored: Sequence[Path] = ()) -> None:
+        super().__init__(path, stored=stored)
         self._sentence_is_open = False
 
     def accept(self) -> None:
@@ -201,16 +207,20 @@ class ParallelFiles(FileRows):
         return rows, len(rows)
 
 
-def open_file(path: str, kind: str, data: DataConfig) -> RowSource:
-    """Opens a file of `DataConfig` in the format that fits its name and the kind of the task."""
+def open_file(path: str, kind: str, data: DataConfig, stored: Sequence[Path] = ()) -> RowSource:
+    """Opens a file of `DataConfig` in the format that fits its name and the kind of the task.
+
+    Args:
+        stored: Where the file is, or both parallel files, if not at their paths.
+    """
     if path.endswith(".jsonl"):
-        return JsonLinesFile(path, kind, data)
+        return JsonLinesFile(path, kind, data, stored)
     if path.endswith(".conll") and kind == "ner":
-        return ConllFile(path)
+        return ConllFile(path, stored)
     if path.endswith(".txt") and kind == "causal_lm":
-        return TextFile(path)
+        return TextFile(path, stored=stored)
     if path.count(",") == 1 and kind == "translation":
-        return ParallelFiles(*(part.strip() for part in path.split(",")))
+        return ParallelFiles(*(part.strip() for part in path.split(",")), stored=stored)
     formats = {
         "classification": ".jsonl",
         "ner": ".conll or .jsonl",

@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from collapipe.errors import InvalidInputError, WrongStateError
-from collapipe.tasks.cluster_rows import ClusterRows, NewRows
+from collapipe.tasks.cluster_rows import NewRows, TaskRows
 from collapipe.tasks.rows import Row
 from collapipe.tasks.vocabulary import Vocabulary
 
@@ -66,8 +66,12 @@ class Task(ABC, Generic[E]):
     """Whether a text that is longer than `task.max_length` is cut, and its rest is lost."""
     length_for_more_rows: ClassVar[str | None] = None
     """How a change of `task.max_length` gives more rows: "raise" or "lower"."""
+    generates: ClassVar[bool] = False
+    """Whether an answer is generated token by token. Otherwise it is made of labels."""
+    continues_text: ClassVar[bool] = False
+    """Whether each generated token is the input of the next pass. Otherwise the head generates the whole answer."""
 
-    def __init__(self, rows: ClusterRows, new: NewRows, vocabulary: Vocabulary) -> None:
+    def __init__(self, rows: TaskRows, new: NewRows, vocabulary: Vocabulary) -> None:
         self._rows = rows
         self._vocabulary = vocabulary
         self._train: list[E] = []
@@ -155,6 +159,33 @@ class Task(ABC, Generic[E]):
         return self._measure(self._held_out, [by_index[i] for i in range(len(by_index))])
 
     @abstractmethod
+    def question(self, text: str) -> E:
+        """Encodes a text that the model is to answer. Special tokens are as in training.
+
+        Raises:
+            InvalidInputError: The text is blank or too long.
+        """
+
+    def inputs(self, question: E) -> MicroBatch:
+        """Returns a question as a micro-batch of one row, without labels."""
+        input_ids = torch.from_numpy(padded([question.input_ids], self._vocabulary.pad_id))
+        tensors = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+        return MicroBatch(tensors, num_targets=0, num_rows=1)
+
+    def answer(self, question: E, prediction: Tensor) -> str:
+        """Returns the answer that is made of labels, given what `Head.predict` returned for the question."""
+        raise WrongStateError("the answers of this task are generated token by token")
+
+    def answer_stream(self, question: E) -> Callable[[int], str]:
+        """Returns a function that takes the next generated token, and returns the characters that it completes."""
+        return self._vocabulary.stream()
+
+    @property
+    def end_id(self) -> int | None:
+        """The token that ends a generated text."""
+        return self._vocabulary.end_id
+
+    @abstractmethod
     def _take(self, new: NewRows) -> None:
         """Encodes new rows, accepts them, and appends their examples to `_train` and `_held_out`."""
 
@@ -211,6 +242,14 @@ class RowTask(Task[E]):
     @abstractmethod
     def _example(self, row: Row, *encodings: Encoding) -> E:
         """Makes an example of a row and the encoding of each of its texts."""
+
+    def question(self, text: str) -> E:
+        row = self._question_row(text)
+        return self._example(row, self._vocabulary.encode_whole(row.texts[0]))
+
+    def _question_row(self, text: str) -> Row:
+        """Returns a row without labels."""
+        return Row("the text", 1, (text,), ())
 
     def _take(self, new: NewRows) -> None:
         train, num_cut = self._encode(new.train)

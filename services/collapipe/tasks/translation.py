@@ -20,11 +20,12 @@ class Translation(RowTask[PairExample]):
     """The data of a translation job; both languages share one vocabulary."""
 
     metric = "bleu"
+    generates = True
     _effect_of_cut = " (BLEU compares with the whole translation)"
 
     def _example(self, row: Row, *encodings: Encoding) -> PairExample:
-        source, target = encodings
-        return PairExample(row, token_ids(source), token_ids(target))
+        source, *targets = map(token_ids, encodings)  # A question has no target.
+        return PairExample(row, source, targets[0] if targets else source[:0])
 
     def _labels(self, examples: Sequence[PairExample], length: int) -> IntArray:
         return padded([example.target_ids for example in examples], IGNORED)

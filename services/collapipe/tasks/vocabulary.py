@@ -7,12 +7,13 @@ of `transformers` produce the same token ids, and render chats as the same text.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding, Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers.decoders import DecodeStream
 
 from collapipe.errors import InvalidInputError
 from collapipe.models import adapter_class
@@ -151,6 +152,33 @@ class Vocabulary:
             tokenizer_object=self._tokenizer, chat_template=self._chat_template, **self._roles
         )
         return renderer
+
+    def encode_whole(self, text: str, *, add_special_tokens: bool = True) -> Encoding:
+        """Encodes one text; raises `InvalidInputError` if it has no tokens, or would be cut."""
+        [encoding] = self.encode([text], add_special_tokens=add_special_tokens)
+        if encoding.overflowing:
+            num_tokens = len(encoding.ids) + sum(len(part.ids) for part in encoding.overflowing)
+            raise InvalidInputError(
+                f"it has about {num_tokens} tokens, more than task.max_length = {self.max_length} of the job: shorten it"
+            )
+        if not text.strip() or not encoding.ids:
+            raise InvalidInputError("it is blank: give a text")
+        return encoding
+
+    def stream(self, ids_before: Sequence[int] = ()) -> Callable[[int], str]:
+        """Returns a function that takes the next token, and returns the characters that it completes.
+
+        Args:
+            ids_before: Tokens before the first one. Their characters are left out.
+        """
+        decoder = DecodeStream(skip_special_tokens=True)
+
+        def decode(token: int) -> str:
+            return decoder.step(self._tokenizer, token) or ""
+
+        for token in ids_before:
+            decode(token)
+        return decode
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes generated tokens up to the first end token."""

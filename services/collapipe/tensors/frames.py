@@ -44,11 +44,13 @@ class FrameKind(IntEnum):
     BACKWARD = stage_pb2.FRAME_KIND_BACKWARD
     EVALUATE = stage_pb2.FRAME_KIND_EVALUATE
     PREDICTION = stage_pb2.FRAME_KIND_PREDICTION
+    GENERATE = stage_pb2.FRAME_KIND_GENERATE
+    END_GENERATION = stage_pb2.FRAME_KIND_END_GENERATION
 
     @property
     def towards_head(self) -> bool:
         """Whether frames of this kind go towards the head."""
-        return self in (FrameKind.FORWARD, FrameKind.EVALUATE)
+        return self not in (FrameKind.BACKWARD, FrameKind.PREDICTION)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 from collapipe.v1 import job_pb2 as _job_pb2
+from collapipe.v1 import model_use_pb2 as _model_use_pb2
 from collapipe.v1 import plan_pb2 as _plan_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -89,3 +90,25 @@ class RoundPrepared(_message.Message):
     summary: _job_pb2.RoundSummary
     candidate_copied: bool
     def __init__(self, state: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., summary: _Optional[_Union[_job_pb2.RoundSummary, _Mapping]] = ..., candidate_copied: bool = ...) -> None: ...
+
+class RunModelRequest(_message.Message):
+    __slots__ = ("start", "chunk")
+    START_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    start: RunModelStart
+    chunk: bytes
+    def __init__(self, start: _Optional[_Union[RunModelStart, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class RunModelStart(_message.Message):
+    __slots__ = ("round", "use")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
+    round: RunRoundRequest
+    use: _model_use_pb2.ModelUse
+    def __init__(self, round: _Optional[_Union[RunRoundRequest, _Mapping]] = ..., use: _Optional[_Union[_model_use_pb2.ModelUse, _Mapping]] = ...) -> None: ...
+
+class RunModelResponse(_message.Message):
+    __slots__ = ("output",)
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    output: _model_use_pb2.ModelOutput
+    def __init__(self, output: _Optional[_Union[_model_use_pb2.ModelOutput, _Mapping]] = ...) -> None: ...

@@ -45,6 +45,11 @@ class ControlUnitServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_control__unit__pb2.RunRoundRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_control__unit__pb2.RunRoundResponse.FromString,
                 _registered_method=True)
+        self.RunModel = channel.stream_stream(
+                '/collapipe.v1.ControlUnitService/RunModel',
+                request_serializer=collapipe_dot_v1_dot_control__unit__pb2.RunModelRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_control__unit__pb2.RunModelResponse.FromString,
+                _registered_method=True)
 
 
 class ControlUnitServiceServicer(object):
@@ -66,6 +71,14 @@ class ControlUnitServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RunModel(self, request_iterator, context):
+        """Runs the model on texts, or on the rows of a file. It needs no data of the job, and changes nothing. If the caller
+        cancels the call, it ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlUnitServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +91,11 @@ def add_ControlUnitServiceServicer_to_server(servicer, server):
                     servicer.RunRound,
                     request_deserializer=collapipe_dot_v1_dot_control__unit__pb2.RunRoundRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_control__unit__pb2.RunRoundResponse.SerializeToString,
+            ),
+            'RunModel': grpc.stream_stream_rpc_method_handler(
+                    servicer.RunModel,
+                    request_deserializer=collapipe_dot_v1_dot_control__unit__pb2.RunModelRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_control__unit__pb2.RunModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +153,33 @@ class ControlUnitService(object):
             '/collapipe.v1.ControlUnitService/RunRound',
             collapipe_dot_v1_dot_control__unit__pb2.RunRoundRequest.SerializeToString,
             collapipe_dot_v1_dot_control__unit__pb2.RunRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RunModel(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/collapipe.v1.ControlUnitService/RunModel',
+            collapipe_dot_v1_dot_control__unit__pb2.RunModelRequest.SerializeToString,
+            collapipe_dot_v1_dot_control__unit__pb2.RunModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,7 +57,23 @@ _ControlUnitServiceRunRoundType = typing_extensions.TypeVar(
     ],
 )
 
-class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, _ControlUnitServiceRunRoundType]):
+_ControlUnitServiceRunModelType = typing_extensions.TypeVar(
+    '_ControlUnitServiceRunModelType',
+    grpc.StreamStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.RunModelRequest,
+        collapipe.v1.control_unit_pb2.RunModelResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.RunModelRequest,
+        collapipe.v1.control_unit_pb2.RunModelResponse,
+    ],
+    default=grpc.StreamStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.RunModelRequest,
+        collapipe.v1.control_unit_pb2.RunModelResponse,
+    ],
+)
+
+class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, _ControlUnitServiceRunRoundType, _ControlUnitServiceRunModelType]):
     """Runs rounds of one cluster."""
 
     @typing.overload
@@ -69,6 +85,10 @@ class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, 
         grpc.UnaryStreamMultiCallable[
             collapipe.v1.control_unit_pb2.RunRoundRequest,
             collapipe.v1.control_unit_pb2.RunRoundResponse,
+        ],
+        grpc.StreamStreamMultiCallable[
+            collapipe.v1.control_unit_pb2.RunModelRequest,
+            collapipe.v1.control_unit_pb2.RunModelResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -82,6 +102,10 @@ class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, 
             collapipe.v1.control_unit_pb2.RunRoundRequest,
             collapipe.v1.control_unit_pb2.RunRoundResponse,
         ],
+        grpc.aio.StreamStreamMultiCallable[
+            collapipe.v1.control_unit_pb2.RunModelRequest,
+            collapipe.v1.control_unit_pb2.RunModelResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     PrepareData: _ControlUnitServicePrepareDataType
@@ -92,6 +116,11 @@ class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, 
     If the caller cancels the call, the attempt is aborted.
     """
 
+    RunModel: _ControlUnitServiceRunModelType
+    """Runs the model on texts, or on the rows of a file. It needs no data of the job, and changes nothing. If the caller
+    cancels the call, it ends.
+    """
+
 ControlUnitServiceAsyncStub: typing_extensions.TypeAlias = ControlUnitServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.control_unit_pb2.PrepareDataRequest,
@@ -100,6 +129,10 @@ ControlUnitServiceAsyncStub: typing_extensions.TypeAlias = ControlUnitServiceStu
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.control_unit_pb2.RunRoundRequest,
         collapipe.v1.control_unit_pb2.RunRoundResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.RunModelRequest,
+        collapipe.v1.control_unit_pb2.RunModelResponse,
     ],
 ]
 
@@ -122,6 +155,16 @@ class ControlUnitServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[collapipe.v1.control_unit_pb2.RunRoundResponse], collections.abc.AsyncIterator[collapipe.v1.control_unit_pb2.RunRoundResponse]]:
         """Runs one attempt at a round: configure, evaluate, train, push. The last response is the prepared state.
         If the caller cancels the call, the attempt is aborted.
+        """
+
+    @abc.abstractmethod
+    def RunModel(
+        self,
+        request_iterator: _MaybeAsyncIterator[collapipe.v1.control_unit_pb2.RunModelRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[collapipe.v1.control_unit_pb2.RunModelResponse], collections.abc.AsyncIterator[collapipe.v1.control_unit_pb2.RunModelResponse]]:
+        """Runs the model on texts, or on the rows of a file. It needs no data of the job, and changes nothing. If the caller
+        cancels the call, it ends.
         """
 
 def add_ControlUnitServiceServicer_to_server(servicer: ControlUnitServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,6 +1,7 @@
 import datetime
 
 from collapipe.v1 import job_pb2 as _job_pb2
+from collapipe.v1 import model_use_pb2 as _model_use_pb2
 from collapipe.v1 import plan_pb2 as _plan_pb2
 from collapipe.v1 import trace_pb2 as _trace_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
@@ -277,3 +278,25 @@ class GetTraceResponse(_message.Message):
     spans: _containers.RepeatedCompositeFieldContainer[_trace_pb2.Span]
     missing: str
     def __init__(self, host_id: _Optional[str] = ..., clock_offset_seconds: _Optional[float] = ..., clock_uncertainty_seconds: _Optional[float] = ..., unix_offset_seconds: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[_trace_pb2.Span, _Mapping]]] = ..., missing: _Optional[str] = ...) -> None: ...
+
+class UseModelRequest(_message.Message):
+    __slots__ = ("start", "chunk")
+    START_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    start: UseModelStart
+    chunk: bytes
+    def __init__(self, start: _Optional[_Union[UseModelStart, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class UseModelStart(_message.Message):
+    __slots__ = ("job_id", "use")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    use: _model_use_pb2.ModelUse
+    def __init__(self, job_id: _Optional[str] = ..., use: _Optional[_Union[_model_use_pb2.ModelUse, _Mapping]] = ...) -> None: ...
+
+class UseModelResponse(_message.Message):
+    __slots__ = ("output",)
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    output: _model_use_pb2.ModelOutput
+    def __init__(self, output: _Optional[_Union[_model_use_pb2.ModelOutput, _Mapping]] = ...) -> None: ...

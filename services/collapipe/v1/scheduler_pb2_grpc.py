@@ -90,6 +90,11 @@ class SchedulerServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetTraceRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.GetTraceResponse.FromString,
                 _registered_method=True)
+        self.UseModel = channel.stream_stream(
+                '/collapipe.v1.SchedulerService/UseModel',
+                request_serializer=collapipe_dot_v1_dot_scheduler__pb2.UseModelRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.UseModelResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -173,6 +178,14 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UseModel(self, request_iterator, context):
+        """Uses the model of a job's last commit on the hosts of its cluster 0. A use waits in the queue of the jobs. If the caller
+        cancels the call, the use ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -230,6 +243,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetTrace,
                     request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.GetTraceRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetTraceResponse.SerializeToString,
+            ),
+            'UseModel': grpc.stream_stream_rpc_method_handler(
+                    servicer.UseModel,
+                    request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.UseModelRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_scheduler__pb2.UseModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -530,6 +548,33 @@ class SchedulerService(object):
             '/collapipe.v1.SchedulerService/GetTrace',
             collapipe_dot_v1_dot_scheduler__pb2.GetTraceRequest.SerializeToString,
             collapipe_dot_v1_dot_scheduler__pb2.GetTraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UseModel(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/collapipe.v1.SchedulerService/UseModel',
+            collapipe_dot_v1_dot_scheduler__pb2.UseModelRequest.SerializeToString,
+            collapipe_dot_v1_dot_scheduler__pb2.UseModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -201,7 +201,23 @@ _SchedulerServiceGetTraceType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetTraceType]):
+_SchedulerServiceUseModelType = typing_extensions.TypeVar(
+    '_SchedulerServiceUseModelType',
+    grpc.StreamStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.UseModelRequest,
+        collapipe.v1.scheduler_pb2.UseModelResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.UseModelRequest,
+        collapipe.v1.scheduler_pb2.UseModelResponse,
+    ],
+    default=grpc.StreamStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.UseModelRequest,
+        collapipe.v1.scheduler_pb2.UseModelResponse,
+    ],
+)
+
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
     """Serves hosts (registration and heartbeats) and clients (jobs and plans)."""
 
     @typing.overload
@@ -249,6 +265,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
         grpc.UnaryStreamMultiCallable[
             collapipe.v1.scheduler_pb2.GetTraceRequest,
             collapipe.v1.scheduler_pb2.GetTraceResponse,
+        ],
+        grpc.StreamStreamMultiCallable[
+            collapipe.v1.scheduler_pb2.UseModelRequest,
+            collapipe.v1.scheduler_pb2.UseModelResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -298,6 +318,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
             collapipe.v1.scheduler_pb2.GetTraceRequest,
             collapipe.v1.scheduler_pb2.GetTraceResponse,
         ],
+        grpc.aio.StreamStreamMultiCallable[
+            collapipe.v1.scheduler_pb2.UseModelRequest,
+            collapipe.v1.scheduler_pb2.UseModelResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     RegisterHost: _SchedulerServiceRegisterHostType
@@ -332,6 +356,11 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
 
     GetTrace: _SchedulerServiceGetTraceType
     """Collects what every host did in a round, with the scheduler's own part."""
+
+    UseModel: _SchedulerServiceUseModelType
+    """Uses the model of a job's last commit on the hosts of its cluster 0. A use waits in the queue of the jobs. If the caller
+    cancels the call, the use ends.
+    """
 
 SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -377,6 +406,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.scheduler_pb2.GetTraceRequest,
         collapipe.v1.scheduler_pb2.GetTraceResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.UseModelRequest,
+        collapipe.v1.scheduler_pb2.UseModelResponse,
     ],
 ]
 
@@ -470,5 +503,15 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[collapipe.v1.scheduler_pb2.GetTraceResponse], collections.abc.AsyncIterator[collapipe.v1.scheduler_pb2.GetTraceResponse]]:
         """Collects what every host did in a round, with the scheduler's own part."""
+
+    @abc.abstractmethod
+    def UseModel(
+        self,
+        request_iterator: _MaybeAsyncIterator[collapipe.v1.scheduler_pb2.UseModelRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[collapipe.v1.scheduler_pb2.UseModelResponse], collections.abc.AsyncIterator[collapipe.v1.scheduler_pb2.UseModelResponse]]:
+        """Uses the model of a job's last commit on the hosts of its cluster 0. A use waits in the queue of the jobs. If the caller
+        cancels the call, the use ends.
+        """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,3 +1,4 @@
+from collapipe.v1 import generation_pb2 as _generation_pb2
 from collapipe.v1 import plan_pb2 as _plan_pb2
 from collapipe.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
@@ -16,39 +17,47 @@ class FrameKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FRAME_KIND_BACKWARD: _ClassVar[FrameKind]
     FRAME_KIND_EVALUATE: _ClassVar[FrameKind]
     FRAME_KIND_PREDICTION: _ClassVar[FrameKind]
+    FRAME_KIND_GENERATE: _ClassVar[FrameKind]
+    FRAME_KIND_END_GENERATION: _ClassVar[FrameKind]
 FRAME_KIND_UNSPECIFIED: FrameKind
 FRAME_KIND_FORWARD: FrameKind
 FRAME_KIND_BACKWARD: FrameKind
 FRAME_KIND_EVALUATE: FrameKind
 FRAME_KIND_PREDICTION: FrameKind
+FRAME_KIND_GENERATE: FrameKind
+FRAME_KIND_END_GENERATION: FrameKind
 
 class RunStageRequest(_message.Message):
-    __slots__ = ("configure", "run_step", "run_evaluation", "finish")
+    __slots__ = ("configure", "run_step", "run_evaluation", "finish", "run_generation")
     CONFIGURE_FIELD_NUMBER: _ClassVar[int]
     RUN_STEP_FIELD_NUMBER: _ClassVar[int]
     RUN_EVALUATION_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    RUN_GENERATION_FIELD_NUMBER: _ClassVar[int]
     configure: ConfigureStage
     run_step: RunStep
     run_evaluation: RunEvaluation
     finish: FinishRound
-    def __init__(self, configure: _Optional[_Union[ConfigureStage, _Mapping]] = ..., run_step: _Optional[_Union[RunStep, _Mapping]] = ..., run_evaluation: _Optional[_Union[RunEvaluation, _Mapping]] = ..., finish: _Optional[_Union[FinishRound, _Mapping]] = ...) -> None: ...
+    run_generation: RunGeneration
+    def __init__(self, configure: _Optional[_Union[ConfigureStage, _Mapping]] = ..., run_step: _Optional[_Union[RunStep, _Mapping]] = ..., run_evaluation: _Optional[_Union[RunEvaluation, _Mapping]] = ..., finish: _Optional[_Union[FinishRound, _Mapping]] = ..., run_generation: _Optional[_Union[RunGeneration, _Mapping]] = ...) -> None: ...
 
 class RunStageResponse(_message.Message):
-    __slots__ = ("configured", "step_done", "evaluation_done", "finished", "progress", "failed")
+    __slots__ = ("configured", "step_done", "evaluation_done", "finished", "progress", "failed", "generation_done")
     CONFIGURED_FIELD_NUMBER: _ClassVar[int]
     STEP_DONE_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_DONE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_DONE_FIELD_NUMBER: _ClassVar[int]
     configured: StageConfigured
     step_done: StepDone
     evaluation_done: EvaluationDone
     finished: RoundFinished
     progress: StageProgress
     failed: StageFailed
-    def __init__(self, configured: _Optional[_Union[StageConfigured, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., evaluation_done: _Optional[_Union[EvaluationDone, _Mapping]] = ..., finished: _Optional[_Union[RoundFinished, _Mapping]] = ..., progress: _Optional[_Union[StageProgress, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ...) -> None: ...
+    generation_done: GenerationDone
+    def __init__(self, configured: _Optional[_Union[StageConfigured, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., evaluation_done: _Optional[_Union[EvaluationDone, _Mapping]] = ..., finished: _Optional[_Union[RoundFinished, _Mapping]] = ..., progress: _Optional[_Union[StageProgress, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., generation_done: _Optional[_Union[GenerationDone, _Mapping]] = ...) -> None: ...
 
 class ConfigureStage(_message.Message):
     __slots__ = ("attempt", "plan", "stage_index", "model", "training_json", "seed", "units", "sources", "step_index", "total_steps", "silence_seconds", "kept_optimizer_digests")
@@ -143,6 +152,18 @@ class RunEvaluation(_message.Message):
     def __init__(self, num_micro_batches: _Optional[int] = ...) -> None: ...
 
 class EvaluationDone(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RunGeneration(_message.Message):
+    __slots__ = ("num_sequences", "options")
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    num_sequences: int
+    options: _generation_pb2.GenerationOptions
+    def __init__(self, num_sequences: _Optional[int] = ..., options: _Optional[_Union[_generation_pb2.GenerationOptions, _Mapping]] = ...) -> None: ...
+
+class GenerationDone(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

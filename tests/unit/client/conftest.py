@@ -11,6 +11,7 @@ import pytest
 from collapipe.v1 import (
     edge_server_pb2,
     edge_server_pb2_grpc,
+    model_use_pb2,
     plan_pb2,
     scheduler_pb2,
     scheduler_pb2_grpc,
@@ -38,6 +39,9 @@ class FakeServices(
         self.explanation = scheduler_pb2.ExplainDecisionResponse()
         self.plans: list[plan_pb2.Plan] = []
         self.trace: list[scheduler_pb2.GetTraceResponse] = []
+        self.outputs: list[model_use_pb2.ModelOutput] = []
+        self.uses: list[scheduler_pb2.UseModelStart] = []
+        self.evaluated = b""
         self.traced: list[scheduler_pb2.GetTraceRequest] = []
 
     def ListHosts(self, request, context):  # type: ignore[no-untyped-def]
@@ -67,6 +71,13 @@ class FakeServices(
     def GetTrace(self, request, context):  # type: ignore[no-untyped-def]
         self.traced.append(request)
         yield from self.trace
+
+    def UseModel(self, request_iterator, context):  # type: ignore[no-untyped-def]
+        self.uses.append(next(request_iterator).start)
+        self.evaluated += b"".join(request.chunk for request in request_iterator)
+        yield scheduler_pb2.UseModelResponse()
+        for output in self.outputs:
+            yield scheduler_pb2.UseModelResponse(output=output)
 
     def GetPlans(self, request, context):  # type: ignore[no-untyped-def]
         return scheduler_pb2.GetPlansResponse(plans=self.plans)

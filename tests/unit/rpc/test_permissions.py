@@ -47,7 +47,7 @@ def test_table_has_exactly_the_methods_of_the_protocol() -> None:
 
 def test_only_clients_may_change_jobs() -> None:
     scheduler = PERMISSIONS["collapipe.v1.SchedulerService"]
-    for method in ("SubmitJob", "CancelJob"):
+    for method in ("SubmitJob", "CancelJob", "UseModel"):
         assert scheduler[method] == {Role.CLIENT}
     hosts = {Role.CONTROL_UNIT, Role.DEVICE_AGENT, Role.EDGE_SERVER}
     assert scheduler["RegisterHost"] == hosts

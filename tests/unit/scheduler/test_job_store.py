@@ -213,3 +213,19 @@ def test_job_that_could_not_be_stored_is_not_queued(tmp_path: Path) -> None:
         store.reopen(make_job())
     (path.parent / "job.json.tmp").rmdir()
     assert store.reopen(make_job()).job_id == job_id
+
+
+def test_use_of_a_model_is_newer_than_earlier_runs_and_older_than_a_queued_or_later_one(
+    tmp_path: Path,
+) -> None:
+    store = JobStore(tmp_path)
+    document = store.create(make_job())
+    finish(store, document.job_id)
+    assert store.begin_use(document.job_id) == 1
+    restarted = JobStore(tmp_path)
+    queued = restarted.reopen(make_job())
+    assert queued.attempt == 2
+    assert restarted.begin_use(document.job_id) == 3
+    assert queued.attempt == 4
+    finish(restarted, document.job_id)
+    assert JobStore(tmp_path).reopen(make_job()).attempt == 5

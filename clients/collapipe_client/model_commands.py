@@ -1,0 +1,162 @@
+"""The commands that use a trained model: `collapipe predict` and `collapipe evaluate`."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from collapipe.v1.model_use_pb2 import AnswerPiece
+from collapipe_client.cli_options import AsJson, takes_option_groups
+from collapipe_client.endpoint import EndpointOptions, client_for_model
+from collapipe_client.reporting import (
+    complain,
+    exit_codes,
+    print_json,
+    say,
+    termination_as_interrupt,
+)
+from collapipe_client.view_state import say_evaluation
+
+JobArgument = Annotated[
+    str, typer.Argument(help="Id of the job, or its name for the newest job of that name.")
+]
+
+
+@takes_option_groups
+def predict(
+    job: JobArgument,
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Texts to answer. Without one, each line of standard input is a text."),
+    ] = None,
+    *,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most tokens of a generated answer. Default: task.max_new_tokens of the job.",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="0 always takes the most probable token. Otherwise tokens are drawn, from scores divided by it.",
+        ),
+    ] = 0.0,
+    top_k: Annotated[
+        int, typer.Option(min=0, help="Draw from so many of the most probable tokens. 0 means all.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    endpoint_options: EndpointOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Answer texts with the model of a job's last commit, on the hosts of its cluster 0.
+
+    If no testbed runs, this command starts one on this machine and ends it afterwards.
+    """
+    with exit_codes(as_json), termination_as_interrupt():
+        given = texts or [line for line in map(str.strip, sys.stdin) if line]
+        with client_for_model(endpoint_options, job, as_json) as client:
+            pieces = client.predict(
+                job,
+                given,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                seed=seed,
+                waiting=_teller(as_json),
+            )
+            if as_json:
+                _print_documents(given, pieces)
+            else:
+                _print_answers(pieces)
+
+
+@takes_option_groups
+def evaluate(
+    job: JobArgument,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="File of rows, as for data.held_out of a job. It stays on this machine.",
+        ),
+    ],
+    *,
+    endpoint_options: EndpointOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the model of a job's last commit on the rows of a file.
+
+    If no testbed runs, this command starts one on this machine and ends it afterwards.
+    """
+    with exit_codes(as_json), termination_as_interrupt():
+        with client_for_model(endpoint_options, job, as_json) as client:
+            files = [Path(part.strip()) for part in data.split(",")]
+            evaluation = client.evaluate(job, *files, waiting=_teller(as_json))
+        if as_json:
+            print_json(
+                {
+                    "event": "evaluation",
+                    "metric": evaluation.metric,
+                    "value": evaluation.value,
+                    "other_metrics": dict(evaluation.other_metrics),
+                    "num_rows": evaluation.num_rows,
+                    "num_rounds": evaluation.num_rounds,
+                }
+            )
+        else:
+            say(say_evaluation(evaluation))
+
+
+def _teller(as_json: bool) -> Callable[[str], None]:
+    """Returns a function that tells what a command waits for, whenever that changes."""
+    last = ""
+
+    def tell(reason: str) -> None:
+        nonlocal last
+        if reason and reason != last:
+            if as_json:
+                print_json({"event": "waiting", "for": reason})
+            else:
+                complain(f"waiting for {reason}")
+        last = reason
+
+    return tell
+
+
+def _print_answers(pieces: Iterator[AnswerPiece]) -> None:
+    """Prints the answers in the order of the texts. The next one is printed while it is generated."""
+    kept: dict[int, list[AnswerPiece]] = {}
+    current = 0
+    for piece in pieces:
+        kept.setdefault(piece.text_index, []).append(piece)
+        while current in kept:
+            shown = kept.pop(current)
+            print("".join(each.text for each in shown), end="", flush=True)
+            if not shown[-1].is_last:
+                break
+            print(flush=True)
+            current += 1
+
+
+def _print_documents(texts: list[str], pieces: Iterator[AnswerPiece]) -> None:
+    """Prints a document for each answer when it is complete."""
+    answers: dict[int, AnswerPiece] = {}
+    for piece in pieces:
+        answer = answers.setdefault(piece.text_index, AnswerPiece())
+        answer.text += piece.text
+        answer.tokens.extend(piece.tokens)
+        if piece.is_last:
+            print_json(
+                {
+                    "event": "answer",
+                    "text": texts[piece.text_index],
+                    "answer": answer.text,
+                    "tokens": list(answer.tokens),
+                }
+            )
+            del answers[piece.text_index]

@@ -1,0 +1,203 @@
+"""One use of a trained model by one cluster: it answers texts, or computes the metrics on the rows of a file."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from collapipe.control_unit.cluster_pipeline import ClusterPipeline
+from collapipe.errors import CancelledError, CollapipeError, CorruptDataError, InvalidInputError
+from collapipe.job import JobConfig
+from collapipe.models import adapter_for
+from collapipe.tasks import Task, load_task_for_use
+from collapipe.v1 import control_unit_pb2, generation_pb2, job_pb2, model_use_pb2
+
+Emit = Callable[[control_unit_pb2.RunModelResponse], None]
+"""Sends a result to the caller."""
+
+
+class ModelUse:
+    """Runs one use of a model.
+
+    Args:
+        job: The job of the request, parsed.
+        task: Its held-out rows are those to evaluate, if any.
+        pipeline: The stages at the last commit.
+
+    Raises:
+        InvalidInputError: A text cannot be answered. Nothing has begun then.
+    """
+
+    def __init__(
+        self,
+        start: control_unit_pb2.RunModelStart,
+        job: JobConfig,
+        task: Task,
+        pipeline: ClusterPipeline,
+    ) -> None:
+        self._start = start
+        self._job = job
+        self._task = task
+        self._pipeline = pipeline
+        prediction = start.use.prediction
+        if not (prediction.texts or start.use.HasField("evaluation")):
+            raise InvalidInputError("no text was given: give at least one")
+        self._options = generation_pb2.GenerationOptions()
+        self._options.CopyFrom(prediction.options)
+        self._options.max_new_tokens = prediction.options.max_new_tokens or job.task.max_new_tokens
+        model = start.round.model
+        self._adapter = adapter_for(model.family, model.task, model.config_json)
+        self._questions = [self._question(*each) for each in enumerate(prediction.texts, start=1)]
+
+    def run(self, emit: Emit) -> None:
+        """Runs the use to its end, and closes the pipeline in any case.
+
+        Raises:
+            CollapipeError: The use failed. The model is as before.
+        """
+        try:
+            self._pipeline.configure()
+            if self._start.use.HasField("evaluation"):
+                _emit(emit, evaluation=self._evaluate())
+            elif self._task.generates:
+                self._generate(emit)
+            else:
+                self._label(emit)
+            self._pipeline.finish(0)
+        except CollapipeError as error:
+            raise self._pipeline.failure_cause(error) from None
+        finally:
+            self._pipeline.close()
+
+    def abort(self, reason: CancelledError) -> None:
+        """Makes the use end with `reason`. Any thread may call it."""
+        self._pipeline.abort(reason)
+
+    def progress(self) -> control_unit_pb2.RunModelResponse:
+        """Returns what the use waits for. Aborts it if the pipeline is stalled."""
+        self._pipeline.abort_if_stalled()
+        return waiting_response(self._pipeline.waiting_for())
+
+    def _question(self, number: int, text: str) -> Any:
+        """Encodes a text. Refuses one that, with its answer, is longer than the model has positions for."""
+        try:
+            question = self._task.question(text)
+            if self._task.generates:
+                limit = self._adapter.max_length(self._adapter.config)
+                # The decoder of a translator has positions of its own.
+                length = len(question.input_ids) if self._task.continues_text else 0
+                wanted = self._options.max_new_tokens
+                if length + wanted > limit:
+                    raise InvalidInputError(
+                        f"with an answer of {wanted} tokens it needs {length + wanted} positions, more than the {limit} "
+                        f"of the model: shorten it, or ask for at most {max(0, limit - length)} new tokens"
+                    )
+        except InvalidInputError as error:
+            raise InvalidInputError(f"text {number} ({text!r:.40}): {error}") from error
+        return question
+
+    def _evaluate(self) -> job_pb2.Evaluation:
+        request = self._start.round
+        size = max(1, self._job.training.mini_batch // request.plan.num_micro_batches)
+        predictions = self._pipeline.evaluate(self._task.held_out_micro_batches(size))
+        values = self._task.score(predictions)
+        return job_pb2.Evaluation(
+            num_rounds=request.attempt.round_index,
+            metric=self._task.metric,
+            value=values.pop(self._task.metric),
+            other_metrics=values,
+            num_rows=self._task.num_held_out_rows,
+            cluster_index=request.plan.cluster_index,
+        )
+
+    def _label(self, emit: Emit) -> None:
+        inputs = [self._task.inputs(question) for question in self._questions]
+        predictions = self._pipeline.evaluate(inputs)
+        for index, (question, labels) in enumerate(zip(self._questions, predictions, strict=True)):
+            text = self._task.answer(question, labels)
+            _emit(emit, text_index=index, text=text, is_last=True)
+
+    def _generate(self, emit: Emit) -> None:
+        decoders = [self._task.answer_stream(question) for question in self._questions]
+        lengths = [0] * len(self._questions)
+        ends = self._adapter.config.eos_token_id
+        end_ids = {*(ends if isinstance(ends, list) else [ends])}
+        if self._task.continues_text:
+            end_ids.add(self._task.end_id)
+
+        def take(index: int, token: int) -> bool:
+            lengths[index] += 1
+            goes_on = token not in end_ids and lengths[index] < self._options.max_new_tokens
+            text = decoders[index](token)
+            _emit(emit, text_index=index, text=text, tokens=[token], is_last=not goes_on)
+            return goes_on
+
+        inputs = [self._task.inputs(question) for question in self._questions]
+        prompts = [each.tensors["input_ids"] for each in inputs]
+        self._pipeline.generate(prompts, self._options, take, feeds_back=self._task.continues_text)
+
+
+def open_model_use(
+    start: control_unit_pb2.RunModelStart,
+    chunks: Iterator[bytes],
+    vocabulary: bytes,
+    make_pipeline: Callable[[control_unit_pb2.RunRoundRequest, JobConfig], ClusterPipeline],
+) -> ModelUse:
+    """Prepares a use of a model, given the bytes of its evaluated files.
+
+    Raises:
+        InvalidInputError: A row of a file or a text is wrong.
+        CorruptDataError: Bytes of a file are missing, or there are too many.
+    """
+    request = start.round
+    job = JobConfig.from_json(request.job.config_json)
+    with ExitStack() as owned:
+        evaluated = None
+        if start.use.HasField("evaluation"):
+            files = start.use.evaluation.files
+            if len(files) != 1 and (job.task.kind, len(files)) != ("translation", 2):
+                raise InvalidInputError(
+                    f"{len(files)} files to evaluate were given for {job.task.kind}: give one, or two parallel "
+                    "files for translation"
+                )
+            folder = Path(owned.enter_context(TemporaryDirectory(prefix="collapipe-")))
+            stored = [folder / str(index) for index in range(len(files))]
+            _store_files(files, chunks, stored)
+            evaluated = ",".join(file.name for file in files), stored
+        task = load_task_for_use(job, vocabulary, list(request.labels), evaluated)
+    return ModelUse(start, job, task, make_pipeline(request, job))
+
+
+def waiting_response(waiting_for: str) -> control_unit_pb2.RunModelResponse:
+    """Returns a sign of life."""
+    output = model_use_pb2.ModelOutput(waiting_for=waiting_for)
+    return control_unit_pb2.RunModelResponse(output=output)
+
+
+def _store_files(
+    files: Sequence[model_use_pb2.EvaluatedFile], chunks: Iterator[bytes], paths: Sequence[Path]
+) -> None:
+    """Stores files that come one after the other. No chunk has bytes of two files."""
+    for file, path in zip(files, paths, strict=True):
+        missing = file.total_bytes
+        with open(path, "wb") as target:
+            while missing > 0:
+                chunk = next(chunks, b"")
+                if not chunk:
+                    break
+                missing -= target.write(chunk)
+        if missing:
+            raise CorruptDataError(
+                f"{file.name}: {abs(missing)} bytes {'less' if missing > 0 else 'more'} than announced arrived: "
+                "evaluate it again, and do not change it meanwhile"
+            )
+
+
+def _emit(emit: Emit, *, evaluation: job_pb2.Evaluation | None = None, **piece: Any) -> None:
+    output = model_use_pb2.ModelOutput()
+    if evaluation is not None:
+        output.evaluation.CopyFrom(evaluation)
+    else:
+        output.piece.CopyFrom(model_use_pb2.AnswerPiece(**piece))
+    emit(control_unit_pb2.RunModelResponse(output=output))

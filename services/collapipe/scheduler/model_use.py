@@ -1,0 +1,215 @@
+"""Uses the model of a job: it takes its turn in the queue of the jobs, and asks the control unit of cluster 0."""
+
+import itertools
+import threading
+from collections.abc import Callable, Generator, Iterator
+
+from collapipe.errors import AttemptFailedError, InfeasibleError, NotFoundError, PeerLostError
+from collapipe.job import JobConfig
+from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool
+from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.host_registry import HostRegistry, JobHosts, choose_hosts
+from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.plan_messages import equal_plan, with_addresses
+from collapipe.v1 import (
+    control_unit_pb2,
+    control_unit_pb2_grpc,
+    edge_server_pb2,
+    edge_server_pb2_grpc,
+    job_pb2,
+    model_use_pb2,
+    plan_pb2,
+    scheduler_pb2,
+)
+
+Outputs = Iterator[model_use_pb2.ModelOutput]
+
+_FIRST_WAIT_SECONDS = 0.1
+"""Time before a use says that it waits for its turn. If nothing runs, its turn comes sooner."""
+
+
+class ModelUse:
+    """One use of a model. The thread that runs jobs gives it its turn, and another thread takes its outputs.
+
+    Args:
+        chunks: The bytes of the files to evaluate.
+    """
+
+    def __init__(
+        self,
+        start: scheduler_pb2.UseModelStart,
+        chunks: Iterator[bytes],
+        registry: HostRegistry,
+        jobs: JobStore,
+        channels: ChannelPool,
+    ) -> None:
+        self.job_id = start.job_id
+        self._use = start.use
+        self._chunks = chunks
+        self._registry = registry
+        self._jobs = jobs
+        self._channels = channels
+        self._calls = HostCalls(jobs.get(start.job_id).job.schedule.silence_seconds)
+        self._has_turn = threading.Event()
+        self._ended = threading.Event()
+
+    @property
+    def description(self) -> str:
+        """What others wait for, in words."""
+        return f"a use of the model of job {self.job_id} to end"
+
+    def run(self) -> None:
+        """Gives the use its turn, and waits until it has ended."""
+        self._has_turn.set()
+        self._ended.wait()
+
+    def cancel(self, reason: str) -> None:
+        """Ends the use. It keeps its turn until `outputs` has ended, so that nothing runs beside its last call."""
+        self._calls.cancel(reason)
+
+    def give_up_turn(self) -> None:
+        """Ends the turn even if nobody takes the outputs any more."""
+        self._ended.set()
+
+    def outputs(self, waiting_for: Callable[[], str]) -> Outputs:
+        """Waits for the turn, and yields the outputs.
+
+        Args:
+            waiting_for: Returns what has its turn before, in words.
+
+        Raises:
+            CollapipeError: The use failed or was cancelled.
+        """
+        try:
+            limit = _FIRST_WAIT_SECONDS
+            while not self._has_turn.wait(limit):
+                self._calls.sleep()
+                yield _waiting(waiting_for())
+                limit = SIGN_OF_LIFE_SECONDS
+            yield from self._run()
+        except PeerLostError as error:
+            raise PeerLostError(error.host_id, self._registry.explain(error)) from error
+        finally:
+            self._ended.set()
+
+    def _run(self) -> Outputs:
+        document = self._jobs.get(self.job_id)
+        job = document.job
+        if not document.vocabulary_digest:
+            raise NotFoundError(
+                f"job {self.job_id} has no model yet, because it ended before its model was made: run or resume it"
+            )
+        hosts = yield from self._wait_for_hosts(job)
+        prepared = yield from self._find_model(document, hosts)
+        request = self._round(document, hosts, prepared)
+        start = control_unit_pb2.RunModelStart(round=request, use=self._use)
+        requests = itertools.chain(
+            [control_unit_pb2.RunModelRequest(start=start)],
+            (control_unit_pb2.RunModelRequest(chunk=chunk) for chunk in self._chunks),
+        )
+        control_unit = hosts.clusters[0].control_unit
+        stub = control_unit_pb2_grpc.ControlUnitServiceStub(
+            self._channels.channel(control_unit.address)
+        )
+        call = stub.RunModel(requests, wait_for_ready=True)
+        for response in self._calls.answers(call, control_unit.host_id, "use the model"):
+            yield response.output
+
+    def _wait_for_hosts(
+        self, job: JobConfig
+    ) -> Generator[model_use_pb2.ModelOutput, None, JobHosts]:
+        """Waits for the edge server, the control unit and a device of cluster 0, and returns all that are there."""
+        wanted = job.model_copy(update={"clusters": 1, "devices_per_cluster": None})
+        limit = job.schedule.wait_for_hosts_seconds
+        num_waits = 0
+        while True:
+            hosts, missing = choose_hosts(self._registry.alive(), wanted)
+            if hosts is not None:
+                return hosts
+            if num_waits > limit / SIGN_OF_LIFE_SECONDS:
+                raise InfeasibleError(
+                    f"the model needs {', '.join(missing)}, and has waited for {limit:g} s "
+                    "(schedule.wait_for_hosts_seconds): start them (`collapipe up` does so on a local testbed)"
+                )
+            yield _waiting(", ".join(missing))
+            self._calls.sleep(SIGN_OF_LIFE_SECONDS)
+            num_waits += 1
+
+    def _find_model(
+        self, document: JobDocument, hosts: JobHosts
+    ) -> Generator[model_use_pb2.ModelOutput, None, edge_server_pb2.PrepareJobResponse]:
+        """Returns what the edge server knows of the model at its last commit."""
+        edge_server = hosts.edge_server
+        stub = edge_server_pb2_grpc.EdgeServerServiceStub(
+            self._channels.channel(edge_server.address)
+        )
+        request = edge_server_pb2.PrepareJobRequest(
+            job=job_pb2.JobSpec(job_id=self.job_id, config_json=document.config_json),
+            labels=document.labels,
+            vocabulary=_vocabulary(document, hosts),
+        )
+        call = stub.PrepareJob(request, wait_for_ready=True)
+        for answer in self._calls.answers(call, edge_server.host_id, "find the model"):
+            if answer.HasField("commit"):
+                return answer
+            yield _waiting(f"{edge_server.host_id} to find the model")
+        raise AttemptFailedError(f"{edge_server.host_id} did not find the model of {self.job_id}")
+
+    def _round(
+        self,
+        document: JobDocument,
+        hosts: JobHosts,
+        prepared: edge_server_pb2.PrepareJobResponse,
+    ) -> control_unit_pb2.RunRoundRequest:
+        """Describes the model as the base of a round that trains nothing."""
+        num_rounds = prepared.commit.num_rounds
+        plan = self._plan(document, hosts, prepared)
+        base = plan_pb2.ClusterState()
+        base.CopyFrom(prepared.commit.clusters[0])
+        for unit in base.units:
+            unit.optimizer_digest = ""
+        return control_unit_pb2.RunRoundRequest(
+            attempt=plan_pb2.Attempt(
+                job_id=self.job_id,
+                round_index=num_rounds,
+                attempt=self._jobs.begin_use(self.job_id),
+                plan_id=plan.plan_id,
+            ),
+            job=job_pb2.JobSpec(job_id=self.job_id, config_json=document.config_json),
+            model=prepared.model,
+            plan=plan,
+            base=base,
+            labels=document.labels,
+            edge_address=hosts.edge_server.address,
+            edge_host_id=hosts.edge_server.host_id,
+            vocabulary=_vocabulary(document, hosts),
+            total_steps=document.job.total_steps,
+        )
+
+    def _plan(
+        self,
+        document: JobDocument,
+        hosts: JobHosts,
+        prepared: edge_server_pb2.PrepareJobResponse,
+    ) -> plan_pb2.Plan:
+        """Returns the plan of the last round, or equal segments if one of its hosts is gone."""
+        addresses = {host_id: host.address for host_id, host in hosts.by_id.items()}
+        last = prepared.commit.num_rounds
+        for round_index in (last, last - 1):  # The evaluation of the last commit is a round, too.
+            recorded = self._jobs.find_round(self.job_id, round_index) if round_index >= 0 else None
+            if recorded is not None:
+                plan = recorded.plans[0]
+                if {stage.host_id for stage in plan.stages} <= addresses.keys():
+                    return with_addresses(plan, addresses)
+        num_devices = document.job.num_devices(0)
+        return equal_plan(
+            hosts, num_devices, prepared.num_blocks, document.job.schedule.num_micro_batches
+        )
+
+
+def _vocabulary(document: JobDocument, hosts: JobHosts) -> job_pb2.BlobSource:
+    return job_pb2.BlobSource(digest=document.vocabulary_digest, address=hosts.edge_server.address)
+
+
+def _waiting(reason: str) -> model_use_pb2.ModelOutput:
+    return model_use_pb2.ModelOutput(waiting_for=reason)

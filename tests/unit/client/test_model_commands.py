@@ -1,0 +1,107 @@
+"""`collapipe predict` and `collapipe evaluate`, against a scheduler that answers from a list."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from collapipe.v1.job_pb2 import Evaluation
+from collapipe.v1.model_use_pb2 import AnswerPiece, ModelOutput
+from collapipe.v1.scheduler_pb2 import JobStatus
+from collapipe_client import client
+from collapipe_client.cli import app
+
+from .conftest import FakeServices
+
+
+@pytest.fixture
+def two_answers(fake: FakeServices) -> FakeServices:
+    """The second answer is complete first."""
+    fake.jobs = [JobStatus(job_id="job-1", name="demo")]
+    pieces = [
+        AnswerPiece(text_index=1, text="x", tokens=[7]),
+        AnswerPiece(text_index=0, text="a", tokens=[5]),
+        AnswerPiece(text_index=1, text="y", tokens=[8], is_last=True),
+        AnswerPiece(text_index=0, tokens=[6]),
+        AnswerPiece(text_index=0, text="b", tokens=[9], is_last=True),
+    ]
+    waiting = [ModelOutput(waiting_for="job j to end")] * 2
+    fake.outputs = [*waiting, *(ModelOutput(piece=piece) for piece in pieces)]
+    return fake
+
+
+def run(fake: FakeServices, *arguments: str, typed: str | None = None) -> Result:
+    options = ["--scheduler", fake.address, "--insecure"]
+    return CliRunner().invoke(app, [*arguments, *options], input=typed)
+
+
+def test_answers_are_printed_in_the_order_of_the_texts(two_answers: FakeServices) -> None:
+    result = run(two_answers, "predict", "demo", "one", "two", "--top-k", "4", "--seed", "2")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "ab\nxy\n"
+    assert result.stderr == "waiting for job j to end\n"
+    [start] = two_answers.uses
+    prediction = start.use.prediction
+    assert (start.job_id, list(prediction.texts)) == ("job-1", ["one", "two"])
+    assert (prediction.options.top_k, prediction.options.seed) == (4, 2)
+
+
+def test_lines_of_standard_input_are_texts_and_json_has_the_tokens(
+    two_answers: FakeServices,
+) -> None:
+    result = run(two_answers, "predict", "demo", "--json", typed="one\n\n two \n")
+    waiting, *answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert waiting == {"event": "waiting", "for": "job j to end"}
+    assert [(a["text"], a["answer"], a["tokens"]) for a in answers] == [
+        ("two", "xy", [7, 8]),
+        ("one", "ab", [5, 6, 9]),
+    ]
+
+
+def test_many_texts_become_several_uses(
+    two_answers: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_MOST_TEXTS", 2)
+    result = run(two_answers, "predict", "demo", "1", "2", "3", "4")
+    assert [list(start.use.prediction.texts) for start in two_answers.uses] == [
+        ["1", "2"],
+        ["3", "4"],
+    ]
+    assert result.stdout == "ab\nxy\nab\nxy\n"
+
+
+def test_evaluate_sends_the_files_and_prints_the_metrics(
+    two_answers: FakeServices, tmp_path: Path
+) -> None:
+    for name, content in (("a.en", "abc"), ("a.de", "de")):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    evaluation = Evaluation(num_rounds=3, metric="bleu", value=12.5, num_rows=7)
+    two_answers.outputs = [ModelOutput(evaluation=evaluation)]
+    files = f"{tmp_path}/a.en,{tmp_path}/a.de"
+    result = run(two_answers, "evaluate", "demo", "--data", files)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "bleu 12.5000 after 3 rounds (7 rows)\n"
+    assert two_answers.evaluated == b"abcde"
+    [start] = two_answers.uses
+    assert [(f.name, f.total_bytes) for f in start.use.evaluation.files] == [
+        (f"{tmp_path}/a.en", 3),
+        (f"{tmp_path}/a.de", 2),
+    ]
+    document = json.loads(run(two_answers, "evaluate", "demo", "--data", files, "--json").stdout)
+    assert (document["metric"], document["value"], document["num_rows"]) == ("bleu", 12.5, 7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "demo", "--data", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
+        (["predict", "demo", "text", "--temperature", "inf"], "the temperature is inf"),
+        (["predict", "other", "text"], "knows no job 'other'"),
+    ],
+)
+def test_bad_input_exits_2(two_answers: FakeServices, arguments: list[str], message: str) -> None:
+    result = run(two_answers, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert two_answers.uses == []
