@@ -19,6 +19,7 @@ from collapipe.service_process import Running, ServiceSettings
 from collapipe.stage_host.host_resources import HostResources
 from collapipe.stage_host.profile_servicer import ProfileServicer
 from collapipe.stage_host.registration import Registration
+from collapipe.stage_runtime.accelerator import choose_device
 from collapipe.telemetry.sensors import SensorReader
 from collapipe.trace_service import TraceServicer
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
@@ -156,7 +157,7 @@ def start_stage_host(
         host.host_id = settings.host_id or f"host-{host.address}"
         host.metrics_address = _reachable(metrics_address, host.address)
         links.host_id = host.host_id
-        processor = torch.device(settings.device)
+        processor = choose_device(settings.device)
         resources = HostResources(processor, channels, links, frozen, stores, host.busy_watts)
         blobs = BlobServicer(resources.find_blob, links)
         blob_pb2_grpc.add_BlobServiceServicer_to_server(blobs, server)

@@ -4,13 +4,11 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-import torch
-
 from collapipe.errors import NotFoundError
 from collapipe.job import TrainingConfig
 from collapipe.models import adapter_for
 from collapipe.rpc import ChannelPool
-from collapipe.stage_runtime import EmulatedProcessor, ResidentUnits
+from collapipe.stage_runtime import ComputeDevice, EmulatedProcessor, ResidentUnits
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.v1 import edge_server_pb2, stage_pb2
 from collapipe.weights.blob_cache import BlobCache
@@ -30,7 +28,7 @@ class HostResources:
 
     def __init__(
         self,
-        device: torch.device,
+        device: ComputeDevice,
         channels: ChannelPool,
         links: OutgoingLinks,
         frozen: BlobCache,

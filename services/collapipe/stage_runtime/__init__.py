@@ -1,5 +1,7 @@
 """Runs a range of units as one stage of a 1F1B pipeline. It uses torch, but no network."""
 
+from collapipe.stage_runtime.compute_device import CPU as CPU
+from collapipe.stage_runtime.compute_device import ComputeDevice as ComputeDevice
 from collapipe.stage_runtime.emulated_processor import EmulatedProcessor as EmulatedProcessor
 from collapipe.stage_runtime.mailbox import Mailbox as Mailbox
 from collapipe.stage_runtime.optimizer import clip_scale as clip_scale

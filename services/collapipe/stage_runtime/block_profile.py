@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from collapipe.errors import InvalidInputError
 from collapipe.models import Head, ModelAdapter, Side
 from collapipe.stage_runtime.activation_stash import count_kept_bytes
+from collapipe.stage_runtime.compute_device import ComputeDevice
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
 from collapipe.stage_runtime.operation_counts import StageWork
@@ -46,7 +48,7 @@ class BlockProfile:
 
 def profile_block(
     adapter: ModelAdapter,
-    device: torch.device,
+    device: ComputeDevice,
     micro_batch_sizes: Sequence[int],
     sequence_length: int,
     processor: EmulatedProcessor | None = None,
@@ -69,11 +71,15 @@ def profile_block(
             f"a profile needs micro-batch sizes and a sequence length of at least 1, not "
             f"{list(micro_batch_sizes)} and {sequence_length}"
         )
-    blocks = [adapter.build_unit(1 + i).to(device).train() for i in range(adapter.period)]
+    blocks = [
+        adapter.build_unit(1 + i).to(device.torch_device).train() for i in range(adapter.period)
+    ]
     hidden_size, dtype = adapter.config.hidden_size, adapter.base_dtype
     sides = {
         size: {
-            "attention_mask": torch.ones(size, sequence_length, dtype=torch.int64, device=device)
+            "attention_mask": torch.ones(
+                size, sequence_length, dtype=torch.int64, device=device.torch_device
+            )
         }
         for size in sorted(set(micro_batch_sizes))
     }
@@ -85,7 +91,7 @@ def profile_block(
             for block in blocks
         ]
     else:
-        timed = _time(blocks, sides, hidden_size, dtype)
+        timed = _time(blocks, sides, hidden_size, dtype, device)
         seconds = {size: sum(times) for size, times in timed.items()}
         costs = timed[largest]
     per_sample, per_micro_batch = fit_costs(seconds)
@@ -181,10 +187,15 @@ def _emulated_seconds(
 
 
 def _time(
-    blocks: Sequence[nn.Module], sides: Mapping[int, Side], hidden_size: int, dtype: torch.dtype
+    blocks: Sequence[nn.Module],
+    sides: Mapping[int, Side],
+    hidden_size: int,
+    dtype: torch.dtype,
+    device: ComputeDevice,
 ) -> dict[int, list[float]]:
     """Returns the median seconds of each block for each size. The sizes take turns, so that noise affects all alike."""
     seconds: dict[int, list[list[float]]] = {size: [[] for _ in blocks] for size in sides}
+    queue = device.queue()
     started = time.perf_counter()
     limit = _TIME_BOX_SECONDS * len(sides)
     repetitions = 0
@@ -192,11 +203,14 @@ def _time(
         for (size, side), (index, block) in itertools.product(sides.items(), enumerate(blocks)):
             with COMPUTE_LOCK:
                 activation = _random_activation(side, hidden_size, dtype)
-                before = time.perf_counter()
+                timing = queue.start()
                 outputs: Tensor = block(activation, side)
                 torch.autograd.backward(outputs, torch.ones_like(outputs))
-                if outputs.device.type == "cuda":
-                    torch.cuda.synchronize(outputs.device)
-                seconds[size][index].append(time.perf_counter() - before)
+                timing.stop(partial(_append_seconds, seconds[size][index]))
+            queue.settle()
         repetitions += 1
     return {size: list(map(statistics.median, times)) for size, times in seconds.items()}
+
+
+def _append_seconds(seconds: list[float], started: float, ended: float) -> None:
+    seconds.append(ended - started)

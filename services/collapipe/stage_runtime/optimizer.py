@@ -52,12 +52,16 @@ def learning_rate(training: TrainingConfig, step_index: int, total_steps: int) -
 
 
 def squared_norms(gradients: Iterable[Tensor | None]) -> list[float]:
-    """Returns the squared norm of each gradient that is not `None`, in double precision."""
-    return [
-        float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
+    """Returns the squared norm of each gradient that is not `None`, in double precision.
+
+    An accelerator computes all norms before this thread waits for them.
+    """
+    norms = [
+        torch.linalg.vector_norm(gradient, dtype=torch.float64)
         for gradient in gradients
         if gradient is not None
     ]
+    return [norm**2 for norm in torch.stack(norms).tolist()] if norms else []
 
 
 def clip_scale(norm: float, clip_norm: float) -> float:

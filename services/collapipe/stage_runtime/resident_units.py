@@ -18,7 +18,8 @@ from collapipe.codec_table import UploadCodecName
 from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter, divide_state, frozen_names
-from collapipe.stage_runtime.optimizer import make_optimizer, squared_norms, update_parameters
+from collapipe.stage_runtime.compute_device import CPU, ComputeDevice
+from collapipe.stage_runtime.optimizer import make_optimizer, update_parameters
 from collapipe.stage_runtime.row_gradients import use_row_gradients
 from collapipe.stage_runtime.weight_gradients import use_split_backward
 from collapipe.weights.delta_codecs import encode_delta
@@ -85,9 +86,16 @@ class KeptMoments:
 class ResidentUnit:
     """One unit in memory: its module, its optimizer, and the blobs of both if it is sealed."""
 
-    def __init__(self, unit_index: int, module: nn.Module, training: TrainingConfig) -> None:
+    def __init__(
+        self,
+        unit_index: int,
+        module: nn.Module,
+        training: TrainingConfig,
+        device: ComputeDevice = CPU,
+    ) -> None:
         self.unit_index = unit_index
         self.module = module
+        self._device = device
         self._named_parameters = {
             name: parameter
             for name, parameter in module.named_parameters()
@@ -126,13 +134,11 @@ class ResidentUnit:
         blob = self._optimizer_blob
         return StateDigests(self._weights_blob.digest, blob.digest if blob else "")
 
-    def squared_norms(self) -> list[float]:
-        """Returns the squared norm of each gradient, in double precision."""
+    def gradients(self) -> Iterator[Tensor | None]:
+        """Yields a tensor with the norm of each gradient; see `RowGradients.used_gradient`."""
         tables = self._tables
-        return squared_norms(
-            tables[parameter].used_gradient() if parameter in tables else parameter.grad
-            for parameter in self.parameters
-        )
+        for parameter in self.parameters:
+            yield tables[parameter].used_gradient() if parameter in tables else parameter.grad
 
     def update(self, learning_rate: float, gradient_scale: float) -> None:
         if self.kept is not None:
@@ -149,7 +155,7 @@ class ResidentUnit:
     def weights_blob(self) -> TensorBlob:
         """Returns the present weights as a blob, which may be used until the next update."""
         if self._weights_blob is None:
-            self._weights_blob = TensorBlob(self._trained_state())
+            self._weights_blob = self._blob(self._trained_state())
         return self._weights_blob
 
     def upload(self) -> Upload:
@@ -178,7 +184,7 @@ class ResidentUnit:
         if not self._is_sealed:
             self.weights_blob()
             state = self._optimizer_tensors()
-            self._optimizer_blob = TensorBlob(state) if state else None
+            self._optimizer_blob = self._blob(state) if state else None
             self._is_sealed = True
         digests = self.digests
         assert digests is not None
@@ -204,14 +210,17 @@ class ResidentUnit:
                 f"the optimizer state of unit {self.unit_index} has {len(state)} tensors that fit the unit: it is "
                 "of another job"
             )
-        self._weights_blob = TensorBlob(self._trained_state(), wanted.weights)
-        self._optimizer_blob = TensorBlob(state, wanted.optimizer) if state else None
+        self._weights_blob = self._blob(self._trained_state(), wanted.weights)
+        self._optimizer_blob = self._blob(state, wanted.optimizer) if state else None
         self._is_sealed = True
 
     def blobs(self) -> Iterator[TensorBlob]:
         """Yields the blobs of a sealed unit, its weights first."""
         if self._is_sealed:
             yield from (b for b in (self._weights_blob, self._optimizer_blob) if b is not None)
+
+    def _blob(self, tensors: Mapping[str, Tensor], digest: str = "") -> TensorBlob:
+        return TensorBlob(tensors, digest, self._device.reader)
 
     def _has_residual(self) -> bool:
         return any(_RESIDUAL in state for state in self.optimizer.state.values())
@@ -285,7 +294,7 @@ class ResidentUnits:
     """The units of one job that a host holds for one cluster."""
 
     def __init__(
-        self, adapter: ModelAdapter, training: TrainingConfig, device: torch.device
+        self, adapter: ModelAdapter, training: TrainingConfig, device: ComputeDevice
     ) -> None:
         self.adapter = adapter
         self._training = training
@@ -313,8 +322,8 @@ class ResidentUnits:
         for unit_index, digests in sorted(wanted.items()):
             unit = self._units.get(unit_index)
             if unit is None:
-                module = self.adapter.build_unit(unit_index).to(self._device)
-                unit = ResidentUnit(unit_index, module, self._training)
+                module = self.adapter.build_unit(unit_index).to(self._device.torch_device)
+                unit = ResidentUnit(unit_index, module, self._training, self._device)
                 unit.load_frozen((frozen_files or {}).get(unit_index))
             # An attempt that was aborted before its first update leaves gradients behind.
             unit.optimizer.zero_grad()

@@ -4,7 +4,8 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,11 +15,12 @@ from collapipe.job import TrainingConfig
 from collapipe.models import GenerationSettings, Head, KeyValues, ModelAdapter
 from collapipe.stage_runtime.action_order import Progress
 from collapipe.stage_runtime.activation_stash import ActivationStash
+from collapipe.stage_runtime.compute_device import ComputeDevice, Report, Timing
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.stage_runtime.emulated_processor import EmulatedProcessor
 from collapipe.stage_runtime.mailbox import Mailbox
 from collapipe.stage_runtime.operation_counts import StageWork, Work
-from collapipe.stage_runtime.optimizer import learning_rate
+from collapipe.stage_runtime.optimizer import learning_rate, squared_norms
 from collapipe.stage_runtime.resident_units import ResidentUnit
 from collapipe.stage_runtime.sequences import Sequences, TokenSequence
 from collapipe.stage_runtime.stage_metrics import StageMetrics
@@ -52,7 +54,7 @@ class StageContext:
 
     adapter: ModelAdapter
     training: TrainingConfig
-    device: torch.device
+    device: ComputeDevice
     seed: int
     cluster_index: int
     round_index: int
@@ -107,9 +109,11 @@ class _TrainingStep(_Step):
 
     num_targets: int
     stash: ActivationStash
-    deferred: deque[tuple[Work, float]] = field(default_factory=deque)
-    """The work of the deferred gradients in the stash, with the seconds of the backward passes that left them."""
-    loss: float = 0.0
+    deferred: deque[Work] = field(default_factory=deque)
+    """The work of the deferred gradients in the stash."""
+    deferred_seconds: deque[float] = field(default_factory=deque)
+    """The seconds of the backward passes that left them."""
+    losses: list[Tensor] = field(default_factory=list)
 
 
 class Stage:
@@ -138,6 +142,7 @@ class Stage:
         self._send_forward = send_forward
         self._send_backward = send_backward
         self._metrics = metrics
+        self._queue = context.device.queue()
         self._processor = processor if units else None  # a stage without units computes nothing
         modules = [unit.module for unit in units]
         last = modules[-1] if modules else None
@@ -224,16 +229,17 @@ class Stage:
                 self._backward(
                     step, Frame(FrameKind.BACKWARD, step_index, micro_batch, slice_index=index)
                 )
+        self._queue.settle()
         step.times.total_seconds = time.perf_counter() - started
         self._metrics.stepped(step.stash.most_micro_batches, step.stash.most_bytes)
         self._has_pending_update = True
         started = time.perf_counter()
-        norms = [square for unit in self._units for square in unit.squared_norms()]
+        norms = squared_norms(gradient for unit in self._units for gradient in unit.gradients())
         SPANS.record(self._track, "gradient norms", started)
         if not self._context.training.clip_norm:
             self.apply_update(1.0)
         self._end_command()
-        return StepResult(norms, step.loss if self._head is not None else None, step.times)
+        return StepResult(norms, _sum(step.losses) if self._head is not None else None, step.times)
 
     def apply_update(
         self,
@@ -257,14 +263,13 @@ class Stage:
             context.training, context.first_step + self._num_updates, context.total_steps
         )
         with COMPUTE_LOCK:
-            started = time.perf_counter()
+            timing = self._queue.start()
             for unit in self._units:
                 unit.update(rate, gradient_scale)
                 if on_updated is not None:
                     on_updated(unit)
-            seconds = self._finish_work(started, self._work.update(), 0.0)
-            SPANS.record(self._track, "update", started)
-        self._metrics.updated(seconds)
+            self._finish_work(timing, self._work.update(), 0.0, self._updated)
+        self._queue.settle()
         self._num_updates += 1
         self._has_pending_update = False
 
@@ -291,6 +296,7 @@ class Stage:
                 self._send_backward(frame)
                 progress.ran_backward()
                 progress.released_one()
+        self._queue.settle()
         self._end_command()
 
     def run_generation(self, num_sequences: int, settings: GenerationSettings) -> None:
@@ -338,16 +344,14 @@ class Stage:
         ]
         texts = [f"get the {kind} frame of {self._name(*place)}" for kind, place in wanted]
         self.waiting_for = f"{' or '.join(texts)} in step {step.index}"
-        started = time.perf_counter()
+        timing = self._queue.start()
         frame = self._mailbox.take(
             forward=progress.may_run_forward,
             backward=progress.may_run_backward,
             prefers_forward=progress.prefers_forward,
         )
-        waited = time.perf_counter() - started
-        self._record(f"wait for {' or '.join(kind for kind, _ in wanted)}", started, frame)
-        step.times.waiting_seconds += waited
-        self._metrics.waited(waited)
+        action = f"wait for {' or '.join(kind for kind, _ in wanted)}"
+        timing.stop(self._recorder(action, frame), partial(self._waited, step.times))
         self.waiting_for = ""
         is_forward = frame.kind is step.frames_to_head
         expected = progress.next_forward if is_forward else progress.next_backward
@@ -375,10 +379,10 @@ class Stage:
         return frame
 
     def _forward(self, step: _TrainingStep, frame: Frame) -> None:
-        side = self._to_device(frame.tensors)
+        side = self._queue.to_device(frame)
         inputs = side.pop(ACTIVATION, None)
         with COMPUTE_LOCK:
-            started = time.perf_counter()
+            timing = self._queue.start()
             if inputs is not None and self._needs_input_gradient:
                 inputs.requires_grad_()
             place = (frame.micro_batch, frame.slice_index)
@@ -392,25 +396,27 @@ class Stage:
             )
             if self._head is not None:
                 assert outputs is not None
-                step.loss += float(outputs.detach())
-            work = self._work.forward(side, num_tokens)
-            seconds = self._finish_work(started, work, FORWARD_SHARE)
-            self._record("forward", started, frame)
+                step.losses.append(outputs.detach())
+            self._finish_work(
+                timing,
+                self._work.forward(side, num_tokens),
+                FORWARD_SHARE,
+                self._recorder("forward", frame),
+                partial(self._ran_forward, step, frame.micro_batch),
+            )
         step.progress.ran_forward()
-        step.times.forward_seconds += seconds
-        self._acted(frame.kind, frame.micro_batch, seconds)
         if self._head is None:
             sent = self._frame_for_next_stage(frame, outputs, side)
             stashed.sent_bytes = sent.byte_length
-            self._send_forward(sent)
+            self._send_forward(self._queue.to_host(sent))
 
     def _backward(self, step: _TrainingStep, frame: Frame) -> None:
-        gradient = self._to_device(frame.tensors).get(ACTIVATION)
+        gradient = self._queue.to_device(frame).get(ACTIVATION)
         with COMPUTE_LOCK:
-            started = time.perf_counter()
+            timing = self._queue.start()
             if self._recomputes and frame.slice_index + 1 == self._context.num_slices:
                 self._recompute(step, frame.micro_batch)
-                self._record("recompute", started, frame)
+                timing.stop(self._recorder("recompute", frame))
             stashed, (kept, kept_gradients) = step.stash.pop(frame.micro_batch, frame.slice_index)
             if self._has_backward:
                 assert stashed.outputs is not None
@@ -422,14 +428,15 @@ class Stage:
             if self._has_backward:
                 work = self._work.backward(stashed.side, stashed.num_tokens)
                 share = 1 - FORWARD_SHARE - (WEIGHTS_SHARE if self._split_layers else 0.0)
-            seconds = self._finish_work(started, work, share)
-            self._record("backward", started, frame)
-        step.times.backward_seconds += seconds
+            self._finish_work(
+                timing,
+                work,
+                share,
+                self._recorder("backward", frame),
+                partial(self._ran_backward, step, frame.micro_batch),
+            )
         if self._split_layers:
-            left = self._work.weight_gradients(stashed.side, stashed.num_tokens)
-            step.deferred.append((left, seconds))
-        else:
-            self._acted(frame.kind, frame.micro_batch, seconds)
+            step.deferred.append(self._work.weight_gradients(stashed.side, stashed.num_tokens))
         # The first slice of a micro-batch is the last one to go backward. Then the samples are done.
         num_samples = stashed.side["attention_mask"].shape[0] if frame.slice_index == 0 else 0
         self._metrics.worked(self._num_blocks, num_samples, stashed.sent_bytes)
@@ -438,7 +445,7 @@ class Stage:
             gradient = stashed.inputs.grad if stashed.inputs is not None else None
         if gradient is not None:
             tensors[ACTIVATION] = gradient
-        self._send_backward(replace(frame, tensors=tensors))
+        self._send_backward(self._queue.to_host(frame.with_tensors(tensors)))
         step.progress.ran_backward()
         if not self._split_layers:
             step.progress.released_one()
@@ -457,22 +464,16 @@ class Stage:
     def _compute_deferred(self, step: _TrainingStep) -> None:
         """Computes the gradients of the weights that the oldest backward pass has left."""
         deferred, (micro_batch, _) = step.stash.pop_deferred(), step.progress.next_deferred
-        work, backward_seconds = step.deferred.popleft()
         with COMPUTE_LOCK:
-            started = time.perf_counter()
+            timing = self._queue.start()
             deferred.compute()
-            seconds = self._finish_work(started, work, WEIGHTS_SHARE)
-            SPANS.record(
-                self._track,
-                "weight gradients",
-                started,
-                step=step.index,
-                micro_batch=micro_batch,
+            self._finish_work(
+                timing,
+                step.deferred.popleft(),
+                WEIGHTS_SHARE,
+                partial(self._computed_deferred, step, micro_batch),
             )
         step.progress.released_one()
-        step.times.backward_seconds += seconds
-        self._acted(FrameKind.BACKWARD, micro_batch, backward_seconds + seconds)
-        self._metrics.computed_weight_gradients(seconds)
 
     def _run_units(
         self,
@@ -483,43 +484,53 @@ class Stage:
         earlier: KeyValues | None,
     ) -> Tensor | None:
         """Runs every unit on one micro-batch or slice. At the stage with the head, the result is the loss."""
-        started = time.perf_counter()
-        end_unit_seconds = 0.0
+        timing, ends = self._queue.start(), list[float]()
+
+        def ran_end_unit(started: float, ended: float) -> None:
+            ends.append(ended - started)
+
+        def ran_units(started: float, ended: float) -> None:
+            self._end_unit_share = sum(ends) / (ended - started) if ended > started else 0.0
+
         for unit, module in zip(self._units, self._modules, strict=False):
             self._seed(step, place, unit.unit_index)
             activation = module(activation, side, earlier)
             if unit.unit_index == 0:
-                end_unit_seconds = time.perf_counter() - started
+                timing.stop(ran_end_unit)
         if self._head is not None:
             assert activation is not None
-            head_started = time.perf_counter()
+            head_timing = self._queue.start()
             self._seed(step, place, self._units[-1].unit_index)
             smoothing = self._context.training.label_smoothing
             activation = self._head.loss_sum(activation, side, smoothing) / step.num_targets
-            end_unit_seconds += time.perf_counter() - head_started
-        seconds = time.perf_counter() - started
-        self._end_unit_share = end_unit_seconds / seconds if seconds else 0.0
+            head_timing.stop(ran_end_unit)
+        timing.stop(ran_units)
         return activation
 
     def _evaluate(self, frame: Frame) -> Frame:
         """Evaluates one micro-batch. Returns the frame for the next stage, or the predictions."""
-        side = self._to_device(frame.tensors)
+        side = self._queue.to_device(frame)
         activation = side.pop(ACTIVATION, None)
         with COMPUTE_LOCK, torch.no_grad():
-            started = time.perf_counter()
+            timing = self._queue.start()
             for module in self._modules:
                 activation = module(activation, side)
             if self._head is not None:
                 assert activation is not None
                 predictions = self._head.predict(activation, side)
-            seconds = self._finish_work(started, self._work.forward(side), FORWARD_SHARE)
-            self._record("evaluate", started, frame)
-        self._metrics.evaluated(seconds)
+            self._finish_work(
+                timing,
+                self._work.forward(side),
+                FORWARD_SHARE,
+                self._recorder("evaluate", frame),
+                lambda started, ended: self._metrics.evaluated(ended - started),
+            )
         if self._head is None:
-            return self._frame_for_next_stage(frame, activation, side)
-        return Frame(
-            FrameKind.PREDICTION, frame.step_index, frame.micro_batch, {"predictions": predictions}
-        )
+            sent = self._frame_for_next_stage(frame, activation, side)
+        else:
+            tensors = {"predictions": predictions}
+            sent = Frame(FrameKind.PREDICTION, frame.step_index, frame.micro_batch, tensors)
+        return self._queue.to_host(sent)
 
     def _generate(self, sequence: TokenSequence, frame: Frame) -> None:
         """Runs one pass of a sequence, and sends on its activation or the tokens that it gives."""
@@ -559,17 +570,60 @@ class Stage:
     def _acted(self, kind: FrameKind, micro_batch: int, seconds: float) -> None:
         self._metrics.acted(kind, micro_batch, seconds, self._end_unit_share * seconds)
 
-    def _record(self, action: str, started: float, frame: Frame) -> None:
-        """Records what the stage did with a micro-batch until now, or that it waited for it."""
+    def _waited(self, times: StepTimes, started: float, ended: float) -> None:
+        times.waiting_seconds += ended - started
+        self._metrics.waited(ended - started)
+
+    def _ran_forward(
+        self, step: _TrainingStep, micro_batch: int, started: float, ended: float
+    ) -> None:
+        step.times.forward_seconds += ended - started
+        self._acted(FrameKind.FORWARD, micro_batch, ended - started)
+
+    def _ran_backward(
+        self, step: _TrainingStep, micro_batch: int, started: float, ended: float
+    ) -> None:
+        step.times.backward_seconds += ended - started
+        if self._split_layers:
+            step.deferred_seconds.append(ended - started)
+        else:
+            self._acted(FrameKind.BACKWARD, micro_batch, ended - started)
+
+    def _computed_deferred(
+        self, step: _TrainingStep, micro_batch: int, started: float, ended: float
+    ) -> None:
+        seconds = ended - started
         SPANS.record(
-            self._track, action, started, step=frame.step_index, micro_batch=frame.micro_batch
+            self._track,
+            "weight gradients",
+            started,
+            ended=ended,
+            step=step.index,
+            micro_batch=micro_batch,
+        )
+        step.times.backward_seconds += seconds
+        backward_seconds = step.deferred_seconds.popleft()
+        self._acted(FrameKind.BACKWARD, micro_batch, backward_seconds + seconds)
+        self._metrics.computed_weight_gradients(seconds)
+
+    def _updated(self, started: float, ended: float) -> None:
+        SPANS.record(self._track, "update", started, ended=ended)
+        self._metrics.updated(ended - started)
+
+    def _recorder(self, action: str, frame: Frame) -> Report:
+        """Records what the stage did with a micro-batch, or that it waited for it. Does not keep the frame."""
+        step, micro_batch = frame.step_index, frame.micro_batch
+        return lambda started, ended: SPANS.record(
+            self._track, action, started, ended=ended, step=step, micro_batch=micro_batch
         )
 
-    def _finish_work(self, started: float, work: Work, overhead_share: float) -> float:
-        """Waits until an emulated processor would be done with an action. Returns the action's seconds."""
+    def _finish_work(
+        self, timing: Timing, work: Work, overhead_share: float, *reports: Report
+    ) -> None:
+        """Ends an action, after an emulated processor would be done with it."""
         if self._processor is not None:
-            self._processor.occupy(started, work, overhead_share)
-        return time.perf_counter() - started
+            self._processor.occupy(timing.started, work, overhead_share)
+        timing.stop(*reports)
 
     def _frame_for_next_stage(
         self, frame: Frame, activation: Tensor | None, side: Mapping[str, Tensor]
@@ -582,7 +636,7 @@ class Stage:
             }
         if activation is not None:
             tensors[ACTIVATION] = activation.detach()
-        return replace(frame, tensors=tensors)
+        return frame.with_tensors(tensors)
 
     def _seed(self, step: _Step, place: tuple[int, int], unit_index: int) -> None:
         context, (micro_batch, slice_index) = self._context, place
@@ -595,11 +649,12 @@ class Stage:
             unit_index,
             slice_index,
         )
-        # `torch.manual_seed` sets the same states. But for each kind of accelerator that this process does not
-        # use, it formats the call stack, which takes a millisecond.
-        torch.default_generator.manual_seed(key)
-        if context.device.type == "cuda":
-            torch.cuda.manual_seed_all(key)
+        context.device.seed(key)
 
-    def _to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.to(self._context.device) for name, tensor in tensors.items()}
+
+def _sum(losses: Sequence[Tensor]) -> float:
+    """Adds the losses of micro-batches in order, in double precision. `sum` of newer Pythons gives other bits."""
+    total = 0.0
+    for loss in torch.stack(list(losses)).tolist() if losses else []:
+        total += loss
+    return total

@@ -81,6 +81,7 @@ class SpanLog:
         name: str,
         started: float,
         *,
+        ended: float | None = None,
         peer: str = "",
         codec: str = "",
         step: int = -1,
@@ -88,11 +89,12 @@ class SpanLog:
         unit: int = -1,
         num_bytes: int = 0,
     ) -> None:
-        """Records a span that ends now; see `Span`.
+        """Records a span; see `Span`. Without `ended`, it ends now.
 
         Texts must come from a small set. Numbers belong into the other arguments.
         """
-        ended, label = time.perf_counter(), (track, name, peer, codec)
+        label = (track, name, peer, codec)
+        ended = time.perf_counter() if ended is None else ended
         with self._lock:
             number = self._labels.get(label)
             if number is None:

@@ -7,8 +7,8 @@ can refuse a frame before it allocates memory.
 
 import zlib
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import prod
 from typing import Any
@@ -60,14 +60,33 @@ class Frame:
     kind: FrameKind
     step_index: int
     micro_batch: int
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    _tensors: dict[str, Tensor] = field(default_factory=dict)
     slice_index: int = 0
     """0 in a micro-batch that is not cut into slices."""
+    ready: Callable[[], None] | None = None
+    """Waits until an accelerator has computed the tensors and copied them to the host. `None` if they are there."""
+
+    def wait(self) -> None:
+        """Waits until the tensors are there."""
+        if self.ready is not None:
+            self.ready()
+
+    def with_tensors(
+        self, tensors: dict[str, Tensor], ready: Callable[[], None] | None = None
+    ) -> "Frame":
+        """Returns a frame of the same kind and place with other tensors."""
+        return replace(self, _tensors=tensors, ready=ready)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name. Waits until they are there."""
+        self.wait()
+        return self._tensors
 
     @property
     def byte_length(self) -> int:
         """Bytes of all tensors before encoding."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+        return sum(tensor.nbytes for tensor in self._tensors.values())
 
 
 def encode_frame(
@@ -90,7 +109,7 @@ def encode_frame(
                 f"tensor {name!r} has type {tensor.dtype}, which cannot be sent: "
                 f"convert it to one of {', '.join(str(dtype) for dtype in _DATA_TYPES)}"
             )
-        wire = tensor.detach().cpu().contiguous()
+        wire = tensor.detach().contiguous()
         lossy = (
             codec != tensor_pb2.CODEC_FP32
             and name == ACTIVATION

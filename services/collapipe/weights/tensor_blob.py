@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -44,12 +44,19 @@ class TensorBlob:
 
     Args:
         digest: SHA-256 of the blob, if it is known already.
+        reader: Called here, by the thread that made the tensors. What it returns copies a tensor to the host.
 
     Raises:
         InvalidInputError: A tensor has an element type that cannot be stored.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], digest: str = "") -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        digest: str = "",
+        reader: Callable[[], Callable[[Tensor], Tensor]] = lambda: Tensor.cpu,
+    ) -> None:
+        self._reader, self._to_host = reader, reader()
         self._tensors = [(name, tensors[name].detach()) for name in sorted(tensors)]
         header, position = {}, 0
         for name, tensor in self._tensors:
@@ -90,7 +97,7 @@ class TensorBlob:
         start = 0
         for part in self._parts():
             for first in range(max(offset - start, 0), len(part), _PIECE_BYTES):
-                piece = part[first : first + _PIECE_BYTES].cpu().numpy().data
+                piece = self._to_host(part[first : first + _PIECE_BYTES]).numpy().data
                 if not self._digest:
                     self._hash(piece, start + first + len(piece))
                 yield piece
@@ -106,13 +113,15 @@ class TensorBlob:
 
     def copy(self) -> "TensorBlob":
         """Returns the same blob with tensors of its own."""
-        return TensorBlob({name: tensor.clone() for name, tensor in self._tensors}, self.digest)
+        tensors = {name: tensor.clone() for name, tensor in self._tensors}
+        return TensorBlob(tensors, self.digest, self._reader)
 
     def _parts(self) -> Iterator[Tensor]:
         """Yields the bytes of the header and of each tensor, where the tensor lies."""
         yield torch.frombuffer(bytearray(self._prefix), dtype=torch.uint8)
         for _, tensor in self._tensors:
-            yield tensor.contiguous().reshape(-1).view(torch.uint8)
+            whole = tensor if tensor.is_contiguous() else self._to_host(tensor).contiguous()
+            yield whole.reshape(-1).view(torch.uint8)
 
 
 @dataclass(frozen=True)

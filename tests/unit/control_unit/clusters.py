@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from collapipe.edge_server.servicer import EdgeServerServicer
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, Security, serve
 from collapipe.stage_host import HostResources, StageServicer
+from collapipe.stage_runtime import CPU
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.v1 import (
     blob_pb2_grpc,
@@ -67,7 +67,7 @@ class Cluster:
         owned = self._running[name] = ExitStack()
         stores = None if name.startswith("device") else JobStores(self.folder / name)
         links = OutgoingLinks.unlimited(name)
-        resources = HostResources(torch.device("cpu"), self.channels, links, BlobCache(), stores)
+        resources = HostResources(CPU, self.channels, links, BlobCache(), stores)
 
         def add_services(server: grpc.Server, address: str) -> None:
             blob_pb2_grpc.add_BlobServiceServicer_to_server(

@@ -14,6 +14,7 @@ from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
 from collapipe.rpc import ChannelPool, Outbox, Security, serve, within_silence
 from collapipe.stage_host import HostResources, StageServicer
+from collapipe.stage_runtime import CPU
 from collapipe.tensors import Frame, FrameAssembler, FrameKind, encode_frame
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.v1 import blob_pb2_grpc, stage_pb2_grpc
@@ -242,7 +243,7 @@ def stage_host(
     )
     channels = ChannelPool(PLAIN)
     links = OutgoingLinks.unlimited("device-1")
-    resources = HostResources(torch.device("cpu"), channels, links, BlobCache())
+    resources = HostResources(CPU, channels, links, BlobCache())
     servicer = StageServicer(resources)
 
     def add_services(server: object, address: str) -> None:

@@ -2,14 +2,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError
 from collapipe.rpc import ChannelPool, Security
 from collapipe.stage_host import HostResources
 from collapipe.stage_host.profile_servicer import ProfileServicer
-from collapipe.stage_runtime import block_profile
+from collapipe.stage_runtime import CPU, block_profile
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.traffic_shaping.pacing import PacedShaper
 from collapipe.v1.plan_pb2 import ModelSpec
@@ -28,7 +27,7 @@ def servicer(emulation: Path | None = None) -> ProfileServicer:
     file = EmulationFile(emulation)
     links = OutgoingLinks("device-0-0", file, PacedShaper())
     channels = ChannelPool(Security.insecure())
-    return ProfileServicer(HostResources(torch.device("cpu"), channels, links, BlobCache()))
+    return ProfileServicer(HostResources(CPU, channels, links, BlobCache()))
 
 
 def request(config_json: str, *sizes: int, length: int = 8) -> ProfileBlockRequest:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from collapipe.job import TrainingConfig
 from collapipe.models import Head, ModelAdapter
 from collapipe.stage_runtime import (
+    CPU,
+    ComputeDevice,
     EmulatedProcessor,
     Mailbox,
     ResidentUnit,
@@ -169,6 +171,7 @@ def make_chain(
     processor: EmulatedProcessor | None = None,
     recompute: Collection[int] = (),
     num_slices: int = 1,
+    devices: Sequence[ComputeDevice] = (),
 ) -> Chain:
     """Cuts the units into stages.
 
@@ -180,6 +183,7 @@ def make_chain(
         processor: The processor that every stage imitates.
         recompute: The indices of the stages that recompute.
         num_slices: Slices of a micro-batch.
+        devices: The processor of each stage. By default all are CPUs.
     """
     chain = Chain(cut=partial(cut_into_slices, num_slices=num_slices))
     last = len(cuts) - 2
@@ -193,7 +197,7 @@ def make_chain(
         context = StageContext(
             adapter=adapter,
             training=training,
-            device=torch.device("cpu"),
+            device=devices[index] if devices else CPU,
             seed=SEED,
             cluster_index=CLUSTER,
             round_index=ROUND,

@@ -10,7 +10,7 @@ from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, Emulat
 from collapipe.errors import InvalidInputError
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
-from collapipe.stage_runtime import EmulatedProcessor, block_profile
+from collapipe.stage_runtime import CPU, EmulatedProcessor, block_profile, compute_device
 from collapipe.stage_runtime.block_profile import BlockProfile, fit_costs, profile_block
 from collapipe.stage_runtime.operation_counts import StageWork
 from collapipe.work_shares import FORWARD_SHARE
@@ -31,7 +31,7 @@ def _no_time_box(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measure(bert: ModelAdapter, *sizes: int, length: int = 8) -> BlockProfile:
-    return profile_block(bert, torch.device("cpu"), sizes, length)
+    return profile_block(bert, CPU, sizes, length)
 
 
 def test_state_is_weights_gradients_and_moments(bert: ModelAdapter) -> None:
@@ -73,10 +73,7 @@ def test_half_blocks_have_the_shares_of_a_layer(
     devices = {"device-0-0": EmulatedDevice(profile="raspberry-pi-4")}
     path.write_text(Emulation(devices=devices).model_dump_json())
     processor = EmulatedProcessor(EmulationFile(path), "device-0-0")
-    whole, halves = (
-        profile_block(model, torch.device("cpu"), (2, 8), 8, processor)
-        for model in (bert, half_bert)
-    )
+    whole, halves = (profile_block(model, CPU, (2, 8), 8, processor) for model in (bert, half_bert))
     assert 2 * halves.seconds_per_sample == pytest.approx(whole.seconds_per_sample)
     assert halves.seconds_per_micro_batch == pytest.approx(whole.seconds_per_micro_batch)
     # The attention has 4 * 16^2 weights and 2 * 8 * 16 products of values, the feed-forward network 2 * 16 * 24 weights.
@@ -90,7 +87,9 @@ def test_medians_of_each_size_give_both_costs(
     # Three repetitions of two sizes. The last repetition is an outlier.
     durations = [0.5, 0.9, 0.5, 0.9, 7.0, 5.0]
     readings = iter([0.0, *(t for seconds in durations for t in (0.0, seconds)), 0.0])
-    monkeypatch.setattr(block_profile, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
+    clock = SimpleNamespace(perf_counter=lambda: next(readings))
+    for module in (block_profile, compute_device):
+        monkeypatch.setattr(module, "time", clock)
     measured = measure(bert, 2, 4)
     assert measured.seconds_per_sample == pytest.approx(0.2)
     assert measured.seconds_per_micro_batch == pytest.approx(0.1)
@@ -119,7 +118,7 @@ def test_emulated_profile_equals_the_seconds_of_an_emulated_run(
     devices = {"device-0-0": EmulatedDevice(profile="raspberry-pi-4", slowdown=3)}
     path.write_text(Emulation(devices=devices, time_scale=2).model_dump_json())
     processor = EmulatedProcessor(EmulationFile(path), "device-0-0")
-    emulated = profile_block(bert, torch.device("cpu"), (2, 8), 8, processor)
+    emulated = profile_block(bert, CPU, (2, 8), 8, processor)
 
     work = StageWork([bert.build_unit(1)], 16)
     for rows in (2, 8, 5):

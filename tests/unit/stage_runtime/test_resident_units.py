@@ -11,7 +11,7 @@ from torch import Tensor
 from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
-from collapipe.stage_runtime import ResidentUnit, ResidentUnits
+from collapipe.stage_runtime import CPU, ResidentUnit, ResidentUnits
 from collapipe.stage_runtime.resident_units import StateDigests
 from collapipe.weights.delta_codecs import decode_delta
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors
@@ -162,7 +162,7 @@ def test_optimizer_state_of_another_unit_is_corrupt(bert: ModelAdapter, shelf: S
 
 @pytest.fixture
 def resident(bert: ModelAdapter) -> ResidentUnits:
-    return ResidentUnits(bert, TrainingConfig(), torch.device("cpu"))
+    return ResidentUnits(bert, TrainingConfig(), CPU)
 
 
 @pytest.fixture

@@ -1,0 +1,347 @@
+"""Tests of the seam to an accelerator, with a stand-in whose copies and clock run late."""
+
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from collapipe.job import TrainingConfig
+from collapipe.models import ModelAdapter
+from collapipe.stage_runtime import ResidentUnit, accelerator, stage
+from collapipe.stage_runtime.accelerator import Accelerator, PinnedMemory
+from collapipe.stage_runtime.block_profile import profile_block
+from collapipe.stage_runtime.resident_units import ResidentUnits, StateDigests
+from collapipe.stage_runtime.stage import dropout_key
+from collapipe.telemetry.spans import Span, SpanLog
+from collapipe.tensors import Frame, FrameAssembler, FrameKind, encode_frame
+from collapipe.weights.tensor_blob import TensorBlob
+
+from .chains import (
+    CLUSTER,
+    HALVES,
+    ROUND,
+    SEED,
+    THIRDS,
+    TRAINING,
+    WHOLE,
+    Chain,
+    MakeBatch,
+    States,
+    assert_identical,
+    make_chain,
+    steps_of,
+    train_chain,
+    train_plainly,
+)
+from .late_streams import LateStreams, exact_clock
+
+_UNIT_SECONDS = 0.05
+"""How long the device computes for each pass of a unit."""
+
+
+def put_over_the_wire(put: Callable[[Frame], None]) -> Callable[[Frame], None]:
+    def send(frame: Frame) -> None:
+        header, chunks = encode_frame(frame)
+        assembler = FrameAssembler()
+        arrived = assembler.begin(header)
+        for chunk in chunks:
+            arrived = assembler.add(chunk)
+        assert arrived is not None
+        put(arrived)
+
+    return send
+
+
+def chain_on_accelerators(
+    adapter: ModelAdapter,
+    states: States,
+    training: TrainingConfig,
+    cuts: list[int],
+    recompute: tuple[int, ...] = (),
+    pinned_bytes: int = 1 << 20,
+) -> tuple[Chain, list[Accelerator]]:
+    """Makes a chain with an accelerator for each stage. Frames between stages are encoded and decoded."""
+    devices = [Accelerator(LateStreams(), pinned_bytes) for _ in cuts[1:]]
+    windows = list(range(len(cuts) - 1, 0, -1))
+    chain = make_chain(
+        adapter, states, training, cuts, windows, recompute=recompute, devices=devices
+    )
+    for index, one in enumerate(chain.stages):
+        if index + 1 < len(chain.stages):
+            one._send_forward = put_over_the_wire(chain.mailboxes[index + 1].put)
+        if index:
+            one._send_backward = put_over_the_wire(chain.mailboxes[index - 1].put)
+    return chain, devices
+
+
+def late(device: Accelerator) -> LateStreams:
+    assert isinstance(device.streams, LateStreams)
+    return device.streams
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize("recompute", [(), (0, 1)], ids=["stash", "recompute"])
+def test_training_gives_the_results_of_a_plain_loop(
+    bert: ModelAdapter,
+    bert_states: States,
+    make_batch: MakeBatch,
+    recompute: tuple[int, ...],
+    split: bool,
+) -> None:
+    training = TRAINING.model_copy(update={"split_backward": split})
+    steps = steps_of(make_batch, 2, 3)
+    chain, _ = chain_on_accelerators(bert, bert_states, training, THIRDS, recompute)
+    trained = train_chain(chain, training, steps)
+    assert_identical(trained, train_plainly(bert, bert_states, training, steps))
+
+
+def test_predictions_equal_those_of_a_cpu(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    batches = [make_batch(number) for number in range(3)]
+    chain, _ = chain_on_accelerators(bert, bert_states, TRAINING, THIRDS)
+    expected = make_chain(bert, bert_states, TRAINING, THIRDS, [3, 2, 1]).evaluate(batches)
+    assert all(map(torch.equal, chain.evaluate(batches), expected))
+    assert len(expected) == 3
+
+
+def test_thread_that_computes_does_not_wait_for_the_copies_of_a_frame(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    chain, (device, _) = chain_on_accelerators(bert, bert_states, TRAINING, HALVES)
+    send, downloads = chain.stages[0]._send_forward, late(device).downloads
+    done: list[tuple[int, int]] = []
+
+    def watch(frame: Frame) -> None:
+        before = downloads.num_done
+        send(frame)
+        done.append((before, downloads.num_done))
+
+    chain.stages[0]._send_forward = watch
+    chain.train(0, [make_batch(0), make_batch(1)], 0.0)
+    assert [before < after for before, after in done] == [True, True]
+
+
+def busy(chain: Chain, streams: LateStreams) -> None:
+    """Makes each pass of each unit take time on the device, but hardly any in the thread that gives the work."""
+
+    def spend(*_: object) -> None:
+        streams.compute.spend(_UNIT_SECONDS)
+        time.sleep(0.001)  # lets other threads run
+
+    for unit in chain.units:
+        unit.module.register_forward_hook(spend)
+        if unit.unit_index:
+            unit.module.register_full_backward_hook(spend)
+
+
+def spans_of(log: SpanLog, *names: str) -> list[Span]:
+    spans = [span for span in log.of_round("job", 0, 0) if span.name in names]
+    return sorted(spans, key=lambda span: span.started)
+
+
+def test_times_are_those_of_the_device(
+    bert: ModelAdapter,
+    bert_states: States,
+    make_batch: MakeBatch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = SpanLog()
+    log.begin_round("job", 0, 0)
+    monkeypatch.setattr(stage, "SPANS", log)
+    training = TRAINING.model_copy(update={"clip_norm": 0.0})
+    chain, devices = chain_on_accelerators(bert, bert_states, training, WHOLE)
+    busy(chain, late(devices[0]))
+    batches = [make_batch(0), make_batch(1)]
+    [result] = chain.train(0, batches, 0.0)
+    # Each micro-batch passes four units, whose hooks run, and the head, whose loss is computed without a hook.
+    passes = len(batches) * 4
+    times, seconds = result.times, chain.observers[0].seconds
+    assert times.forward_seconds >= passes * _UNIT_SECONDS
+    assert times.backward_seconds >= (passes - len(batches)) * _UNIT_SECONDS
+    # The thread waited for the second micro-batch while the device still computed the first one.
+    together = times.forward_seconds + times.backward_seconds + times.waiting_seconds
+    assert together <= times.total_seconds
+    assert sum(seconds["FORWARD"]) == pytest.approx(times.forward_seconds)
+    assert sum(seconds["BACKWARD"]) == pytest.approx(times.backward_seconds)
+    [embedding, *_], [forward, *_] = chain.observers[0].end_unit_seconds, seconds["FORWARD"]
+    assert _UNIT_SECONDS <= embedding < forward
+    spans = spans_of(log, "forward", "backward", "update")
+    assert [span.name for span in spans] == ["forward", "backward"] * 2 + ["update"]
+    assert all(span.ended <= time.perf_counter() for span in spans)
+
+
+def test_passes_of_two_stages_on_one_device_do_not_overlap(
+    bert: ModelAdapter,
+    bert_states: States,
+    make_batch: MakeBatch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = SpanLog()
+    log.begin_round("job", 0, 0)
+    monkeypatch.setattr(stage, "SPANS", log)
+    # Otherwise the clocks of the host and of the device are compared to within a time slice of this machine.
+    monkeypatch.setattr(accelerator, "time", SimpleNamespace(perf_counter=exact_clock))
+    device = Accelerator(LateStreams())
+    chains = [
+        make_chain(bert, bert_states, TRAINING, WHOLE, [2], devices=[device]) for _ in range(2)
+    ]
+    threads = []
+    for chain in chains:
+        busy(chain, late(device))
+        batches = [make_batch(number) for number in range(2)]
+        threads.append(threading.Thread(target=chain.train, args=(0, batches, 0.0)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    spans = spans_of(log, "forward", "backward")
+    assert len(spans) == 2 * 2 * 2
+    overlaps = [first.ended - second.started for first, second in itertools.pairwise(spans)]
+    assert max(overlaps) < 1e-6
+
+
+def test_device_draws_dropout_from_the_keys_of_the_units(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    chain, devices = chain_on_accelerators(bert, bert_states, TRAINING, HALVES)
+    chain.train(0, [make_batch(0)], 0.0)
+    keys = [dropout_key(SEED, CLUSTER, ROUND, 0, 0, unit) for unit in range(5)]
+    assert [late(device).keys for device in devices] == [keys[:2], keys[2:]]
+
+
+class _Reads(TorchDispatchMode):
+    """Lists the operations for whose result the thread has to wait on an accelerator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if any(
+            word in func.__name__
+            for word in ("local_scalar", "nonzero", "unique", "masked_select", "is_nonzero")
+        ):
+            self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_losses_and_norms_are_not_read_one_by_one(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    chain, _ = chain_on_accelerators(bert, bert_states, TRAINING, HALVES)
+    reads = _Reads()
+
+    def run(one: stage.Stage) -> object:
+        if one is chain.stages[0]:
+            return one.run_step(0, 2, 6, 0.0)
+        with reads:
+            return one.run_step(0, 2, 6, 0.0)
+
+    chain.feed(FrameKind.FORWARD, 0, [make_batch(0), make_batch(1)])
+    chain.run_in_parallel(run)
+    # transformers asks once for each micro-batch whether it is padded. Losses and norms are read at the end.
+    assert reads.names == ["_local_scalar_dense.default"] * 2
+
+
+# --- weights
+
+
+def test_weights_are_read_as_they_were_when_the_blob_was_made() -> None:
+    device = Accelerator(LateStreams())
+    compute, weights = late(device).compute, torch.zeros(3)
+    compute.submit(lambda: torch.nn.init.constant_(weights, 7.0))
+    blob = TensorBlob({"weights": weights}, reader=device.reader)
+    later: list[bool] = []
+    compute.submit(lambda: later.append(True))
+    expected = TensorBlob({"weights": torch.full((3,), 7.0)})
+    assert b"".join(map(bytes, blob.read())) == b"".join(map(bytes, expected.read()))
+    assert blob.digest == expected.digest
+    assert later == []  # A reader does not wait for work that the device was given later.
+
+
+def test_kept_moments_are_read_as_before_the_update(bert: ModelAdapter) -> None:
+    device = Accelerator(LateStreams())
+    unit, plain = (
+        ResidentUnit(1, bert.build_unit(1), TRAINING, *devices) for devices in ((device,), ())
+    )
+    plain.module.load_state_dict(unit.module.state_dict())
+    units = ResidentUnits(bert, TRAINING, device)
+    units._units[1] = unit
+    for one in (unit, plain):
+        _update(one, seed=0)
+    digests, expected = unit.seal(), plain.seal()
+    assert digests == expected
+    units.keep_moments([digests.optimizer])
+    _update(unit, seed=1)
+    assert plain.optimizer_blob is not None
+    old = b"".join(map(bytes, plain.optimizer_blob.read()))
+    assert b"".join(map(bytes, units.blob(digests.optimizer).read())) == old
+    changed = unit.seal()
+    assert isinstance(changed, StateDigests)
+    assert changed.optimizer != digests.optimizer
+
+
+def _update(unit: ResidentUnit, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in unit.parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    unit.update(1e-2, 1.0)
+
+
+# --- profile
+
+
+def test_profile_takes_the_time_of_the_device(
+    bert: ModelAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, build = Accelerator(LateStreams()), bert.build_unit
+
+    def build_unit(index: int) -> torch.nn.Module:
+        module = build(index)
+        module.register_forward_hook(lambda *_: late(device).compute.spend(_UNIT_SECONDS))
+        return module
+
+    monkeypatch.setattr(bert, "build_unit", build_unit)
+    profile = profile_block(bert, device, [2], 8)
+    assert profile.seconds_per_sample >= _UNIT_SECONDS / 2
+
+
+# --- pinned memory
+
+
+def test_pinned_memory_has_a_limit_and_is_given_back() -> None:
+    pinned: list[int] = []
+
+    def allocate(tensor: Tensor) -> Tensor:
+        pinned.append(tensor.nbytes)
+        return torch.empty_like(tensor)
+
+    memory = PinnedMemory(allocate, 1024)
+    held = [memory.like(torch.zeros(size)) for size in (100, 100, 65, 1)]
+    assert [tensor.numel() for tensor in held] == [100, 100, 65, 1]
+    assert pinned == [400, 400]  # 512 bytes each
+    assert memory.used_bytes == 1024
+    held.clear()
+    gc.collect()
+    assert memory.used_bytes == 0
+    assert memory.like(torch.zeros(65)).numel() == 65
+    assert pinned == [400, 400, 260]
+
+
+def test_training_with_little_pinned_memory_gives_the_same_results(
+    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
+) -> None:
+    steps = steps_of(make_batch, 1, 4)
+    chain, devices = chain_on_accelerators(bert, bert_states, TRAINING, HALVES, pinned_bytes=1024)
+    trained = train_chain(chain, TRAINING, steps)
+    assert_identical(trained, train_plainly(bert, bert_states, TRAINING, steps))
+    gc.collect()
+    assert [device.pinned.used_bytes for device in devices] == [0, 0]
