@@ -318,6 +318,7 @@ class Stage:
                 )
             elif self._units:
                 self._generate(sequences.of_pass(frame), frame)
+                self._queue.settle()  # A generation may be long, and its times must not pile up.
             else:
                 self._send_forward(frame)
         if self._head is None:
@@ -371,10 +372,12 @@ class Stage:
     def _take_any(self) -> Frame:
         """Takes the next frame of a generation, in the order of arrival."""
         self.waiting_for = "get the next pass of a generation"
-        started = time.perf_counter()
+        timing = self._queue.start()
         frame = self._mailbox.take(forward=True, backward=True)
-        self._record("wait for a pass", started, frame)
-        self._metrics.waited(time.perf_counter() - started)
+        timing.stop(
+            self._recorder("wait for a pass", frame),
+            lambda started, ended: self._metrics.waited(ended - started),
+        )
         self.waiting_for = ""
         return frame
 
@@ -534,12 +537,16 @@ class Stage:
 
     def _generate(self, sequence: TokenSequence, frame: Frame) -> None:
         """Runs one pass of a sequence, and sends on its activation or the tokens that it gives."""
-        inputs = self._to_device(frame.tensors)
+        inputs = self._queue.to_device(frame)
         activation = inputs.get(ACTIVATION)
         num_tokens = (inputs["input_ids"] if activation is None else activation).shape[1]
         sequence.num_tokens += num_tokens
         # The only row is not padded, so the mask need not travel.
-        mask = torch.ones((1, sequence.num_tokens), dtype=torch.int64, device=self._context.device)
+        mask = torch.ones(
+            (1, sequence.num_tokens),
+            dtype=torch.int64,
+            device=self._context.device.torch_device,
+        )
         side = {**inputs, "attention_mask": mask}
         num_emitted = 0
 
@@ -553,19 +560,22 @@ class Stage:
             self._send_backward(Frame(FrameKind.PREDICTION, step_index, frame.micro_batch, tokens))
 
         with COMPUTE_LOCK, torch.no_grad():
-            started = time.perf_counter()
+            timing = self._queue.start()
             for module in self._modules:
                 activation = module(activation, side, sequence.earlier)
             assert activation is not None
             if self._head is not None:
                 self._head.generate(activation, side, sequence.chooser, emit)
-            work = self._work.generate(num_tokens, sequence.num_tokens)
-            seconds = self._finish_work(started, work, FORWARD_SHARE)
-            self._record("generate", started, frame)
-        self._metrics.evaluated(seconds)
+            self._finish_work(
+                timing,
+                self._work.generate(num_tokens, sequence.num_tokens),
+                FORWARD_SHARE,
+                self._recorder("generate", frame),
+                lambda started, ended: self._metrics.evaluated(ended - started),
+            )
         if self._head is None:
-            tensors = {ACTIVATION: activation}
-            self._send_forward(Frame(frame.kind, frame.step_index, frame.micro_batch, tensors))
+            sent = frame.with_tensors({ACTIVATION: activation})
+            self._send_forward(self._queue.to_host(sent))
 
     def _acted(self, kind: FrameKind, micro_batch: int, seconds: float) -> None:
         self._metrics.acted(kind, micro_batch, seconds, self._end_unit_share * seconds)
