@@ -245,7 +245,7 @@ def test_losses_and_norms_are_not_read_one_by_one(
         with reads:
             return one.run_step(0, 2, 6, 0.0)
 
-    chain.feed(FrameKind.FORWARD, 0, [make_batch(0), make_batch(1)])
+    chain.feed(FrameKind.FORWARD, 0, [make_batch(0), make_batch(1)], chain.cut)
     chain.run_in_parallel(run)
     # transformers asks once for each micro-batch whether it is padded. Losses and norms are read at the end.
     assert reads.names == ["_local_scalar_dense.default"] * 2
