@@ -54,6 +54,10 @@ FOUR_CLUSTERS = "clusters = 4\ndevices_per_cluster = [3, 1, 1, 1]"
 """The device of the last cluster has little memory."""
 
 
+CHAT = json.dumps({"messages": [{"role": role, "content": "a"} for role in ("user", "assistant")]})
+"""A row."""
+
+
 @dataclass
 class Folder:
     """The files of a valid job, which a test then changes."""
@@ -173,11 +177,7 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
     "chats without a chat template": (
         lambda f: (
             f.settings.extend(["task.kind=instruction", "model.family=llama"]),
-            (f.path / "train.jsonl").write_text(
-                json.dumps(
-                    {"messages": [{"role": r, "content": "a"} for r in ("user", "assistant")]}
-                )
-            ),
+            *((f.path / f"{name}.jsonl").write_text(CHAT) for name in ("train", "held-out")),
         ),
         ["model.pretrained is not set", "no chat template", "a prompt and a completion"],
     ),

@@ -38,10 +38,9 @@ def test_two_clusters_measure_what_one_process_measures_on_all_rows(
     expected = measure_alone(finished)
     assert last.metric == next(iter(expected))
     measured = {last.metric: last.value, **last.other_metrics}
-    assert measured.pop("perplexity", None) == pytest.approx(
-        expected.pop("perplexity", None), rel=1e-6
-    )
-    assert measured == expected
+    assert measured == pytest.approx(expected, rel=1e-6)
+    measured.pop("perplexity", None)
+    assert measured.items() <= expected.items()  # Counts are exact.
 
 
 def measure_alone(finished: FinishedJob) -> dict[str, float]:
