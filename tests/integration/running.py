@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from collapipe.job import JobConfig
-from collapipe.v1.job_pb2 import RoundSummary
+from collapipe.v1.job_pb2 import Evaluation, RoundSummary
 from collapipe.v1.plan_pb2 import ClusterState, Commit, Plan
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED, RoundStarted
 from collapipe_client import LocalTestbed
@@ -32,6 +32,7 @@ class FinishedJob:
     """The start of each attempt at a round."""
     summaries: list[list[RoundSummary]] = field(default_factory=list)
     """The summary of each cluster, for each round."""
+    evaluations: list[Evaluation] = field(default_factory=list)
 
     @cached_property
     def commit(self) -> Commit:
@@ -99,6 +100,8 @@ def run_job(testbed: LocalTestbed, job: JobConfig, *, resume: bool = False) -> F
                 last = event.status
             elif event.HasField("round_started"):
                 finished.started.append(event.round_started)
+            elif event.HasField("evaluation"):
+                finished.evaluations.append(event.evaluation)
             elif event.HasField("round_committed"):
                 finished.summaries.append(list(event.round_committed.summaries))
             if time.monotonic() > deadline:

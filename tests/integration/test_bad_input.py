@@ -54,6 +54,10 @@ FOUR_CLUSTERS = "clusters = 4\ndevices_per_cluster = [3, 1, 1, 1]"
 """The device of the last cluster has little memory."""
 
 
+CHAT = json.dumps({"messages": [{"role": role, "content": "a"} for role in ("user", "assistant")]})
+"""A row."""
+
+
 @dataclass
 class Folder:
     """The files of a valid job, which a test then changes."""
@@ -142,6 +146,22 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
         lambda f: f.settings.append("training.mini_batch=40"),
         ["33 training rows", "mini-batch of 40", "lower training.mini_batch"],
     ),
+    "files of clusters without a row that is held out": (
+        lambda f: (
+            (f.path / "alike.jsonl").write_text(
+                "".join(
+                    json.dumps({"text": "all alike", "label": label}) + "\n" for label in "ab" * 9
+                )
+            ),
+            f.edit_job("devices_per_cluster = 3", "clusters = 2\ndevices_per_cluster = [3, 1]"),
+            f.edit_job(
+                f'train = "{f.path}/train.jsonl"',
+                f'train = ["{f.path}/alike.jsonl", "{f.path}/alike.jsonl"]',
+            ),
+            f.edit_job(f'held_out = "{f.path}/held-out.jsonl"', ""),
+        ),
+        ["data.train has a file for each cluster", "held out", "data.held_out"],
+    ),
     "unknown family": (
         lambda f: f.settings.append("model.family=bart3"),
         ["model.family", "'bart3'", "use one of bert"],
@@ -149,6 +169,17 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
     "family that cannot do the task": (
         lambda f: f.settings.append("model.family=marian"),
         ["'marian'", "'classification'", "use one of bert"],
+    ),
+    "family that cannot answer": (
+        lambda f: f.settings.append("task.kind=instruction"),
+        ["'bert'", "'instruction'", "use one of gpt2, llama"],
+    ),
+    "chats without a chat template": (
+        lambda f: (
+            f.settings.extend(["task.kind=instruction", "model.family=llama"]),
+            *((f.path / f"{name}.jsonl").write_text(CHAT) for name in ("train", "held-out")),
+        ),
+        ["model.pretrained is not set", "no chat template", "a prompt and a completion"],
     ),
     "misspelt configuration": (
         lambda f: f.edit_job("hidden_size", "hiden_size"),

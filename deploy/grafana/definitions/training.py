@@ -63,12 +63,9 @@ TRAINING = Definition(
         ),
         graph(
             "Metric on held-out data",
-            (
-                f"max by (cluster, metric) (collapipe_evaluation_metric{{{IN_CLUSTER}}})",
-                "{{metric}}",
-            ),
+            ("max by (metric) (collapipe_job_metric)", "{{metric}}"),
             NONE,
-            "Metric of the global model, after rounds with an evaluation (training.evaluate_every). Accuracy and F1 are at most 1, "
+            "Metric of the global model on the held-out rows of all clusters, after rounds with an evaluation (training.evaluate_every). Accuracy and F1 are at most 1, "
             "BLEU is at most 100. Of perplexity, less is better.",
             steps=True,
         ),

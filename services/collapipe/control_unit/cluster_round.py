@@ -11,6 +11,7 @@ from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.documents import read_document, write_document
 from collapipe.errors import CancelledError, CollapipeError
+from collapipe.evaluation import compute_metrics
 from collapipe.job import JobConfig
 from collapipe.tasks import Cursor, MicroBatch, Task, begin_round, draw
 from collapipe.telemetry import metrics
@@ -179,20 +180,17 @@ class ClusterRound:
             write_document(path, {"num_rows": kept})
         return num_rows[round_index]
 
-    def _evaluate(self) -> job_pb2.Evaluation:
+    def _evaluate(self) -> job_pb2.EvaluationSums:
+        if not self._task.num_held_out_rows:
+            return job_pb2.EvaluationSums()
         size = max(1, self._job.training.mini_batch // self._request.plan.num_micro_batches)
-        predictions = self._pipeline.evaluate(self._task.held_out_micro_batches(size))
-        values = self._task.score(predictions)
-        for name, value in values.items():
+        batches = self._task.held_out_micro_batches(size)
+        # All held-out rows of an instruction task may be too long.
+        predictions = self._pipeline.evaluate(batches) if batches else []
+        sums = self._task.sums(predictions)
+        for name, value in compute_metrics(self._job.task.kind, sums).items():
             metrics.EVALUATION_METRIC.labels(str(self._cluster_index), name).set(value)
-        return job_pb2.Evaluation(
-            num_rounds=self._request.attempt.round_index,
-            metric=self._task.metric,
-            value=values.pop(self._task.metric),
-            other_metrics=values,
-            num_rows=self._task.num_held_out_rows,
-            cluster_index=self._cluster_index,
-        )
+        return job_pb2.EvaluationSums(sums=sums)
 
 
 def _one_ahead(items: Iterator[T]) -> Generator[T, None, None]:

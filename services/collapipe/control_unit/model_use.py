@@ -108,7 +108,6 @@ class ModelUse:
             value=values.pop(self._task.metric),
             other_metrics=values,
             num_rows=self._task.num_held_out_rows,
-            cluster_index=request.plan.cluster_index,
         )
 
     def _label(self, emit: Emit) -> None:

@@ -7,6 +7,7 @@ A new family needs a module here and a line in `families`. Importing this packag
 from collapipe.models.adapter import ModelAdapter as ModelAdapter
 from collapipe.models.configuration import create_config_json as create_config_json
 from collapipe.models.families import adapter_class as adapter_class
+from collapipe.models.families import adapter_class_for as adapter_class_for
 from collapipe.models.families import adapter_for as adapter_for
 from collapipe.models.generation import EmitToken as EmitToken
 from collapipe.models.generation import GenerationSettings as GenerationSettings

@@ -14,8 +14,10 @@ from collapipe.errors import (
     CancelledError,
     CollapipeError,
     InfeasibleError,
+    InvalidInputError,
 )
 from collapipe.rpc import ChannelPool
+from collapipe.scheduler.evaluations import Evaluations
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import HostRegistry, JobHosts, choose_hosts
@@ -63,6 +65,7 @@ class JobRunner:
         self._telemetry = telemetry
         self._planner: Planner | None = None
         self._calls = HostCalls(self._job.schedule.silence_seconds)
+        self._evaluations = Evaluations(self._job.task.kind, self._job.clusters)
 
     @property
     def job_id(self) -> str:
@@ -144,6 +147,11 @@ class JobRunner:
             lambda cluster_index: self._prepare_data(cluster_index, first.vocabulary),
             range(1, self._job.clusters),
         )
+        if not any(data.num_held_out_rows for data in (first, *others)):
+            raise InvalidInputError(
+                "data.train has a file for each cluster, but none of their rows can be held out for evaluation (the hash of the "
+                "text chooses): add rows, or name a file in data.held_out"
+            )
         if not document.vocabulary_digest:
             labels = {label for data in (first, *others) for label in data.labels}
             # By convention "O", the label of a word outside all entities, comes first.
@@ -305,7 +313,7 @@ class JobRunner:
             base=self._commit.clusters[index],
             labels=self._document.labels,
             local_steps=local_steps,
-            evaluate=index == 0 and self._evaluates(local_steps),
+            evaluate=self._evaluates(local_steps),
             previous_stages=previous.stages if previous else (),
             edge_address=self._hosts.edge_server.address,
             edge_host_id=self._hosts.edge_server.host_id,
@@ -325,8 +333,12 @@ class JobRunner:
             if event == "progress":
                 self._publish(progress=response.progress)
             elif event == "evaluation":
-                self._document.evaluation = response.evaluation
-                self._publish(evaluation=response.evaluation)
+                evaluation = self._evaluations.add(
+                    index, response.evaluation, self._commit.num_rounds
+                )
+                if evaluation is not None:
+                    self._document.evaluation = evaluation
+                    self._publish(evaluation=evaluation)
             elif event == "prepared":
                 prepared = response.prepared
         if prepared is None:

@@ -18,6 +18,7 @@ class CausalLanguageModel(Task[Example]):
     nothing is padded, and only the last tokens wait until more texts are appended.
     """
 
+    kind = "causal_lm"
     metric = "perplexity"
     cuts_texts = False
     length_for_more_rows = "lower"
@@ -44,14 +45,13 @@ class CausalLanguageModel(Task[Example]):
     def _take(self, new: NewRows) -> None:
         train, rest = self._pack(new.train, self._rest)
         held_out, held_out_rest = self._pack(new.held_out, self._held_out_rest)
-        if new.held_out and not (held_out or self._held_out):
+        is_short = new.held_out and not (held_out or self._num_held_out_read)
+        if is_short and self._rows.knows_all_held_out:
             raise InvalidInputError(
                 f"{self._rows.name}: the held-out texts have {len(held_out_rest)} tokens, fewer than one row of "
                 f"task.max_length = {self._vocabulary.max_length}: hold out more text, or lower task.max_length"
             )
-        self._rows.accept(new)
-        self._train += train
-        self._held_out += held_out
+        self._accept(new, train, held_out)
         self._rest, self._held_out_rest = rest, held_out_rest
 
     def _pack(self, rows: Sequence[Row], rest: Sequence[int]) -> tuple[list[Example], list[int]]:
@@ -77,11 +77,13 @@ class CausalLanguageModel(Task[Example]):
     def _labels(self, examples: Sequence[Example], length: int) -> IntArray:
         return padded([[*example.input_ids[1:], IGNORED] for example in examples], IGNORED)
 
-    def _measure(
+    def _count(
         self, examples: Sequence[Example], predictions: Sequence[Sequence[float]]
     ) -> dict[str, float]:
-        """Returns e to the power of the mean loss of a token, and the share of right tokens."""
         num_targets = sum(len(example.input_ids) - 1 for example in examples)
-        loss = math.fsum(loss for loss, _ in predictions) / num_targets
-        num_right = sum(right for _, right in predictions)
-        return {"perplexity": float(np.exp(loss)), "token_accuracy": num_right / num_targets}
+        return {
+            "loss": math.fsum(loss for loss, _ in predictions),
+            "right_tokens": sum(right for _, right in predictions),
+            "measured_tokens": num_targets,
+            "tokens": num_targets,
+        }

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from collapipe.errors import InvalidInputError
 from collapipe.job import LANGUAGE_TASKS, JobConfig
@@ -13,6 +13,8 @@ from collapipe.tasks.rows import Row
 from collapipe.tasks.sharding import dirichlet_clusters, iid_clusters
 from collapipe.tasks.sources import FixedRows, RowSource, open_file
 from collapipe.tasks.stdlib_docstrings import ask_for_package, load_docstrings
+
+T = TypeVar("T")
 
 HELD_OUT_SHARE = 0.15
 """Part of the training rows that is held out if the job names no held-out data."""
@@ -32,6 +34,8 @@ class TaskRows(Protocol):
     """The rows of a task, to which more may be appended."""
 
     name: str
+    knows_all_held_out: bool
+    """Whether these are the held-out rows of all clusters. Otherwise, each cluster holds out rows of its own file."""
 
     def read(self) -> NewRows:
         """Returns the rows after the accepted ones."""
@@ -39,9 +43,19 @@ class TaskRows(Protocol):
     def accept(self, new: NewRows) -> None:
         """Marks the rows of the last reading as accepted."""
 
+    def share_held_out(self, items: Sequence[T], num_before: int) -> Sequence[T]:
+        """Returns what this cluster evaluates of held-out rows that were read: each is evaluated by one cluster.
+
+        Args:
+            items: What the rows became.
+            num_before: Items of earlier readings.
+        """
+
 
 class NoMoreRows:
     """Rows to which none are appended."""
+
+    knows_all_held_out = True
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -51,6 +65,9 @@ class NoMoreRows:
 
     def accept(self, new: NewRows) -> None:
         pass
+
+    def share_held_out(self, items: Sequence[T], num_before: int) -> Sequence[T]:
+        return items
 
 
 class ClusterRows:
@@ -77,6 +94,7 @@ class ClusterRows:
         self._train = _open(job, train[cluster_index] if isinstance(train, list) else train)
         self._held_out = None if held_out is None else _open(job, held_out)
         self.name = self._train.name
+        self.knows_all_held_out = self._is_shared or held_out is not None or job.clusters == 1
 
     def read(self) -> NewRows:
         """Reads all rows at first, and later the appended training rows. Changes no state."""
@@ -91,10 +109,13 @@ class ClusterRows:
         return NewRows(self._own(train) if self._is_shared else train, held_out, len(train))
 
     def check(self, new: NewRows) -> None:
-        """Raises `InvalidInputError` if the first reading has no training rows or no held-out rows."""
+        """Raises `InvalidInputError` if the first reading has no training rows, or no cluster has held-out rows.
+
+        With a file for each cluster, only the scheduler knows whether another one has held-out rows.
+        """
         if not new.held_out and self._held_out is not None:
             raise InvalidInputError(f"{self._held_out.name}: has no rows: put at least 1 in it")
-        if not new.held_out and new.num_shared:
+        if not new.held_out and new.num_shared and self.knows_all_held_out:
             raise InvalidInputError(
                 f"{self.name}: none of its {new.num_shared} rows can be held out for evaluation "
                 f"(the hash of the text chooses {HELD_OUT_SHARE:.0%}): add rows, or name a file in "
@@ -110,6 +131,12 @@ class ClusterRows:
         self._train.accept()
         self._num_shared += new.num_shared
         self._num_held_out += len(new.held_out)
+
+    def share_held_out(self, items: Sequence[T], num_before: int) -> Sequence[T]:
+        if not self.knows_all_held_out:
+            return items
+        first = (self._cluster_index - num_before) % self._job.clusters
+        return items[first :: self._job.clusters]
 
     def _own(self, rows: list[Row]) -> list[Row]:
         job, data = self._job, self._job.data

@@ -36,19 +36,20 @@ class InstructionFollowing(Task[AnswerExample]):
     something else. A training row is left out. A held-out row counts as wrong, but not in the perplexity.
     """
 
+    kind = "instruction"
     metric = "exact_match"
     cuts_texts = False
     length_for_more_rows = "raise"
     generates = True
     continues_text = True
-    _num_lost_targets = 0
-    """Tokens of the answers of held-out rows that are too long."""
-    _num_lost_rows = 0
+    _lost: Sequence[AnswerExample] = ()
+    """The held-out rows of this cluster that are too long."""
+    _num_lost_read = 0
     _has_warned = False
 
     @property
     def num_held_out_rows(self) -> int:
-        return len(self._held_out) + self._num_lost_rows
+        return len(self._held_out) + len(self._lost)
 
     @property
     def labels(self) -> list[str]:
@@ -74,20 +75,19 @@ class InstructionFollowing(Task[AnswerExample]):
     def _take(self, new: NewRows) -> None:
         train, long = self._encode(new.train)
         held_out, long_held_out = self._encode(new.held_out)
-        for what, rows, known, num_long in (
-            ("training", train, self._train, len(long)),
-            ("held-out", held_out, self._held_out, len(long_held_out)),
+        for what, num_fitting, num_long in (
+            ("training", len(train) + len(self._train), len(long)),
+            ("held-out", len(held_out) + self._num_held_out_read, len(long_held_out)),
         ):
-            if num_long and not (rows or known):
+            if num_long and not num_fitting:
                 raise InvalidInputError(
                     f"{self._rows.name}: each of the {num_long} {what} rows has more than task.max_length = "
                     f"{self._vocabulary.max_length} tokens in its prompt and its answer: raise task.max_length"
                 )
-        self._rows.accept(new)
-        self._train += train
-        self._held_out += held_out
-        self._num_lost_rows += len(long_held_out)
-        self._num_lost_targets += sum(example.num_targets for example in long_held_out)
+        self._accept(new, train, held_out)
+        lost = self._rows.share_held_out(long_held_out, self._num_lost_read)
+        self._lost = [*self._lost, *lost]
+        self._num_lost_read += len(long_held_out)
         if (long or long_held_out) and not self._has_warned:
             self._has_warned = True
             _log.warning(
@@ -133,25 +133,24 @@ class InstructionFollowing(Task[AnswerExample]):
     def _labels(self, examples: Sequence[AnswerExample], length: int) -> IntArray:
         return padded([_next_tokens(example) for example in examples], IGNORED)
 
-    def _measure(
+    def _count(
         self, examples: Sequence[AnswerExample], predictions: Sequence[Sequence[float]]
     ) -> dict[str, float]:
-        """Returns the share of right answers, e to the power of the mean loss of a token, and the share of right tokens.
+        """Counts right answers and right tokens, and adds losses.
 
         An answer is right if each of its tokens, and its end token, is the most probable one after the right tokens before
         it. This is so exactly if greedy decoding gives the answer, so nothing needs to be generated.
         """
         num_targets = sum(example.num_targets for example in examples)
-        loss = math.fsum(loss for loss, _ in predictions) / num_targets
-        num_right = sum(right for _, right in predictions)
-        num_exact = sum(
-            right == example.num_targets
-            for example, (_, right) in zip(examples, predictions, strict=True)
-        )
         return {
-            "exact_match": num_exact / self.num_held_out_rows,
-            "perplexity": float(np.exp(loss)),
-            "token_accuracy": num_right / (num_targets + self._num_lost_targets),
+            "right": sum(
+                right == example.num_targets
+                for example, (_, right) in zip(examples, predictions, strict=True)
+            ),
+            "loss": math.fsum(loss for loss, _ in predictions),
+            "right_tokens": sum(right for _, right in predictions),
+            "measured_tokens": num_targets,
+            "tokens": num_targets + sum(example.num_targets for example in self._lost),
         }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
-from collapipe.models import pretrained_directory
+from collapipe.models import adapter_class_for, pretrained_directory
 from collapipe.tasks.causal_lm import CausalLanguageModel
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.cluster_rows import ClusterRows, NewRows, NoMoreRows, TaskRows
@@ -17,13 +17,14 @@ from collapipe.tasks.task import Task
 from collapipe.tasks.translation import Translation
 from collapipe.tasks.vocabulary import Vocabulary, make_vocabulary, read_vocabulary
 
-_TASKS: dict[str, type[Task]] = {
-    "classification": Classification,
-    "ner": EntityRecognition,
-    "translation": Translation,
-    "causal_lm": CausalLanguageModel,
-    "instruction": InstructionFollowing,
-}
+_CLASSES: list[type[Task]] = [
+    Classification,
+    EntityRecognition,
+    Translation,
+    CausalLanguageModel,
+    InstructionFollowing,
+]
+_TASKS = {task_class.kind: task_class for task_class in _CLASSES}
 
 
 def load_task(job: JobConfig, cluster_index: int, vocabulary: bytes | None) -> Task:
@@ -37,6 +38,7 @@ def load_task(job: JobConfig, cluster_index: int, vocabulary: bytes | None) -> T
         InvalidInputError: The data or the vocabulary cannot be used. The message names the file,
             the line and the remedy.
     """
+    adapter_class_for(job.model.family, job.task.kind)  # refuses a family that cannot do the task
     rows = ClusterRows(job, cluster_index)
     new = rows.read()
     rows.check(new)

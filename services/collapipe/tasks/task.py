@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from collapipe.errors import InvalidInputError, WrongStateError
+from collapipe.evaluation import ROWS, compute_metrics
 from collapipe.tasks.cluster_rows import NewRows, TaskRows
 from collapipe.tasks.rows import Row
 from collapipe.tasks.vocabulary import Vocabulary
@@ -60,8 +61,10 @@ class Task(ABC, Generic[E]):
         new: What the first `rows.read()` returned.
     """
 
+    kind: ClassVar[str]
+    """The kind of the task in a job."""
     metric: ClassVar[str]
-    """Name of the main metric of `score`."""
+    """Name of the main metric of `score`, which is its first one."""
     cuts_texts: ClassVar[bool] = True
     """Whether a text that is longer than `task.max_length` is cut, and its rest is lost."""
     length_for_more_rows: ClassVar[str | None] = None
@@ -76,6 +79,7 @@ class Task(ABC, Generic[E]):
         self._vocabulary = vocabulary
         self._train: list[E] = []
         self._held_out: list[E] = []
+        self._num_held_out_read = 0
         self._label_ids: dict[str, int] | None = None
         self._take(new)
 
@@ -85,6 +89,7 @@ class Task(ABC, Generic[E]):
 
     @property
     def num_held_out_rows(self) -> int:
+        """Number of held-out rows that this cluster evaluates."""
         return len(self._held_out)
 
     @property
@@ -145,10 +150,17 @@ class Task(ABC, Generic[E]):
         return [self._collate(examples[i : i + size]) for i in range(0, len(examples), size)]
 
     def score(self, predictions: Sequence[Tensor]) -> dict[str, float]:
-        """Computes the metrics of the predictions for `held_out_micro_batches`, in their order.
+        """Computes the metrics of the cluster's own held-out rows; the argument is that of `sums`."""
+        return compute_metrics(self.kind, self.sums(predictions))
 
-        A prediction is what `Head.predict` returned.
+    def sums(self, predictions: Sequence[Tensor]) -> dict[str, float]:
+        """Counts what the metrics need. A cluster without held-out rows counts nothing.
+
+        Args:
+            predictions: What `Head.predict` returned for `held_out_micro_batches`, in their order.
         """
+        if not self.num_held_out_rows:
+            return {}
         by_length = [row for tensor in predictions for row in tensor.tolist()]
         if len(by_length) != len(self._held_out):
             raise WrongStateError(
@@ -156,7 +168,8 @@ class Task(ABC, Generic[E]):
                 "rows: predict each of held_out_micro_batches once"
             )
         by_index = dict(zip(self._by_length(), by_length, strict=True))
-        return self._measure(self._held_out, [by_index[i] for i in range(len(by_index))])
+        counted = self._count(self._held_out, [by_index[i] for i in range(len(by_index))])
+        return {ROWS: self.num_held_out_rows, **counted}
 
     @abstractmethod
     def question(self, text: str) -> E:
@@ -194,8 +207,15 @@ class Task(ABC, Generic[E]):
         """Returns the labels of a micro-batch whose inputs are padded to `length`."""
 
     @abstractmethod
-    def _measure(self, examples: Sequence[E], predictions: Sequence[Any]) -> dict[str, float]:
-        """Computes the metrics of predictions, which are nested lists of numbers."""
+    def _count(self, examples: Sequence[E], predictions: Sequence[Any]) -> dict[str, float]:
+        """Counts for `compute_metrics`, given predictions as nested lists of numbers."""
+
+    def _accept(self, new: NewRows, train: list[E], held_out: list[E]) -> None:
+        """Accepts new rows, whose examples are given, and keeps the held-out ones that this cluster evaluates."""
+        self._rows.accept(new)
+        self._train += train
+        self._held_out += self._rows.share_held_out(held_out, self._num_held_out_read)
+        self._num_held_out_read += len(held_out)
 
     def _check_labels(self, rows: Sequence[Row], label_ids: dict[str, int]) -> None:
         for row in rows:
@@ -254,9 +274,7 @@ class RowTask(Task[E]):
     def _take(self, new: NewRows) -> None:
         train, num_cut = self._encode(new.train)
         held_out, num_held_out_cut = self._encode(new.held_out)
-        self._rows.accept(new)
-        self._train += train
-        self._held_out += held_out
+        self._accept(new, train, held_out)
         if (num_cut or num_held_out_cut) and not self._has_warned:
             self._has_warned = True
             _log.warning(

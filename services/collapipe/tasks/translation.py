@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tokenizers import Encoding
 
+from collapipe.evaluation import BLEU_ORDERS
 from collapipe.tasks.rows import Row
 from collapipe.tasks.task import IGNORED, Example, IntArray, RowTask, padded, token_ids
 
@@ -19,6 +20,7 @@ class PairExample(Example):
 class Translation(RowTask[PairExample]):
     """The data of a translation job; both languages share one vocabulary."""
 
+    kind = "translation"
     metric = "bleu"
     generates = True
     _effect_of_cut = " (BLEU compares with the whole translation)"
@@ -30,13 +32,17 @@ class Translation(RowTask[PairExample]):
     def _labels(self, examples: Sequence[PairExample], length: int) -> IntArray:
         return padded([example.target_ids for example in examples], IGNORED)
 
-    def _measure(
+    def _count(
         self, examples: Sequence[PairExample], predictions: Sequence[list[int]]
     ) -> dict[str, float]:
-        """Returns the BLEU of all held-out rows, 0 to 100, with the default tokenization of `sacrebleu`."""
+        """Counts n-grams with the default tokenization of `sacrebleu`."""
         # Imported here, because only an evaluation needs it.
         from sacrebleu import corpus_bleu
 
         translations = [self._vocabulary.decode(row) for row in predictions]
         targets = [example.row.texts[1] for example in examples]
-        return {self.metric: corpus_bleu(translations, [targets]).score}
+        counted = corpus_bleu(translations, [targets])
+        sums: dict[str, float] = {"length": counted.sys_len, "reference_length": counted.ref_len}
+        for order, right, total in zip(BLEU_ORDERS, counted.counts, counted.totals, strict=True):
+            sums |= {f"right_{order}": right, f"total_{order}": total}
+        return sums

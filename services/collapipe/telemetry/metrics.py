@@ -159,8 +159,13 @@ TRAINED_SAMPLES = Counter(
 TRAINING_LOSS = Gauge("collapipe_training_loss", "Loss of the last mini-batch.", ("cluster",))
 EVALUATION_METRIC = Gauge(
     "collapipe_evaluation_metric",
-    "Value of the last evaluation on the held-out data.",
+    "Value of the last evaluation on the held-out rows of a cluster.",
     ("cluster", "metric"),
+)
+JOB_METRIC = Gauge(
+    "collapipe_job_metric",
+    "Value of the last evaluation on the held-out rows of all clusters.",
+    ("metric",),
 )
 ROUND_SECONDS = Histogram(
     "collapipe_round_seconds",

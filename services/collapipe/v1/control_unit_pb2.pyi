@@ -77,9 +77,9 @@ class RunRoundResponse(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     progress: _job_pb2.RoundProgress
-    evaluation: _job_pb2.Evaluation
+    evaluation: _job_pb2.EvaluationSums
     prepared: RoundPrepared
-    def __init__(self, progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., prepared: _Optional[_Union[RoundPrepared, _Mapping]] = ...) -> None: ...
+    def __init__(self, progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.EvaluationSums, _Mapping]] = ..., prepared: _Optional[_Union[RoundPrepared, _Mapping]] = ...) -> None: ...
 
 class RoundPrepared(_message.Message):
     __slots__ = ("state", "summary", "candidate_copied")

@@ -55,8 +55,21 @@ class StageReport(_message.Message):
     times: _stage_pb2.StageTimes
     def __init__(self, host_id: _Optional[str] = ..., start_unit: _Optional[int] = ..., stop_unit: _Optional[int] = ..., busy_ratio: _Optional[float] = ..., times: _Optional[_Union[_stage_pb2.StageTimes, _Mapping]] = ...) -> None: ...
 
+class EvaluationSums(_message.Message):
+    __slots__ = ("sums",)
+    class SumsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    sums: _containers.ScalarMap[str, float]
+    def __init__(self, sums: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
 class Evaluation(_message.Message):
-    __slots__ = ("num_rounds", "metric", "value", "num_rows", "cluster_index", "other_metrics")
+    __slots__ = ("num_rounds", "metric", "value", "num_rows", "other_metrics")
     class OtherMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -68,15 +81,13 @@ class Evaluation(_message.Message):
     METRIC_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
-    CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
     OTHER_METRICS_FIELD_NUMBER: _ClassVar[int]
     num_rounds: int
     metric: str
     value: float
     num_rows: int
-    cluster_index: int
     other_metrics: _containers.ScalarMap[str, float]
-    def __init__(self, num_rounds: _Optional[int] = ..., metric: _Optional[str] = ..., value: _Optional[float] = ..., num_rows: _Optional[int] = ..., cluster_index: _Optional[int] = ..., other_metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, num_rounds: _Optional[int] = ..., metric: _Optional[str] = ..., value: _Optional[float] = ..., num_rows: _Optional[int] = ..., other_metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class RoundSummary(_message.Message):
     __slots__ = ("losses", "gradient_norms", "training_seconds", "configure_seconds", "gather_seconds", "fetched_bytes", "stages", "evaluation_seconds", "pushed", "fetched")

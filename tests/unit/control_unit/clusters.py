@@ -25,7 +25,7 @@ from collapipe.v1 import (
 )
 from collapipe.v1.control_unit_pb2 import PrepareDataRequest, RoundPrepared, RunRoundRequest
 from collapipe.v1.edge_server_pb2 import CommitRoundRequest, PrepareJobRequest
-from collapipe.v1.job_pb2 import Evaluation, JobSpec
+from collapipe.v1.job_pb2 import JobSpec
 from collapipe.v1.plan_pb2 import Attempt, Commit, LinkPlan, Plan, Stage
 from collapipe.v1.tensor_pb2 import CODEC_FP32
 from collapipe.weights.blob_cache import BlobCache
@@ -53,7 +53,8 @@ class Cluster:
     pushed: list[dict[str, int]] = field(default_factory=list)
     fetched: list[dict[str, int]] = field(default_factory=list)
     """For each round, the bytes that each host pushed to the edge server, and that it fetched before."""
-    evaluations: list[Evaluation] = field(default_factory=list)
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+    """What the cluster counted on its held-out rows."""
     commit: Commit = field(default_factory=Commit)
     num_units: int = 0
     _runs: int = 0
@@ -164,7 +165,7 @@ class Cluster:
         prepared: RoundPrepared | None = None
         for response in self._control_unit().RunRound(request, timeout=SECONDS):
             if response.HasField("evaluation"):
-                self.evaluations.append(response.evaluation)
+                self.evaluations.append(dict(response.evaluation.sums))
             if response.HasField("prepared"):
                 prepared = response.prepared
         assert prepared is not None

@@ -73,8 +73,8 @@ def test_evaluation_gives_the_metric_of_any_other_placement(
     cluster.prepare()
     cluster.run_round(SPREAD, evaluate=True, train=False)
     first, second, elsewhere = cluster.evaluations
-    assert (first.num_rows, second.num_rows) == (4, 4)
-    assert (second.metric, second.value) == (elsewhere.metric, elsewhere.value)
+    assert (first["rows"], second["rows"]) == (4, 4)
+    assert second == elsewhere
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -1,0 +1,44 @@
+"""Makes one evaluation of what the clusters of a job count on their held-out rows."""
+
+import threading
+
+from collapipe.evaluation import ROWS, add_sums, compute_metrics
+from collapipe.telemetry import metrics
+from collapipe.v1 import job_pb2
+
+
+class Evaluations:
+    """Collects the counts of a job's clusters. Several threads may use it."""
+
+    def __init__(self, task_kind: str, num_clusters: int) -> None:
+        self._task_kind = task_kind
+        self._num_clusters = num_clusters
+        self._lock = threading.Lock()
+        self._counted: dict[int, dict[str, float]] = {}
+        """What each cluster that has evaluated the current model has counted, by its index."""
+
+    def add(
+        self, cluster_index: int, counted: job_pb2.EvaluationSums, num_rounds: int
+    ) -> job_pb2.Evaluation | None:
+        """Adds what a cluster has counted. Returns the evaluation if it was the last cluster.
+
+        Args:
+            num_rounds: Committed rounds of the evaluated model.
+        """
+        with self._lock:
+            self._counted[cluster_index] = dict(counted.sums)
+            if len(self._counted) < self._num_clusters:
+                return None
+            sums = add_sums(self._counted.values())
+            self._counted = {}
+        values = compute_metrics(self._task_kind, sums)
+        for name, value in values.items():
+            metrics.JOB_METRIC.labels(name).set(value)
+        (metric, value), *others = values.items()
+        return job_pb2.Evaluation(
+            num_rounds=num_rounds,
+            metric=metric,
+            value=value,
+            other_metrics=dict(others),
+            num_rows=int(sums[ROWS]),
+        )
