@@ -74,6 +74,7 @@ class GlobalModel:
                     "family": job.model.family,
                     "task": job.task.kind,
                     "config_json": config_json,
+                    "pretrained": _directory_name(job.model),
                 },
                 "num_blocks": adapter.num_blocks,
                 "vocabulary_digest": self._store.put_bytes(vocabulary),
@@ -330,6 +331,11 @@ def _adapter_base(adapter: ModelAdapter, model: ModelConfig) -> str | None:
     if changes_embeddings(adapter.build_on_meta()[0]):
         return None
     return str(pretrained_directory(model.pretrained).resolve())
+
+
+def _directory_name(model: ModelConfig) -> str:
+    """Returns the name by which hosts may have the pretrained directory, too. Empty for random weights."""
+    return "" if model.pretrained is None else pretrained_directory(model.pretrained).resolve().name
 
 
 def _without_restore_points(commit: plan_pb2.Commit) -> plan_pb2.Commit:

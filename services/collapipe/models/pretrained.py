@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from collapipe.errors import InvalidInputError
+from collapipe.errors import InvalidInputError, NotFoundError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -145,6 +146,47 @@ def load_pretrained(
             "complete export"
         )
     return {name: tensor for name, tensor in model.state_dict().items() if name not in missing}
+
+
+def read_frozen(adapter: "ModelAdapter", unit_index: int, directory: Path) -> dict[str, Tensor]:
+    """Reads the frozen tensors of one unit, and no others, by their names in a model without LoRA.
+
+    They are right only if their digest is: a directory may have weights under other names, or lack random ones.
+
+    Raises:
+        NotFoundError: The directory lacks a tensor, or cannot be read.
+    """
+    model: Any = adapter.build_on_meta()[0]
+    paths = {id(module): name for name, module in model.named_modules()}
+    output = f"{paths.get(id(model.get_output_embeddings()))}.weight"
+    tied = f"{paths[id(model.get_input_embeddings())]}.weight"
+    prefix = f"{model.base_model_prefix}."
+    try:
+        shards = _shards(directory)
+        tensors = {}
+        for name in adapter.frozen_names(unit_index):
+            # A model without its head is stored without the prefix, and a tied output layer is not stored.
+            names = [name, tied] if name == output else [name]
+            names += [each.removeprefix(prefix) for each in names]
+            found = next((each for each in names if each in shards), None)
+            if found is None:
+                raise NotFoundError(f"{directory} has no tensor {name!r}")
+            with safe_open(shards[found], "pt") as file:
+                tensor = file.get_tensor(found)
+            tensors[name] = tensor.to(adapter.base_dtype) if tensor.is_floating_point() else tensor
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise NotFoundError(f"{directory} cannot be read: {error}") from error
+    return tensors
+
+
+def _shards(directory: Path) -> dict[str, Path]:
+    """Returns the file of each tensor of a pretrained directory."""
+    single, index = (directory / name for name in _WEIGHTS)
+    if single.is_file():
+        with safe_open(single, "pt") as file:
+            return dict.fromkeys(file.keys(), single)
+    files = json.loads(index.read_text("utf-8"))["weight_map"]
+    return {name: directory / file for name, file in files.items()}
 
 
 @contextmanager

@@ -95,6 +95,11 @@ class StageHostSettings(ServiceSettings):
         description="Directory of its state. A device keeps only frozen weights there; without it, it fetches them again "
         "after a restart.",
     )
+    model_dir: Path | None = Field(
+        default=None,
+        description="Folder of pretrained directories. If one has the name of the job's, frozen weights are read there instead "
+        "of fetched.",
+    )
     cache_bytes: int = Field(
         default=16_000_000_000,
         ge=0,
@@ -158,7 +163,9 @@ def start_stage_host(
         host.metrics_address = _reachable(metrics_address, host.address)
         links.host_id = host.host_id
         processor = choose_device(settings.device)
-        resources = HostResources(processor, channels, links, frozen, stores, host.busy_watts)
+        resources = HostResources(
+            processor, channels, links, frozen, stores, host.busy_watts, settings.model_dir
+        )
         blobs = BlobServicer(resources.find_blob, links)
         blob_pb2_grpc.add_BlobServiceServicer_to_server(blobs, server)
         link_pb2_grpc.add_LinkServiceServicer_to_server(LinkServicer(links, channels), server)

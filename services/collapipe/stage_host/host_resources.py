@@ -1,12 +1,14 @@
 """The resources that all sessions on one host share."""
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from collapipe.errors import NotFoundError
 from collapipe.job import TrainingConfig
-from collapipe.models import adapter_for
+from collapipe.models import ModelAdapter, adapter_for, read_frozen
 from collapipe.rpc import ChannelPool
 from collapipe.stage_runtime import ComputeDevice, EmulatedProcessor, ResidentUnits
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
@@ -16,6 +18,8 @@ from collapipe.weights.blob_store import BlobStore, JobStores
 from collapipe.weights.tensor_blob import TensorBlob
 from collapipe.weights.transfer import Readable
 
+logger = logging.getLogger(__name__)
+
 
 class HostResources:
     """The processor, the channels, the links, the units in memory and the disk of one host.
@@ -23,6 +27,7 @@ class HostResources:
     Args:
         frozen: The frozen weights on the disk.
         stores: The disk that keeps units. A device has none, and keeps what it trains in memory only.
+        model_dir: A folder with pretrained directories, where frozen weights may be, too.
         busy_watts: Power above idle while the host computes, if no sensor measures it. 0 means unknown.
     """
 
@@ -34,6 +39,7 @@ class HostResources:
         frozen: BlobCache,
         stores: JobStores | None = None,
         busy_watts: float = 0.0,
+        model_dir: Path | None = None,
     ) -> None:
         self.host_id = links.host_id
         self.device = device
@@ -45,6 +51,7 @@ class HostResources:
         self.keep_unit: Callable[[edge_server_pb2.PushedUnit, TensorBlob], None] | None = None
         """Takes the new weights of the host's own units. Only the edge server sets it; others push weights to it."""
         self._stores = stores
+        self._model_dir = model_dir
         self._lock = threading.Lock()
         self._job_id = ""
         self._units_of_clusters: dict[int, ResidentUnits] = {}
@@ -64,6 +71,29 @@ class HostResources:
                 units = ResidentUnits(adapter, training, self.device)
                 self._units_of_clusters[cluster_index] = units
             return self._units_of_clusters[cluster_index]
+
+    def local_frozen(
+        self, name: str, adapter: ModelAdapter, unit_index: int, digest: str
+    ) -> TensorBlob | None:
+        """Makes the frozen weights of a unit from a pretrained directory on this host.
+
+        Args:
+            name: Name of the directory.
+        """
+        if self._model_dir is None or not name:
+            return None
+        try:
+            # The name comes from another host, so it must be that of an entry of the folder.
+            directory = next((d for d in self._model_dir.iterdir() if d.name == name), None)
+            if directory is None:
+                raise NotFoundError(f"{self._model_dir} has no directory {name!r}")
+            blob = TensorBlob(read_frozen(adapter, unit_index, directory))
+            if blob.digest != digest:
+                raise NotFoundError(f"{directory} has other weights than the job")
+        except (OSError, NotFoundError) as error:
+            logger.warning("the weights of unit %d are fetched: %s", unit_index, error)
+            return None
+        return blob
 
     def find_blob(self, digest: str) -> Readable:
         """Finds a blob among the units in memory, then on the disk; raises `NotFoundError`."""

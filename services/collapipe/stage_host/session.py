@@ -139,8 +139,18 @@ class StageSession:
                 moved.num_bytes = len(data)
             return data
 
+        # On a slow host, the import of a model family can take longer than `silence_seconds`. So the import
+        # happens here, where signs of life are sent, and not in the constructor.
+        self._phase = "import its model's code"
+        self._resident_units = resources.resident_units(configure, self._training)
+        adapter = self._resident_units.adapter
+
         def frozen_file(unit_index: int, digest: str) -> Path:
             def fetch_into(kept: BlobStore) -> None:
+                name = configure.model.pretrained
+                if local := resources.local_frozen(name, adapter, unit_index, digest):
+                    kept.put(digest, local.read(), is_checked=True)
+                    return
                 with fetching(unit_index) as moved:
                     store_blob(
                         kept,
@@ -163,16 +173,12 @@ class StageSession:
             unit_index: frozen_file(unit_index, digest) for unit_index, digest in frozen.items()
         }
 
-        # On a slow host, the import of a model family can take longer than `silence_seconds`. So the import
-        # happens here, where signs of life are sent, and not in the constructor.
-        self._phase = "import its model's code"
-        self._resident_units = resources.resident_units(configure, self._training)
         self._resident_units.keep_moments(configure.kept_optimizer_digests)
         self._units, num_reused = self._resident_units.take(
             wanted, fetch, _upload_codec(configure.plan), frozen_files
         )
         context = StageContext(
-            adapter=self._resident_units.adapter,
+            adapter=adapter,
             training=self._training,
             device=resources.device,
             seed=configure.seed,

@@ -126,11 +126,13 @@ class Commit(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., num_rounds: _Optional[int] = ..., global_units: _Optional[_Iterable[_Union[UnitState, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterState, _Mapping]]] = ..., attempt: _Optional[int] = ..., restore_point: _Optional[_Union[Commit, _Mapping]] = ..., candidate: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("family", "task", "config_json")
+    __slots__ = ("family", "task", "config_json", "pretrained")
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    PRETRAINED_FIELD_NUMBER: _ClassVar[int]
     family: str
     task: str
     config_json: str
-    def __init__(self, family: _Optional[str] = ..., task: _Optional[str] = ..., config_json: _Optional[str] = ...) -> None: ...
+    pretrained: str
+    def __init__(self, family: _Optional[str] = ..., task: _Optional[str] = ..., config_json: _Optional[str] = ..., pretrained: _Optional[str] = ...) -> None: ...

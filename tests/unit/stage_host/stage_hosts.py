@@ -2,9 +2,10 @@
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -230,10 +231,23 @@ def activation_frame(number: int = 0, step: int = 0) -> Frame:
 
 @contextmanager
 def stage_host(
-    adapter: ModelAdapter, config_json: str, states: list[dict[str, Tensor]]
+    adapter: ModelAdapter,
+    config_json: str,
+    states: list[dict[str, Tensor]],
+    frozen: Sequence[dict[str, Tensor]] = (),
+    model_dir: Path | None = None,
 ) -> Iterator[StageHost]:
-    """Starts a stage host, and a server that has the initial weights."""
-    blobs = {blob.digest: blob for blob in map(TensorBlob, states)}
+    """Starts a stage host, and a server that has the initial weights.
+
+    Args:
+        states: What is trained of each unit.
+        frozen: What is frozen of each unit, if the job has LoRA.
+        model_dir: The host's folder of pretrained directories.
+    """
+    trained_digests, frozen_digests = (
+        [TensorBlob(tensors).digest for tensors in each] for each in (states, frozen)
+    )
+    blobs = {blob.digest: blob for blob in map(TensorBlob, (*states, *frozen))}
     keeper = serve(
         "127.0.0.1:0",
         PLAIN,
@@ -243,7 +257,7 @@ def stage_host(
     )
     channels = ChannelPool(PLAIN)
     links = OutgoingLinks.unlimited("device-1")
-    resources = HostResources(CPU, channels, links, BlobCache())
+    resources = HostResources(CPU, channels, links, BlobCache(), model_dir=model_dir)
     servicer = StageServicer(resources)
 
     def add_services(server: object, address: str) -> None:
@@ -255,7 +269,7 @@ def stage_host(
 
     server = serve("127.0.0.1:0", PLAIN, add_services)
     units = range(FIRST_UNIT, adapter.num_units)
-    digests = list(blobs)
+    frozen_of = dict(enumerate(frozen_digests))
     configuration = ConfigureStage(
         plan=Plan(
             plan_id="plan",
@@ -273,10 +287,24 @@ def stage_host(
             ],
         ),
         stage_index=1,
-        model=ModelSpec(family="bert", task="classification", config_json=config_json),
+        model=ModelSpec(family=adapter.family, task=adapter.task, config_json=config_json),
         training_json=TRAINING.model_dump_json(),
-        units=[UnitState(unit_index=unit, weights_digest=digests[unit]) for unit in units],
-        sources=[UnitSource(unit_index=unit, weights_addresses=[keeper.address]) for unit in units],
+        units=[
+            UnitState(
+                unit_index=unit,
+                weights_digest=trained_digests[unit],
+                frozen_digest=frozen_of.get(unit, ""),
+            )
+            for unit in units
+        ],
+        sources=[
+            UnitSource(
+                unit_index=unit,
+                weights_addresses=[keeper.address],
+                frozen_addresses=[keeper.address],
+            )
+            for unit in units
+        ],
         total_steps=10,
         silence_seconds=20,
     )

@@ -95,7 +95,12 @@ MakeAdapter = Callable[..., ModelAdapter]
 @pytest.fixture
 def make_adapter(make_tokenizer: Callable[[str], Tokenizer]) -> MakeAdapter:
     def make(
-        family: str, *, dropout: float = 0.0, lora: bool = False, half_blocks: bool = False
+        family: str,
+        *,
+        dropout: float = 0.0,
+        lora: bool = False,
+        half_blocks: bool = False,
+        dtype: str = "float32",
     ) -> ModelAdapter:
         drops = dict.fromkeys(["attn_pdrop", "embd_pdrop", "resid_pdrop"], dropout)
         if family != "gpt2":
@@ -103,6 +108,7 @@ def make_adapter(make_tokenizer: Callable[[str], Tokenizer]) -> MakeAdapter:
         model = ModelConfig(family=family, config=SIZES[family] | drops, half_blocks=half_blocks)
         task = TaskConfig(kind="causal_lm", max_length=LENGTH)
         values = json.loads(create_config_json(model, task, [], make_tokenizer(family)))
+        values["dtype"] = dtype
         if lora:
             targets = LORA.get(family, LORA["llama"])
             values["lora"] = {"r": 2, "lora_alpha": 8, "target_modules": targets}
@@ -224,6 +230,25 @@ def test_any_placement_trains_the_same_bits(
     num_stages = len(cuts) - 1
     for windows in ([1] * num_stages, list(range(num_stages, 0, -1))):
         assert_identical(train(cuts, windows, recompute, split), one_stage)
+
+
+@pytest.mark.parametrize("recompute", [(), range(5)], ids=["keeps", "recomputes"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_any_placement_on_a_bfloat16_base_trains_the_same_bits(
+    make_adapter: MakeAdapter, family: str, recompute: Collection[int]
+) -> None:
+    adapter = make_adapter(family, dropout=0.1, lora=True, dtype="bfloat16")
+    states = states_of(adapter)
+    steps = [[make_batch(3 * s + n, padded=True) for n in range(3)] for s in range(2)]
+    one_stage, three_stages = (
+        train_chain(
+            make_chain(adapter, states, TRAINING, cuts, windows, recompute=again, num_slices=4),
+            TRAINING,
+            steps,
+        )
+        for cuts, windows, again in ((WHOLE, [1], ()), (THIRDS, [3, 2, 1], recompute))
+    )
+    assert_identical(three_stages, one_stage)
 
 
 def test_one_slice_trains_the_bits_of_a_plain_loop(make_adapter: MakeAdapter) -> None:
