@@ -63,7 +63,14 @@ class Estimator:
                 f"the job asks for {asked} devices in a cluster, and {given} are given: train it with "
                 f"--set devices_per_cluster={given}",
             )
-        plans, missing = self._decide(problem, job)
+        try:
+            plans = _plans(problem, job)
+            missing = violations(problem, plans)
+        except InfeasibleError as error:
+            plans, missing = (
+                decide_round(_without_limits(problem), "proportional").plans,
+                [str(error)],
+            )
         changes = self._changes() if missing else []
         return Estimate(
             fits=not missing,
@@ -78,21 +85,10 @@ class Estimator:
 
     def _fits(self, request: Request) -> bool:
         try:
-            return not self._decide(self._problem(request), request.job)[1]
-        except (
-            InvalidInputError
-        ):  # For example, LoRA of this family needs to be told its target modules.
+            problem = self._problem(request)
+            return not violations(problem, _plans(problem, request.job))
+        except (InfeasibleError, InvalidInputError):  # LoRA may need to be told its target modules.
             return False
-
-    def _decide(self, problem: RoundProblem, job: JobConfig) -> tuple[RoundPlan, list[str]]:
-        """Returns the plans, and what is missing. If there is no plan, returns equal segments without limits of memory."""
-        schedule = job.schedule
-        try:
-            plans = decide_round(problem, schedule.strategy, segments=schedule.segments).plans
-        except InfeasibleError as error:
-            unlimited = _without_limits(problem)
-            return decide_round(unlimited, "pipeline").plans, [str(error)]
-        return plans, violations(problem, plans)
 
     def _changes(self) -> list[Change]:
         request = self._request
@@ -201,6 +197,11 @@ class Estimator:
             head_stash_bytes=float(last.stash_bytes),
         )
         return replace(problem, model=model)
+
+
+def _plans(problem: RoundProblem, job: JobConfig) -> RoundPlan:
+    schedule = job.schedule
+    return decide_round(problem, schedule.strategy, segments=schedule.segments).plans
 
 
 def count_in_process(job: JobConfig) -> ModelCosts:

@@ -101,7 +101,8 @@ class Estimate(_Document):
     fits: bool
     strategy: str
     missing: tuple[str, ...] = ()
-    """What is missing, if the model does not fit. The clusters then show equal segments without limits of memory."""
+    """What is missing, if the model does not fit. The clusters then show segments in proportion to speed, without limits of
+    memory."""
     clusters: tuple[ClusterEstimate, ...]
     changes: tuple[Change, ...] = ()
     """Changes that each make the model fit, the smallest first."""
