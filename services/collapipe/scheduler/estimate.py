@@ -200,7 +200,9 @@ class Estimator:
             block_stash_bytes=math.ceil(mean_stash),
             work_shares=[value / mean_flops for value in flops],
             stash_shares=[value / mean_stash for value in stash],
-            activation_bytes=4.0 * costs.hidden_size * job.task.max_length,
+            activation_bytes=float(
+                costs.hidden_size * job.task.max_length * job.model.activation_value_bytes
+            ),
         )
         sizes = ModelSizes(
             num_blocks=len(blocks),

@@ -5,9 +5,9 @@ from pydantic import BaseModel, ConfigDict
 from collapipe.emulation.boxes import Box
 from collapipe.job import JobConfig
 
-PROCESS_BYTES = 450_000_000
-"""Resident memory of a host before it holds a unit: Python, torch and the model's code. Measured on x86-64: see
-docs/scheduling.md, Estimates. It is no part of the memory that training may use."""
+PROCESS_BYTES = 430_000_000
+"""Resident memory of a host with a tiny model: Python, torch and the model's code. It was measured on x86-64. It is no part
+of the memory that training may use."""
 
 
 class _Document(BaseModel):
