@@ -92,7 +92,8 @@ def profile_block(
         length = min(sequence_length, _TIMED_TOKENS)
         short = {
             size: {
-                name: tensor.to(device.torch_device) for name, tensor in make_side(adapter, size, length).items()
+                name: tensor.to(device.torch_device)
+                for name, tensor in make_side(adapter, size, length).items()
             }
             for size in sizes
         }
