@@ -14,7 +14,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe_client import testbed_commands
 from collapipe_client.certs_commands import certs_app
-from collapipe_client.cli_options import AsJson, takes_option_groups
+from collapipe_client.cli_options import AsJson, JobFile, Preset, Settings, takes_option_groups
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.doctor_command import doctor
 from collapipe_client.endpoint import (
@@ -24,12 +24,11 @@ from collapipe_client.endpoint import (
     find_endpoint,
     need_endpoint,
 )
+from collapipe_client.estimate_command import estimate
 from collapipe_client.fit_command import fit
 from collapipe_client.job_files import (
     check_has_data,
-    load_job,
-    load_preset,
-    preset_names,
+    read_job,
     with_local_paths,
 )
 from collapipe_client.join_command import join, renew
@@ -60,6 +59,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train Transformer models on devices that are too small to hold them.",
 )
+plan_app.command()(estimate)
 app.add_typer(plan_app, name="plan")
 app.add_typer(testbed_app, name="testbed")
 app.add_typer(certs_app, name="certs")
@@ -68,16 +68,9 @@ app.add_typer(certs_app, name="certs")
 @app.command()
 @takes_option_groups
 def train(
-    job_file: Annotated[Path | None, typer.Argument(metavar="JOB.toml", show_default=False)] = None,
-    preset: Annotated[
-        str | None, typer.Option(help=f"A preset instead of a file: {', '.join(preset_names())}.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a key, for example training.rounds=5."
-        ),
-    ] = None,
+    job_file: JobFile = None,
+    preset: Preset = None,
+    settings: Settings = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue the last job of this name from its restore point."),
@@ -184,16 +177,7 @@ def _load(
     Args:
         is_local: Whether the services run on this machine, so that this command can check paths.
     """
-    if (job_file is None) == (preset is None):
-        raise InvalidInputError(
-            f"give either a job file or --preset {'|'.join(preset_names())}, for example: "
-            "collapipe train --preset demo"
-        )
-    if preset is not None:
-        job = load_preset(preset, settings)
-    else:
-        assert job_file is not None
-        job = load_job(job_file, settings, local=is_local)
+    job = read_job(job_file, preset, settings, is_local=is_local)
     check_has_data(job)
     return with_local_paths(job) if is_local else job
 

@@ -9,9 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
+from collapipe_client.job_files import preset_names
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 WorkspaceOption = Annotated[
     Path, typer.Option("--workspace", metavar="DIR", help="Folder of the local testbed.")
+]
+JobFile = Annotated[Path | None, typer.Argument(metavar="JOB.toml", show_default=False)]
+Preset = Annotated[
+    str | None, typer.Option(help=f"A preset instead of a file: {', '.join(preset_names())}.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key, for example training.rounds=5."),
 ]
 
 

@@ -93,6 +93,24 @@ def load_job(path: Path, settings: Sequence[str] = (), *, local: bool = True) ->
     return _apply_settings(document, settings, str(path))
 
 
+def read_job(
+    job_file: Path | None, preset: str | None, settings: Sequence[str], *, is_local: bool
+) -> JobConfig:
+    """Loads the job that a command names: `load_job` or `load_preset`.
+
+    Raises:
+        InvalidInputError: The command names no job or two, or the job is wrong.
+    """
+    if job_file is not None and preset is None:
+        return load_job(job_file, settings, local=is_local)
+    if preset is not None and job_file is None:
+        return load_preset(preset, settings)
+    raise InvalidInputError(
+        f"give either a job file or --preset {'|'.join(preset_names())}, for example: "
+        "collapipe train --preset demo"
+    )
+
+
 def read_toml(path: Path, remedy: str) -> dict[str, Any]:
     """Reads a TOML file.
 

@@ -11,7 +11,10 @@ from reference.tiny_jobs import make_job
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from collapipe.emulation.boxes import Box
 from collapipe.scheduler.decisions import RoundDecision
+from collapipe.scheduler.estimate import Estimator, count_in_process
+from collapipe.scheduler.estimate_documents import Request
 from collapipe_client import LocalTestbed
 from collapipe_client.training import how_to_load
 from integration.running import run_job
@@ -130,3 +133,24 @@ def test_merged_model_of_a_bfloat16_base_is_what_peft_merges(
     frozen = model.embedding_frozen_bytes + model.head_frozen_bytes
     frozen += model.num_blocks * model.block_frozen_bytes
     assert frozen == pytest.approx(stored / 2, rel=0.3)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_estimate_says_what_a_round_moves(
+    testbed: LocalTestbed, tmp_path: Path, lora: dict[str, Any] | None
+) -> None:
+    job = make_job(
+        tmp_path, "llama", "causal_lm", num_rows=(30, 41), devices_per_cluster=1, lora=lora
+    )
+    request = Request(job=job, devices=(Box(profile="laptop"),))
+    estimated = Estimator(request, count_in_process).estimate().clusters
+    finished = run_job(testbed, job)
+    for cluster, summary in zip(estimated, finished.summaries[1], strict=True):
+        pushed = sum(transfer.bytes for transfer in summary.pushed)
+        assert pushed == pytest.approx(sum(host.pushed_bytes for host in cluster.hosts), rel=0.02)
+        fetched = sum(host.fetched_bytes for host in cluster.hosts)
+        assert summary.fetched_bytes == pytest.approx(fetched, rel=0.02)
+    for cluster, plan in zip(estimated, (finished.plans(0)[0], finished.plans(1)[0]), strict=True):
+        assert [(host.start_unit, host.stop_unit) for host in cluster.hosts] == [
+            (stage.start_unit, stage.stop_unit) for stage in plan.stages
+        ]

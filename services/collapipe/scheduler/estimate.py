@@ -6,15 +6,16 @@ speeds from device profiles, links from the request, and the costs of units from
 which runs as a process because it needs torch.
 """
 
+import json
 import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from collapipe.allocation import RoundPlan, RoundProblem, decide_round, violations
 from collapipe.emulation.boxes import Box
@@ -34,6 +35,9 @@ from collapipe.scheduler.round_problem import ModelSizes, build_problem, link_pa
 from collapipe.unit_costs import ModelCosts, UnitCost
 from collapipe.v1 import scheduler_pb2
 
+Count = Callable[[Sequence[JobConfig]], list[ModelCosts | None]]
+"""Counts the units of jobs that differ in their models: `count_in_process`."""
+
 _MOST_MORE_BOXES = 16
 _MEMORY_FACTORS = (1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 32)
 _LORA_RANK = 8
@@ -44,9 +48,10 @@ _LAPTOP = Box(profile="laptop")
 class Estimator:
     """Estimates variants of one request."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, count: Count) -> None:
         self._request = request
-        self._costs: dict[str, ModelCosts] = {}
+        self._count = count
+        self._costs: dict[str, ModelCosts | None] = {}
 
     def estimate(self) -> Estimate:
         """Estimates the request, and looks for changes if the model does not fit.
@@ -54,8 +59,9 @@ class Estimator:
         Raises:
             InvalidInputError: The job cannot be used.
         """
-        request = self._request
-        problem, job = self._problem(request), request.job
+        request, job = self._request, self._request.job
+        self._count_models([request])
+        problem = self._problem(request)
         notes = self._model_costs(job).notes
         asked, given = job.num_devices(0), len(request.devices)
         if asked is not None and asked != given:
@@ -63,7 +69,14 @@ class Estimator:
                 f"the job asks for {asked} devices in a cluster, and {given} are given: train it with "
                 f"--set devices_per_cluster={given}",
             )
-        plans, missing = self._decide(problem, job)
+        try:
+            plans = _plans(problem, job)
+            missing = violations(problem, plans)
+        except InfeasibleError as error:
+            plans, missing = (
+                decide_round(_without_limits(problem), "proportional").plans,
+                [str(error)],
+            )
         changes = self._changes() if missing else []
         return Estimate(
             fits=not missing,
@@ -78,21 +91,10 @@ class Estimator:
 
     def _fits(self, request: Request) -> bool:
         try:
-            return not self._decide(self._problem(request), request.job)[1]
-        except (
-            InvalidInputError
-        ):  # For example, LoRA of this family needs to be told its target modules.
+            problem = self._problem(request)
+            return not violations(problem, _plans(problem, request.job))
+        except (InfeasibleError, InvalidInputError):  # LoRA may need to be told its target modules.
             return False
-
-    def _decide(self, problem: RoundProblem, job: JobConfig) -> tuple[RoundPlan, list[str]]:
-        """Returns the plans, and what is missing. If there is no plan, returns equal segments without limits of memory."""
-        schedule = job.schedule
-        try:
-            plans = decide_round(problem, schedule.strategy, segments=schedule.segments).plans
-        except InfeasibleError as error:
-            unlimited = _without_limits(problem)
-            return decide_round(unlimited, "pipeline").plans, [str(error)]
-        return plans, violations(problem, plans)
 
     def _changes(self) -> list[Change]:
         request = self._request
@@ -113,7 +115,18 @@ class Estimator:
             steps.append({"model.half_blocks": True})
         if job.model.lora is None:
             steps.append({"model.lora.r": _LORA_RANK})
-        found = [step for step in steps if self._fits(_changed(request, step))]
+        models = {
+            key: value for step in steps for key, value in step.items() if key.startswith("model.")
+        }
+        variants = [{key: value} for key, value in models.items()]
+        self._count_models([request, *(_changed(request, each) for each in [*variants, models])])
+        found: list[dict[str, Any]] = []
+        for step in steps:
+            tried = [
+                each.keys() for each in found
+            ]  # Of several values of a setting, the first one counts.
+            if step.keys() not in tried and self._fits(_changed(request, step)):
+                found.append(step)
         if not found:
             # No single setting suffices. Take one after the other, until all together do.
             together: dict[str, Any] = {}
@@ -147,10 +160,15 @@ class Estimator:
         return changes
 
     def _model_costs(self, job: JobConfig) -> ModelCosts:
-        key = job.model.model_dump_json()
-        if key not in self._costs:
-            self._costs[key] = count_in_process(job)
-        return self._costs[key]
+        costs = self._costs[job.model.model_dump_json()]
+        if costs is None:
+            raise InvalidInputError(f"the model of the job {job.name!r} cannot be made")
+        return costs
+
+    def _count_models(self, requests: Sequence[Request]) -> None:
+        """Counts the units of all models in one process, because its start takes seconds."""
+        jobs = {request.job.model.model_dump_json(): request.job for request in requests}
+        self._costs |= dict(zip(jobs, self._count(list(jobs.values())), strict=True))
 
     def _problem(self, request: Request) -> RoundProblem:
         job, costs = request.job, self._model_costs(request.job)
@@ -183,7 +201,11 @@ class Estimator:
             work_shares=[value / mean_flops for value in flops],
             stash_shares=[value / mean_stash for value in stash],
             activation_bytes=float(
+<<<<<<< HEAD
                 job.model.activation_value_bytes * costs.hidden_size * job.task.max_length
+=======
+                costs.hidden_size * job.task.max_length * job.model.activation_value_bytes
+>>>>>>> estimate
             ),
         )
         sizes = ModelSizes(
@@ -205,20 +227,26 @@ class Estimator:
         return replace(problem, model=model)
 
 
-def count_in_process(job: JobConfig) -> ModelCosts:
-    """Counts the costs of a job's model in a process with torch.
+def _plans(problem: RoundProblem, job: JobConfig) -> RoundPlan:
+    schedule = job.schedule
+    return decide_round(problem, schedule.strategy, segments=schedule.segments).plans
+
+
+def count_in_process(jobs: Sequence[JobConfig]) -> list[ModelCosts | None]:
+    """Counts the units of jobs in a process with torch: see `count_jobs` in `collapipe.stage_runtime.unit_counts`.
 
     Raises:
-        InvalidInputError: The job cannot be used.
+        InvalidInputError: The first job cannot be used.
         CollapipeError: The process failed.
     """
     command = [sys.executable, "-m", "collapipe.stage_runtime.unit_counts"]
-    done = subprocess.run(command, input=job.to_json(), capture_output=True, text=True)
+    documents = json.dumps([job.model_dump(mode="json", exclude_unset=True) for job in jobs])
+    done = subprocess.run(command, input=documents, capture_output=True, text=True)
     if done.returncode == 2:
         raise InvalidInputError(done.stderr.strip())
     if done.returncode:
         raise CollapipeError(f"counting the units of the model failed: {done.stderr.strip()}")
-    return ModelCosts.model_validate_json(done.stdout)
+    return TypeAdapter(list[ModelCosts | None]).validate_json(done.stdout)
 
 
 def _boxes(request: Request) -> tuple[dict[str, Box], JobHosts]:
@@ -295,7 +323,7 @@ def _main() -> int:
     """Returns 2 if the request cannot be used. The reason is then on stderr."""
     try:
         request = Request.model_validate_json(sys.stdin.read())
-        print(Estimator(request).estimate().model_dump_json())
+        print(Estimator(request, count_in_process).estimate().model_dump_json())
     except (CollapipeError, ValidationError) as error:
         print(error, file=sys.stderr)
         return 2

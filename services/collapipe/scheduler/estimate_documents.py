@@ -5,9 +5,9 @@ from pydantic import BaseModel, ConfigDict
 from collapipe.emulation.boxes import Box
 from collapipe.job import JobConfig
 
-PROCESS_BYTES = 450_000_000
-"""Resident memory of a host before it holds a unit: Python, torch and the model's code. Measured on x86-64: see
-docs/scheduling.md, Estimates. It is no part of the memory that training may use."""
+PROCESS_BYTES = 430_000_000
+"""Resident memory of a host with a tiny model: Python, torch and the model's code. It was measured on x86-64. It is no part
+of the memory that training may use."""
 
 
 class _Document(BaseModel):
@@ -101,7 +101,8 @@ class Estimate(_Document):
     fits: bool
     strategy: str
     missing: tuple[str, ...] = ()
-    """What is missing, if the model does not fit. The clusters then show equal segments without limits of memory."""
+    """What is missing, if the model does not fit. The clusters then show segments in proportion to speed, without limits of
+    memory."""
     clusters: tuple[ClusterEstimate, ...]
     changes: tuple[Change, ...] = ()
     """Changes that each make the model fit, the smallest first."""

@@ -30,9 +30,6 @@ logger = logging.getLogger(__name__)
 _BY_SPEED = ("dssra", "titanic", "titanic_best", "proportional", "vanilla_fl")
 """Strategies that need the speeds of devices."""
 
-_PROFILE_TOKENS = 64
-"""Length of the samples in a profile, unless the samples of the job are shorter."""
-
 _PROFILE_SECONDS = 240.0
 """Deadline of a profile. On a slow device most of it is needed to import the model's code."""
 
@@ -211,7 +208,7 @@ def _profile(
     request = profile_pb2.ProfileBlockRequest(
         model=model,
         micro_batch_sizes=(size, 2 * size) if size == 1 else (size // 2, size),
-        sequence_length=min(job.task.max_length, _PROFILE_TOKENS),
+        sequence_length=job.task.max_length,
     )
     return call(stub.ProfileBlock, request, host.host_id, _PROFILE_SECONDS)
 

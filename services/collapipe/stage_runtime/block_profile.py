@@ -23,6 +23,9 @@ from collapipe.stage_runtime.operation_counts import StageWork
 _TIME_BOX_SECONDS = 0.5
 _LEAST_REPETITIONS = 3
 
+_TIMED_TOKENS = 64
+"""Most tokens of the samples that are timed. A slow device would need minutes for thousands of tokens."""
+
 ADAM_STATE_BYTES = 16
 """Bytes for each parameter in training: weight, gradient and two moments in fp32. docs/scheduling.md (10)."""
 
@@ -55,6 +58,9 @@ def profile_block(
 ) -> BlockProfile:
     """Times the blocks of the first layer, forward and backward, with random activations: half a second for each size.
 
+    The time of samples that are longer than those timed follows from counted operations: the part of the weights is linear
+    in the length, and that of attention is quadratic.
+
     A stage may train in another thread at the same time. The compute lock makes the threads take turns, and
     the random numbers of the stage do not change, because it seeds before each pass.
 
@@ -75,31 +81,36 @@ def profile_block(
         adapter.build_unit(1 + i).to(device.torch_device).train() for i in range(adapter.period)
     ]
     hidden_size, dtype = adapter.config.hidden_size, adapter.base_dtype
-    sides = {
-        size: {
-            "attention_mask": torch.ones(
-                size, sequence_length, dtype=torch.int64, device=device.torch_device
-            )
-        }
-        for size in sorted(set(micro_batch_sizes))
-    }
-    largest = max(sides)
+    sizes = sorted(set(micro_batch_sizes))
+    works = [StageWork([block], adapter.attention_size) for block in blocks]
+    sides = {size: make_side(adapter, size, sequence_length) for size in sizes}
     seconds = _emulated_seconds(StageWork(blocks, adapter.attention_size), sides, processor)
+    scale = 1.0
     if seconds:
-        costs = [
-            StageWork([block], adapter.attention_size).forward(sides[largest]).flops
-            for block in blocks
-        ]
+        costs = [work.forward(sides[sizes[-1]]).flops for work in works]
     else:
-        timed = _time(blocks, sides, hidden_size, dtype, device)
+        length = min(sequence_length, _TIMED_TOKENS)
+        short = {
+            size: {
+                name: tensor.to(device.torch_device)
+                for name, tensor in make_side(adapter, size, length).items()
+            }
+            for size in sizes
+        }
+        timed = _time(blocks, short, hidden_size, dtype, device)
         seconds = {size: sum(times) for size, times in timed.items()}
-        costs = timed[largest]
+        whole = sides[sizes[-1]]
+        growths = [
+            work.forward(whole).flops / work.forward(short[sizes[-1]]).flops for work in works
+        ]
+        costs = [cost * growth for cost, growth in zip(timed[sizes[-1]], growths, strict=True)]
+        scale = sum(costs) / seconds[sizes[-1]] if seconds[sizes[-1]] else 1.0
     per_sample, per_micro_batch = fit_costs(seconds)
     num_parameters = sum(p.numel() for b in blocks for p in b.parameters() if p.requires_grad)
     side = make_side(adapter, 1, sequence_length)
     stashes = [count_stash_bytes(adapter, 1 + i, side) for i in range(adapter.period)]
     return BlockProfile(
-        seconds_per_sample=per_sample / len(blocks),
+        seconds_per_sample=scale * per_sample / len(blocks),
         seconds_per_micro_batch=per_micro_batch,
         state_bytes=num_parameters * ADAM_STATE_BYTES // len(blocks),
         stash_bytes_per_sample=math.ceil(statistics.mean(stashes)),

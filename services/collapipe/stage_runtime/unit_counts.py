@@ -1,18 +1,19 @@
 """Counts what the units of a job's model cost. No weight needs memory for that.
 
-`python -m collapipe.stage_runtime.unit_counts` reads a job as JSON, and writes a `ModelCosts` as JSON. Programs without torch,
-such as the scheduler, run it as a process. The units are those that hosts would build. So the numbers hold for every family,
+`python -m collapipe.stage_runtime.unit_counts` reads jobs with the same data as a JSON list, and writes a list of `ModelCosts`.
+Programs without torch, such as the scheduler, run it as a process. The units are those that hosts would build. So the numbers hold for every family,
 with LoRA and with half blocks.
 """
 
+import json
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
-from collapipe.errors import CollapipeError
+from collapipe.errors import CollapipeError, InvalidInputError
 from collapipe.job import LABELLING_TASKS, JobConfig, TaskConfig
 from collapipe.models import (
     Head,
@@ -33,25 +34,49 @@ from collapipe.weights.tensor_blob import TensorBlob
 _ASSUMED_LABELS = ("first", "second")
 
 
-def count_job(job: JobConfig) -> ModelCosts:
-    """Counts the units of a job's model. The job's data gives labels and vocabulary, if it is on this machine.
+def count_jobs(jobs: Sequence[JobConfig]) -> list[ModelCosts | None]:
+    """Counts the units of each job's model. The data gives labels and vocabulary, if it is on this machine.
+
+    Args:
+        jobs: They differ in their models only, and have the vocabulary of the first.
+
+    Returns:
+        `None` for a job after the first whose model cannot be made.
 
     Raises:
-        InvalidInputError: The model cannot be made, or the data cannot be used.
+        InvalidInputError: The model of the first job cannot be made, or the data cannot be used.
     """
-    notes: tuple[str, ...] = ()
+    labels, tokenizer, notes = _labels_and_tokenizer(jobs[0])
+    costs: list[ModelCosts | None] = []
+    for job in jobs:
+        try:
+            costs.append(_count_job(job, labels, tokenizer, notes))
+        except InvalidInputError:
+            if job is jobs[0]:
+                raise
+            costs.append(None)
+    return costs
+
+
+def _labels_and_tokenizer(job: JobConfig) -> tuple[list[str], Tokenizer, tuple[str, ...]]:
+    """Returns also what was assumed."""
     if _has_data_here(job):
         first = load_task(job, 0, None)
         others = [load_task(job, index, first.vocabulary) for index in range(1, job.clusters)]
         labels = sorted({label for task in (first, *others) for label in task.labels})
-        tokenizer = parse_vocabulary(first.vocabulary)
-    else:
-        labels = list(_ASSUMED_LABELS) if job.task.kind in LABELLING_TASKS else []
-        tokenizer = _tokenizer_without_data(job)
-        notes = (
-            f"the job's data is not on this machine: {len(labels)} labels and {tokenizer.get_vocab_size()} tokens in the "
-            "vocabulary are assumed",
-        )
+        return labels, parse_vocabulary(first.vocabulary), ()
+    labels = list(_ASSUMED_LABELS) if job.task.kind in LABELLING_TASKS else []
+    tokenizer = _tokenizer_without_data(job)
+    note = (
+        f"the job's data is not on this machine: {len(labels)} labels and {tokenizer.get_vocab_size()} tokens in the "
+        "vocabulary are assumed"
+    )
+    return labels, tokenizer, (note,)
+
+
+def _count_job(
+    job: JobConfig, labels: Sequence[str], tokenizer: Tokenizer, notes: tuple[str, ...]
+) -> ModelCosts:
     config_json = create_config_json(job.model, job.task, labels, tokenizer)
     adapter = adapter_for(job.model.family, job.task.kind, config_json)
     return ModelCosts(
@@ -135,10 +160,11 @@ def _tokenizer_without_data(job: JobConfig) -> Tokenizer:
 
 
 def _main() -> int:
-    """Returns 2 if the job cannot be used. The reason is then on stderr."""
+    """Returns 2 if the jobs cannot be used. The reason is then on stderr."""
     torch.set_num_threads(1)
+    jobs = [JobConfig.from_dict(document, "the job") for document in json.load(sys.stdin)]
     try:
-        print(count_job(JobConfig.from_json(sys.stdin.read())).model_dump_json())
+        print(json.dumps([costs and costs.model_dump() for costs in count_jobs(jobs)]))
     except CollapipeError as error:
         print(error, file=sys.stderr)
         return 2

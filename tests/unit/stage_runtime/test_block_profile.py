@@ -1,17 +1,24 @@
 import itertools
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError
-from collapipe.job import TrainingConfig
-from collapipe.models import ModelAdapter
+from collapipe.job import ModelConfig, TaskConfig, TrainingConfig
+from collapipe.models import ModelAdapter, adapter_for, create_config_json
 from collapipe.stage_runtime import CPU, EmulatedProcessor, block_profile, compute_device
-from collapipe.stage_runtime.block_profile import BlockProfile, fit_costs, profile_block
+from collapipe.stage_runtime.block_profile import (
+    BlockProfile,
+    fit_costs,
+    make_side,
+    profile_block,
+)
 from collapipe.stage_runtime.operation_counts import StageWork
 from collapipe.work_shares import FORWARD_SHARE
 
@@ -28,6 +35,17 @@ from .chains import (
 @pytest.fixture(autouse=True)
 def _no_time_box(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_profile, "_TIME_BOX_SECONDS", 0.0)
+
+
+@pytest.fixture
+def llama(make_tokenizer: Callable[[str], Tokenizer]) -> ModelAdapter:
+    """A tiny Llama whose attention has dropout."""
+    config = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = ModelConfig(family="llama", config={**config, "attention_dropout": 0.1})
+    task = TaskConfig(kind="causal_lm", max_length=512)
+    document = create_config_json(model, task, [], make_tokenizer("llama"))
+    return adapter_for("llama", "causal_lm", document)
 
 
 def measure(bert: ModelAdapter, *sizes: int, length: int = 8) -> BlockProfile:
@@ -93,6 +111,28 @@ def test_medians_of_each_size_give_both_costs(
     measured = measure(bert, 2, 4)
     assert measured.seconds_per_sample == pytest.approx(0.2)
     assert measured.seconds_per_micro_batch == pytest.approx(0.1)
+
+
+def test_time_of_a_length_that_was_not_timed_grows_like_its_operations(
+    llama: ModelAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    # Every pass takes a second, whatever the clock of this machine says.
+    monkeypatch.setattr(
+        block_profile, "time", SimpleNamespace(perf_counter=itertools.count().__next__)
+    )
+    monkeypatch.setattr(block_profile, "_TIMED_TOKENS", 16)
+    timed, longer = measure(llama, 1, length=16), measure(llama, 1, length=512)
+    assert timed.seconds_per_sample == 1
+    flops = []
+    for length in (16, 512):
+        with FlopCounterMode(display=False) as counter:
+            llama.build_unit(1)(torch.randn(1, length, 16), make_side(llama, 1, length))
+        flops.append(counter.get_total_flops())
+    # Attention has dropout here, so torch computes it as products of matrices, which its counter counts.
+    assert flops[1] > 100 * flops[0]
+    assert longer.seconds_per_sample == pytest.approx(flops[1] / flops[0], rel=1e-6)
 
 
 @pytest.mark.parametrize(

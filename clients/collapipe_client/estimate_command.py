@@ -1,0 +1,194 @@
+"""The `collapipe plan estimate` command: whether a model fits on some boxes, and how long a round takes there."""
+
+import json
+import subprocess
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from collapipe.emulation.boxes import Box
+from collapipe.emulation.device_profiles import DEVICE_PROFILES
+from collapipe.emulation.network_profiles import NETWORK_PROFILES
+from collapipe.errors import CollapipeError, InvalidInputError
+from collapipe_client.box_options import BOX_FORM, read_boxes
+from collapipe_client.cli_options import AsJson, JobFile, Preset, Settings
+from collapipe_client.job_files import read_job
+from collapipe_client.processes import child_environment
+from collapipe_client.reporting import FAILED, exit_codes, plain_table, print_json, say
+
+_SHORT_NAMES = ", ".join(profile.short_name for profile in DEVICE_PROFILES.values())
+
+
+def estimate(
+    devices: Annotated[
+        str,
+        typer.Option(
+            metavar=f"{BOX_FORM},...",
+            show_default=False,
+            help=f"The devices of a cluster, for example 2xpi4,jetson:4GB@20mbit. Profiles: {_SHORT_NAMES}. MEMORY is what "
+            "training may use, without the process. LINK is a rate or a network profile: "
+            f"{', '.join(NETWORK_PROFILES)}.",
+        ),
+    ],
+    job_file: JobFile = None,
+    preset: Preset = None,
+    settings: Settings = None,
+    control_unit: Annotated[
+        str | None,
+        typer.Option(metavar="BOX", help="Default: a laptop that gives no memory to blocks."),
+    ] = None,
+    edge_server: Annotated[
+        str | None,
+        typer.Option(metavar="BOX", help="Default: a laptop that gives no memory to blocks."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a model fits on some boxes, the memory of each, and the time of a round. Nothing is trained.
+
+    No service needs to run. The exit code is 0 if the model fits, and 1 if it does not.
+    """
+    with exit_codes(as_json):
+        job = read_job(job_file, preset, settings or [], is_local=True)
+        request = {
+            "job": job.model_dump(mode="json", exclude_unset=True),
+            "devices": [_document(box) for box in read_boxes(devices, "--devices")],
+            "control_unit": _read_box(control_unit, "--control-unit"),
+            "edge_server": _read_box(edge_server, "--edge-server"),
+        }
+        answer = _ask(request)
+        if as_json:
+            print_json(answer)
+        else:
+            _say(answer)
+        if not answer["fits"]:
+            raise typer.Exit(FAILED)
+
+
+def _document(box: Box) -> dict[str, Any]:
+    return box.model_dump(mode="json")
+
+
+def _read_box(text: str | None, option: str) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    boxes = read_boxes(text, option)
+    if len(boxes) != 1:
+        raise InvalidInputError(f"{option} {text}: give one box, because there is one such host")
+    return _document(boxes[0])
+
+
+def _ask(request: dict[str, Any]) -> dict[str, Any]:
+    """Runs the estimate in a process, because it is a part of the scheduler, which clients do not import."""
+    done = subprocess.run(
+        [sys.executable, "-m", "collapipe.scheduler.estimate"],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        env=child_environment(),
+    )
+    if done.returncode == 2:
+        raise InvalidInputError(done.stderr.strip())
+    if done.returncode:
+        raise CollapipeError(
+            f"the estimate failed; it needs the packages of 'collapipe[control,scheduler]': {done.stderr.strip()}"
+        )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _say(answer: dict[str, Any]) -> None:
+    for index, cluster in enumerate(answer["clusters"]):
+        say(f"cluster {index}, {answer['strategy']}, {cluster['num_micro_batches']} micro-batches")
+        _say_hosts(cluster)
+        _say_links(cluster)
+        _say_round(cluster)
+    for note in answer["notes"]:
+        say(f"note: {note}")
+    if answer["fits"]:
+        say("it fits")
+        return
+    say("it does not fit: " + "; ".join(answer["missing"]))
+    say(
+        "each of these changes would make it fit:"
+        if answer["changes"]
+        else "no change was found that would make it fit"
+    )
+    for change in answer["changes"]:
+        settings = " ".join(f"--set {setting}" for setting in change["settings"])
+        say(f"  {settings or change['boxes']}")
+
+
+def _say_hosts(cluster: dict[str, Any]) -> None:
+    table = plain_table(
+        "host",
+        "box",
+        "blocks",
+        "needs",
+        "of",
+        "weights",
+        "frozen",
+        "optimizer",
+        "activations",
+        "process",
+        "pushed",
+        "fetched",
+        "first fetch",
+    )
+    for host in cluster["hosts"]:
+        given = host["given_bytes"]
+        table.add_row(
+            host["host_id"],
+            host["profile"],
+            f"{host['num_blocks']}{' (recomputes)' if host['recompute'] else ''}",
+            _bytes(host["needed_bytes"]),
+            "" if given is None else _bytes(given),
+            *(
+                _bytes(host[f"{part}_bytes"])
+                for part in (
+                    "weights",
+                    "frozen",
+                    "optimizer",
+                    "activation",
+                    "process",
+                    "pushed",
+                    "fetched",
+                    "first_fetched",
+                )
+            ),
+        )
+    Console(width=160).print(table)
+
+
+def _say_links(cluster: dict[str, Any]) -> None:
+    table = plain_table("link", "codec", "bytes of a step", "back", "s of a micro-batch", "back")
+    for link in cluster["links"]:
+        table.add_row(
+            f"{link['sender']} > {link['receiver']}",
+            link["codec"],
+            _bytes(link["forward_bytes"]),
+            _bytes(link["backward_bytes"]),
+            f"{link['forward_seconds']:.3g}",
+            f"{link['backward_seconds']:.3g}",
+        )
+    Console(width=160).print(table)
+
+
+def _say_round(cluster: dict[str, Any]) -> None:
+    parts = [f"{cluster['num_steps']} steps of {cluster['step_seconds']:.3g} s"]
+    parts += [f"{cluster[f'{name}_seconds']:.3g} s to {name}" for name in ("push", "fetch")]
+    say(
+        f"round: {' + '.join(parts)} = {cluster['round_seconds']:.3g} s; {cluster['bottleneck']} limits a step"
+    )
+    say(
+        f"before the first round: {cluster['first_fetch_seconds']:.3g} s to fetch the initial weights"
+    )
+
+
+def _bytes(number: float) -> str:
+    """Writes a size with three digits."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f} B"

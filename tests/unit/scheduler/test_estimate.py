@@ -1,0 +1,166 @@
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from collapipe.emulation.boxes import Box
+from collapipe.emulation.links import LinkValues
+from collapipe.errors import InvalidInputError
+from collapipe.job import JobConfig
+from collapipe.scheduler.estimate import Estimator
+from collapipe.scheduler.estimate_documents import Estimate, Request
+from collapipe.unit_costs import ModelCosts, UnitCost
+
+MB = 1_000_000
+STASH, HIDDEN, LENGTH = 2 * MB, 256, 100
+ACTIVATION = 4 * HIDDEN * LENGTH
+
+
+def count(jobs: Sequence[JobConfig]) -> list[ModelCosts | None]:
+    """Returns the costs of a model with six layers of 10 MB, whose LoRA trains 1 MB in each."""
+
+    def costs(job: JobConfig) -> ModelCosts | None:
+        lora, period = job.model.lora is not None, 2 if job.model.half_blocks else 1
+
+        def unit(weights: int, stash: int, share: int = 1) -> UnitCost:
+            trained = weights // 10 if lora else weights
+            return UnitCost(
+                weights_bytes=trained // share,
+                frozen_bytes=weights // share if lora else 0,
+                stash_bytes=stash // share,
+                flops=1.2e9 / share,
+                gradient_bytes=0.0,
+                update_bytes=7.0 * trained / share,
+            )
+
+        first = 1 if lora else 0
+        embedding = unit(5 * MB, 0)
+        if lora:
+            embedding = embedding.model_copy(update={"weights_bytes": 16})
+        return ModelCosts(
+            units=(embedding, *[unit(10 * MB, STASH, period)] * (6 * period), unit(5 * MB, MB)),
+            hidden_size=HIDDEN,
+            period=period,
+            first_trained_unit=first,
+        )
+
+    return [costs(job) for job in jobs]
+
+
+def estimate(*boxes: Box, clusters: int = 1, lora: bool = False, **schedule: Any) -> Estimate:
+    document: dict[str, Any] = {
+        "clusters": clusters,
+        "task": {"kind": "causal_lm", "max_length": LENGTH},
+        "model": {"family": "llama"},
+        "training": {"mini_batch": 16, "local_steps": 5},
+        "schedule": {"num_micro_batches": 4, **schedule},
+    }
+    if lora:
+        document["model"]["lora"] = {"r": 8}
+    job = JobConfig.from_dict(document, "the job")
+    return Estimator(Request(job=job, devices=boxes), count).estimate()
+
+
+def box(profile: str = "pi4", memory: int | None = None, rate_bps: float | None = 80e6) -> Box:
+    return Box(profile=profile, memory_bytes=memory, link=LinkValues(rate_bps=rate_bps))
+
+
+def test_memory_of_a_host_is_the_sum_of_its_parts() -> None:
+    answer = estimate(box(), box())
+    assert answer.fits
+    (cluster,) = answer.clusters
+    control_unit, *devices, edge_server = cluster.hosts
+    assert [host.num_blocks for host in cluster.hosts] == [0, 3, 3, 0]
+    assert (control_unit.given_bytes, devices[0].given_bytes) == (None, 3_000_000_000)
+    for host in devices:
+        assert host.weights_bytes == 30 * MB
+        assert host.optimizer_bytes == 90 * MB  # a gradient and two moments
+        assert host.frozen_bytes == 0
+        parts = (host.weights_bytes, host.frozen_bytes, host.optimizer_bytes, host.activation_bytes)
+        assert host.needed_bytes == sum(parts)
+    # All four micro-batches of four rows are in flight, each with two activations in the queues.
+    assert devices[0].activation_bytes == 4 * 4 * (3 * STASH + 2 * ACTIVATION)
+    assert edge_server.weights_bytes == 5 * MB
+
+
+def test_round_is_the_sum_of_steps_and_of_the_slowest_transfers() -> None:
+    (cluster,) = estimate(box(), box(rate_bps=40e6), clusters=1).clusters
+    assert cluster.round_seconds == pytest.approx(
+        5 * cluster.step_seconds + cluster.push_seconds + cluster.fetch_seconds
+    )
+    assert cluster.push_seconds == pytest.approx(30 * MB * 8 / 40e6)
+    assert cluster.fetch_seconds == 0  # One cluster has the average already.
+    assert cluster.first_fetch_seconds == pytest.approx(30 * MB * 8 / 40e6)
+    # A micro-batch of four rows of three blocks on a Raspberry Pi 4, and its fixed time.
+    assert cluster.hosts[1].micro_batch_seconds == pytest.approx(4 * 3 * 1.2e9 / 12e9 + 9e-3)
+    two = estimate(box(), box(), clusters=2).clusters
+    assert [host.fetched_bytes for host in two[1].hosts] == [5 * MB, 30 * MB, 30 * MB, 0]
+    assert two[1].hosts[-1].weights_bytes == 10 * MB  # a head for each cluster
+
+
+def test_no_gradient_travels_to_units_before_the_first_trained_one() -> None:
+    (full,), (lora,) = estimate(box(), box()).clusters, estimate(box(), box(), lora=True).clusters
+    step = 16 * ACTIVATION
+    assert [link.backward_bytes for link in full.links] == [step] * 3
+    assert [link.backward_bytes for link in lora.links] == [0, step, step]
+    assert [link.backward_seconds > 0 for link in lora.links] == [False, True, True]
+    assert [link.forward_bytes for link in lora.links] == [step] * 3
+    assert lora.hosts[1].pushed_bytes == 3 * MB
+    assert lora.hosts[1].first_fetched_bytes == 33 * MB
+    assert lora.hosts[1].optimizer_bytes == 9 * MB
+
+
+def test_model_that_does_not_fit_names_what_is_missing_and_changes_that_help() -> None:
+    answer = estimate(box(memory=190 * MB), box(memory=190 * MB))
+    assert not answer.fits
+    assert "device-0-0" in answer.missing[0]
+    assert {host.num_blocks for host in answer.clusters[0].hosts[1:3]} == {3}
+    settings = [change.settings for change in answer.changes if change.settings]
+    assert ("training.recompute=true",) in settings
+    assert ("schedule.num_micro_batches=8",) in settings
+    assert ("schedule.num_micro_batches=16",) not in settings  # A smaller change is enough.
+    assert ("model.lora.r=8",) in settings
+    assert [change.boxes for change in answer.changes if change.boxes] == [
+        "1 more pi4",
+        "1.25 times the memory in every box",
+    ]
+    # What is proposed fits.
+    assert estimate(box(memory=190 * MB), box(memory=190 * MB), num_micro_batches=8).fits
+    assert estimate(box(memory=190 * MB), box(memory=190 * MB), box(memory=190 * MB)).fits
+    assert estimate(box(memory=238 * MB), box(memory=238 * MB)).fits
+
+
+def test_changes_that_help_only_together_are_named_together() -> None:
+    answer = estimate(box(memory=60 * MB), box(memory=60 * MB))
+    assert not answer.fits
+    (together,) = [change.settings for change in answer.changes if change.settings]
+    assert len(together) > 1
+    assert "model.lora.r=8" in together
+
+
+def test_dssra_uses_the_boxes_that_have_memory() -> None:
+    answer = estimate(box(memory=60 * MB), box("laptop"), strategy="dssra")
+    assert answer.fits
+    assert all(host.fits for cluster in answer.clusters for host in cluster.hosts)
+
+
+def test_other_number_of_devices_than_the_job_asks_for_is_noted() -> None:
+    job = JobConfig.from_dict(
+        {"task": {"kind": "causal_lm", "max_length": LENGTH}, "devices_per_cluster": 3}, "the job"
+    )
+    answer = Estimator(Request(job=job, devices=(box(), box())), count).estimate()
+    assert "--set devices_per_cluster=2" in answer.notes[0]
+
+
+def test_unknown_box_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no device profile 'pi3'"):
+        box("pi3")
+
+
+def test_model_that_cannot_be_made_is_refused() -> None:
+    def refuse(jobs: Sequence[JobConfig]) -> list[ModelCosts | None]:
+        raise InvalidInputError("no such family")
+
+    job = JobConfig.from_dict({"task": {"kind": "causal_lm"}}, "the job")
+    with pytest.raises(InvalidInputError, match="no such family"):
+        Estimator(Request(job=job, devices=(box(),)), refuse).estimate()
