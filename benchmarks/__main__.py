@@ -13,6 +13,7 @@ from benchmarks import (
     joint_optimality,
     memory,
     optimality,
+    slices,
     throughput,
     tracing,
     transport,
@@ -29,6 +30,7 @@ for benchmark in (
     tracing,
     averaging,
     growth,
+    slices,
 ):
     if sys.argv[1:] and benchmark.__name__.split(".")[-1] not in sys.argv[1:]:
         continue

@@ -66,9 +66,10 @@ def _explain_cluster(decision: RoundDecision, index: int) -> Iterator[str]:
         f"{host} runs {segment.num_blocks} block{'s' * (segment.num_blocks != 1)}"
         for host, segment in plan.segments.items()
     )
+    slices = f", each cut into {plan.num_slices} slices" if plan.num_slices > 1 else ""
     yield (
         f"{placed}; {plan.num_micro_batches} micro-batches of "
-        f"{problem.mini_batch / plan.num_micro_batches:g} samples; {predicted.mini_batch_seconds:.3g} s for a "
+        f"{problem.mini_batch / plan.num_micro_batches:g} samples{slices}; {predicted.mini_batch_seconds:.3g} s for a "
         f"mini-batch; the stages are idle {predicted.bubble_ratio:.0%} of the time"
     )
     if repeating := [stage.host_id for stage in plan.stages if stage.recompute]:

@@ -321,7 +321,7 @@ def _energy_joules(
     energy = idle_joules(problem, seconds)
     for index, cluster in enumerate(decision.prediction.clusters):
         plan, hosts = decision.plans[index], problem.clusters[index].hosts
-        passes = problem.local_steps * plan.num_micro_batches
+        passes = problem.local_steps * plan.num_parts
         times = {report.host_id: report.times for report in summaries[index].stages}
         for stage in cluster.stages:
             watts = hosts[stage.host_id].busy_watts

@@ -93,6 +93,12 @@ def _micro_batch_options(job: JobConfig) -> tuple[int, ...]:
     return tuple(divisors(job.training.mini_batch))
 
 
+def _slice_options(job: JobConfig) -> tuple[int, ...]:
+    """Returns the numbers of slices that the strategy may choose from, without repeated ones."""
+    options = tuple(dict.fromkeys(job.schedule.sequence_slices))
+    return options if job.schedule.strategy == "dssra" else options[:1]
+
+
 def _upload_codecs(job: JobConfig) -> tuple[UploadCodecName, ...]:
     """Returns the codecs of uploads that the strategy may choose from."""
     codecs = tuple(job.training.upload_codecs)
@@ -113,7 +119,7 @@ def build_problem(
 
     Args:
         previous: The plans of the last committed round; empty before the first one.
-        earlier: The plans of an earlier attempt at this round. A retry keeps their micro-batches and codecs of
+        earlier: The plans of an earlier attempt at this round. A retry keeps their micro-batches, slices and codecs of
             uploads, because others would change the result of the training. Lossy codecs of links are chosen anew,
             so with them a retry may end at other bits. Empty if there was none.
     """
@@ -126,10 +132,12 @@ def build_problem(
     clusters = []
     for index, cluster in enumerate(hosts.clusters):
         options, upload_codecs = _micro_batch_options(job), _upload_codecs(job)
+        slices = _slice_options(job)
         if earlier:
             options = (earlier[index].num_micro_batches,)
             kept = earlier[index].upload_codec or "fp32"
             upload_codecs = tuple(name for name in job.training.upload_codecs if name == kept)
+            slices = (earlier[index].num_slices or 1,)
         links = _links(cluster, hosts.edge_server, knowledge)
         on_radio = any(isinstance(link, RadioLink) for link in links.values())
         shared = schedule.channel_rate_bps
@@ -166,6 +174,7 @@ def build_problem(
                 previous=before,
                 step_seconds=knowledge.step_seconds.get(index, 0.0),
                 upload_codecs=upload_codecs or _upload_codecs(job),
+                slice_options=slices,
                 weight=1 / len(hosts.clusters),
             )
         )

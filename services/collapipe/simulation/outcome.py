@@ -98,7 +98,7 @@ def run_round(problem: RoundProblem, plans: RoundPlan, *, num_steps: int = 1) ->
             problem, cluster, plan
         )
         computes = [stage.compute_seconds for stage in predicted.stages]
-        bubble = bubble_ratio(plan.num_micro_batches, computes, mini_batch_seconds)
+        bubble = bubble_ratio(plan.num_parts, computes, mini_batch_seconds)
         moved = 0
         for stage, held in zip(plan.stages, run.peak_in_flight, strict=True):
             units = (stage.start_unit, stage.stop_unit)
@@ -106,8 +106,9 @@ def run_round(problem: RoundProblem, plans: RoundPlan, *, num_steps: int = 1) ->
             memory.setdefault(stage.host_id, cluster.hosts[stage.host_id].base_bytes)
             memory[stage.host_id] += problem.model.memory_bytes(
                 *units,
-                held,
+                math.ceil(held / plan.num_slices),
                 problem.mini_batch / plan.num_micro_batches,
+                num_slices=plan.num_slices,
                 recompute=stage.recompute,
             )
         clusters.append(ClusterOutcome(mini_batch_seconds, seconds, bubble, moved))
@@ -171,7 +172,11 @@ def _pipeline(
         backward = times.compute_seconds - forward - times.deferred_seconds
         stages.append(
             SimulatedStage(
-                forward, backward, stage.in_flight, stage.host_id, times.deferred_seconds
+                forward,
+                backward,
+                stage.in_flight * plan.num_slices,
+                stage.host_id,
+                times.deferred_seconds,
             )
         )
     links = tuple(
@@ -183,9 +188,9 @@ def _pipeline(
         )
         for (sender, receiver), times in zip(pairwise(plan.stages), predicted.links, strict=True)
     )
-    num_micro_batches = plan.num_micro_batches
+    num_parts = plan.num_parts
     if problem.update_per_micro_batch:  # Each micro-batch is then a mini-batch of its own.
-        num_micro_batches, num_steps = 1, num_steps * num_micro_batches
+        num_parts, num_steps = 1, num_steps * num_parts
     return SimulatedPipeline(
-        tuple(stages), links, num_micro_batches, num_steps, cluster.step_seconds
+        tuple(stages), links, num_parts, num_steps, cluster.step_seconds, plan.num_slices
     )

@@ -3,7 +3,8 @@
 This simulation checks the formula of docs/scheduling.md (5), so it shares no code with it. A stage chooses
 its next action by the rule of real stages (`collapipe.stage_runtime.action_order`): passes alternate as far
 as frames have arrived, and a stage never holds more forward micro-batches than its window. Deferred gradients of
-weights run when no frame can.
+weights run when no frame can. Where micro-batches are cut into slices, the slices count as micro-batches here, but the
+last stage runs the backward passes of a micro-batch only when all its slices went forward.
 """
 
 from collections import deque
@@ -52,9 +53,10 @@ class SimulatedPipeline:
 
     Args:
         stages: In order. The last stage runs each backward pass right after the forward pass.
-        num_micro_batches: Micro-batches of a mini-batch.
+        num_micro_batches: Micro-batches of a mini-batch, or slices of all of them.
         num_steps: Number of mini-batches, one after the other.
         step_seconds: Time of gradient clipping and the optimizer after each mini-batch.
+        num_slices: Slices of a micro-batch.
     """
 
     stages: Sequence[SimulatedStage]
@@ -62,6 +64,7 @@ class SimulatedPipeline:
     num_micro_batches: int
     num_steps: int = 1
     step_seconds: float = 0.0
+    num_slices: int = 1
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ _GRADIENT_ARRIVED, _ACTIVATION_ARRIVED, _ACTION_ENDED = range(3)
 """Kinds of events. Of events at the same time, arrivals come first, so that a stage knows them all when it chooses."""
 
 _FORWARD, _BACKWARD, _WEIGHTS = range(3)
-"""Actions of a stage. At a last stage, `_BACKWARD` is both passes."""
+"""Actions of a stage. At a last stage, `_BACKWARD` is both passes, or with slices the second one."""
 
 
 def simulate(pipelines: Sequence[SimulatedPipeline]) -> list[PipelineRun]:
@@ -100,6 +103,11 @@ def simulate(pipelines: Sequence[SimulatedPipeline]) -> list[PipelineRun]:
     # By processor of last stages: the nodes of waiting activations and of deferred gradients, in order.
     waiting = {stage.processor: deque[int]() for stage in stages}
     owed = {stage.processor: deque[int]() for stage in stages}
+    # By processor: the nodes of slices that went forward at a last stage, as soon as their micro-batch is complete.
+    returning = {stage.processor: deque[int]() for stage in stages}
+    num_forward = [0] * len(
+        nodes
+    )  # slices of the present micro-batch that went forward at a last stage
     is_processor_busy = dict.fromkeys(waiting, False)
     activations, gradients = [0] * len(nodes), [0] * len(nodes)  # arrived, and not yet used
     held, peaks, deferred = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)
@@ -126,6 +134,11 @@ def simulate(pipelines: Sequence[SimulatedPipeline]) -> list[PipelineRun]:
             activations[node] += 1
             if is_last[node]:
                 waiting[stage.processor].append(node)
+        elif action == _FORWARD and is_last[node]:
+            num_forward[node] += 1
+            if num_forward[node] == pipelines[owner[node]].num_slices:
+                returning[stage.processor].extend([node] * num_forward[node])
+                num_forward[node] = 0
         elif action == _FORWARD:
             end = max(now, link_free[2 * node]) + link.forward_seconds
             link_free[2 * node] = end
@@ -168,7 +181,10 @@ def simulate(pipelines: Sequence[SimulatedPipeline]) -> list[PipelineRun]:
                 is_processor_busy[processor] = False
             if is_processor_busy[processor]:
                 continue
-            if waiting[processor] and held[waiting[processor][0]] < (
+            if returning[processor]:
+                node = returning[processor].popleft()
+                action, seconds = _BACKWARD, stages[node].backward_seconds
+            elif waiting[processor] and held[waiting[processor][0]] < (
                 stages[waiting[processor][0]].in_flight
             ):
                 node = waiting[processor].popleft()
@@ -177,6 +193,8 @@ def simulate(pipelines: Sequence[SimulatedPipeline]) -> list[PipelineRun]:
                 held[node] += 1
                 peaks[node] = max(peaks[node], held[node])
                 action, seconds = _BACKWARD, stage.forward_seconds + stage.backward_seconds
+                if pipelines[owner[node]].num_slices > 1:
+                    action, seconds = _FORWARD, stage.forward_seconds
             elif owed[processor]:
                 node = waiting[processor][0] if waiting[processor] else owed[processor][0]
                 owed[processor].remove(node)

@@ -76,8 +76,8 @@ class StageWork:
         """Returns the work of the forward pass of a micro-batch or a slice.
 
         Each weight costs two operations for each token. The head works on as many tokens as there are labels.
-        Attention costs four operations for each value of a query and each pair of a token and one that it may
-        see. The tokens of a slice may see those of the slices before it and of its own.
+        Attention costs four operations for each value of a query and each pair of tokens of a sequence. Slices divide
+        these pairs among them: the later one of two tokens decides.
 
         Args:
             num_tokens: Tokens of a row in this pass. Without it, all that the attention mask covers.
@@ -85,7 +85,7 @@ class StageWork:
         batch, length = side["attention_mask"].shape
         tokens = length if num_tokens is None else num_tokens
         flops = _products(side, tokens, self._segment_weights, self._head_weights)
-        pairs = batch * tokens * length
+        pairs = batch * tokens * (2 * length - tokens)
         return Work(flops + 4.0 * self._num_attentions * pairs * self._attention_size)
 
     def generate(self, num_tokens: int, num_keys: int) -> Work:

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from collapipe.errors import InvalidInputError
+from collapipe.job import JobConfig
 from collapipe_client.job_files import (
     check_has_data,
     load_job,
@@ -145,3 +146,27 @@ def test_error_names_a_bad_job_file(tmp_path: Path, content: str, message: str) 
 def test_missing_job_file_points_to_the_presets(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"does not exist: .*--preset .*demo"):
         load_job(tmp_path / "job.toml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task.kind": "ner"}, "in a model for 'ner' tokens depend on later ones"),
+        ({"schedule.sequence_slices": [0, 2]}, "use numbers from 1 to task.max_length"),
+        ({"schedule.sequence_slices": [1, 9]}, "each slice of a row needs a token"),
+        ({"training.update_per": "micro_batch"}, "no plan can be predicted for both"),
+    ],
+    ids=str,
+)
+def test_slices_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    document: dict[str, Any] = {
+        "task": {"kind": "causal_lm", "max_length": 8},
+        "training": {},
+        "schedule": {"sequence_slices": [1, 4]},
+    }
+    assert JobConfig.from_dict(document, "job.toml").schedule.sequence_slices == [1, 4]
+    for key, value in changes.items():
+        section, name = key.split(".")
+        document[section][name] = value
+    with pytest.raises(InvalidInputError, match=message):
+        JobConfig.from_dict(document, "job.toml")

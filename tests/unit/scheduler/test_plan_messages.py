@@ -11,6 +11,17 @@ from .jobs import SIZES, hosts, job, knowledge
 _STAGES = (StagePlan("device-0", 0, 7, 1), StagePlan("edge-server", 7, 8, 1))
 
 
+def test_message_has_the_slices_of_a_plan_and_none_for_whole_rows() -> None:
+    problem = build_problem(job(), SIZES, hosts(), knowledge(hosts()), round_index=0)
+    plan = ClusterPlan(_STAGES, 1, (LinkPlan(),))
+    addresses = {stage.host_id: "" for stage in _STAGES}
+    (whole,), (cut,) = (
+        to_messages(addresses, problem, (replace(plan, num_slices=s),)) for s in (1, 4)
+    )
+    assert (whole.num_slices, cut.num_slices) == (0, 4)
+    assert whole.plan_id != cut.plan_id
+
+
 def test_message_has_the_uploads_of_a_plan_and_its_identity_depends_on_them() -> None:
     problem = build_problem(job(), SIZES, hosts(), knowledge(hosts()), round_index=0)
     plan = ClusterPlan(_STAGES, 1, (LinkPlan(),))

@@ -5,9 +5,11 @@ import pytest
 
 from collapipe.allocation import ClusterPlan, LinkPlan, StagePlan
 from collapipe.allocation.round_model.weights_transfer import moved_states
+from collapipe.job import JobConfig
 from collapipe.radio_rate import radio_rate_bps
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import blocks_beyond_devices, build_problem
+from collapipe.v1 import plan_pb2
 
 from .jobs import SIZES, hosts, job, knowledge
 
@@ -149,3 +151,24 @@ def test_blocks_run_beyond_devices_only_where_the_hosts_give_memory() -> None:
     assert blocks_beyond_devices(job(), taking_part) == (True, True)
     assert blocks_beyond_devices(job(paper_placement=True), taking_part) == (False, False)
     assert blocks_beyond_devices(job(strategy="pipeline"), taking_part) == (False, False)
+
+
+def test_slices_are_those_of_the_job_and_a_retry_keeps_those_of_the_plan() -> None:
+    taking_part = hosts()
+    document = job().model_dump()
+    document["task"]["kind"] = "causal_lm"
+    document["schedule"]["sequence_slices"] = [2, 4, 2, 1]
+
+    def options(strategy: str, earlier: tuple[plan_pb2.Plan, ...] = ()) -> tuple[int, ...]:
+        document["schedule"]["strategy"] = strategy
+        config = JobConfig.model_validate(document)
+        problem = build_problem(
+            config, SIZES, taking_part, knowledge(taking_part), round_index=0, earlier=earlier
+        )
+        return problem.clusters[0].slice_options
+
+    assert options("dssra") == (2, 4, 1)
+    assert options("pipeline") == (2,)
+    for recorded, kept in ((0, 1), (4, 4)):
+        earlier = plan_pb2.Plan(num_micro_batches=4, num_slices=recorded)
+        assert options("dssra", (earlier,)) == (kept,)

@@ -327,15 +327,15 @@ def test_stash_counts_keys_and_values_with_their_gradients(make_adapter: MakeAda
     assert kept[4] - kept[1] <= layers * 2 * activation * ((4 - 1) / 2 + 2)
 
 
-def test_work_of_slices_leaves_out_later_tokens(make_adapter: MakeAdapter) -> None:
+def test_work_of_slices_adds_up_to_that_of_whole_rows_and_grows(make_adapter: MakeAdapter) -> None:
     adapter, batch = make_adapter("gpt2"), make_batch(0, padded=False)
     work = StageWork([adapter.build_unit(1)], 16)
     parts = [
         work.forward(part, part["input_ids"].shape[1]).flops for part in cut_into_slices(batch, 3)
     ]
     attention = 4.0 * 3 * LENGTH**2 * 16
-    assert sum(parts) == pytest.approx(work.forward(batch).flops - attention * (3 - 1) / (2 * 3))
-    assert parts[1] - parts[0] == pytest.approx(attention / 9)
+    assert sum(parts) == pytest.approx(work.forward(batch).flops)
+    assert parts[1] - parts[0] == parts[2] - parts[1] == pytest.approx(2 * attention / 9)
 
 
 # --- cutting and failures

@@ -44,14 +44,17 @@ def classical_window(problem: RoundProblem, num_micro_batches: int, num_segments
     return min(num_micro_batches, problem.in_flight_limit or num_segments + 1)
 
 
-def window_slack(deferred_seconds: float) -> int:
-    """Returns the micro-batches that a window gets beyond its need, for a stage that defers so much of each."""
-    return WINDOW_SLACK + (_DEFERRED_SLACK if deferred_seconds else 0)
+def window_slack(deferred_seconds: float, num_slices: int = 1) -> int:
+    """Returns the micro-batches that a window gets beyond its need, for a stage that defers so much of each.
+
+    With slices, it gets as many slices, rounded up to micro-batches.
+    """
+    return math.ceil((WINDOW_SLACK + (_DEFERRED_SLACK if deferred_seconds else 0)) / num_slices)
 
 
 def widen_windows(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan) -> ClusterPlan:
     """Widens each window to the need of its latency loop and the slack, as far as memory and the job allow."""
-    size = problem.mini_batch / plan.num_micro_batches
+    size, num_slices = problem.mini_batch / plan.num_parts, plan.num_slices
     computes = stage_seconds(problem, cluster, plan)
     # A link of token ids counts as if it carried activations. Its window may then be larger than needed.
     links = [
@@ -67,11 +70,13 @@ def widen_windows(problem: RoundProblem, cluster: ClusterProblem, plan: ClusterP
     deferred = deferred_seconds(problem, cluster, plan)
     for k, loop in enumerate(latency_loops(computes, deferred, links)[:-1]):
         stage, host = stages[k], cluster.hosts[stages[k].host_id]
-        needed = math.ceil(loop / bottleneck - _ROUNDING) if is_measured else stage.in_flight
-        roomy = min(limit, needed + window_slack(deferred[k]))
+        needed = stage.in_flight
+        if is_measured:  # in micro-batches: the inverse of `parts_in_window`
+            needed = 1 + math.ceil((math.ceil(loop / bottleneck - _ROUNDING) - 1) / num_slices)
+        roomy = min(limit, needed + window_slack(deferred[k], num_slices))
         for window in range(roomy, stage.in_flight, -1):
             widened = replace(stage, in_flight=window)
-            memory = stage_memory_bytes(problem, host, widened, plan.num_micro_batches)
+            memory = stage_memory_bytes(problem, host, widened, plan.num_micro_batches, num_slices)
             if host.memory_bytes is None or memory <= host.memory_bytes:
                 stages[k] = widened
                 break

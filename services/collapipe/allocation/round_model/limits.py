@@ -32,6 +32,10 @@ def violations(problem: RoundProblem, plans: RoundPlan) -> list[str]:
                 f"cluster {index} has {plan.num_micro_batches} micro-batches: allowed are "
                 f"{cluster.micro_batch_options}"
             )
+        if plan.num_slices not in cluster.slice_options:
+            found.append(
+                f"cluster {index} has {plan.num_slices} slices: allowed are {cluster.slice_options}"
+            )
         found += [
             f"{stage.host_id} recomputes: stages with the head never do, and others only if the job allows it"
             for stage in plan.stages

@@ -33,10 +33,9 @@ class StagePrediction:
     """One stage.
 
     Args:
-        compute_seconds: Time of one micro-batch, forward and backward: c_k of (2).
+        compute_seconds: Time of one micro-batch, or of one slice of it, forward and backward: c_k of (2).
         deferred_seconds: The part of it that other stages do not wait for: d_k of (4).
-        window_seconds: R_k / w_k of (4): the time of a micro-batch if the window limits the stage. 0 if it
-            cannot.
+        window_seconds: The time of a micro-batch or a slice if the window of (4) limits the stage. 0 if it cannot.
         memory_bytes: Memory of the host for this stage, its `base_bytes` included: (10).
         energy_joules: Energy of a round for computing and sending: (8), (9).
     """
@@ -51,7 +50,7 @@ class StagePrediction:
 
 @dataclass(frozen=True)
 class LinkPrediction:
-    """One link, in seconds for one micro-batch: (3). `load_seconds` is the time for which the link is busy."""
+    """One link, in seconds for one micro-batch or slice: (3). `load_seconds` is the time for which the link is busy."""
 
     forward_seconds: float
     backward_seconds: float
@@ -70,7 +69,7 @@ class ClusterPrediction:
 
     Args:
         stages, links: In pipeline order. Link i leads from stage i to stage i + 1.
-        bottleneck_seconds: Time between two micro-batches in the steady state: the maximum of (5).
+        bottleneck_seconds: Time between two micro-batches, or two slices, in the steady state: the maximum of (5).
         bottleneck: Name of the part that limits: "stage 2", "link 1", "window 0" or "edge server".
         mini_batch_seconds: T_n of (5).
         push_seconds, fetch_seconds: T_push and T_fetch of (6).
@@ -199,11 +198,11 @@ def convergence_term(problem: RoundProblem, plans: RoundPlan) -> float:
 def stage_seconds(
     problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan, *, recompute: bool = True
 ) -> list[float]:
-    """Returns the time of one micro-batch on each stage, forward and backward: c_k of (2).
+    """Returns the time of one micro-batch, or of one slice of it, on each stage, forward and backward: c_k of (2).
 
     Without `recompute`, it leaves out that forward passes are repeated.
     """
-    hosts, size = cluster.hosts, problem.mini_batch / plan.num_micro_batches
+    hosts, size = cluster.hosts, problem.mini_batch / plan.num_parts
     return [
         (host := hosts[stage.host_id]).compute_seconds(
             size,
@@ -238,6 +237,7 @@ def link_seconds(
     *,
     carries_activations: bool = True,
     carries_gradients: bool = True,
+    takes_turns: bool = False,
 ) -> LinkPrediction:
     """Returns the times of the link between two neighbouring stages: (3).
 
@@ -247,6 +247,7 @@ def link_seconds(
             not counted.
         carries_gradients: False if no unit of the sender or before it is trained. The receiver then sends back frames
             without a tensor.
+        takes_turns: See `ClusterPlan.takes_turns`.
     """
     there = cluster.links.get((sender, receiver))
     back = cluster.links.get((receiver, sender))
@@ -260,8 +261,8 @@ def link_seconds(
     backward = 0.0
     if carries_gradients:
         backward = transfer_seconds(bits, back.rate_bps(plan.share, plan.backward_watts)) + coding
-    half_duplex = isinstance(there, RadioLink)
-    load = forward + backward if half_duplex else max(forward, backward)
+    adds_up = takes_turns or isinstance(there, RadioLink)
+    load = forward + backward if adds_up else max(forward, backward)
     return LinkPrediction(forward, backward, there.round_trip_seconds, load)
 
 
@@ -284,13 +285,30 @@ def latency_loops(
     return loops
 
 
+def parts_in_window(in_flight: int, num_slices: int) -> int:
+    """Returns w_k of (4) in parts: a stage begins a part only if its window has room for one.
+
+    It holds the first slice of a micro-batch until all others have followed it forward and back.
+    """
+    return (in_flight - 1) * num_slices + 1
+
+
 def stage_memory_bytes(
-    problem: RoundProblem, host: Host, stage: StagePlan, num_micro_batches: int
+    problem: RoundProblem,
+    host: Host,
+    stage: StagePlan,
+    num_micro_batches: int,
+    num_slices: int = 1,
 ) -> float:
     """Returns the memory of a host for a stage with a full window, its `base_bytes` included: (10)."""
     size = problem.mini_batch / num_micro_batches
     return host.base_bytes + problem.model.memory_bytes(
-        stage.start_unit, stage.stop_unit, stage.in_flight, size, recompute=stage.recompute
+        stage.start_unit,
+        stage.stop_unit,
+        stage.in_flight,
+        size,
+        num_slices=num_slices,
+        recompute=stage.recompute,
     )
 
 
@@ -304,30 +322,28 @@ def other_edge_seconds(problem: RoundProblem, plans: Sequence[ClusterPlan]) -> l
     for cluster, plan in zip(problem.clusters, plans, strict=True):
         host, last = cluster.edge_server, plan.stages[-1]
         work = problem.model.work(last.start_unit, last.stop_unit, host.end_unit_work)
-        size = problem.mini_batch / plan.num_micro_batches
-        seconds = plan.num_micro_batches * host.compute_seconds(size, work)
+        size = problem.mini_batch / plan.num_parts
+        seconds = plan.num_parts * host.compute_seconds(size, work)
         own.append(seconds if last.host_id == host.host_id else None)
     users = [seconds for seconds in own if seconds is not None]
     # With few clusters, a difference would round where a sum does not.
     return [0.0 if seconds is None else math.fsum((*users, -seconds)) for seconds in own]
 
 
-def bubble_ratio(
-    num_micro_batches: int, computes: Sequence[float], mini_batch_seconds: float
-) -> float:
+def bubble_ratio(num_parts: int, computes: Sequence[float], mini_batch_seconds: float) -> float:
     """Returns the share of a mini-batch in which the average stage is idle: (7).
 
-    `computes` has the time of one micro-batch on each stage.
+    `computes` has the time of one of its parts on each stage.
     """
     if not mini_batch_seconds or not math.isfinite(mini_batch_seconds):
         return 1.0
-    return 1.0 - num_micro_batches * sum(computes) / (len(computes) * mini_batch_seconds)
+    return 1.0 - num_parts * sum(computes) / (len(computes) * mini_batch_seconds)
 
 
 def _predict_cluster(
     problem: RoundProblem, cluster: ClusterProblem, plan: ClusterPlan, others: float
 ) -> ClusterPrediction:
-    num_micro_batches = plan.num_micro_batches
+    num_parts = plan.num_parts
     computes = stage_seconds(problem, cluster, plan)
     links = [
         link_seconds(
@@ -336,29 +352,32 @@ def _predict_cluster(
             plan.stages[i].host_id,
             plan.stages[i + 1].host_id,
             link,
-            problem.mini_batch / num_micro_batches,
+            problem.mini_batch / num_parts,
             carries_activations=plan.stages[i].stop_unit > 0,
             carries_gradients=plan.stages[i].stop_unit > problem.model.first_trained_unit,
+            takes_turns=plan.takes_turns,
         )
         for i, link in enumerate(plan.links)
     ]
     deferred = deferred_seconds(problem, cluster, plan)
     loops = latency_loops(computes, deferred, links)
-    most_in_flight = 1 if problem.update_per_micro_batch else num_micro_batches
+    most_in_flight = 1 if problem.update_per_micro_batch else plan.num_micro_batches
     windows = [
-        loop / stage.in_flight if stage.in_flight < most_in_flight else 0.0
+        loop / parts_in_window(stage.in_flight, plan.num_slices)
+        if stage.in_flight < most_in_flight
+        else 0.0
         for stage, loop in zip(plan.stages, loops, strict=True)
     ]
     candidates = [(seconds, f"stage {k}") for k, seconds in enumerate(computes)]
     candidates += [(link.load_seconds, f"link {k}") for k, link in enumerate(links)]
     candidates += [(seconds, f"window {k}") for k, seconds in enumerate(windows)]
-    if others and num_micro_batches > 1:
-        candidates.append((computes[-1] + others / (num_micro_batches - 1), "edge server"))
+    if others and num_parts > 1:
+        candidates.append((computes[-1] + others / (num_parts - 1), "edge server"))
     bottleneck, name = max(candidates, key=lambda candidate: candidate[0])
     if problem.update_per_micro_batch:
-        mini_batch_seconds = num_micro_batches * (loops[0] + cluster.step_seconds)
+        mini_batch_seconds = num_parts * (loops[0] + cluster.step_seconds)
     else:
-        rest = (num_micro_batches - 1) * bottleneck if num_micro_batches > 1 else others
+        rest = (num_parts - 1) * bottleneck if num_parts > 1 else others
         mini_batch_seconds = loops[0] + rest + cluster.step_seconds
     hosts, weights = cluster.hosts, WeightsSeconds(0.0, 0.0, 0.0)
     for stage in plan.stages:
@@ -383,7 +402,7 @@ def _predict_cluster(
         weights.fetch,
         weights.migrate,
         round_seconds,
-        bubble_ratio(num_micro_batches, computes, mini_batch_seconds),
+        bubble_ratio(num_parts, computes, mini_batch_seconds),
     )
 
 
@@ -397,7 +416,7 @@ def _predict_stages(
     links: Sequence[LinkPrediction],
     pushes: Sequence[tuple[float, float]],
 ) -> tuple[StagePrediction, ...]:
-    hosts, passes = cluster.hosts, problem.local_steps * plan.num_micro_batches
+    hosts, passes = cluster.hosts, problem.local_steps * plan.num_parts
     stages = []
     for k, stage in enumerate(plan.stages):
         host = hosts[stage.host_id]
@@ -407,7 +426,7 @@ def _predict_stages(
             joules += plan.links[k].forward_watts * links[k].forward_seconds
         if k > 0 and plan.links[k - 1].backward_watts:
             joules += plan.links[k - 1].backward_watts * links[k - 1].backward_seconds
-        memory = stage_memory_bytes(problem, host, stage, plan.num_micro_batches)
+        memory = stage_memory_bytes(problem, host, stage, plan.num_micro_batches, plan.num_slices)
         joules *= passes
         push_seconds, push_watts = pushes[k]
         if push_watts:

@@ -213,8 +213,13 @@ class ClusterPlan:
 
     @property
     def num_parts(self) -> int:
-        """The number of parts of a mini-batch that follow each other through the pipeline: M S."""
+        """The number of parts of a mini-batch that follow each other through the pipeline: P = M S."""
         return self.num_micro_batches * self.num_slices
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a link carries all activations before all gradients: those of the slices of one micro-batch."""
+        return self.num_micro_batches == 1 < self.num_slices
 
     @property
     def segments(self) -> dict[str, Segment]:
@@ -347,6 +352,16 @@ class ModelCost:
             [share.stash for share in self.pattern],
         )
 
+    def slice_bytes(self, start_unit: int, stop_unit: int, num_slices: int) -> float:
+        """Returns the most that the slices of one sample keep beyond its stash: kappa of (10).
+
+        Each slice keeps the keys and values of the slices before it. Each but the last also keeps its own once more, and
+        their gradients. Keys and values together have at most the size of two activations in each layer.
+        """
+        blocks = max(0, min(stop_unit, self.num_blocks + 1) - max(start_unit, 1))
+        per_layer = 2 * self.activation_bytes * (num_slices - 1) * (1 / 2 + 2 / num_slices)
+        return blocks / self.period * per_layer
+
     def memory_bytes(
         self,
         start_unit: int,
@@ -354,6 +369,7 @@ class ModelCost:
         in_flight: int,
         micro_batch_size: float,
         *,
+        num_slices: int = 1,
         recompute: bool = False,
     ) -> float:
         """Returns the memory of a stage with a full window: (10) without the base.
@@ -361,6 +377,7 @@ class ModelCost:
         For each micro-batch of the window, the queues hold one waiting activation and one outgoing gradient.
         """
         stash = self.stash_bytes(start_unit, stop_unit)
+        stash += self.slice_bytes(start_unit, stop_unit, num_slices)
         kept = in_flight * self.activation_bytes + stash if recompute else in_flight * stash
         queues = 2 * in_flight * self.activation_bytes
         return self.state_bytes(start_unit, stop_unit) + micro_batch_size * (kept + queues)
@@ -410,6 +427,7 @@ class ClusterProblem:
         edge_server: Runs the head. All clusters share this host.
         links: By (sender, receiver). Two hosts without a link cannot be neighbours in the pipeline.
         micro_batch_options: Values that M may take, ascending. Each divides the mini-batch.
+        slice_options: Values that S may take. Every strategy but `dssra` uses the first.
         channel: Name of the channel that its links share. `None` if they share none.
         previous: The plan of the previous round. `None` in the first round.
         step_seconds: Time of gradient clipping and the optimizer in one step: T_step of (5).
@@ -427,6 +445,7 @@ class ClusterProblem:
     previous: ClusterPlan | None = None
     step_seconds: float = 0.0
     upload_codecs: tuple[UploadCodecName, ...] = ("fp32",)
+    slice_options: tuple[int, ...] = (1,)
     weight: float = 1.0
     loss_probability: float = 0.0
 

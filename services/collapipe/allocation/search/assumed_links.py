@@ -152,7 +152,7 @@ def with_bandwidth_charged(
             loop_price = max(prices.round_seconds[n], _LEAST_LOOP_PRICE * second_price)
             loop_price *= problem.local_steps
             if problem.update_per_micro_batch:
-                loop_price *= allocation.plans[n].num_micro_batches
+                loop_price *= allocation.plans[n].num_parts
             seconds_per_share = prices.channels[cluster.channel] / loop_price
             links = dict(cluster.links)
             for pair, link in assumed.items():
@@ -233,8 +233,8 @@ def _cheapest_links(
     ]
     full_price = problem.penalty_weight / problem.reference_seconds * problem.local_steps
     second_price = max(sum(link_prices) / len(link_prices), _LEAST_LINK_PRICE * full_price)
-    passes = problem.local_steps * plan.num_micro_batches
-    bits = 8 * problem.mini_batch / plan.num_micro_batches * problem.model.activation_bytes
+    passes = problem.local_steps * plan.num_parts
+    bits = 8 * problem.mini_batch / plan.num_parts * problem.model.activation_bytes
     bits *= min(CODECS[link.codec].bytes_ratio for link in plan.links)
     shares = total * _SHARES
     cost = np.tile(hertz_price * shares, (len(pairs), 1))

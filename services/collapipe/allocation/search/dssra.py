@@ -144,7 +144,7 @@ class _Search:
         """
         placement = tuple(
             (
-                plan.num_micro_batches,
+                (plan.num_micro_batches, plan.num_slices),
                 tuple(replace(stage, in_flight=0) for stage in plan.stages),
                 tuple(link.codec for link in plan.links),
                 plan.upload_codec,

@@ -31,7 +31,12 @@ def why_infeasible(problem: RoundProblem, assumed_links: Sequence[AssumedLinks])
             (edge_server, num_blocks + 1, num_blocks + 2, False),
         ):
             need = host.base_bytes + problem.model.memory_bytes(
-                first, last, 1, problem.mini_batch / most, recompute=recompute
+                first,
+                last,
+                1,
+                problem.mini_batch / most,
+                num_slices=min(cluster.slice_options),
+                recompute=recompute,
             )
             if host.memory_bytes is not None and need > host.memory_bytes:
                 return _too_small(index, host, need, most)
@@ -91,7 +96,14 @@ def _no_room(
         for device, blocks in zip(cluster.devices, held[row], strict=True)
     )
     size = problem.mini_batch / int(costs.num_micro_batches[row])
-    block = problem.model.memory_bytes(1, 2, 1, size, recompute=problem.recomputes_by_default)
+    block = problem.model.memory_bytes(
+        1,
+        2,
+        1,
+        size,
+        num_slices=int(costs.num_slices[row]),
+        recompute=problem.recomputes_by_default,
+    )
     return (
         f"cluster {index}: the {len(cluster.devices)} devices can hold {held[row].sum()} of "
         f"{problem.model.num_blocks} blocks with one of {costs.num_micro_batches[row]} micro-batches in flight ({each}); one block "

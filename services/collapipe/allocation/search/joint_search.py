@@ -159,7 +159,9 @@ def _known_fronts(
         cluster, predicted = problem.clusters[n], prediction.clusters[n]
         codec = cluster.upload_codecs.index(plan.upload_codec)
         rows = np.flatnonzero(
-            (costs.num_micro_batches == plan.num_micro_batches) & (costs.upload_codec == codec)
+            (costs.num_micro_batches == plan.num_micro_batches)
+            & (costs.num_slices == plan.num_slices)
+            & (costs.upload_codec == codec)
         )
         if not len(rows):
             return None
@@ -170,7 +172,7 @@ def _known_fronts(
         )
         delay_cost = problem.penalty_weight / problem.reference_seconds * predicted.round_seconds
         delay_cost -= costs.bottleneck_price[row] * predicted.bottleneck_seconds
-        if plan.num_micro_batches == 1:
+        if plan.num_parts == 1:
             delay_cost -= costs.load_price[row] * others[n]
         fronts.append(front_of_known_plan(costs, plan, row, float(delay_cost), bottleneck))
     return fronts

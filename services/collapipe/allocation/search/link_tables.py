@@ -11,7 +11,7 @@ from collapipe.allocation.round_model.problem import (
     RadioLink,
     RoundProblem,
 )
-from collapipe.allocation.search.arrays import Floats
+from collapipe.allocation.search.arrays import Bools, Floats
 from collapipe.codec_table import CODECS
 
 AssumedLinks = Mapping[tuple[str, str], LinkPlan]
@@ -35,12 +35,14 @@ def link_tables(
     problem: RoundProblem,
     cluster: ClusterProblem,
     assumed: AssumedLinks,
-    micro_batch_size: Floats,
+    part_size: Floats,
     passes: Floats,
+    takes_turns: Bools,
 ) -> LinkTables:
     """Tabulates the links of a cluster.
 
-    `micro_batch_size` (m) is in samples, and `passes` (m) is the number of micro-batches in a round.
+    `part_size` (m) is in samples, `passes` (m) is the number of parts in a round, and `takes_turns` (m) is that of
+    `ClusterPlan`.
     """
     ids = [device.host_id for device in cluster.devices]
     senders, receivers = [*ids, cluster.control_unit.host_id], [*ids, cluster.edge_server.host_id]
@@ -64,7 +66,7 @@ def link_tables(
             joule_rates[0, i, j] = hosts[sender].joule_weight * link.forward_watts
             joule_rates[1, i, j] = hosts[receiver].joule_weight * link.backward_watts
     codecs = [CODECS[name] for name in problem.codecs]
-    raw_bytes = micro_batch_size[:, None] * problem.model.activation_bytes
+    raw_bytes = part_size[:, None] * problem.model.activation_bytes
     coding = raw_bytes * np.array([codec.seconds_per_byte for codec in codecs])
     bits = 8 * raw_bytes * np.array([codec.bytes_ratio for codec in codecs])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -73,7 +75,8 @@ def link_tables(
     each_way = sending + coding[None, :, None, None, :]
     works = exists[None, :, :, None] & np.all(np.isfinite(each_way), axis=0)
     forward, backward = np.where(works, each_way, 0.0)
-    load = np.where(duplex[None, :, :, None], np.maximum(forward, backward), forward + backward)
+    both = duplex[None, :, :, None] & ~takes_turns[:, None, None, None]
+    load = np.where(both, np.maximum(forward, backward), forward + backward)
     joules = joule_rates[0][:, :, None] * forward + joule_rates[1][:, :, None] * backward
     energy_cost = passes[:, None, None, None] * joules
     error = np.zeros(len(codecs))

@@ -139,7 +139,12 @@ def _largest_window(
         room = host.memory_bytes - host.base_bytes
         while window > 1 and (
             problem.model.memory_bytes(
-                stage.start_unit, stage.stop_unit, window, size, recompute=stage.recompute
+                stage.start_unit,
+                stage.stop_unit,
+                window,
+                size,
+                num_slices=plan.num_slices,
+                recompute=stage.recompute,
             )
             > room
         ):

@@ -2,7 +2,7 @@
 
 The arrays follow the model of `round_model.prediction`. They have these axes:
 
-- m: a row, which has one number of micro-batches M and one codec of uploads;
+- m: a row, which has one number of micro-batches M, one number of slices S, and one codec of uploads;
 - k: a device;
 - d: a number of blocks, from 0 on;
 - p: the first block of a segment, modulo the period with which costs repeat: see `ModelCost.pattern`;
@@ -44,8 +44,8 @@ class EndStage:
     """The first or the last stage of a cluster, for each number of blocks that it runs. All axes are (m, d).
 
     Args:
-        seconds: Compute time of a micro-batch; infinite where the stage does not fit.
-        window: Largest window that memory and the limit allow; 0 where the stage does not fit.
+        seconds: Compute time of a part, which is a micro-batch or a slice; infinite where the stage does not fit.
+        window: Largest window that memory and the limit allow, as `parts_in_window`; 0 where the stage does not fit.
         delay_cost, summed_cost: See `ClusterCosts`; 0 where the stage does not fit.
     """
 
@@ -76,7 +76,8 @@ class ClusterCosts:
     Both have the unit of the objective. A *price* is a cost for each second.
 
     Args:
-        num_micro_batches: M of each row. A row is left out if its first or last stage does not fit. (m)
+        num_micro_batches, num_slices: M and S of each row. A row is left out if its first or last stage does not fit.
+            (m)
         upload_codec: Index into the cluster's `upload_codecs`. (m)
         max_in_flight: Windows of this size never starve a stage. (m)
         loop_price: Price of the latency loop of a mini-batch. (m)
@@ -88,10 +89,11 @@ class ClusterCosts:
         head_bytes: Least memory of the last stage, without the base of its host. (m, d)
         convergence_term: The cluster's part of (11), without the errors of the links' codecs. (m)
         compute: Seconds of a segment; infinite where it does not fit. (m, k, p, d, c)
-        window: Largest window that memory and the limit allow; 0 where the segment does not fit. (m, k, p, d, c)
+        window: Largest window that memory and the limit allow, as `parts_in_window`; 0 where the segment does not fit.
+            (m, k, p, d, c)
         segment_delay_cost, segment_summed_cost: Costs of computing a segment. (m, k, p, d, c)
         move_delay_cost: Cost of pushing, fetching and moving blocks s to e. (m, k, s, e)
-        link_load: Seconds for which a micro-batch occupies a link; infinite where there is no link. The axes
+        link_load: Seconds for which a part occupies a link; infinite where there is no link. The axes
             of all link tables are (m, sender, receiver, codec).
         link_loop: Seconds that the link adds to the latency loop.
         link_error: Part of the convergence term; 0 if that term has no limit.
@@ -101,6 +103,7 @@ class ClusterCosts:
     """
 
     num_micro_batches: Ints
+    num_slices: Ints
     upload_codec: Ints
     max_in_flight: Ints
     loop_price: Floats
@@ -131,6 +134,10 @@ class ClusterCosts:
         return len(self.num_micro_batches)
 
     @property
+    def num_parts(self) -> Ints:
+        return np.asarray(self.num_micro_batches * self.num_slices)
+
+    @property
     def num_devices(self) -> int:
         return int(self.compute.shape[1])
 
@@ -141,11 +148,11 @@ class ClusterCosts:
     @property
     def head_load(self) -> Floats:
         """Seconds of the edge server's processor that the cluster needs for a mini-batch. (m, d)"""
-        return np.asarray(self.num_micro_batches[:, None] * self.last.seconds)
+        return np.asarray(self.num_parts[:, None] * self.last.seconds)
 
     def edge_bottleneck(self, other_load: float) -> Floats:
-        """Returns the bottleneck that the edge server's load by other clusters causes, if M > 1. (m, d)"""
-        following = np.maximum(self.num_micro_batches - 1, 1)[:, None]
+        """Returns the bottleneck that the edge server's load by other clusters causes, if M S > 1. (m, d)"""
+        following = np.maximum(self.num_parts - 1, 1)[:, None]
         return np.asarray(self.last.seconds + other_load / following)
 
     def rows(self, chosen: Sequence[int] | npt.NDArray[np.intp]) -> "ClusterCosts":
@@ -217,7 +224,7 @@ def largest_windows(
 def cluster_costs(
     problem: RoundProblem, cluster: ClusterProblem, assumed: AssumedLinks, *, one_cluster: bool
 ) -> ClusterCosts:
-    """Tabulates one cluster, with a row for each M and each codec of uploads.
+    """Tabulates one cluster, with a row for each M, each S and each codec of uploads.
 
     There is no row for an M whose first or last stage does not fit, so there may be none.
 
@@ -226,15 +233,17 @@ def cluster_costs(
     """
     model, num_blocks = problem.model, problem.model.num_blocks
     devices = cluster.devices
-    options, codecs = cluster.micro_batch_options, _useful_upload_codecs(problem, cluster)
-    num_micro_batches = np.tile(np.array(options, np.int64), len(codecs))
+    options = list(itertools.product(cluster.micro_batch_options, cluster.slice_options))
+    codecs = _useful_upload_codecs(problem, cluster)
+    num_micro_batches, num_slices = np.tile(np.array(options, np.int64).T, len(codecs))
     upload_codec = np.repeat(np.array(codecs, np.int64), len(options))
-    size = problem.mini_batch / num_micro_batches
+    num_parts = num_micro_batches * num_slices
+    micro_batch_size, size = problem.mini_batch / num_micro_batches, problem.mini_batch / num_parts
     flushes = problem.update_per_micro_batch
     max_in_flight = np.ones_like(num_micro_batches) if flushes else num_micro_batches
-    passes = (problem.local_steps * num_micro_batches).astype(float)
+    passes = (problem.local_steps * num_parts).astype(float)
     second_price = problem.penalty_weight / problem.reference_seconds
-    loops, repeats = (num_micro_batches, 0) if flushes else (1, num_micro_batches - 1)
+    loops, repeats = (num_parts, 0) if flushes else (1, num_parts - 1)
     ones = np.ones(len(num_micro_batches))
     loop_price: Floats = second_price * problem.local_steps * (loops * ones)
     bottleneck_price: Floats = second_price * problem.local_steps * (repeats * ones)
@@ -271,6 +280,24 @@ def cluster_costs(
         sending = [[transfer_seconds(each, host.push_bps) for each in row] for row in bits]
         return price * np.repeat(sending, len(options), axis=0)
 
+    def in_parts(windows: Ints) -> Ints:
+        """Converts windows (m, ...) as `parts_in_window` does. 0 stays 0."""
+        slices = num_slices.reshape(-1, *([1] * (windows.ndim - 1)))
+        return np.where(windows > 0, (windows - 1) * slices + 1, 0)
+
+    def stash_with_slices(ranges: Sequence[tuple[int, int]]) -> Floats:
+        """Returns the stash of each range of units for each row: (m, d)."""
+        stash = [model.stash_bytes(*units) for units in ranges]
+        return np.array(
+            [
+                [
+                    bytes_ + model.slice_bytes(*units, s)
+                    for bytes_, units in zip(stash, ranges, strict=True)
+                ]
+                for s in num_slices
+            ]
+        )
+
     def end_stage(
         host: Host,
         ranges: Sequence[tuple[int, int]],
@@ -283,15 +310,16 @@ def cluster_costs(
 
         `waited` is the share of its compute time that other stages wait for: 1 - d_k / c_k of (4).
         """
-        stash = [model.stash_bytes(*units) for units in ranges]
-        windows = largest_windows(
-            problem,
-            host,
-            np.array([model.state_bytes(*units) for units in ranges]),
-            np.array(stash),
-            size[:, None],
-            max_in_flight[:, None],
-            recompute=recompute,
+        windows = in_parts(
+            largest_windows(
+                problem,
+                host,
+                np.array([model.state_bytes(*units) for units in ranges]),
+                stash_with_slices(ranges),
+                micro_batch_size[:, None],
+                max_in_flight[:, None],
+                recompute=recompute,
+            )
         )
         work = [model.work(*units, host.end_unit_work) for units in ranges]
         seconds = np.array(
@@ -332,10 +360,11 @@ def cluster_costs(
     # Segments of each number of blocks, which start at each block of the pattern as far as the model has room.
     starts = [np.minimum(start, num_blocks - blocks[1:]) + 1 for start in range(model.period)]
     ranges = [list(zip(start, start + blocks[1:], strict=True)) for start in starts]
-    state, stash, work = (
+    state, work = (
         np.array([[cost(*units) for units in listed] for listed in ranges])
-        for cost in (model.state_bytes, model.stash_bytes, model.work)
+        for cost in (model.state_bytes, model.work)
     )
+    stash = np.stack([stash_with_slices(listed) for listed in ranges], axis=1)
     recomputes = problem.recompute_options
     shape = (len(num_micro_batches), len(devices), model.period, num_blocks + 1, len(recomputes))
     compute, windows = np.full(shape, np.inf), np.zeros(shape, np.int64)
@@ -343,14 +372,16 @@ def cluster_costs(
     for k, c in itertools.product(np.flatnonzero(reachable), range(len(recomputes))):
         device, factor = devices[k], RECOMPUTED_WORK if recomputes[c] else 1.0
         window = windows[:, k, :, :, c]
-        window[..., 1:] = largest_windows(
-            problem,
-            device,
-            state,
-            stash,
-            size[:, None, None],
-            max_in_flight[:, None, None],
-            recompute=recomputes[c],
+        window[..., 1:] = in_parts(
+            largest_windows(
+                problem,
+                device,
+                state,
+                stash,
+                micro_batch_size[:, None, None],
+                max_in_flight[:, None, None],
+                recompute=recomputes[c],
+            )
         )
         block_seconds = device.seconds_per_sample * np.pad(work, ((0, 0), (1, 0)))
         varying = size[:, None, None] * block_seconds
@@ -364,7 +395,8 @@ def cluster_costs(
         for start, listed in enumerate(ranges):
             segment_summed_cost[:, k, start, 1:, c] += push_costs(device, listed)
     move_delay_cost = second_price * (up_to_blocks[..., None, :] - up_to_blocks[..., :, None])
-    links = link_tables(problem, cluster, assumed, size, passes)
+    takes_turns = (num_micro_batches == 1) & (num_slices > 1)
+    links = link_tables(problem, cluster, assumed, size, passes, takes_turns)
     link_delay_cost = loop_price[:, None, None, None] * links.loop
     link_summed_cost = links.summed_cost
     if one_cluster:
@@ -375,10 +407,12 @@ def cluster_costs(
         segment_summed_cost = np.zeros_like(segment_summed_cost)
         link_summed_cost = np.zeros_like(link_summed_cost)
         first, last = first.with_one_cost(), last.with_one_cost()
+    max_in_flight = in_parts(max_in_flight)
     first_narrow = (first.window > 0) & (first.window < max_in_flight[:, None])
     narrow = (windows > 0) & (windows < max_in_flight[:, None, None, None, None])
     costs = ClusterCosts(
         num_micro_batches=num_micro_batches,
+        num_slices=num_slices,
         upload_codec=upload_codec,
         max_in_flight=max_in_flight,
         loop_price=loop_price,
@@ -389,7 +423,10 @@ def cluster_costs(
         first=first,
         last=last,
         head_bytes=np.array(
-            [[model.memory_bytes(head - d, head + 1, 1, b) for d in blocks] for b in size]
+            [
+                [model.memory_bytes(head - d, head + 1, 1, b, num_slices=s) for d in blocks]
+                for b, s in zip(micro_batch_size, num_slices.tolist(), strict=True)
+            ]
         ),
         convergence_term=convergence_term,
         compute=compute,

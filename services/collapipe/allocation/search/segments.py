@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from collapipe.allocation.round_model.in_flight_windows import WINDOW_SLACK, window_slack
 from collapipe.allocation.round_model.limits import violations
-from collapipe.allocation.round_model.prediction import predict
+from collapipe.allocation.round_model.prediction import parts_in_window, predict
 from collapipe.allocation.round_model.problem import (
     ClusterPlan,
     ClusterProblem,
@@ -86,14 +86,15 @@ def _cluster_plan(
     if isinstance(choice, ClusterPlan):
         return choice
     costs, row, head = choice.costs, choice.row, problem.model.num_blocks + 1
-    first = choice.starts[0]
-    window = int(costs.first.window[row, first])
+    first, num_slices = choice.starts[0], int(costs.num_slices[row])
+    window = _in_micro_batches(int(costs.first.window[row, first]), num_slices)
     name, recompute = cluster.control_unit.host_id, problem.recomputes_by_default
     stages = [StagePlan(name, 0, first + 1, window, recompute)]
     for device, (start, stop), c in zip(
         choice.devices, pairwise(choice.starts), choice.options, strict=True
     ):
-        window = int(costs.window[row, device, start % problem.model.period, stop - start, c])
+        parts = int(costs.window[row, device, start % problem.model.period, stop - start, c])
+        window = _in_micro_batches(parts, num_slices)
         host_id = cluster.devices[device].host_id
         recompute = problem.recompute_options[c]
         stages.append(StagePlan(host_id, start + 1, stop + 1, window, recompute))
@@ -108,7 +109,18 @@ def _cluster_plan(
         for i in range(len(senders))
     )
     upload_codec = cluster.upload_codecs[costs.upload_codec[row]]
-    return ClusterPlan(tuple(stages), int(costs.num_micro_batches[row]), links, upload_codec)
+    return ClusterPlan(
+        tuple(stages),
+        int(costs.num_micro_batches[row]),
+        links,
+        upload_codec,
+        num_slices=num_slices,
+    )
+
+
+def _in_micro_batches(window: int, num_slices: int) -> int:
+    """Returns a window in micro-batches: the inverse of `parts_in_window`."""
+    return 1 + (window - 1) // num_slices
 
 
 def _with_head_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
@@ -129,6 +141,7 @@ def _with_head_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
                 plan.stages[-1].stop_unit,
                 window,
                 problem.mini_batch / plan.num_micro_batches,
+                num_slices=plan.num_slices,
             )
             for plan, window in zip(plans, windows, strict=True)
         ]
@@ -159,10 +172,12 @@ def with_least_windows(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
         for stage, loop in zip(plan.stages, one.stages, strict=True):
             window = 1
             while window < stage.in_flight and (
-                loop.window_seconds / window > wide.bottleneck_seconds
+                loop.window_seconds / parts_in_window(window, plan.num_slices)
+                > wide.bottleneck_seconds
             ):
                 window += 1
-            roomy = min(stage.in_flight, window + window_slack(loop.deferred_seconds))
+            slack = window_slack(loop.deferred_seconds, plan.num_slices)
+            roomy = min(stage.in_flight, window + slack)
             stages.append(replace(stage, in_flight=roomy))
         result.append(replace(plan, stages=tuple(stages)))
     return tuple(result)

@@ -15,6 +15,7 @@ from collapipe.allocation.round_model.prediction import (
     LinkPrediction,
     latency_loops,
     other_edge_seconds,
+    parts_in_window,
     predict,
 )
 from collapipe.allocation.round_model.problem import (
@@ -262,15 +263,13 @@ def shared_links(problem: RoundProblem, plans: RoundPlan) -> SharedLinks | None:
     most_nats = np.full(2 * count, math.inf)
     for at, key in enumerate(positions):
         plan = plans[key[0]]
-        sent = 8 * problem.mini_batch / plan.num_micro_batches * problem.model.activation_bytes
+        sent = 8 * problem.mini_batch / plan.num_parts * problem.model.activation_bytes
         for j, (link, host) in zip((at, count + at), _ends(problem, plans, key), strict=True):
             columns["bits"][j] = sent * CODECS[plan.links[key[1]].codec].bytes_ratio
             if isinstance(link, RadioLink):
                 columns["gain"][j] = link.gain / link.noise_watts_per_hertz
                 columns["limit"][j] = host.max_transmit_watts
-                columns["joules"][j] = (
-                    host.joule_weight * problem.local_steps * plan.num_micro_batches
-                )
+                columns["joules"][j] = host.joule_weight * problem.local_steps * plan.num_parts
                 efficiency[j] = link.efficiency
                 most_nats[j] = link.most_bits_per_hertz * math.log(2)
             else:
@@ -350,7 +349,7 @@ def _round_delay(
         shared = [
             (i, (index[n, i], count + index[n, i])) for i in range(len(links)) if (n, i) in index
         ]
-        passes = plan.num_micro_batches if problem.update_per_micro_batch else 1
+        passes = plan.num_parts if problem.update_per_micro_batch else 1
         loops = latency_loops(
             computes, [stage.deferred_seconds for stage in predicted.stages], links
         )
@@ -364,27 +363,28 @@ def _round_delay(
             constant[n] -= max(seconds for seconds, _ in sending_seconds(problem, cluster, plan))
         for _, pair in shared:
             times[n, pair] = problem.local_steps * passes
-        if problem.update_per_micro_batch or plan.num_micro_batches == 1:
+        if problem.update_per_micro_batch or plan.num_parts == 1:
             # No micro-batch follows another one, so there is no bottleneck.
             constant[n] += (
                 0.0 if problem.update_per_micro_batch else problem.local_steps * edge_seconds[n]
             )
             continue
-        repeats[n] = problem.local_steps * (plan.num_micro_batches - 1)
+        repeats[n] = problem.local_steps * (plan.num_parts - 1)
         own = [link.load_seconds for i, link in enumerate(links) if (n, i) not in index]
         least[n] = max([*computes, *own])
         if edge_seconds[n]:
-            least[n] = max(least[n], computes[-1] + edge_seconds[n] / (plan.num_micro_batches - 1))
+            least[n] = max(least[n], computes[-1] + edge_seconds[n] / (plan.num_parts - 1))
         for i, pair in shared:
             coding = links[i].forward_seconds
-            if isinstance(_ends(problem, plans, (n, i))[0][0], RadioLink):
+            if plan.takes_turns or isinstance(_ends(problem, plans, (n, i))[0][0], RadioLink):
                 rows.append((n, 2 * coding, 1.0, list(pair)))
             else:
                 rows.extend((n, coding, 1.0, [j]) for j in pair)
         for k, stage in enumerate(plan.stages):
             if stage.in_flight < plan.num_micro_batches:
                 after = [j for i, pair in shared if i >= k for j in pair]
-                rows.append((n, loops[k] / stage.in_flight, 1 / stage.in_flight, after))
+                window = parts_in_window(stage.in_flight, plan.num_slices)
+                rows.append((n, loops[k] / window, 1 / window, after))
     row_times = np.zeros((len(rows), 2 * count))
     for r, (_, _, factor, directions) in enumerate(rows):
         row_times[r, directions] = factor
@@ -415,7 +415,7 @@ def _ends(
 def _without_transfer(problem: RoundProblem, plans: RoundPlan, key: LinkPosition) -> LinkPrediction:
     """Returns the times of a link without the transfer times: only coding and latency remain."""
     plan = plans[key[0]]
-    raw_bytes = problem.mini_batch / plan.num_micro_batches * problem.model.activation_bytes
+    raw_bytes = problem.mini_batch / plan.num_parts * problem.model.activation_bytes
     coding = raw_bytes * CODECS[plan.links[key[1]].codec].seconds_per_byte
     round_trip = _ends(problem, plans, key)[0][0].round_trip_seconds
     return LinkPrediction(coding, coding, round_trip, coding)

@@ -23,6 +23,7 @@ from collapipe.allocation.strategies.complete_plan import (
     Stages,
     complete,
     num_micro_batches,
+    num_slices,
     place_blocks,
 )
 from collapipe.errors import InfeasibleError
@@ -103,7 +104,8 @@ class _Balance:
         if not devices:
             raise InfeasibleError("the cluster has no devices: a pipeline needs at least 1")
         self._ends = range(problem.model.period)
-        size = problem.mini_batch / self._num_micro_batches
+        self._num_slices = num_slices(cluster)
+        size = problem.mini_batch / (self._num_micro_batches * self._num_slices)
         # _seconds[k][e][d - 1] is the time of d blocks that end before block e (modulo the period) on device k.
         self._seconds = [
             [
@@ -206,7 +208,9 @@ class _Balance:
         window = classical_window(self._problem, self._num_micro_batches, count)
         recompute = self._problem.recomputes_by_default
         stage = StagePlan(device.host_id, *self._units(end, num_blocks), window, recompute)
-        return stage_memory_bytes(self._problem, device, stage, self._num_micro_batches)
+        return stage_memory_bytes(
+            self._problem, device, stage, self._num_micro_batches, self._num_slices
+        )
 
     def _cut(
         self, chosen: Sequence[int], capacities: Sequence[Sequence[Sequence[int]]]

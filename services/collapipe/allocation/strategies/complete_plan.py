@@ -26,6 +26,11 @@ def num_micro_batches(cluster: ClusterProblem) -> int:
     return cluster.micro_batch_options[0]
 
 
+def num_slices(cluster: ClusterProblem) -> int:
+    """Returns S of a baseline, which does not choose it."""
+    return cluster.slice_options[0]
+
+
 def place_blocks(
     problem: RoundProblem, cluster: ClusterProblem, blocks: Sequence[int], before: int = 0
 ) -> Stages:
@@ -47,7 +52,7 @@ def place_blocks(
     for position, (device, count) in enumerate(active):
         window = classical_window(problem, micro_batches, len(active) - position)
         stage = StagePlan(device.host_id, start, start + count, window, recompute)
-        needed = stage_memory_bytes(problem, device, stage, micro_batches)
+        needed = stage_memory_bytes(problem, device, stage, micro_batches, num_slices(cluster))
         if device.memory_bytes is not None and needed > device.memory_bytes:
             raise InfeasibleError(
                 f"{device.host_id} would run {count} of {num_blocks} blocks, which need {needed:.0f} bytes with "
@@ -85,7 +90,11 @@ def complete(problem: RoundProblem, placed: Sequence[Stages]) -> RoundPlan:
             back = _useful_watts(cluster, other, one, share, watts[i + 1])
             links.append(LinkPlan(problem.codecs[0], share, there, back))
         plan = ClusterPlan(
-            stages, num_micro_batches(cluster), tuple(links), cluster.upload_codecs[0]
+            stages,
+            num_micro_batches(cluster),
+            tuple(links),
+            cluster.upload_codecs[0],
+            num_slices=num_slices(cluster),
         )
         plans.append(widen_windows(problem, cluster, plan))
     return with_soonest_uploads(problem, tuple(plans))

@@ -1,7 +1,7 @@
 """The strategies that run the whole model on one host: `vanilla_fl` (VanillaFL) and `centralized`."""
 
 from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem, StagePlan
-from collapipe.allocation.strategies.complete_plan import Stages, num_micro_batches
+from collapipe.allocation.strategies.complete_plan import Stages, num_micro_batches, num_slices
 from collapipe.errors import InfeasibleError
 
 
@@ -46,7 +46,9 @@ def place_centrally(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
 
 def _needed(problem: RoundProblem, cluster: ClusterProblem) -> float:
     size = problem.mini_batch / num_micro_batches(cluster)
-    return problem.model.memory_bytes(0, problem.model.num_blocks + 2, 1, size)
+    return problem.model.memory_bytes(
+        0, problem.model.num_blocks + 2, 1, size, num_slices=num_slices(cluster)
+    )
 
 
 def _fits(problem: RoundProblem, cluster: ClusterProblem, host: Host) -> bool:

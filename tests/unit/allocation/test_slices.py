@@ -1,0 +1,221 @@
+"""Plans whose micro-batches are cut into slices: predictions against hand counts and simulation, and the search."""
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from collapipe.allocation import (
+    ClusterPlan,
+    ClusterProblem,
+    Host,
+    LinkPlan,
+    ModelCost,
+    RoundProblem,
+    StagePlan,
+    WiredLink,
+)
+from collapipe.allocation.round_model.limits import violations
+from collapipe.allocation.round_model.prediction import predict
+from collapipe.allocation.search.dssra import decide
+from collapipe.simulation.outcome import run_round
+from collapipe.simulation.pipeline_events import (
+    SimulatedLink,
+    SimulatedPipeline,
+    SimulatedStage,
+    simulate,
+)
+
+
+def problem(
+    seconds: tuple[float, ...] = (1.0, 1.0, 1.0),
+    fixed: float = 0.0,
+    *,
+    micro_batches: tuple[int, ...] = (1,),
+    slices: tuple[int, ...] = (1, 2, 4, 8),
+    memory: tuple[int | None, ...] = (None, None, None),
+    rate_bps: float = math.inf,
+    mini_batch: int = 1,
+) -> RoundProblem:
+    """Returns one cluster whose devices need `seconds` for a block and a sample, and `fixed` for each pass."""
+    devices = tuple(
+        Host(f"device-{k}", each, fixed, memory_bytes=limit)
+        for k, (each, limit) in enumerate(zip(seconds, memory, strict=True))
+    )
+    control_unit, edge_server = Host("control-unit", 0.1, fixed), Host("edge-server", 0.1, fixed)
+    hosts = [host.host_id for host in (control_unit, *devices, edge_server)]
+    cluster = ClusterProblem(
+        control_unit,
+        devices,
+        edge_server,
+        links={pair: WiredLink(rate_bps, 0.01) for pair in itertools.permutations(hosts, 2)},
+        micro_batch_options=micro_batches,
+        slice_options=slices,
+    )
+    model = ModelCost(
+        6,
+        block_state_bytes=10,
+        block_stash_bytes=5,
+        activation_bytes=1,
+        embedding_work=0.5,
+        head_work=1.0,
+    )
+    return RoundProblem((cluster,), model, mini_batch=mini_batch)
+
+
+def pipeline(num_slices: int, num_micro_batches: int = 1, in_flight: int = 9) -> ClusterPlan:
+    window = min(in_flight, num_micro_batches)
+    hosts = ("control-unit", "device-0", "device-1", "device-2", "edge-server")
+    stages = tuple(
+        StagePlan(host, start, stop, window)
+        for host, (start, stop) in zip(hosts, itertools.pairwise((0, 1, 3, 5, 7, 8)), strict=True)
+    )
+    return ClusterPlan(stages, num_micro_batches, (LinkPlan(),) * 4, num_slices=num_slices)
+
+
+# --- the prediction
+
+
+@pytest.mark.parametrize("num_slices", [1, 2, 4, 8])
+def test_one_micro_batch_takes_the_time_of_one_slice_and_the_slowest_stage_for_each_other(
+    num_slices: int,
+) -> None:
+    given = problem((1.0, 2.0, 1.5), fixed=0.25)
+    prediction = predict(given, (pipeline(num_slices),)).clusters[0]
+    computes = [
+        0.25 + work / num_slices for work in (0.5 * 0.1, 2 * 1.0, 2 * 2.0, 2 * 1.5, 1.0 * 0.1)
+    ]
+    assert [s.compute_seconds for s in prediction.stages] == pytest.approx(computes)
+    expected = sum(computes) + 4 * 0.01 + (num_slices - 1) * computes[2]
+    assert prediction.mini_batch_seconds == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("rate_bps", [math.inf, 8.0], ids=["fast links", "slow links"])
+@pytest.mark.parametrize("num_slices", [1, 2, 5])
+def test_prediction_of_one_micro_batch_equals_the_simulation(
+    num_slices: int, rate_bps: float
+) -> None:
+    # With slow links, a transfer of one sample takes 1 s, and the fastest devices a tenth of it.
+    seconds = (1.0, 2.0, 1.5) if math.isinf(rate_bps) else (0.05, 0.02, 0.03)
+    given = problem(seconds, fixed=0.25 if math.isinf(rate_bps) else 0.0, rate_bps=rate_bps)
+    plans = (pipeline(num_slices),)
+    prediction = predict(given, plans)
+    simulated = run_round(given, plans)
+    seconds_of_both = [one.clusters[0].mini_batch_seconds for one in (prediction, simulated)]
+    assert seconds_of_both[0] == pytest.approx(seconds_of_both[1])
+
+
+def test_slices_of_several_micro_batches_keep_the_slowest_stage_busy() -> None:
+    given = problem((1.0, 2.0, 1.5), micro_batches=(4,), mini_batch=4)
+    plans = (pipeline(4, 4),)
+    predicted = predict(given, plans).clusters[0].mini_batch_seconds
+    simulated = run_round(given, plans).clusters[0].mini_batch_seconds
+    assert simulated <= predicted <= 1.06 * simulated
+    whole = predict(given, (pipeline(1, 4),)).clusters[0].mini_batch_seconds
+    assert simulated < 0.8 * whole
+
+
+def test_last_stage_runs_backward_passes_when_all_slices_went_forward() -> None:
+    stages = [SimulatedStage(1.0, 2.0, 3, "first"), SimulatedStage(1.0, 2.0, 3, "last")]
+    link = SimulatedLink(0.0, 0.0)
+    (run,) = simulate([SimulatedPipeline(stages, [link], 3, num_slices=3)])
+    assert run.seconds == 1 + 3 * 1 + 3 * 2 + 2
+    assert run.peak_in_flight == (3, 3)
+
+
+def test_window_of_one_micro_batch_begins_the_next_one_after_its_first_slice() -> None:
+    given = problem(micro_batches=(4,), mini_batch=4)
+    narrow = predict(given, (pipeline(4, 4, in_flight=1),)).clusters[0]
+    # Without links and fixed costs, the loop of the first device is its own slice and those behind it.
+    loop = sum(stage.compute_seconds for stage in narrow.stages[1:]) + 3 * 0.01
+    assert narrow.stages[1].window_seconds == pytest.approx(loop)
+    wide = predict(given, (pipeline(4, 4, in_flight=2),)).clusters[0]
+    assert wide.stages[1].window_seconds == pytest.approx(loop / 5)
+
+
+def test_slices_need_memory_for_keys_and_values() -> None:
+    given, plan = problem(), pipeline(1)
+    need = [
+        predict(given, (replace(plan, num_slices=s),)).clusters[0].stages[1].memory_bytes
+        for s in (1, 2, 4)
+    ]
+    # Two blocks, each with keys and values of two activations of 1 byte.
+    assert need[1] - need[0] == pytest.approx(2 * 2 * (0.5 + 2 * 0.5))
+    assert need[2] - need[0] == pytest.approx(2 * 2 * (1.5 + 2 * 0.75))
+
+
+# --- the decision
+
+
+def best_by_trying_all(given: RoundProblem) -> float:
+    """Returns the least objective of all orders, splits, M, S and windows."""
+    (cluster,) = given.clusters
+    best = math.inf
+    blocks = given.model.num_blocks
+    for count in range(1, len(cluster.devices) + 1):
+        for devices in itertools.permutations(cluster.devices, count):
+            for cuts in itertools.combinations(range(1, blocks), count - 1):
+                bounds = [0, 1, *(cut + 1 for cut in cuts), blocks + 1, blocks + 2]
+                hosts = [cluster.control_unit, *devices, cluster.edge_server]
+                for m, s in itertools.product(cluster.micro_batch_options, cluster.slice_options):
+                    for windows in itertools.product(range(1, m + 1), repeat=count):
+                        stages = tuple(
+                            StagePlan(host.host_id, start, stop, window)
+                            for host, (start, stop), window in zip(
+                                hosts, itertools.pairwise(bounds), (m, *windows, 1), strict=True
+                            )
+                        )
+                        plans = (ClusterPlan(stages, m, (LinkPlan(),) * (count + 1), num_slices=s),)
+                        if not violations(given, plans):
+                            best = min(best, predict(given, plans).objective)
+    return best
+
+
+def test_dssra_cuts_a_long_row_into_slices_that_fill_the_pipeline() -> None:
+    given = problem(fixed=0.01)
+    decision = decide(given, None)
+    (plan,) = decision.plans
+    assert (plan.num_micro_batches, plan.num_slices) == (1, 8)
+    assert len(plan.segments) == 3
+    slice_seconds = 2 * 1.0 / 8 + 0.01
+    ends = (0.5 * 0.1 + 1.0 * 0.1) / 8 + 2 * 0.01
+    expected = 3 * slice_seconds + ends + 4 * 0.01 + 7 * slice_seconds
+    assert decision.prediction.clusters[0].mini_batch_seconds == pytest.approx(expected)
+    assert decision.prediction.objective == pytest.approx(best_by_trying_all(given))
+
+
+def test_dssra_leaves_rows_whole_where_the_fixed_cost_dominates() -> None:
+    decision = decide(problem(fixed=10.0), None)
+    assert decision.plans[0].num_slices == 1
+
+
+def test_dssra_takes_fewer_slices_where_keys_and_values_do_not_fit() -> None:
+    # A device with two blocks needs 20 for their state, 12 for one sample, and 6 for two slices.
+    given = problem(fixed=0.01, memory=(40, 40, 40))
+    (plan,) = decide(given, None).plans
+    assert not violations(given, (plan,))
+    assert 1 < plan.num_slices < 8
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_dssra_finds_the_best_number_of_slices(seed: int) -> None:
+    rng = random.Random(seed)
+    given = problem(
+        tuple(rng.uniform(0.2, 2.0) for _ in range(3)),
+        fixed=rng.choice([0.0, 0.1, 0.5]),
+        micro_batches=(1, 2),
+        slices=(1, 2, 3),
+        memory=tuple(rng.choice([None, 60, 90, 120]) for _ in range(3)),
+        rate_bps=rng.choice([math.inf, 100.0, 20.0]),
+        mini_batch=2,
+    )
+    decision = decide(given, None)
+    assert decision.prediction.objective == pytest.approx(best_by_trying_all(given))
+
+
+def test_plan_with_a_number_of_slices_that_is_not_allowed_is_refused() -> None:
+    given = problem(slices=(1, 2))
+    assert violations(given, (pipeline(2),)) == []
+    assert violations(given, (pipeline(4),)) == ["cluster 0 has 4 slices: allowed are (1, 2)"]
