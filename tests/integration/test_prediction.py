@@ -179,7 +179,13 @@ def test_tags_equal_those_of_the_exported_model(testbed: LocalTestbed, tmp_path:
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("bert", "classification"), ("bert", "ner"), ("marian", "translation"), ("gpt2", "causal_lm")],
+    [
+        ("bert", "classification"),
+        ("bert", "ner"),
+        ("marian", "translation"),
+        ("gpt2", "causal_lm"),
+        ("llama", "instruction"),
+    ],
 )
 def test_metrics_on_the_held_out_file_equal_those_of_the_last_evaluation(
     testbed: LocalTestbed, tmp_path: Path, family: str, kind: str
