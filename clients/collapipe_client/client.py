@@ -292,9 +292,10 @@ class CollaPipeClient:
         answers = self._scheduler.UseModel(requests)
         task = f"use the model of job {job_id}"
         for answer in self._stream(answers, self._scheduler_name, task):
-            if answer.output.WhichOneof("event") == "waiting_for":
+            event = answer.output.WhichOneof("event")
+            if event == "waiting_for":
                 waiting(answer.output.waiting_for)
-            else:
+            elif event:
                 yield answer.output
 
     @property

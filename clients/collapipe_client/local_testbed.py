@@ -179,8 +179,7 @@ class LocalTestbed:
         self._services |= added
         shape = [[(d.memory_bytes, d.speed) for d in cluster] for cluster in devices]
         self._record = replace(self._record, shape=shape)
-        with self.workspace.locked():
-            self._start_together(list(added))
+        self._start_together(list(added))  # `start` has locked the workspace until `stop`.
 
     def wait_until_registered(self) -> None:
         """Waits until the scheduler knows every host, which is shortly after they serve.

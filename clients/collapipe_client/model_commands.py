@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from collapipe.errors import InvalidInputError
 from collapipe.v1.model_use_pb2 import AnswerPiece
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.endpoint import EndpointOptions, client_for_model
@@ -59,6 +60,10 @@ def predict(
     """
     with exit_codes(as_json), termination_as_interrupt():
         given = texts or [line for line in map(str.strip, sys.stdin) if line]
+        if not given:
+            raise InvalidInputError(
+                f'no text was given: collapipe predict {job} "a text", or lines on standard input'
+            )
         with client_for_model(endpoint_options, job, as_json) as client:
             pieces = client.predict(
                 job,

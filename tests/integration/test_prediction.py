@@ -13,7 +13,7 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
 from reference.comparison import first_difference
-from reference.tiny_jobs import make_job
+from reference.tiny_jobs import CLASSES, make_job
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -132,8 +132,12 @@ def test_translations_equal_those_of_generate(
 
 
 def test_labels_equal_those_of_the_exported_model(testbed: LocalTestbed, tmp_path: Path) -> None:
-    training = {"learning_rate": 0.02, "rounds": 3, "local_steps": 4}
+    training = {"learning_rate": 0.02, "rounds": 3, "local_steps": 8}
     job = make_job(tmp_path, devices_per_cluster=3, training=training)
+    # The labels can be learned, so that the answers differ.
+    rows = [{"text": text, "label": CLASSES[i % 3]} for i, text in enumerate(TEXTS)] * 8
+    assert isinstance(job.data.train, list)
+    Path(job.data.train[0]).write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     finished = run_job(testbed, job)
     with testbed.client() as client:
         client.export(finished.job_id, tmp_path / "model")
@@ -175,7 +179,13 @@ def test_tags_equal_those_of_the_exported_model(testbed: LocalTestbed, tmp_path:
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("bert", "classification"), ("bert", "ner"), ("marian", "translation"), ("gpt2", "causal_lm")],
+    [
+        ("bert", "classification"),
+        ("bert", "ner"),
+        ("marian", "translation"),
+        ("gpt2", "causal_lm"),
+        ("llama", "instruction"),
+    ],
 )
 def test_metrics_on_the_held_out_file_equal_those_of_the_last_evaluation(
     testbed: LocalTestbed, tmp_path: Path, family: str, kind: str
@@ -255,7 +265,7 @@ def test_command_starts_a_testbed_and_needs_no_data_of_the_job(tmp_path: Path) -
             check=False,
             **options,
         )
-        assert ended.returncode == 0, ended.stderr
+        assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
 
     printed = run("predict", job.name, "--max-new-tokens", "5", "--json", *TEXTS[:2])

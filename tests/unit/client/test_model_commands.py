@@ -97,6 +97,7 @@ def test_evaluate_sends_the_files_and_prints_the_metrics(
     [
         (["evaluate", "demo", "--data", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
         (["predict", "demo", "text", "--temperature", "inf"], "the temperature is inf"),
+        (["predict", "demo"], "no text was given"),
         (["predict", "other", "text"], "knows no job 'other'"),
     ],
 )

@@ -41,7 +41,7 @@ GREEDY = GenerationSettings(NUM_NEW)
 def make_adapter(
     tokenizer: Tokenizer, family: str, kind: str, config: dict[str, int]
 ) -> ModelAdapter:
-    task = TaskConfig(kind=kind, max_length=12)  # type: ignore[arg-type]
+    task = TaskConfig(kind=kind, max_length=12, max_new_tokens=8)  # type: ignore[arg-type]
     model = ModelConfig(family=family, config=config)
     return adapter_for(family, kind, create_config_json(model, task, [], tokenizer))
 
@@ -141,7 +141,7 @@ def test_pass_of_another_sequence_or_out_of_order_is_refused(
 
 def test_frame_of_training_is_refused(gpt2: ModelAdapter) -> None:
     chain = make_chain(gpt2, states_of(gpt2), TRAINING, HALVES, [1, 1])
-    chain.feed(FrameKind.EVALUATE, 0, [{"input_ids": torch.tensor([[5]])}])
+    chain.mailboxes[0].put(Frame(FrameKind.EVALUATE, 0, 0, {"input_ids": torch.tensor([[5]])}))
     with pytest.raises(WrongStateError, match="got EVALUATE while it generates"):
         chain.run_in_parallel(lambda stage: stage.run_generation(1, GREEDY))
 

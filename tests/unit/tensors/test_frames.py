@@ -86,7 +86,7 @@ def test_kind_arrives_and_has_its_direction(kind: FrameKind) -> None:
     arrived = over_the_wire(frame_of(torch.zeros(1), kind=kind))
     assert arrived is not None
     assert arrived.kind is kind
-    assert kind.towards_head == (kind in (FrameKind.FORWARD, FrameKind.EVALUATE))
+    assert kind.towards_head == (kind not in (FrameKind.BACKWARD, FrameKind.PREDICTION))
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
