@@ -201,11 +201,7 @@ class Estimator:
             work_shares=[value / mean_flops for value in flops],
             stash_shares=[value / mean_stash for value in stash],
             activation_bytes=float(
-<<<<<<< HEAD
-                job.model.activation_value_bytes * costs.hidden_size * job.task.max_length
-=======
                 costs.hidden_size * job.task.max_length * job.model.activation_value_bytes
->>>>>>> estimate
             ),
         )
         sizes = ModelSizes(
