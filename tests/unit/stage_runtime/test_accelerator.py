@@ -17,6 +17,7 @@ from collapipe.models import ModelAdapter
 from collapipe.stage_runtime import ResidentUnit, accelerator, stage
 from collapipe.stage_runtime.accelerator import Accelerator, PinnedMemory
 from collapipe.stage_runtime.block_profile import profile_block
+from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.stage_runtime.resident_units import ResidentUnits, StateDigests
 from collapipe.stage_runtime.stage import dropout_key
 from collapipe.telemetry.spans import Span, SpanLog
@@ -267,6 +268,16 @@ def test_weights_are_read_as_they_were_when_the_blob_was_made() -> None:
     assert later == []  # A reader does not wait for work that the device was given later.
 
 
+def test_copy_of_a_blob_is_read_after_the_work_that_made_it() -> None:
+    device = Accelerator(LateStreams())
+    blob = TensorBlob({"weights": torch.ones(3)}, reader=device.reader)
+    expected = b"".join(map(bytes, blob.read()))
+    with COMPUTE_LOCK:
+        device.queue().start()  # a step that begins after the blob was made
+        copy = blob.copy()
+    assert b"".join(map(bytes, copy.read())) == expected
+
+
 def test_kept_moments_are_read_as_before_the_update(bert: ModelAdapter) -> None:
     device = Accelerator(LateStreams())
     unit, plain = (
@@ -334,6 +345,21 @@ def test_pinned_memory_has_a_limit_and_is_given_back() -> None:
     assert memory.used_bytes == 0
     assert memory.like(torch.zeros(65)).numel() == 65
     assert pinned == [400, 400, 260]
+
+
+def test_pinned_memory_of_a_frame_is_in_use_until_it_is_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Accelerator(LateStreams())
+    # A real device does not copy at once when its compute stream is told to wait.
+    monkeypatch.setattr(late(device).compute, "wait", lambda event: None)
+    queue, used = device.queue(), []
+    for number in range(3):
+        queue.to_device(Frame(FrameKind.FORWARD, 0, number, {"t": torch.ones(16)}))
+        used.append(device.pinned.used_bytes)
+        if number:
+            late(device).uploads.run_until(number + 1)
+    assert used == [64, 128, 64]
 
 
 def test_training_with_little_pinned_memory_gives_the_same_results(
