@@ -20,6 +20,8 @@ from collapipe.models import (
     join_model,
     split_state,
 )
+from collapipe.stage_runtime import CPU
+from collapipe.stage_runtime.block_profile import profile_block
 from collapipe.tensors import ACTIVATION, Frame, FrameKind, encode_frame
 
 MakeAdapter = Callable[..., ModelAdapter]
@@ -215,6 +217,15 @@ def test_base_and_activations_have_the_type_and_all_else_is_fp32(
     assert loss.dtype is torch.float32
     assert unit.eval().predict(activation, batch).dtype is torch.float32
     loss.backward()
+
+
+def test_block_of_a_16_bit_base_is_profiled_with_its_activations(llama: ModelAdapter) -> None:
+    half, whole = (
+        profile_block(with_lora(llama, dtype=dtype, target_modules=["q_proj"]), CPU, (2,), 8)
+        for dtype in ("bfloat16", "float32")
+    )
+    assert half.state_bytes == whole.state_bytes == 16 * half.num_parameters
+    assert half.stash_bytes_per_sample < 0.9 * whole.stash_bytes_per_sample
 
 
 @pytest.mark.parametrize(
