@@ -28,10 +28,6 @@ LANGUAGE_TASKS = ("causal_lm", "instruction")
 """The kinds of tasks that continue text."""
 
 
-CAUSAL_TASKS = ("causal_lm",)
-"""The kinds of tasks in which a token depends only on the tokens before it."""
-
-
 class TaskConfig(Section):
     """The task that the model learns."""
 
@@ -238,8 +234,8 @@ class ScheduleConfig(DecisionParameters):
     sequence_slices: list[int] = Field(default=[1], min_length=1)
     """Allowed numbers of slices into which the rows of a micro-batch are cut. The slices follow each other through the
     pipeline, so that few long rows keep all stages busy. 1 leaves rows whole. `dssra` chooses a number for each cluster and
-    round, others use the first. Only for `causal_lm`. Another number changes the results by rounding, and draws other
-    numbers for dropout."""
+    round, others use the first. Only for `causal_lm` and `instruction`, and every micro-batch needs as many tokens in a row
+    as slices. Another number changes the results by rounding, and draws other numbers for dropout."""
     in_flight: int | None = Field(default=None, ge=1)
     """In-flight window: forward micro-batches that a stage may hold. Without it, a stage gets what its
     latency loop needs (docs/scheduling.md (4)) and 2 more, at least one for itself and one for each later stage."""
@@ -330,10 +326,10 @@ class JobConfig(Section):
             )
         if max(slices) == 1:
             return
-        if self.task.kind not in CAUSAL_TASKS:
+        if self.task.kind not in LANGUAGE_TASKS:
             raise ValueError(
                 f"schedule.sequence_slices is {slices}, but in a model for {self.task.kind!r} tokens depend on later "
-                f"ones: use [1], or one of the tasks {', '.join(CAUSAL_TASKS)}"
+                f"ones: use [1], or one of the tasks {', '.join(LANGUAGE_TASKS)}"
             )
         if self.training.update_per == "micro_batch":
             raise ValueError(

@@ -213,7 +213,7 @@ class ClusterPlan:
 
     @property
     def num_parts(self) -> int:
-        """The number of parts of a mini-batch that follow each other through the pipeline: P = M S."""
+        """The number of parts of a mini-batch that follow each other through the pipeline: M sigma."""
         return self.num_micro_batches * self.num_slices
 
     @property
@@ -353,7 +353,7 @@ class ModelCost:
         )
 
     def slice_bytes(self, start_unit: int, stop_unit: int, num_slices: int) -> float:
-        """Returns the most that the slices of one sample keep beyond its stash: kappa of (10).
+        """Returns the most that the slices of one sample keep beyond its stash: eta of (10).
 
         Each slice keeps the keys and values of the slices before it. Each but the last also keeps its own once more, and
         their gradients. Keys and values together have at most the size of two activations in each layer.
@@ -427,7 +427,7 @@ class ClusterProblem:
         edge_server: Runs the head. All clusters share this host.
         links: By (sender, receiver). Two hosts without a link cannot be neighbours in the pipeline.
         micro_batch_options: Values that M may take, ascending. Each divides the mini-batch.
-        slice_options: Values that S may take. Every strategy but `dssra` uses the first.
+        slice_options: Values that sigma may take. Every strategy but `dssra` uses the first.
         channel: Name of the channel that its links share. `None` if they share none.
         previous: The plan of the previous round. `None` in the first round.
         step_seconds: Time of gradient clipping and the optimizer in one step: T_step of (5).

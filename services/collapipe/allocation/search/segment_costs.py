@@ -2,7 +2,7 @@
 
 The arrays follow the model of `round_model.prediction`. They have these axes:
 
-- m: a row, which has one number of micro-batches M, one number of slices S, and one codec of uploads;
+- m: a row, which has one number of micro-batches M, one number of slices sigma, and one codec of uploads;
 - k: a device;
 - d: a number of blocks, from 0 on;
 - p: the first block of a segment, modulo the period with which costs repeat: see `ModelCost.pattern`;
@@ -76,7 +76,7 @@ class ClusterCosts:
     Both have the unit of the objective. A *price* is a cost for each second.
 
     Args:
-        num_micro_batches, num_slices: M and S of each row. A row is left out if its first or last stage does not fit.
+        num_micro_batches, num_slices: M and sigma of each row. A row is left out if its first or last stage does not fit.
             (m)
         upload_codec: Index into the cluster's `upload_codecs`. (m)
         max_in_flight: Windows of this size never starve a stage. (m)
@@ -151,7 +151,7 @@ class ClusterCosts:
         return np.asarray(self.num_parts[:, None] * self.last.seconds)
 
     def edge_bottleneck(self, other_load: float) -> Floats:
-        """Returns the bottleneck that the edge server's load by other clusters causes, if M S > 1. (m, d)"""
+        """Returns the bottleneck that the edge server's load by other clusters causes, if there are several parts. (m, d)"""
         following = np.maximum(self.num_parts - 1, 1)[:, None]
         return np.asarray(self.last.seconds + other_load / following)
 
@@ -224,7 +224,7 @@ def largest_windows(
 def cluster_costs(
     problem: RoundProblem, cluster: ClusterProblem, assumed: AssumedLinks, *, one_cluster: bool
 ) -> ClusterCosts:
-    """Tabulates one cluster, with a row for each M, each S and each codec of uploads.
+    """Tabulates one cluster, with a row for each M, each sigma and each codec of uploads.
 
     There is no row for an M whose first or last stage does not fit, so there may be none.
 

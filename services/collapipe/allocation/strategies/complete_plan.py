@@ -27,7 +27,7 @@ def num_micro_batches(cluster: ClusterProblem) -> int:
 
 
 def num_slices(cluster: ClusterProblem) -> int:
-    """Returns S of a baseline, which does not choose it."""
+    """Returns sigma of a baseline, which does not choose it."""
     return cluster.slice_options[0]
 
 
