@@ -119,9 +119,9 @@ def test_time_of_a_length_that_was_not_timed_grows_like_its_operations(
     from torch.utils.flop_counter import FlopCounterMode
 
     # Every pass takes a second, whatever the clock of this machine says.
-    monkeypatch.setattr(
-        block_profile, "time", SimpleNamespace(perf_counter=itertools.count().__next__)
-    )
+    clock = SimpleNamespace(perf_counter=itertools.count().__next__)
+    for module in (block_profile, compute_device):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(block_profile, "_TIMED_TOKENS", 16)
     timed, longer = measure(llama, 1, length=16), measure(llama, 1, length=512)
     assert timed.seconds_per_sample == 1
