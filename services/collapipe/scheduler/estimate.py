@@ -133,12 +133,20 @@ class Estimator:
             for step in steps:
                 together |= step
                 if self._fits(_changed(request, together)):
-                    found = [together]
+                    found = [self._needed(together)]
                     break
         changes = [
             Change(settings=tuple(f"{k}={_as_toml(v)}" for k, v in step.items())) for step in found
         ]
         return [*changes, *self._other_boxes(request)]
+
+    def _needed(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Leaves out each setting without which the others suffice."""
+        for name in list(settings):
+            others = {key: value for key, value in settings.items() if key != name}
+            if others and self._fits(_changed(self._request, others)):
+                settings = others
+        return settings
 
     def _other_boxes(self, request: Request) -> list[Change]:
         """Tries more boxes like the largest one, and larger boxes."""

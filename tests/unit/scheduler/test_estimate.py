@@ -136,6 +136,7 @@ def test_changes_that_help_only_together_are_named_together() -> None:
     (together,) = [change.settings for change in answer.changes if change.settings]
     assert len(together) > 1
     assert "model.lora.r=8" in together
+    assert "schedule.strategy=proportional" not in together  # The others suffice without it.
 
 
 def test_dssra_uses_the_boxes_that_have_memory() -> None:
