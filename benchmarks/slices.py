@@ -23,7 +23,7 @@ from collapipe_client.testbed_processes import Device
 NUM_TOKENS = 2048
 SLICES = (1, 2, 4, 8)
 NUM_DEVICES, NUM_LAYERS, LOCAL_STEPS = 3, 6, 2
-TIME_SCALE = 40.0
+TIME_SCALE = 30.0
 """Factor on all emulated times. It makes the real work of all hosts together fit into this machine."""
 
 
@@ -33,7 +33,7 @@ def make_job(strategy: str, slices: list[int]) -> JobConfig:
         {
             "name": "slices",
             "task": {"kind": "causal_lm", "max_length": NUM_TOKENS},
-            "data": {"source": "stdlib_docstrings", "max_rows": 300, "max_held_out_rows": 8},
+            "data": {"source": "stdlib_docstrings", "max_rows": 800, "max_held_out_rows": 40},
             "model": {
                 "family": "llama",
                 "vocabulary_size": 500,
@@ -52,6 +52,7 @@ def make_job(strategy: str, slices: list[int]) -> JobConfig:
             },
             "schedule": {
                 "strategy": strategy,
+                "segments": [[NUM_LAYERS // NUM_DEVICES] * NUM_DEVICES],
                 "num_micro_batches": 1,
                 "sequence_slices": slices,
                 "paper_placement": True,
@@ -79,7 +80,7 @@ def main() -> None:
     ):
         bed.wait_until_registered()
         for number in SLICES:
-            ran = run(bed, make_job("proportional", [number]))
+            ran = run(bed, make_job("manual", [number]))
             last = ran[-1]
             whole = whole or last
             decision = whole.decision
