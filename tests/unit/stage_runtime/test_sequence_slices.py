@@ -303,12 +303,12 @@ def test_backward_passes_begin_with_the_last_slice_and_keep_the_windows(
         assert 1 <= observer.steps[0][0] <= window
 
 
-def test_samples_of_a_cut_micro_batch_are_reported_once(make_adapter: MakeAdapter) -> None:
+def test_each_slice_reports_its_part_of_the_samples(make_adapter: MakeAdapter) -> None:
     adapter = make_adapter("llama")
     chain = make_chain(adapter, states_of(adapter), TRAINING, THIRDS, [1, 1, 1], num_slices=4)
     chain.train(0, [make_batch(0, padded=False)], 0.0)
     for observer in chain.observers:
-        assert [samples for _, samples, _ in observer.work] == [0, 0, 0, 3]
+        assert [samples for _, samples, _ in observer.work] == [0.75] * 4
     counts = Counter((one.stage, one.kind) for one in chain.passes)
     assert set(counts.values()) == {4}
 
