@@ -440,8 +440,8 @@ class Stage:
             )
         if self._split_layers:
             step.deferred.append(self._work.weight_gradients(stashed.side, stashed.num_tokens))
-        # The first slice of a micro-batch is the last one to go backward. Then the samples are done.
-        num_samples = stashed.side["attention_mask"].shape[0] if frame.slice_index == 0 else 0
+        # Telemetry may be read between two slices. So each counts its part of the samples, as it counts its time.
+        num_samples = stashed.side["attention_mask"].shape[0] / self._context.num_slices
         self._metrics.worked(self._num_blocks, num_samples, stashed.sent_bytes)
         tensors = {}
         if self._units:

@@ -32,8 +32,8 @@ class StageMetrics:
         """The stage computed one micro-batch of an evaluation."""
         self._use_energy(seconds)
 
-    def worked(self, num_blocks: int, num_samples: int, activation_bytes: int) -> None:
-        """A micro-batch went forward and backward; `activation_bytes` went to the next stage."""
+    def worked(self, num_blocks: int, num_samples: float, activation_bytes: int) -> None:
+        """A micro-batch, or a slice of it, went forward and backward; `activation_bytes` went to the next stage."""
         metrics.STAGE_BLOCK_SAMPLES.labels(*self._labels).inc(num_blocks * num_samples)
         metrics.STAGE_SAMPLES.labels(*self._labels).inc(num_samples)
         metrics.STAGE_ACTIVATION_BYTES.labels(*self._labels).inc(activation_bytes)

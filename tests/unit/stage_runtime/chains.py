@@ -69,7 +69,7 @@ class Recorder(StageMetrics):
     """By "FORWARD", "BACKWARD", "weight gradients", "evaluation" and "update"."""
     waits: list[float] = field(default_factory=list)
     end_unit_seconds: list[float] = field(default_factory=list)
-    work: list[tuple[int, int, int]] = field(default_factory=list)
+    work: list[tuple[int, float, int]] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
 
     def acted(
@@ -85,7 +85,7 @@ class Recorder(StageMetrics):
     def evaluated(self, seconds: float) -> None:
         self.seconds["evaluation"].append(seconds)
 
-    def worked(self, num_blocks: int, num_samples: int, activation_bytes: int) -> None:
+    def worked(self, num_blocks: int, num_samples: float, activation_bytes: int) -> None:
         self.work.append((num_blocks, num_samples, activation_bytes))
 
     def updated(self, seconds: float) -> None:
