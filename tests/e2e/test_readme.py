@@ -67,9 +67,15 @@ def write_own_data(folder: Path) -> None:
     pair = json.dumps({"en": "A man rides a horse.", "de": "Ein Mann reitet ein Pferd."}) + "\n"
     # A hash of each text decides whether it is held out, so the texts differ.
     lines = "".join(f"Lamp {number} stands by the river.\n" for number in range(5000))
+    # As above, the prompts differ.
+    prompts = "".join(
+        json.dumps({"prompt": f"Who stands by lamp {number}?", "completion": "the keeper"}) + "\n"
+        for number in range(200)
+    )
     contents = {"conll": sentence * 90, "txt": lines, "jsonl": rows}
+    named = {"pairs": pair * 200, "prompts": prompts}
     for name, suffix in re.findall(r"=([\w-]+\.(jsonl|conll|txt))", "\n".join(OWN_DATA)):
-        content = pair * 200 if "pairs" in name else contents[suffix]
+        content = named.get(name.partition(".")[0].partition("-")[0], contents[suffix])
         (folder / name).write_text(content, "utf-8")
 
 
