@@ -44,9 +44,9 @@ from .chains import (
 from .late_streams import LateStreams, exact_clock
 
 _UNIT_SECONDS = 0.05
+"""How long the device computes for each pass of a unit."""
 _ROUNDING = 1e-9
 """What differences of clock readings may lose, in seconds."""
-"""How long the device computes for each pass of a unit."""
 
 
 def put_over_the_wire(put: Callable[[Frame], None]) -> Callable[[Frame], None]:
