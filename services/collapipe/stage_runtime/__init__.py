@@ -9,5 +9,5 @@ from collapipe.stage_runtime.resident_units import ResidentUnit as ResidentUnit
 from collapipe.stage_runtime.resident_units import ResidentUnits as ResidentUnits
 from collapipe.stage_runtime.sequence_slices import cut_into_slices as cut_into_slices
 from collapipe.stage_runtime.stage import Stage as Stage
-from collapipe.stage_runtime.stage import StageContext as StageContext
+from collapipe.stage_runtime.stage_context import StageContext as StageContext
 from collapipe.stage_runtime.stage_metrics import StageMetrics as StageMetrics

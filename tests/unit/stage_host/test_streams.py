@@ -11,7 +11,7 @@ from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
 from collapipe.job import TrainingConfig
 from collapipe.models import Head, ModelAdapter
 from collapipe.rpc import streams
-from collapipe.stage_runtime.stage import dropout_key
+from collapipe.stage_runtime.stage_context import dropout_key
 from collapipe.tensors import Frame, FrameKind, encode_frame
 from collapipe.v1.stage_pb2 import FRAME_KIND_FORWARD, FrameHeader, OpenLink, RunStageRequest
 from collapipe.v1.tensor_pb2 import CODEC_FP32, CODEC_INT8, DATA_TYPE_FLOAT32, TensorHeader

@@ -25,7 +25,7 @@ from collapipe.stage_runtime import (
 )
 from collapipe.stage_runtime.optimizer import learning_rate
 from collapipe.stage_runtime.sequence_slices import cut_into_slices
-from collapipe.stage_runtime.stage import StepResult, dropout_key
+from collapipe.stage_runtime.stage_context import StepResult, dropout_key
 from collapipe.tensors import Frame, FrameKind
 
 SEED, CLUSTER, ROUND, FIRST_STEP, TOTAL_STEPS = 11, 2, 4, 3, 10

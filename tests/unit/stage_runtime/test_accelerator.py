@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
-from collapipe.stage_runtime import ResidentUnit, accelerator, stage
+from collapipe.stage_runtime import ResidentUnit, accelerator, forward_stage, stage
 from collapipe.stage_runtime.accelerator import Accelerator, PinnedMemory
 from collapipe.stage_runtime.block_profile import profile_block
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.stage_runtime.resident_units import ResidentUnits, StateDigests
-from collapipe.stage_runtime.stage import dropout_key
+from collapipe.stage_runtime.stage_context import dropout_key
 from collapipe.telemetry.spans import Span, SpanLog
 from collapipe.tensors import Frame, FrameAssembler, FrameKind, encode_frame
 from collapipe.weights.tensor_blob import TensorBlob
@@ -158,7 +158,8 @@ def test_times_are_those_of_the_device(
 ) -> None:
     log = SpanLog()
     log.begin_round("job", 0, 0)
-    monkeypatch.setattr(stage, "SPANS", log)
+    for module in (stage, forward_stage):
+        monkeypatch.setattr(module, "SPANS", log)
     training = TRAINING.model_copy(update={"clip_norm": 0.0})
     chain, devices = chain_on_accelerators(bert, bert_states, training, WHOLE)
     busy(chain, late(devices[0]))
@@ -189,7 +190,8 @@ def test_passes_of_two_stages_on_one_device_do_not_overlap(
 ) -> None:
     log = SpanLog()
     log.begin_round("job", 0, 0)
-    monkeypatch.setattr(stage, "SPANS", log)
+    for module in (stage, forward_stage):
+        monkeypatch.setattr(module, "SPANS", log)
     # Otherwise the clocks of the host and of the device are compared to within a time slice of this machine.
     monkeypatch.setattr(accelerator, "time", SimpleNamespace(perf_counter=exact_clock))
     device = Accelerator(LateStreams())
