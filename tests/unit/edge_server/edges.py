@@ -1,0 +1,131 @@
+"""The global model of a job on the edge server, and clusters that pretend to train."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from collapipe.edge_server.global_model import GlobalModel
+from collapipe.edge_server.pushed_units import PushedUnits
+from collapipe.errors import WrongStateError
+from collapipe.job import DataConfig, JobConfig, ModelConfig, TaskConfig
+from collapipe.v1.edge_server_pb2 import PushedUnit
+from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, DataCursor, UnitState
+from collapipe.weights.blob_cache import BlobCache
+from collapipe.weights.blob_store import BlobStore
+from collapipe.weights.tensor_blob import TensorBlob, load_tensors
+
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 20,
+}
+SAMPLES = [30, 10]
+OPTIMIZER = b"moments of the head"
+
+
+class Edge:
+    """The global model of one job, and clusters that pretend to train."""
+
+    def __init__(self, directory: Path, vocabulary: bytes, num_clusters: int = 2) -> None:
+        self.directory = directory
+        self._vocabulary = vocabulary
+        self._num_clusters = num_clusters
+        self.trained: dict[str, TensorBlob] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        self.store = BlobStore(self.directory / "blobs")
+        self.model = GlobalModel(
+            self.directory, self.store, BlobCache(self.directory.with_name("frozen"))
+        )
+        self.pushed = PushedUnits(
+            self.directory / "pushed", self._num_clusters, [1 << 20] * 9, self.model.global_weights
+        )
+
+    def prepare(self, seed: int = 0, **model: Any) -> Commit:
+        job = JobConfig(
+            seed=seed,
+            clusters=self._num_clusters,
+            task=TaskConfig(kind="classification", max_length=12),
+            data=DataConfig(source="stdlib_docstrings"),
+            model=ModelConfig(**{"config": TINY, **model}),
+        )
+        self.model.prepare("job", job, ["a", "b"], self._vocabulary)
+        return self.model.commit()
+
+    def weights(self, units: list[UnitState]) -> dict[str, Tensor]:
+        """Returns the weights of units that are committed or trained."""
+        tensors: dict[str, Tensor] = {}
+        for unit in units:
+            blob = self.trained.get(unit.weights_digest)
+            tensors |= (
+                load_tensors(b"".join(blob.read()))
+                if blob is not None
+                else load_file(self.store.path(unit.weights_digest))
+            )
+        return tensors
+
+    def train(self, cluster_index: int) -> ClusterState:
+        """Changes all weights at random, and returns the state that a cluster would prepare."""
+        state = ClusterState(
+            cluster_index=cluster_index,
+            num_samples=SAMPLES[cluster_index],
+            step_index=7 + cluster_index,
+            cursor=DataCursor(epoch=1, offset=2, num_rows=SAMPLES[cluster_index]),
+        )
+        commit = self.model.commit()
+        generator = torch.Generator().manual_seed(cluster_index + 10 * commit.num_rounds)
+        for unit in commit.global_units:
+            changed = {
+                name: tensor + torch.randn(tensor.shape, generator=generator)
+                if tensor.is_floating_point()
+                else tensor
+                for name, tensor in load_file(self.store.path(unit.weights_digest)).items()
+            }
+            blob = TensorBlob(changed)
+            self.trained[blob.digest] = blob
+            state.units.append(UnitState(unit_index=unit.unit_index, weights_digest=blob.digest))
+        state.units[-1].optimizer_digest = self.store.put_bytes(OPTIMIZER + bytes([cluster_index]))
+        return state
+
+    def train_all(self) -> list[ClusterState]:
+        return [self.train(index) for index in range(self._num_clusters)]
+
+    def commit(
+        self,
+        clusters: list[ClusterState],
+        round_index: int = 0,
+        attempt: int = 2,
+        **restore_points: Any,
+    ) -> Commit:
+        """Commits a round. Each cluster has pushed its units before, the last cluster first."""
+        asking = Attempt(job_id="job", round_index=round_index, attempt=attempt)
+        with suppress(WrongStateError):  # `commit_round` refuses the attempt, too
+            self.model.check_is_next(asking)
+            for cluster in reversed(clusters):
+                self.push(asking, cluster)
+        return self.model.commit_round(asking, clusters, self.pushed, **restore_points)
+
+    def push(self, attempt: Attempt, cluster: ClusterState) -> None:
+        for unit in cluster.units:
+            blob = self.trained[unit.weights_digest]
+            announced = PushedUnit(
+                attempt=attempt,
+                cluster_index=cluster.cluster_index,
+                unit_index=unit.unit_index,
+                total_bytes=blob.total_bytes,
+                num_samples=cluster.num_samples,
+            )
+            stream = self.pushed.begin(announced)
+            for piece in blob.read(stream.received_bytes):
+                stream.write(piece)
+            stream.complete(blob.digest)
+
+    def blobs(self) -> set[str]:
+        return {path.name for path in (self.directory / "blobs").iterdir()}
