@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from collapipe.emulation.named_tables import StrictModel, find_table, read_toml
+from collapipe.errors import InvalidInputError
 
 
 class DeviceProfile(StrictModel):
@@ -39,3 +43,15 @@ def device_profile(name: str) -> DeviceProfile:
         if name == profile.short_name:
             return profile
     return find_table("device profile", name, DEVICE_PROFILES)
+
+
+def _check_profile(name: str) -> str:
+    try:
+        device_profile(name)
+    except InvalidInputError as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+ProfileName = Annotated[str, AfterValidator(_check_profile)]
+"""Name or short name of a device profile, in a model of pydantic."""

@@ -8,10 +8,10 @@ import logging
 import threading
 from pathlib import Path
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 from typing_extensions import Self
 
-from collapipe.emulation.device_profiles import device_profile
+from collapipe.emulation.device_profiles import ProfileName
 from collapipe.emulation.links import LinkDescription, describe_mistakes, matching_links
 from collapipe.emulation.named_tables import StrictModel
 from collapipe.emulation.network_profiles import LinkConditions
@@ -26,19 +26,10 @@ class EmulatedDevice(StrictModel):
     A stage computes for real, and then waits until the emulated device would have finished.
     """
 
-    profile: str
+    profile: ProfileName
     """Name of a device profile, for example `raspberry-pi-4`."""
     slowdown: float = Field(default=1.0, gt=0)
     """Factor on the times of the profile. With 4, the processor has a quarter of its speed."""
-
-    @field_validator("profile")
-    @classmethod
-    def _check_profile(cls, profile: str) -> str:
-        try:
-            device_profile(profile)
-        except InvalidInputError as error:
-            raise ValueError(str(error)) from None
-        return profile
 
 
 class EmulatedRadio(StrictModel):

@@ -74,9 +74,8 @@ def add_lora(
         raise InvalidInputError(
             f"model.lora does not fit the {model.config.model_type} model: {error}; {_some(names)}"
         ) from error
-    tuner._cast_adapter_dtype(
-        _NAME
-    )  # What is trained is fp32 whatever the base is, as in `get_peft_model`.
+    # What is trained is fp32 whatever the base is, as in `get_peft_model`.
+    tuner._cast_adapter_dtype(_NAME)
     for name, layer in _changed_modules(model):
         if any(owners[id(parameter)] > 1 for parameter in layer.parameters()):
             raise InvalidInputError(

@@ -1,17 +1,18 @@
 """The task of predicting the next token of a text; its metric is perplexity."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from collapipe.errors import InvalidInputError
 from collapipe.tasks.cluster_rows import NewRows
+from collapipe.tasks.language_task import LanguageTask
 from collapipe.tasks.rows import Row
-from collapipe.tasks.task import IGNORED, Example, IntArray, Task, padded, token_ids
+from collapipe.tasks.task import IGNORED, Example, IntArray, padded, token_ids
 
 
-class CausalLanguageModel(Task[Example]):
+class CausalLanguageModel(LanguageTask[Example]):
     """The data of a language model.
 
     An end token follows each text that is not blank. The texts are joined in their order and cut into examples of the same length, so
@@ -20,27 +21,16 @@ class CausalLanguageModel(Task[Example]):
 
     kind = "causal_lm"
     metric = "perplexity"
-    cuts_texts = False
     length_for_more_rows = "lower"
-    generates = True
-    continues_text = True
     _rest: Sequence[int] = ()
     """The training tokens that do not fill an example yet."""
     _held_out_rest: Sequence[int] = ()
-
-    @property
-    def labels(self) -> list[str]:
-        """There are none, although rows may have classes by which they are divided among clusters."""
-        return []
 
     def question(self, text: str) -> Example:
         """Encodes the beginning of a text, which the model continues."""
         return Example(
             Row("the text", 1, (text,), ()), token_ids(self._vocabulary.encode_whole(text))
         )
-
-    def answer_stream(self, question: Example) -> Callable[[int], str]:
-        return self._vocabulary.stream(question.input_ids.tolist())
 
     def _take(self, new: NewRows) -> None:
         train, rest = self._pack(new.train, self._rest)
@@ -70,9 +60,6 @@ class CausalLanguageModel(Task[Example]):
                 examples.append(Example(row, ids))
             del tokens[:num_used]
         return examples, tokens
-
-    def _check_labels(self, rows: Sequence[Row], label_ids: dict[str, int]) -> None:
-        return
 
     def _labels(self, examples: Sequence[Example], length: int) -> IntArray:
         return padded([[*example.input_ids[1:], IGNORED] for example in examples], IGNORED)

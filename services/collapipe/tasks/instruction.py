@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from collapipe.errors import InvalidInputError
 from collapipe.tasks.cluster_rows import NewRows
+from collapipe.tasks.language_task import LanguageTask
 from collapipe.tasks.rows import ChatRow, Row
-from collapipe.tasks.task import IGNORED, Example, IntArray, Task, padded, token_ids
+from collapipe.tasks.task import IGNORED, Example, IntArray, padded, token_ids
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class AnswerExample(Example):
         return len(self.input_ids) - self.num_prompt_tokens
 
 
-class InstructionFollowing(Task[AnswerExample]):
+class InstructionFollowing(LanguageTask[AnswerExample]):
     """The data of a model that answers. Only the tokens of answers count in the loss.
 
     A row that is longer than `task.max_length` is not cut, because without its whole prompt or its whole answer it would teach
@@ -38,10 +39,7 @@ class InstructionFollowing(Task[AnswerExample]):
 
     kind = "instruction"
     metric = "exact_match"
-    cuts_texts = False
     length_for_more_rows = "raise"
-    generates = True
-    continues_text = True
     _lost: Sequence[AnswerExample] = ()
     """The held-out rows of this cluster that are too long."""
     _num_lost_read = 0
@@ -50,11 +48,6 @@ class InstructionFollowing(Task[AnswerExample]):
     @property
     def num_held_out_rows(self) -> int:
         return len(self._held_out) + len(self._lost)
-
-    @property
-    def labels(self) -> list[str]:
-        """There are none, although rows may have classes by which they are divided among clusters."""
-        return []
 
     def question(self, text: str) -> AnswerExample:
         """Encodes a prompt, or a chat before its answer: a JSON list of messages, as in the rows."""
@@ -68,9 +61,6 @@ class InstructionFollowing(Task[AnswerExample]):
         return AnswerExample(
             Row("the text", 1, (text,), ()), token_ids(encoding), len(encoding.ids)
         )
-
-    def answer_stream(self, question: AnswerExample) -> Callable[[int], str]:
-        return self._vocabulary.stream(question.input_ids.tolist())
 
     def _take(self, new: NewRows) -> None:
         train, long = self._encode(new.train)
@@ -126,9 +116,6 @@ class InstructionFollowing(Task[AnswerExample]):
             return prompt, answer.rstrip()
         prompt, answer = row.texts
         return prompt, answer
-
-    def _check_labels(self, rows: Sequence[Row], label_ids: dict[str, int]) -> None:
-        return
 
     def _labels(self, examples: Sequence[AnswerExample], length: int) -> IntArray:
         return padded([_next_tokens(example) for example in examples], IGNORED)
