@@ -100,7 +100,11 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
 
 def _say(answer: dict[str, Any]) -> None:
     for index, cluster in enumerate(answer["clusters"]):
-        say(f"cluster {index}, {answer['strategy']}, {cluster['num_micro_batches']} micro-batches")
+        slices = cluster["num_slices"]
+        cut = f" of {slices} slices" if slices > 1 else ""
+        say(
+            f"cluster {index}, {answer['strategy']}, {cluster['num_micro_batches']} micro-batches{cut}"
+        )
         _say_hosts(cluster)
         _say_links(cluster)
         _say_round(cluster)
@@ -162,7 +166,8 @@ def _say_hosts(cluster: dict[str, Any]) -> None:
 
 
 def _say_links(cluster: dict[str, Any]) -> None:
-    table = plain_table("link", "codec", "bytes of a step", "back", "s of a micro-batch", "back")
+    one = "slice" if cluster["num_slices"] > 1 else "micro-batch"
+    table = plain_table("link", "codec", "bytes of a step", "back", f"s of a {one}", "back")
     for link in cluster["links"]:
         table.add_row(
             f"{link['sender']} > {link['receiver']}",

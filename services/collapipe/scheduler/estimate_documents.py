@@ -46,6 +46,7 @@ class HostEstimate(_Document):
     process_bytes: int
     """Code of the process. It comes on top of the memory that training may use."""
     micro_batch_seconds: float
+    """Of a slice if micro-batches are cut."""
     pushed_bytes: float
     """In each round."""
     fetched_bytes: float
@@ -59,7 +60,7 @@ class HostEstimate(_Document):
 
 
 class LinkEstimate(_Document):
-    """The link between two neighbouring stages: bytes of a step, and seconds of a micro-batch."""
+    """The link between two neighbouring stages: bytes of a step, and seconds of a micro-batch or slice."""
 
     sender: str
     receiver: str
@@ -76,6 +77,8 @@ class ClusterEstimate(_Document):
     hosts: tuple[HostEstimate, ...]
     links: tuple[LinkEstimate, ...]
     num_micro_batches: int
+    num_slices: int
+    """Slices of a micro-batch. 1 means whole rows."""
     num_steps: int
     bottleneck: str
     step_seconds: float

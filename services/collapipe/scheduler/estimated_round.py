@@ -85,6 +85,7 @@ def _cluster(
         hosts=tuple(hosts),
         links=tuple(links),
         num_micro_batches=plan.num_micro_batches,
+        num_slices=plan.num_slices,
         num_steps=problem.local_steps,
         bottleneck=predicted.bottleneck,
         step_seconds=predicted.mini_batch_seconds,
@@ -109,7 +110,9 @@ def _host(
     copies = len(problem.clusters) if is_edge_server else 1  # It holds a head for each cluster.
     weights, frozen = model.weights_bytes(*units), model.frozen_bytes(*units)
     state = model.state_bytes(*units)
-    memory = model.memory_bytes(*units, stage.in_flight, size, recompute=stage.recompute)
+    memory = model.memory_bytes(
+        *units, stage.in_flight, size, num_slices=plan.num_slices, recompute=stage.recompute
+    )
     moved = 0.0 if is_edge_server else weights
     segment = plan.segments.get(stage.host_id)
     return HostEstimate(

@@ -120,8 +120,9 @@ def build_problem(
     Args:
         previous: The plans of the last committed round; empty before the first one.
         earlier: The plans of an earlier attempt at this round. A retry keeps their micro-batches, slices and codecs of
-            uploads, because others would change the result of the training. Lossy codecs of links are chosen anew,
-            so with them a retry may end at other bits. Empty if there was none.
+            uploads, because others would change the result of the training. What the job does not allow any more is
+            chosen anew, and so are lossy codecs of links. So with these a retry may end at other bits. Empty if there was
+            none.
     """
     schedule = job.schedule
     on_control_units, on_edge_server = blocks_beyond_devices(job, hosts)
@@ -137,7 +138,8 @@ def build_problem(
             options = (earlier[index].num_micro_batches,)
             kept = earlier[index].upload_codec or "fp32"
             upload_codecs = tuple(name for name in job.training.upload_codecs if name == kept)
-            slices = (earlier[index].num_slices or 1,)
+            recorded = earlier[index].num_slices or 1
+            slices = (recorded,) if recorded in job.schedule.sequence_slices else slices
         links = _links(cluster, hosts.edge_server, knowledge)
         on_radio = any(isinstance(link, RadioLink) for link in links.values())
         shared = schedule.channel_rate_bps

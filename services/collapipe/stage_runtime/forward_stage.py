@@ -228,15 +228,35 @@ class ForwardStage:
         )
         side = {**inputs, "attention_mask": mask}
         num_emitted = 0
+        timing: Timing
+
+        def finish(num_tokens: int) -> None:
+            self._finish_work(
+                timing,
+                self._work.generate(num_tokens, sequence.num_tokens),
+                FORWARD_SHARE,
+                self._recorder("generate", frame),
+                lambda started, ended: self._metrics.evaluated(ended - started),
+            )
 
         def emit(token: int) -> None:
-            nonlocal num_emitted
-            # Raises the failure that has ended the session meanwhile, because an answer may be long.
-            self._mailbox.has_frame(forward=False, backward=False)
+            nonlocal num_emitted, timing
+            # The units before the head have run once, for the first token of an answer.
+            finish(0 if num_emitted else num_tokens)
             step_index = frame.step_index + num_emitted
             num_emitted += 1
             tokens = {"predictions": torch.tensor([[token]])}
-            self._send_backward(Frame(FrameKind.PREDICTION, step_index, frame.micro_batch, tokens))
+            sent = Frame(FrameKind.PREDICTION, step_index, frame.micro_batch, tokens)
+            # Sending may wait for a neighbour, which may need the lock. Nothing draws random numbers meanwhile, because
+            # uses of a model and jobs take turns.
+            COMPUTE_LOCK.release()
+            try:
+                # Raises the failure that has ended the session meanwhile, because an answer may be long.
+                self._mailbox.has_frame(forward=False, backward=False)
+                self._send_backward(sent)
+            finally:
+                COMPUTE_LOCK.acquire()
+            timing = self._queue.start()
 
         with COMPUTE_LOCK, torch.no_grad():
             timing = self._queue.start()
@@ -245,13 +265,8 @@ class ForwardStage:
             assert activation is not None
             if self._head is not None:
                 self._head.generate(activation, side, sequence.chooser, emit)
-            self._finish_work(
-                timing,
-                self._work.generate(num_tokens, sequence.num_tokens),
-                FORWARD_SHARE,
-                self._recorder("generate", frame),
-                lambda started, ended: self._metrics.evaluated(ended - started),
-            )
+            else:
+                finish(num_tokens)
         if self._head is None:
             sent = frame.with_tensors({ACTIVATION: activation})
             self._send_forward(self._queue.to_host(sent))

@@ -19,6 +19,7 @@ from collapipe.allocation import (
 )
 from collapipe.allocation.round_model.limits import violations
 from collapipe.allocation.round_model.prediction import predict
+from collapipe.allocation.round_model.problem import BlockShare
 from collapipe.allocation.search.dssra import decide
 from collapipe.simulation.outcome import run_round
 from collapipe.simulation.pipeline_events import (
@@ -144,6 +145,14 @@ def test_slices_need_memory_for_keys_and_values() -> None:
     # Two blocks, each with keys and values of two activations of 1 byte.
     assert need[1] - need[0] == pytest.approx(2 * 2 * (0.5 + 2 * 0.5))
     assert need[2] - need[0] == pytest.approx(2 * 2 * (1.5 + 2 * 0.75))
+
+
+def test_keys_and_values_are_those_of_attention_halves() -> None:
+    model = replace(problem().model, pattern=(BlockShare(1.5, 1, 1), BlockShare(0.5, 1, 1)))
+    layer = problem().model.slice_bytes(1, 2, 4)
+    ranges = [(0, 1), (1, 2), (2, 3), (1, 3), (2, 5), (2, 4), (0, 8)]
+    found = [model.slice_bytes(*units, 4) / layer for units in ranges]
+    assert found == [0, 1, 0, 1, 1, 1, 3]
 
 
 # --- the decision

@@ -83,6 +83,17 @@ def test_memory_of_a_host_is_the_sum_of_its_parts() -> None:
     assert edge_server.weights_bytes == 5 * MB
 
 
+def test_slices_need_memory_for_keys_and_values() -> None:
+    (whole,), (cut,) = (
+        estimate(box(), box(), sequence_slices=[s], in_flight=4).clusters for s in (1, 4)
+    )
+    assert (whole.num_slices, cut.num_slices) == (1, 4)
+    # For each of the 16 rows, three layers keep eta of docs/scheduling.md (10).
+    more = cut.hosts[1].needed_bytes - whole.hosts[1].needed_bytes
+    assert more == 16 * 3 * 2 * ACTIVATION * 3 * (1 / 2 + 2 / 4)
+    assert cut.hosts[1].micro_batch_seconds < whole.hosts[1].micro_batch_seconds
+
+
 def test_round_is_the_sum_of_steps_and_of_the_slowest_transfers() -> None:
     (cluster,) = estimate(box(), box(rate_bps=40e6), clusters=1).clusters
     assert cluster.round_seconds == pytest.approx(

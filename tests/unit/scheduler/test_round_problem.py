@@ -172,3 +172,6 @@ def test_slices_are_those_of_the_job_and_a_retry_keeps_those_of_the_plan() -> No
     for recorded, kept in ((0, 1), (4, 4)):
         earlier = plan_pb2.Plan(num_micro_batches=4, num_slices=recorded)
         assert options("dssra", (earlier,)) == (kept,)
+    # Whoever took a number out of the job after a failure can resume.
+    earlier = plan_pb2.Plan(num_micro_batches=4, num_slices=16)
+    assert options("dssra", (earlier,)) == (2, 4, 1)

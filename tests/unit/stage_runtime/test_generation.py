@@ -18,6 +18,7 @@ from collapipe.models import (
     initial_model,
     split_state,
 )
+from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.tensors import Frame, FrameKind
 
 from .chains import EACH, HALVES, THIRDS, TRAINING, WHOLE, Chain, States, make_chain
@@ -151,6 +152,23 @@ def test_model_that_labels_texts_generates_nothing(bert: ModelAdapter, bert_stat
     feed(chain, 0, 0, torch.tensor([[5, 6]]))
     with pytest.raises(InvalidInputError, match="labels texts"):
         chain.run_in_parallel(lambda stage: stage.run_generation(1, GREEDY))
+
+
+def test_tokens_leave_without_the_compute_lock(
+    gpt2: ModelAdapter,
+    make_tokenizer,  # type: ignore[no-untyped-def]
+) -> None:
+    # A neighbour on the same host may need the lock before it takes a token.
+    translator = make_adapter(make_tokenizer("marian"), "marian", "translation", TRANSLATOR)
+    for adapter, least in ((gpt2, 1), (translator, 2)):
+        chain = make_chain(adapter, states_of(adapter), TRAINING, WHOLE, [1])
+        held: list[bool] = []
+        chain.stages[0]._send_backward = lambda frame, held=held: held.append(COMPUTE_LOCK.locked())
+        feed(chain, 0, 0, torch.tensor([[5, 6, 2]]))
+        chain.mailboxes[0].put(Frame(FrameKind.END_GENERATION, 0, 0))
+        chain.run_in_parallel(lambda stage: stage.run_generation(1, GREEDY))
+        assert len(held) >= least
+        assert not any(held)
 
 
 def test_translation_ends_when_its_session_is_aborted(make_tokenizer) -> None:  # type: ignore[no-untyped-def]

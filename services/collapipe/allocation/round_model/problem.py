@@ -356,11 +356,13 @@ class ModelCost:
         """Returns the most that the slices of one sample keep beyond its stash: eta of (10).
 
         Each slice keeps the keys and values of the slices before it. Each but the last also keeps its own once more, and
-        their gradients. Keys and values together have at most the size of two activations in each layer.
+        their gradients. Keys and values together have the size of two activations in each layer, or less. The first
+        half of a layer has them all.
         """
-        blocks = max(0, min(stop_unit, self.num_blocks + 1) - max(start_unit, 1))
+        first, last = max(start_unit, 1) - 1, min(stop_unit, self.num_blocks + 1) - 1
+        num_attentions = max(0, -(-last // self.period) - -(-first // self.period))
         per_layer = 2 * self.activation_bytes * (num_slices - 1) * (1 / 2 + 2 / num_slices)
-        return blocks / self.period * per_layer
+        return num_attentions * per_layer
 
     def memory_bytes(
         self,
