@@ -100,7 +100,8 @@ def evaluate(
     """
     with exit_codes(as_json), termination_as_interrupt():
         with client_for_model(endpoint_options, job, as_json) as client:
-            files = [Path(part.strip()) for part in data.split(",")]
+            whole = Path(data)  # A comma may be a part of its name.
+            files = [whole] if whole.is_file() else [Path(part.strip()) for part in data.split(",")]
             evaluation = client.evaluate(job, *files, waiting=_teller(as_json))
         if as_json:
             print_json(

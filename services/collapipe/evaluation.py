@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from collapipe.v1 import job_pb2
+
 ROWS = "rows"
 """Number of held-out rows. It is among the sums of every task."""
 BLEU_ORDERS = range(1, 5)
@@ -35,6 +37,22 @@ def compute_metrics(kind: str, sums: Sums) -> dict[str, float]:
         sums: Those of at least one row.
     """
     return _METRICS[kind](sums)
+
+
+def make_evaluation(kind: str, sums: Sums, num_rounds: int) -> job_pb2.Evaluation:
+    """Returns the metrics of a task as a message.
+
+    Args:
+        num_rounds: Committed rounds of the evaluated model.
+    """
+    (metric, value), *others = compute_metrics(kind, sums).items()
+    return job_pb2.Evaluation(
+        num_rounds=num_rounds,
+        metric=metric,
+        value=value,
+        other_metrics=dict(others),
+        num_rows=int(sums[ROWS]),
+    )
 
 
 def _accuracy(sums: Sums) -> dict[str, float]:

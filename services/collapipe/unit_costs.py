@@ -13,7 +13,7 @@ class UnitCost(_Counted):
     weights_bytes: int
     """Size of the trained weights, as the unit pushes them."""
     frozen_bytes: int
-    """Size of the frozen weights, as a host fetches them. 0 without LoRA."""
+    """Size of the frozen weights, as a host fetches them. 0 if the unit has none."""
     stash_bytes: int
     """Bytes that a forward pass keeps for the backward pass."""
     flops: float
@@ -31,7 +31,5 @@ class ModelCosts(_Counted):
     hidden_size: int
     period: int
     """Blocks of a layer."""
-    first_trained_unit: int
-    """The first unit with trained weights."""
     notes: tuple[str, ...] = ()
     """What was assumed, because the data of the job is not here."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.errors import CancelledError, CollapipeError, CorruptDataError, InvalidInputError
+from collapipe.evaluation import make_evaluation
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for
 from collapipe.tasks import Task, load_task_for_use
@@ -101,14 +102,8 @@ class ModelUse:
         request = self._start.round
         size = max(1, self._job.training.mini_batch // request.plan.num_micro_batches)
         predictions = self._pipeline.evaluate(self._task.held_out_micro_batches(size))
-        values = self._task.score(predictions)
-        return job_pb2.Evaluation(
-            num_rounds=request.attempt.round_index,
-            metric=self._task.metric,
-            value=values.pop(self._task.metric),
-            other_metrics=values,
-            num_rows=self._task.num_held_out_rows,
-        )
+        sums = self._task.sums(predictions)
+        return make_evaluation(self._task.kind, sums, request.attempt.round_index)
 
     def _label(self, emit: Emit) -> None:
         inputs = [self._task.inputs(question) for question in self._questions]
@@ -141,9 +136,13 @@ def open_model_use(
     start: control_unit_pb2.RunModelStart,
     chunks: Iterator[bytes],
     vocabulary: bytes,
+    directory: Path,
     make_pipeline: Callable[[control_unit_pb2.RunRoundRequest, JobConfig], ClusterPipeline],
 ) -> ModelUse:
     """Prepares a use of a model, given the bytes of its evaluated files.
+
+    Args:
+        directory: Where these files lie until their rows are read. It must be on a disk and not in memory.
 
     Raises:
         InvalidInputError: A row of a file or a text is wrong.
@@ -160,7 +159,8 @@ def open_model_use(
                     f"{len(files)} files to evaluate were given for {job.task.kind}: give one, or two parallel "
                     "files for translation"
                 )
-            folder = Path(owned.enter_context(TemporaryDirectory(prefix="collapipe-")))
+            directory.mkdir(exist_ok=True)
+            folder = Path(owned.enter_context(TemporaryDirectory(dir=directory)))
             stored = [folder / str(index) for index in range(len(files))]
             _store_files(files, chunks, stored)
             evaluated = ",".join(file.name for file in files), stored

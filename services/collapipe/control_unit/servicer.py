@@ -25,6 +25,9 @@ M_co = TypeVar("M_co", covariant=True)
 
 _WAITING = "the previous attempt to end"
 
+_EVALUATED = "evaluated"
+"""Folder in the directory of a job, for files of clients."""
+
 
 class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
     """Serves one cluster. Other hosts reach this control unit at `address`."""
@@ -37,6 +40,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         self._one_attempt = threading.Lock()
         self._latest: dict[str, plan_pb2.Attempt] = {}
         self._copy: MomentCopy | None = None
+        stores.delete(_EVALUATED)  # An earlier process may have died meanwhile.
 
     def PrepareData(
         self, request: control_unit_pb2.PrepareDataRequest, context: grpc.ServicerContext
@@ -104,11 +108,14 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                 raise CancelledError("the caller went away") from error
 
         def work(emit: Callable[[control_unit_pb2.RunModelResponse], None]) -> None:
-            source = start.round.vocabulary
-            store = self._stores.store(start.round.attempt.job_id)
+            attempt.waiting = waiting_response("the vocabulary and the rows to evaluate")
+            source, job_id = start.round.vocabulary, start.round.attempt.job_id
+            store = self._stores.store(job_id)
             store_blob(store, self._resources.channels, source.digest, [source.address])
             vocabulary = store.read_checked(source.digest)
-            use = open_model_use(start, chunks(), vocabulary, self._pipeline)
+            directory = self._stores.directory(job_id) / _EVALUATED
+            use = open_model_use(start, chunks(), vocabulary, directory, self._pipeline)
+            attempt.waiting = waiting_response(_WAITING)
             with self._one_attempt:
                 self._refuse_old_attempt(start.round.attempt, context)
                 attempt.run(use, emit)
@@ -189,7 +196,7 @@ class _Attempt(Generic[M]):
 
     def __init__(self, waiting: M) -> None:
         self._lock = threading.Lock()
-        self._waiting = waiting
+        self.waiting = waiting
         self._running: _Runs[M] | None = None
         self._cancelled: CancelledError | None = None
 
@@ -207,4 +214,4 @@ class _Attempt(Generic[M]):
             self._running.abort(reason)
 
     def progress(self) -> M:
-        return self._running.progress() if self._running is not None else self._waiting
+        return self._running.progress() if self._running is not None else self.waiting

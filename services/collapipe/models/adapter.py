@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from collapipe.errors import InvalidInputError
 from collapipe.job import LoraConfig
 from collapipe.models.key_values import KeyValues
-from collapipe.models.lora import add_lora, frozen_names
+from collapipe.models.lora import add_lora, changes_embeddings, frozen_names
 from collapipe.models.pretrained import load_pretrained
 from collapipe.models.special_tokens import SpecialTokens
 from collapipe.models.unit import Head, Side, Unit
@@ -158,7 +158,19 @@ class ModelAdapter(ABC):
 
     def add_lora(self, model: "PreTrainedModel") -> "LoraModel | None":
         """Adds the job's LoRA to a whole model, in place. `None` for a job without it."""
-        return add_lora(model, self.lora, self.always_trained) if self.lora else None
+        if self.lora is None:
+            return None
+        lora = add_lora(model, self.lora, self.always_trained)
+        if self.freezes_embeddings and changes_embeddings(model):
+            raise InvalidInputError(
+                "model.freeze_embeddings is set, but model.lora changes the embedding or the output layer: remove the "
+                "setting, or leave them out of target_modules and modules_to_save"
+            )
+        return lora
+
+    def forget_pass(self) -> None:
+        """Frees what the last pass of blocks has left, which may be the keys and values of a long text."""
+        self._last_shared = None
 
     def build_unit(self, unit_index: int) -> Unit | Head:
         """Builds one unit in training mode; its weights are zero.

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from collapipe.errors import InvalidInputError
+
 EmitToken = Callable[[int], None]
 """Takes the next token of an answer. It raises the error that ends the generation."""
+
+_LEAST_TEMPERATURE, _MOST_TEMPERATURE = 0.01, 1e6
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,14 @@ class GenerationSettings:
     """Tokens to draw from: the most probable ones. 0 means all."""
     seed: int = 0
     """Seed of the draws of each sequence."""
+
+    def __post_init__(self) -> None:
+        # A smaller number would make scores infinite.
+        if self.temperature and not _LEAST_TEMPERATURE <= self.temperature <= _MOST_TEMPERATURE:
+            raise InvalidInputError(
+                f"the temperature is {self.temperature:g}: give 0, or a number from {_LEAST_TEMPERATURE} to "
+                f"{_MOST_TEMPERATURE:g}, for example 0.7"
+            )
 
 
 class TokenChooser:

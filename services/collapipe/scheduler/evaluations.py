@@ -2,7 +2,7 @@
 
 import threading
 
-from collapipe.evaluation import ROWS, add_sums, compute_metrics
+from collapipe.evaluation import add_sums, make_evaluation
 from collapipe.telemetry import metrics
 from collapipe.v1 import job_pb2
 
@@ -31,14 +31,8 @@ class Evaluations:
                 return None
             sums = add_sums(self._counted.values())
             self._counted = {}
-        values = compute_metrics(self._task_kind, sums)
+        evaluation = make_evaluation(self._task_kind, sums, num_rounds)
+        values = {evaluation.metric: evaluation.value, **evaluation.other_metrics}
         for name, value in values.items():
             metrics.JOB_METRIC.labels(name).set(value)
-        (metric, value), *others = values.items()
-        return job_pb2.Evaluation(
-            num_rounds=num_rounds,
-            metric=metric,
-            value=value,
-            other_metrics=dict(others),
-            num_rows=int(sums[ROWS]),
-        )
+        return evaluation

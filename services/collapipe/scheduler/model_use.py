@@ -2,10 +2,11 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 
 from collapipe.errors import AttemptFailedError, InfeasibleError, NotFoundError, PeerLostError
-from collapipe.job import JobConfig
 from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import HostRegistry, JobHosts, choose_hosts
@@ -26,6 +27,12 @@ Outputs = Iterator[model_use_pb2.ModelOutput]
 
 _FIRST_WAIT_SECONDS = 0.1
 """Time before a use says that it waits for its turn. If nothing runs, its turn comes sooner."""
+
+_CLIENT_SILENCE_SECONDS = 60.0
+"""Longest time that a client may leave an answer untaken, or a file unsent, while others wait for their turn."""
+
+_LATE_HOST_SECONDS = 15.0
+"""How long a use waits for hosts of its plan that have not registered yet, because the scheduler has just started."""
 
 
 class ModelUse:
@@ -52,6 +59,11 @@ class ModelUse:
         self._calls = HostCalls(jobs.get(start.job_id).job.schedule.silence_seconds)
         self._has_turn = threading.Event()
         self._ended = threading.Event()
+        self._client_tasks: dict[str, float | None] = {
+            "take an answer": None,
+            "send its file": None,
+        }
+        """Since when the use waits for its client to do this; `None` if it does not wait."""
 
     @property
     def description(self) -> str:
@@ -59,9 +71,16 @@ class ModelUse:
         return f"a use of the model of job {self.job_id} to end"
 
     def run(self) -> None:
-        """Gives the use its turn, and waits until it has ended."""
+        """Gives the use its turn, and waits until it has ended. Ends it if its client holds it up for too long."""
         self._has_turn.set()
-        self._ended.wait()
+        while not self._ended.wait(SIGN_OF_LIFE_SECONDS):
+            for task, since in self._client_tasks.items():
+                if since is not None and time.monotonic() - since > _CLIENT_SILENCE_SECONDS:
+                    self.cancel(
+                        f"the client did not {task} for {_CLIENT_SILENCE_SECONDS:g} s: use the model again, and do not "
+                        "stop the client meanwhile"
+                    )
+                    self.give_up_turn()
 
     def cancel(self, reason: str) -> None:
         """Ends the use. It keeps its turn until `outputs` has ended, so that nothing runs beside its last call."""
@@ -86,7 +105,9 @@ class ModelUse:
                 self._calls.sleep()
                 yield _waiting(waiting_for())
                 limit = SIGN_OF_LIFE_SECONDS
-            yield from self._run()
+            for output in self._run():
+                with self._client_has_to("take an answer"):
+                    yield output
         except PeerLostError as error:
             raise PeerLostError(error.host_id, self._registry.explain(error)) from error
         finally:
@@ -94,18 +115,17 @@ class ModelUse:
 
     def _run(self) -> Outputs:
         document = self._jobs.get(self.job_id)
-        job = document.job
         if not document.vocabulary_digest:
             raise NotFoundError(
                 f"job {self.job_id} has no model yet, because it ended before its model was made: run or resume it"
             )
-        hosts = yield from self._wait_for_hosts(job)
+        hosts = yield from self._wait_for_hosts(document)
         prepared = yield from self._find_model(document, hosts)
         request = self._round(document, hosts, prepared)
         start = control_unit_pb2.RunModelStart(round=request, use=self._use)
         requests = itertools.chain(
             [control_unit_pb2.RunModelRequest(start=start)],
-            (control_unit_pb2.RunModelRequest(chunk=chunk) for chunk in self._chunks),
+            (control_unit_pb2.RunModelRequest(chunk=chunk) for chunk in self._sent_chunks()),
         )
         control_unit = hosts.clusters[0].control_unit
         stub = control_unit_pb2_grpc.ControlUnitServiceStub(
@@ -115,25 +135,49 @@ class ModelUse:
         for response in self._calls.answers(call, control_unit.host_id, "use the model"):
             yield response.output
 
+    def _sent_chunks(self) -> Iterator[bytes]:
+        while True:
+            with self._client_has_to("send its file"):
+                chunk = next(self._chunks, None)
+            if chunk is None:
+                return
+            yield chunk
+
+    @contextmanager
+    def _client_has_to(self, task: str) -> Iterator[None]:
+        self._client_tasks[task] = time.monotonic()
+        try:
+            yield
+        finally:
+            self._client_tasks[task] = None
+
     def _wait_for_hosts(
-        self, job: JobConfig
+        self, document: JobDocument
     ) -> Generator[model_use_pb2.ModelOutput, None, JobHosts]:
-        """Waits for the edge server, the control unit and a device of cluster 0, and returns all that are there."""
-        wanted = job.model_copy(update={"clusters": 1, "devices_per_cluster": None})
-        limit = job.schedule.wait_for_hosts_seconds
-        num_waits = 0
+        """Waits for the edge server, the control unit and a device of cluster 0, and returns all that are there.
+
+        Waits a moment for the other hosts of the last plan, too, unless they have registered and are gone again.
+        """
+        wanted = document.job.model_copy(update={"clusters": 1, "devices_per_cluster": None})
+        limit = document.job.schedule.wait_for_hosts_seconds
+        plans = self._recorded_plans(document.num_rounds_committed)
+        planned = {stage.host_id for plan in itertools.islice(plans, 1) for stage in plan.stages}
+        started = time.monotonic()
         while True:
             hosts, missing = choose_hosts(self._registry.alive(), wanted)
+            waited = time.monotonic() - started
             if hosts is not None:
-                return hosts
-            if num_waits > limit / SIGN_OF_LIFE_SECONDS:
+                late = planned - {status.host.host_id for status in self._registry.statuses()}
+                if not late or waited > _LATE_HOST_SECONDS:
+                    return hosts
+                missing = sorted(late)
+            elif waited > limit:
                 raise InfeasibleError(
                     f"the model needs {', '.join(missing)}, and has waited for {limit:g} s "
                     "(schedule.wait_for_hosts_seconds): start them (`collapipe up` does so on a local testbed)"
                 )
             yield _waiting(", ".join(missing))
             self._calls.sleep(SIGN_OF_LIFE_SECONDS)
-            num_waits += 1
 
     def _find_model(
         self, document: JobDocument, hosts: JobHosts
@@ -194,17 +238,20 @@ class ModelUse:
     ) -> plan_pb2.Plan:
         """Returns the plan of the last round, or equal segments if one of its hosts is gone."""
         addresses = {host_id: host.address for host_id, host in hosts.by_id.items()}
-        last = prepared.commit.num_rounds
-        for round_index in (last, last - 1):  # The evaluation of the last commit is a round, too.
-            recorded = self._jobs.find_round(self.job_id, round_index) if round_index >= 0 else None
-            if recorded is not None:
-                plan = recorded.plans[0]
-                if {stage.host_id for stage in plan.stages} <= addresses.keys():
-                    return with_addresses(plan, addresses)
+        for plan in self._recorded_plans(prepared.commit.num_rounds):
+            if {stage.host_id for stage in plan.stages} <= addresses.keys():
+                return with_addresses(plan, addresses)
         num_devices = document.job.num_devices(0)
         return equal_plan(
             hosts, num_devices, prepared.num_blocks, document.job.schedule.num_micro_batches
         )
+
+    def _recorded_plans(self, num_rounds: int) -> Iterator[plan_pb2.Plan]:
+        """Yields the last plans of cluster 0, the newest first. The evaluation of the last commit is a round, too."""
+        for round_index in (num_rounds, num_rounds - 1):
+            recorded = self._jobs.find_round(self.job_id, round_index) if round_index >= 0 else None
+            if recorded is not None:
+                yield recorded.plans[0]
 
 
 def _vocabulary(document: JobDocument, hosts: JobHosts) -> job_pb2.BlobSource:

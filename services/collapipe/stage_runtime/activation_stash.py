@@ -50,7 +50,7 @@ class ActivationStash:
         self._bytes_per_token: dict[int, float] = {}
         """By slice."""
         self.most_micro_batches = 0
-        """Most micro-batches that were held at once. One counts as long as a slice of it is held."""
+        """Most micro-batches that were held at once. Slices of several micro-batches count as one if they would fill it."""
         self.most_bytes = 0
         """Most bytes that were held at once."""
 

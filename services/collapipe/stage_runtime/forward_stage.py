@@ -131,6 +131,7 @@ class ForwardStage:
                 self._send_forward(frame)
         if self._head is None:
             self._send_forward(frame)
+        self._context.adapter.forget_pass()
         self._end_command()
 
     def _begin_command(self) -> None:
@@ -178,7 +179,7 @@ class ForwardStage:
         return f"{of_slice}micro-batch {micro_batch}"
 
     def _take_any(self) -> Frame:
-        """Takes the next frame of a generation, in the order of arrival."""
+        """Takes the next frame of a generation: tokens before passes, each in the order of arrival."""
         self.waiting_for = "get the next pass of a generation"
         timing = self._queue.start()
         frame = self._mailbox.take(forward=True, backward=True)

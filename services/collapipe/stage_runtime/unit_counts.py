@@ -83,7 +83,6 @@ def _count_job(
         units=tuple(count_units(adapter, job.task)),
         hidden_size=adapter.config.hidden_size,
         period=adapter.period,
-        first_trained_unit=adapter.first_trained_unit,
         notes=notes,
     )
 

@@ -148,7 +148,9 @@ def _messages(text: str) -> list[dict[str, str]] | None:
     except ValueError:
         return None
     is_chat = isinstance(messages, list) and all(
-        isinstance(message, dict) and {"role", "content"} <= set(message) for message in messages
+        isinstance(message, dict)
+        and all(isinstance(message.get(key), str) for key in ("role", "content"))
+        for message in messages
     )
     return messages if is_chat and messages else None
 

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import ModelConfig, TaskConfig
+from collapipe.job import LoraConfig, ModelConfig, TaskConfig
 from collapipe.models import ModelAdapter, adapter_for, create_config_json
 
 NER = TaskConfig(kind="ner")
@@ -104,6 +104,15 @@ def test_frozen_embeddings_are_refused_for_a_family_without_an_output_layer(
         create_config_json(
             ModelConfig(family="bert", freeze_embeddings=True), NER, LABELS, tokenizer
         )
+
+
+@pytest.mark.parametrize("lora", [{"modules_to_save": ["lm_head"]}, {"target_modules": ["wte"]}])
+def test_frozen_embeddings_that_lora_would_change_are_refused(
+    make_tokenizer: MakeTokenizer, lora: dict[str, list[str]]
+) -> None:
+    model = ModelConfig(family="gpt2", freeze_embeddings=True, lora=LoraConfig(**lora))
+    with pytest.raises(InvalidInputError, match=r"model\.lora changes the embedding or the output"):
+        create_config_json(model, TaskConfig(kind="causal_lm"), [], make_tokenizer("gpt2"))
 
 
 def test_single_label_is_refused(tokenizer: Tokenizer) -> None:

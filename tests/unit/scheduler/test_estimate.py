@@ -33,7 +33,6 @@ def count(jobs: Sequence[JobConfig]) -> list[ModelCosts | None]:
                 update_bytes=7.0 * trained / share,
             )
 
-        first = 1 if lora else 0
         embedding = unit(5 * MB, 0)
         if lora:
             embedding = embedding.model_copy(update={"weights_bytes": 16})
@@ -41,7 +40,6 @@ def count(jobs: Sequence[JobConfig]) -> list[ModelCosts | None]:
             units=(embedding, *[unit(10 * MB, STASH, period)] * (6 * period), unit(5 * MB, MB)),
             hidden_size=HIDDEN,
             period=period,
-            first_trained_unit=first,
         )
 
     return [costs(job) for job in jobs]

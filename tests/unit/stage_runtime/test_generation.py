@@ -140,6 +140,18 @@ def test_pass_of_another_sequence_or_out_of_order_is_refused(
         chain.run_in_parallel(lambda stage: stage.run_generation(2, GREEDY))
 
 
+@pytest.mark.parametrize("temperature", [-1.0, 1e-40, float("inf"), float("nan")])
+def test_temperature_that_gives_no_probabilities_is_refused(temperature: float) -> None:
+    with pytest.raises(InvalidInputError, match=r"the temperature is .*: give 0, or a number from"):
+        GenerationSettings(NUM_NEW, temperature)
+
+
+def test_keys_and_values_are_freed_at_the_end(gpt2: ModelAdapter) -> None:
+    chain = make_chain(gpt2, states_of(gpt2), TRAINING, WHOLE, [1])
+    generate(chain, PROMPTS[:1], 1)
+    assert gpt2._last_shared is None
+
+
 def test_frame_of_training_is_refused(gpt2: ModelAdapter) -> None:
     chain = make_chain(gpt2, states_of(gpt2), TRAINING, HALVES, [1, 1])
     chain.mailboxes[0].put(Frame(FrameKind.EVALUATE, 0, 0, {"input_ids": torch.tensor([[5]])}))
