@@ -24,7 +24,7 @@ def tokens(pieces: list[AnswerPiece]) -> list[int]:
 def wait_until_dead(client: CollaPipeClient, host_id: str) -> None:
     deadline = time.monotonic() + 60
     while any(host.alive for host in client.hosts() if host.host.host_id == host_id):
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, f"{host_id} still counts as alive after 60 s"
         time.sleep(0.1)
 
 

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from collapipe.errors import InvalidInputError
-from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
+from collapipe.v1.scheduler_pb2 import JOB_STATE_CANCELLED, JOB_STATE_SUCCEEDED
 from collapipe_client import CollaPipeClient, LocalTestbed
 from integration.running import run_job
 
@@ -232,6 +232,7 @@ def test_use_waits_for_a_job_and_neither_disturbs_the_other(
         for event in client.watch(job_id):
             if event.HasField("round_committed"):
                 client.cancel(job_id)
+        assert client.find_job(job_id).state == JOB_STATE_CANCELLED, "the job ended too early"
         pieces = client.predict(job_id, TEXTS, max_new_tokens=20)
         next(pieces)
         pieces.close()  # The client goes away.

@@ -5,7 +5,6 @@ import pytest
 
 from collapipe.emulation.boxes import Box
 from collapipe.emulation.links import LinkValues
-from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.scheduler.estimate import Estimator
 from collapipe.scheduler.estimate_documents import Estimate, Request
@@ -151,7 +150,9 @@ def test_changes_that_help_only_together_are_named_together() -> None:
 def test_dssra_uses_the_boxes_that_have_memory() -> None:
     answer = estimate(box(memory=60 * MB), box("laptop"), strategy="dssra")
     assert answer.fits
-    assert all(host.fits for cluster in answer.clusters for host in cluster.hosts)
+    blocks = {host.host_id: host.num_blocks for host in answer.clusters[0].hosts}
+    assert sum(blocks.values()) == 6
+    assert blocks["device-0-1"] >= 5  # One block with its moments takes 40 MB.
 
 
 def test_other_number_of_devices_than_the_job_asks_for_is_noted() -> None:
@@ -160,17 +161,3 @@ def test_other_number_of_devices_than_the_job_asks_for_is_noted() -> None:
     )
     answer = Estimator(Request(job=job, devices=(box(), box())), count).estimate()
     assert "--set devices_per_cluster=2" in answer.notes[0]
-
-
-def test_unknown_box_is_refused() -> None:
-    with pytest.raises(ValueError, match="there is no device profile 'pi3'"):
-        box("pi3")
-
-
-def test_model_that_cannot_be_made_is_refused() -> None:
-    def refuse(jobs: Sequence[JobConfig]) -> list[ModelCosts | None]:
-        raise InvalidInputError("no such family")
-
-    job = JobConfig.from_dict({"task": {"kind": "causal_lm"}}, "the job")
-    with pytest.raises(InvalidInputError, match="no such family"):
-        Estimator(Request(job=job, devices=(box(),)), refuse).estimate()

@@ -50,9 +50,7 @@ def jobs(tmp_path: Path) -> JobStore:
     return jobs
 
 
-def make_use(
-    jobs: JobStore, registry: HostRegistry, chunks: Iterator[bytes] = iter(())
-) -> ModelUse:
+def make_use(jobs: JobStore, registry: HostRegistry, chunks: Iterable[bytes] = ()) -> ModelUse:
     start = UseModelStart(job_id=jobs.all()[0].job_id)
     return ModelUse(start, iter(chunks), registry, jobs, ChannelPool(Security.insecure()))
 

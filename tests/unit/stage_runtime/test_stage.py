@@ -8,7 +8,7 @@ import torch
 
 from collapipe.errors import PeerLostError, WrongStateError
 from collapipe.models import Head, ModelAdapter, adapter_for, initial_model, split_state
-from collapipe.stage_runtime import activation_stash
+from collapipe.stage_runtime.activation_stash import ActivationStash
 from collapipe.tensors import Frame, FrameKind
 
 from .chains import (
@@ -114,24 +114,25 @@ def test_recomputing_stage_keeps_only_inputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graphs: list[bool] = []
-    kept: list[Any] = []
-    make_stashed = activation_stash.StashedPass
+    kept: list[tuple[Any, Any]] = []
+    run_forward = ActivationStash.run_forward
 
-    def keep(*parts: Any) -> Any:
-        kept.append(make_stashed(*parts))
-        return make_stashed(*parts)  # the backward pass adds outputs to its own
+    def run(stash: ActivationStash, *parts: Any) -> Any:
+        outputs, entry = run_forward(stash, *parts)
+        kept.append((entry.inputs, entry.outputs))  # the backward pass adds outputs
+        return outputs, entry
 
     chain = make_chain(bert, bert_states, TRAINING, THIRDS, [3, 2, 1], recompute=range(3))
     chain.units[1].module.register_forward_hook(
         lambda module, inputs, outputs: graphs.append(outputs.grad_fn is not None)
     )
-    monkeypatch.setattr(activation_stash, "StashedPass", keep)
+    monkeypatch.setattr(ActivationStash, "run_forward", run)
     chain.train(0, [make_batch(0)], 0.0)
     assert graphs == [False, True]
-    embedding, blocks, head = kept
-    assert (embedding.inputs, embedding.outputs, blocks.outputs) == (None, None, None)
-    assert blocks.inputs is not None
-    assert head.outputs is not None  # the head does not recompute
+    embedding, (inputs, outputs), (_, outputs_of_head) = kept
+    assert (embedding, outputs) == ((None, None), None)
+    assert inputs is not None
+    assert outputs_of_head is not None  # the head does not recompute
 
 
 # --- order of passes and in-flight windows

@@ -58,10 +58,12 @@ def test_metrics_of_training_have_their_names_and_labels() -> None:
     metrics.TRAINED_SAMPLES.labels("82").inc(16)
     metrics.TRAINING_LOSS.labels("82").set(0.25)
     metrics.EVALUATION_METRIC.labels("82", "accuracy").set(0.75)
+    metrics.JOB_METRIC.labels("accuracy").set(0.5)
     metrics.HOSTS.labels("device_agent").set(3)
     assert value("collapipe_trained_samples_total", cluster="82") == 16
     assert value("collapipe_training_loss", cluster="82") == 0.25
     assert value("collapipe_evaluation_metric", cluster="82", metric="accuracy") == 0.75
+    assert value("collapipe_job_metric", metric="accuracy") == 0.5
     assert value("collapipe_hosts", role="device_agent") == 3
 
 
