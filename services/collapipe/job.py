@@ -127,8 +127,8 @@ class ModelConfig(Section):
     fit devices better, and a device needs room for half a layer only. All numbers of blocks are then twice as large.
     Dropout draws other numbers than without it."""
     freeze_embeddings: bool = False
-    """Whether the token embedding and the output layer of a language model stay as they are. Where a pretrained model ties
-    the two, they stay copies of each other; otherwise each copy is trained by itself. No round moves them."""
+    """Whether the token embedding and the output layer of a language model stay as they are. If a pretrained model ties
+    the two, they then stay equal. Without this setting, each copy is trained by itself. No round moves frozen ones."""
     lora: LoraConfig | None = None
     """Without this section, all weights are trained."""
     base_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -235,7 +235,7 @@ class ScheduleConfig(DecisionParameters):
     """Allowed numbers of slices into which the rows of a micro-batch are cut. The slices follow each other through the
     pipeline, so that few long rows keep all stages busy. 1 leaves rows whole. `dssra` chooses a number for each cluster and
     round, others use the first. Only for `causal_lm` and `instruction`, and every micro-batch needs as many tokens in a row
-    as slices. Another number changes the results by rounding, and draws other numbers for dropout."""
+    as slices. The number of slices changes rounding and dropout, so results differ slightly."""
     in_flight: int | None = Field(default=None, ge=1)
     """In-flight window: forward micro-batches that a stage may hold. Without it, a stage gets what its
     latency loop needs (docs/scheduling.md (4)) and 2 more, at least one for itself and one for each later stage."""

@@ -290,7 +290,7 @@ def _link(sender: Box, receiver: Box) -> LinkKnowledge:
 
 
 def _end_seconds(unit: UnitCost | None, box: Box, micro_batch_size: float) -> float:
-    """Returns the time of the embedding or the head for one sample. A gradient of a table is moved once a micro-batch."""
+    """Returns the time of the embedding or the head for one sample. Includes the gradient of an embedding table."""
     if unit is None:
         return 0.0
     moved = unit.gradient_bytes / micro_batch_size

@@ -68,7 +68,7 @@ class Streams(Protocol):
     def downloads(self) -> Stream: ...
 
     def upload(self, source: Tensor) -> Tensor:
-        """Lets `uploads` copy a tensor to memory of the device, and returns that. The source must stay meanwhile."""
+        """Lets `uploads` copy a tensor to memory of the device, and returns that memory. The source must stay until then."""
 
     def download(self, source: Tensor, target: Tensor) -> None:
         """Lets `downloads` copy a tensor to the host."""

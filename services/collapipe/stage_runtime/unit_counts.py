@@ -120,7 +120,7 @@ def _cost(
     task: TaskConfig,
     renamed: tuple[str, str] = ("", ""),
 ) -> UnitCost:
-    """Returns the cost of a unit on the meta device. `renamed` says which part of its names another unit has instead."""
+    """Returns the cost of a unit on the meta device. `renamed` maps the part of names in which equal units differ."""
     trained, frozen = (
         {name.replace(*renamed, 1): tensor for name, tensor in tensors.items()}
         for tensors in divide_state(unit.state_dict(), frozen_names(unit))
