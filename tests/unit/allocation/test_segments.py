@@ -72,6 +72,12 @@ def test_plan_with_lossy_codecs_is_the_best_of_all(drawn: Round) -> None:
     check(*drawn)
 
 
+@given(rounds(clusters=(1, 2), devices=(1, 3), blocks=(3, 4), codecs=2))
+def test_plan_with_a_frozen_embedding_is_the_best_of_all(drawn: Round) -> None:
+    given, assumed = drawn
+    check(replace(given, model=replace(given.model, first_trained_unit=1)), assumed)
+
+
 @given(rounds(clusters=(1, 2), devices=(1, 2), blocks=(3, 4), upload_codecs=3))
 def test_plan_with_lossy_uploads_is_the_best_of_all(drawn: Round) -> None:
     check(*drawn)

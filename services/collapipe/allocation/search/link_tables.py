@@ -75,6 +75,8 @@ def link_tables(
     each_way = sending + coding[None, :, None, None, :]
     works = exists[None, :, :, None] & np.all(np.isfinite(each_way), axis=0)
     forward, backward = np.where(works, each_way, 0.0)
+    if problem.model.first_trained_unit and not problem.blocks_on_control_unit:
+        backward[:, -1] = 0.0  # The last sender is the control unit, whose embedding is frozen.
     both = duplex[None, :, :, None] & ~takes_turns[:, None, None, None]
     load = np.where(both, np.maximum(forward, backward), forward + backward)
     joules = joule_rates[0][:, :, None] * forward + joule_rates[1][:, :, None] * backward
