@@ -87,7 +87,7 @@ $(STAMP)-run: pyproject.toml requirements-pretrained.txt | $(BIN)/pip
 	touch $@
 
 $(STAMP)-dev: $(STAMP)-run
-	$(PIP_INSTALL) $(TORCH) --editable ".[simulation,hub,dev]"
+	$(PIP_INSTALL) $(TORCH) --editable ".[simulation,hub,dev,quantisation]"
 	touch $@
 
 $(STAMP)-docs: $(STAMP)-dev

@@ -2,6 +2,7 @@
 
     python -m benchmarks.size llama           # 1.1 B parameters, LoRA of rank 8, rows of 256 tokens
     python -m benchmarks.size llama-bfloat16  # the same, with frozen weights in bfloat16
+    python -m benchmarks.size llama-nf4       # the same, with blocks in 4 bits
     python -m benchmarks.size bert            # about 100 M parameters, all of them trained
 
 docs/measured.md says what runs, and what the whole is.
@@ -37,6 +38,7 @@ LLAMA: dict[str, Any] = {
 JOBS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama-bfloat16": LLAMA | {"model": LLAMA["model"] | {"base_dtype": "bfloat16"}},
+    "llama-nf4": LLAMA | {"model": LLAMA["model"] | {"base_quantisation": "nf4"}},
     "bert": {
         "task": {"kind": "classification", "max_length": 128},
         "model": {

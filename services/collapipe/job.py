@@ -135,6 +135,10 @@ class ModelConfig(Section):
     """Type of the weights that LoRA freezes. Activations then have it, too. What is trained, the moments and the losses
     stay fp32. The other types need LoRA, and halve memory and frames. Not for `classification` and `ner`."""
 
+    base_quantisation: Literal["nf4"] | None = None
+    """Whether hosts keep the frozen linear layers of blocks in 4 bits (QLoRA, Dettmers et al. 2023, arXiv 2305.14314). It
+    needs LoRA, and the package bitsandbytes on each host of blocks. Transfers and files keep `base_dtype`."""
+
     @property
     def activation_value_bytes(self) -> int:
         """Bytes of one value of an activation."""
@@ -294,6 +298,11 @@ class JobConfig(Section):
         if self.schedule.strategy == "manual" and not self.schedule.segments:
             raise ValueError(
                 'schedule.strategy is "manual" but schedule.segments is empty: list the blocks of each device'
+            )
+        if self.model.base_quantisation is not None and self.model.lora is None:
+            raise ValueError(
+                f"model.base_quantisation is {self.model.base_quantisation!r}, but without LoRA all weights are trained, "
+                "which needs full precision: set model.lora.r, or remove model.base_quantisation"
             )
         if self.model.base_dtype != "float32":
             if self.model.lora is None:

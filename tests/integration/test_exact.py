@@ -195,6 +195,29 @@ CASES: dict[str, dict[str, Any]] = {
         "base_dtype": "bfloat16",
         "lora": {"target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.1},
     },
+    "lora on 4 bits, llama, blocks move": {
+        "devices_per_cluster": 2,
+        "family": "llama",
+        "kind": "causal_lm",
+        "base_quantisation": "nf4",
+        "lora": {"lora_dropout": 0.1, "target_modules": "all-linear"},
+        "schedule": {"strategy": "manual", "segments": [[1, 2], [2, 1]]},
+    },
+    "lora on 4 bits, gpt2, half blocks, recompute": {
+        "devices_per_cluster": 3,
+        "half_blocks": True,
+        "family": "gpt2",
+        "kind": "causal_lm",
+        "base_quantisation": "nf4",
+        "lora": {"r": 4},
+        "training": {"recompute": True},
+        "schedule": {"strategy": "manual", "segments": [[1, 4, 1]]},
+    },
+    "lora on 4 bits, bert classification": {
+        "devices_per_cluster": 2,
+        "base_quantisation": "nf4",
+        "lora": {},
+    },
     "lora, bert classification": {"devices_per_cluster": 2, "lora": {}},
     "lora, distilbert ner": {
         "devices_per_cluster": 2,
@@ -345,7 +368,11 @@ def check_placement(job: JobConfig, finished: FinishedJob) -> None:
 def check_equals_reference(job: JobConfig, finished: FinishedJob) -> None:
     """Checks that weights, optimizer states and losses equal the reference."""
     expected = train_job(job)
-    difference = first_difference(expected.weights, finished.weights())
+    weights = finished.weights()
+    if job.model.base_quantisation is not None:
+        # The hosts keep the files of the layers that they quantise, but the model in one process has no such weights.
+        weights = {name: weights[name] for name in expected.weights}
+    difference = first_difference(expected.weights, weights)
     assert difference is None, f"weights: {difference}"
     for cluster_index in range(job.clusters):
         difference = first_difference(

@@ -9,10 +9,11 @@ import tempfile
 from dataclasses import dataclass, field
 
 import torch
+from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for, create_config_json, initial_model
@@ -109,6 +110,7 @@ def make_clients(job: JobConfig) -> list[Client]:
         task.set_labels(labels)
     tokenizer = Tokenizer.from_str(first.vocabulary.decode())
     changes = {"lora": None, "freeze_embeddings": False, "base_dtype": "float32"}
+    changes["base_quantisation"] = None
     plain = job.model.model_copy(update=changes)
     config_json = create_config_json(plain, job.task, labels, tokenizer)
     adapter = adapter_for(job.model.family, job.task.kind, config_json)
@@ -116,18 +118,29 @@ def make_clients(job: JobConfig) -> list[Client]:
     if job.model.freeze_embeddings:
         for module in (model.get_input_embeddings(), model.get_output_embeddings()):
             module.requires_grad_(False)
-    if job.model.base_dtype != "float32":
-        model = reloaded(model, getattr(torch, job.model.base_dtype))
+    if job.model.base_dtype != "float32" or job.model.base_quantisation is not None:
+        model = reloaded(model, job, adapter.blocks_path)
     if job.model.lora is not None:
         model = add_lora(model, job)
     return [Client(job, i, task, copy.deepcopy(model)) for i, task in enumerate(tasks)]
 
 
-def reloaded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Writes a model to disk, and loads it with another type of weights."""
+def reloaded(model: PreTrainedModel, job: JobConfig, blocks_path: str) -> PreTrainedModel:
+    """Writes a model to disk, and loads it with the job's type of frozen weights, as a user of `transformers` would."""
+    dtype = getattr(torch, job.model.base_dtype)
+    options = {}
+    if job.model.base_quantisation is not None:
+        layers = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=job.model.base_quantisation,
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+            llm_int8_skip_modules=[n for n in layers if not n.startswith(blocks_path)],
+        )
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
-        loaded: PreTrainedModel = type(model).from_pretrained(directory, dtype=dtype)
+        loaded: PreTrainedModel = type(model).from_pretrained(directory, dtype=dtype, **options)
     return loaded
 
 
@@ -154,14 +167,18 @@ def add_lora(model: PreTrainedModel, job: JobConfig) -> PreTrainedModel:
 
 
 def saved_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns the tensors that `save_pretrained` would write. Frozen ones have their names without LoRA."""
+    """Returns the tensors that `save_pretrained` would write, without those of quantised layers.
+
+    Frozen ones have their names without LoRA.
+    """
     first_names = {name for name, _ in model.named_parameters()}
     aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)} - first_names
     left_out = aliases.union(model._keys_to_ignore_on_save or ())
+    quantised = tuple(f"{n}.weight" for n, m in model.named_modules() if isinstance(m, Linear4bit))
     return {
         name.replace(".base_layer.", ".").replace(".original_module.", "."): tensor
         for name, tensor in copy_weights(model).items()
-        if name not in left_out
+        if name not in left_out and not name.startswith(quantised)
     }
 
 

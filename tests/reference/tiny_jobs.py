@@ -68,6 +68,7 @@ def make_job(
     model_config: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | None = None,
     base_dtype: str = "float32",
+    base_quantisation: str | None = None,
     training: Mapping[str, Any] | None = None,
     schedule: Mapping[str, Any] | None = None,
     **job: Any,
@@ -82,6 +83,7 @@ def make_job(
         model_config: Overrides of the model's configuration.
         lora: The section `model.lora`, if the job has it.
         base_dtype: Type of the frozen weights.
+        base_quantisation: How hosts keep them.
         training: Overrides of the training section.
         schedule: Overrides of the schedule section.
         job: Overrides of keys outside the sections.
@@ -112,6 +114,7 @@ def make_job(
             "freeze_embeddings": freeze_embeddings,
             "config": {**tiny, **blocks, **(model_config or {})},
             "base_dtype": base_dtype,
+            "base_quantisation": base_quantisation,
             **({} if lora is None else {"lora": lora}),
         },
         "training": {

@@ -57,15 +57,15 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 spec, num_blocks = model.model_spec()
                 commit = model.commit()
                 self._pushed_units(job_id)  # From now on, only this job's units are pushed.
+                adapter = adapter_for(spec.family, spec.task, spec.config_json)
                 answer = edge_server_pb2.PrepareJobResponse(
                     commit=commit,
                     model=spec,
                     num_blocks=num_blocks,
-                    hidden_size=adapter_for(
-                        spec.family, spec.task, spec.config_json
-                    ).config.hidden_size,
+                    hidden_size=adapter.config.hidden_size,
                     unit_bytes=model.unit_bytes(),
                     frozen_bytes=model.frozen_bytes(),
+                    frozen_memory_share=adapter.frozen_memory_share,
                 )
             emit(answer)
 

@@ -18,6 +18,8 @@ from collapipe.models.lora import frozen_names as frozen_names
 from collapipe.models.pretrained import initial_model as initial_model
 from collapipe.models.pretrained import pretrained_directory as pretrained_directory
 from collapipe.models.pretrained import read_frozen as read_frozen
+from collapipe.models.quantised_layers import is_quantised as is_quantised
+from collapipe.models.quantised_layers import load_quantised as load_quantised
 from collapipe.models.state import divide_state as divide_state
 from collapipe.models.state import join_model as join_model
 from collapipe.models.state import save_lora as save_lora

@@ -26,6 +26,11 @@ from collapipe.job import LoraConfig
 from collapipe.models.key_values import KeyValues
 from collapipe.models.lora import add_lora, changes_embeddings, frozen_names
 from collapipe.models.pretrained import load_pretrained
+from collapipe.models.quantised_layers import (
+    frozen_linear_layers,
+    quantise_layers,
+    quantised_bytes,
+)
 from collapipe.models.special_tokens import SpecialTokens
 from collapipe.models.unit import Head, Side, Unit
 
@@ -85,6 +90,7 @@ class ModelAdapter(ABC):
         self.period = 2 if options.pop("half_blocks", False) else 1
         """Number of blocks that a layer is cut into. Blocks at this distance are alike."""
         self.freezes_embeddings = bool(options.pop("freeze_embeddings", False))
+        self.quantises_base = options.pop("base_quantisation", None) is not None
         lora = options.pop("lora", None)
         self.lora = None if lora is None else LoraConfig.model_validate(lora)
         self.config = self.read_config(self._document)
@@ -121,6 +127,19 @@ class ModelAdapter(ABC):
         """The number of values in the queries of a token: heads times head size, which may differ from the hidden size."""
         heads, config = self.config.num_attention_heads, self.config
         return int(heads * (getattr(config, "head_dim", None) or config.hidden_size // heads))
+
+    @cached_property
+    def frozen_memory_share(self) -> float:
+        """Memory of the frozen weights of a layer, divided by their size in full precision: 1 if none is quantised."""
+        if not self.quantises_base:
+            return 1.0
+        full = saved = 0
+        for unit_index in range(1, 1 + self.period):
+            unit = self.build_unit_on_meta(unit_index)[0]
+            full += sum(p.nbytes for p in unit.parameters() if not p.requires_grad)
+            for _, layer in frozen_linear_layers(unit):
+                saved += layer.weight.nbytes - quantised_bytes(layer.weight.numel())
+        return 1 - saved / full
 
     @cached_property
     def first_trained_unit(self) -> int:
@@ -172,13 +191,18 @@ class ModelAdapter(ABC):
         """Frees what the last pass of blocks has left, which may be the keys and values of a long text."""
         self._last_shared = None
 
-    def build_unit(self, unit_index: int) -> Unit | Head:
+    def build_unit(self, unit_index: int, *, full_precision: bool = False) -> Unit | Head:
         """Builds one unit in training mode; its weights are zero.
 
         Allocates memory for this unit only. Draws no random numbers, because another unit may be training in
         the same process.
+
+        Args:
+            full_precision: Whether a block is not quantised although the job says so.
         """
         unit, model = self.build_unit_on_meta(unit_index)
+        if self.quantises_base and not full_precision and 0 < unit_index <= self.num_blocks:
+            quantise_layers(unit, self.base_dtype)
         self._allocate(model, model if isinstance(unit, Head) else unit)
         return unit
 
@@ -462,11 +486,11 @@ class _EmbeddingOfHead(nn.Module):
 
 
 def _allocate_zeros(root: nn.Module) -> None:
-    """Allocates every tensor. Unlike `to_empty`, it keeps tied parameters tied."""
+    """Allocates every tensor on the meta device. Unlike `to_empty`, it keeps tied parameters tied."""
     allocated: dict[int, nn.Parameter] = {}
     for module in root.modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None:
+            if parameter is not None and parameter.is_meta:
                 if id(parameter) not in allocated:
                     memory: Any = nn.Parameter(
                         torch.zeros_like(parameter, device="cpu"), parameter.requires_grad

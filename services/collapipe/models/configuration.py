@@ -37,7 +37,7 @@ def create_config_json(
 
     It starts from the configuration of the pretrained directory, or from the defaults of the family. For
     `translation`, it has the additional key "max_new_tokens", for half blocks "half_blocks", for frozen embeddings
-    "freeze_embeddings", and for LoRA "lora".
+    "freeze_embeddings", for a quantised base "base_quantisation", and for LoRA "lora".
 
     Args:
         labels: Names of the labels in the order of their ids. Empty for a task without labels.
@@ -67,6 +67,8 @@ def create_config_json(
                 "of its embedding: remove the setting"
             )
         document["freeze_embeddings"] = True
+    if model.base_quantisation is not None:
+        document["base_quantisation"] = model.base_quantisation
     if model.lora is not None:
         document["lora"] = model.lora.model_dump()
     config_json = json.dumps(document, sort_keys=True)

@@ -13,6 +13,7 @@ from collapipe.errors import CorruptDataError
 from collapipe.job import LABELLING_TASKS
 from collapipe.models.adapter import ModelAdapter
 from collapipe.models.lora import is_of_lora, save_adapter
+from collapipe.models.quantised_layers import round_to_quantised
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,6 +57,9 @@ def join_model(adapter: ModelAdapter, states: Iterable[dict[str, Tensor]]) -> "P
             raise CorruptDataError(
                 f"the states do not fit the {adapter.family} model: {error}"
             ) from error
+    if adapter.quantises_base:
+        # What was trained fits the quantised weights, so the merged model has their values.
+        round_to_quantised(model.get_submodule(adapter.blocks_path))
     if lora is not None:
         model = cast("PreTrainedModel", lora.merge_and_unload())
     model.train(False)

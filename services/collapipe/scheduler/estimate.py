@@ -218,6 +218,7 @@ class Estimator:
             frozen_bytes=tuple(unit.frozen_bytes for unit in costs.units),
             hidden_size=costs.hidden_size,
             period=costs.period,
+            frozen_memory_share=costs.frozen_memory_share,
         )
         problem = build_problem(job, sizes, hosts, knowledge, round_index=0)
         first, last = costs.units[0], costs.units[-1]

@@ -108,7 +108,7 @@ def _host(
     size = problem.mini_batch / plan.num_micro_batches
     is_edge_server = stage.host_id == cluster.edge_server.host_id
     copies = len(problem.clusters) if is_edge_server else 1  # It holds a head for each cluster.
-    weights, frozen = model.weights_bytes(*units), model.frozen_bytes(*units)
+    weights, frozen = model.weights_bytes(*units), model.frozen_memory_bytes(*units)
     state = model.state_bytes(*units)
     memory = model.memory_bytes(
         *units, stage.in_flight, size, num_slices=plan.num_slices, recompute=stage.recompute
@@ -132,7 +132,7 @@ def _host(
         micro_batch_seconds=micro_batch_seconds,
         pushed_bytes=0.0 if is_edge_server else push_bits(problem, plan.upload_codec, *units) / 8,
         fetched_bytes=moved if len(problem.clusters) > 1 else 0.0,
-        first_fetched_bytes=0.0 if is_edge_server else weights + frozen,
+        first_fetched_bytes=0.0 if is_edge_server else weights + model.frozen_bytes(*units),
     )
 
 

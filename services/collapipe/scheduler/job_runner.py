@@ -177,6 +177,7 @@ class JobRunner:
                     tuple(answer.frozen_bytes),
                     answer.hidden_size,
                     period=2 if self._job.model.half_blocks else 1,
+                    frozen_memory_share=answer.frozen_memory_share,
                 ),
                 self._hosts,
                 self._channels,

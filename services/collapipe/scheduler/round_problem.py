@@ -51,6 +51,8 @@ class ModelSizes:
     """Values in the activation of one token."""
     period: int = 1
     """Blocks of a layer."""
+    frozen_memory_share: float = 1.0
+    """Memory of a block's frozen weights, divided by their bytes: less than 1 if hosts quantise them."""
 
     @property
     def block_bytes(self) -> float:
@@ -322,6 +324,7 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         embedding_frozen_bytes=model.frozen_bytes[0],
         block_frozen_bytes=model.block_frozen_bytes if has_frozen else 0.0,
         head_frozen_bytes=model.frozen_bytes[-1],
+        frozen_memory_share=model.frozen_memory_share,
         first_trained_unit=model.first_trained_unit,
         lossy_uploads=_upload_codecs(job) != ("fp32",),
         pattern=tuple(BlockShare(*shares) for shares in pattern),

@@ -138,7 +138,8 @@ def count_stash_bytes(adapter: ModelAdapter, unit_index: int, side: Side) -> int
     shape = (*side["attention_mask"].shape, hidden_size)
     adapter.shared_inputs(torch.zeros((), dtype=adapter.base_dtype).expand(shape), side)
     with FakeTensorMode(allow_non_fake_inputs=True), COMPUTE_LOCK:
-        unit = adapter.build_unit(unit_index).train()
+        # Fake tensors cannot be quantised, and a quantised layer keeps as much.
+        unit = adapter.build_unit(unit_index, full_precision=True).train()
         activation = None
         if unit_index:
             activation = torch.empty(shape, dtype=adapter.base_dtype, requires_grad=True)

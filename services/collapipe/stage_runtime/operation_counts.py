@@ -7,7 +7,6 @@ its gradient, which is as large as the table.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -133,18 +132,19 @@ def _products(
 
 def _linear_weights(
     module: nn.Module,
-    kinds: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D),
+    kinds: tuple[type[nn.Linear | Conv1D], ...] = (nn.Linear, Conv1D),
     *,
     is_frozen: bool = False,
 ) -> int:
     """Counts the weights of linear layers, or only those that are frozen. The layers of GPT-2 are called `Conv1D`."""
-    weights = [
-        cast(Tensor, part.weight)
+    return sum(
+        part.nf * part.nx if isinstance(part, Conv1D) else part.in_features * part.out_features
         for name, part in module.named_modules()
         # The original of a module that LoRA trains as a whole is never run.
-        if isinstance(part, kinds) and "original_module" not in name
-    ]
-    return sum(weight.numel() for weight in weights if not (is_frozen and weight.requires_grad))
+        if isinstance(part, kinds)
+        and "original_module" not in name
+        and not (is_frozen and part.weight.requires_grad)
+    )
 
 
 def _table_weights(module: nn.Module) -> int:

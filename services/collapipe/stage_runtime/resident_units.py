@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from collapipe.codec_table import UploadCodecName
 from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.job import TrainingConfig
-from collapipe.models import ModelAdapter, divide_state, frozen_names
+from collapipe.models import (
+    ModelAdapter,
+    divide_state,
+    frozen_names,
+    is_quantised,
+    load_quantised,
+)
 from collapipe.stage_runtime.compute_device import CPU, ComputeDevice
 from collapipe.stage_runtime.optimizer import make_optimizer, update_parameters
 from collapipe.stage_runtime.row_gradients import use_row_gradients
@@ -246,6 +252,10 @@ class ResidentUnit:
                     raise ValueError(f"{path} has other tensors")
                 for name, own_name in names.items():
                     tensor = file.get_tensor(name)
+                    layer = self.module.get_submodule(own_name.rpartition(".")[0])
+                    if own_name.endswith(".weight") and is_quantised(layer):
+                        load_quantised(layer, tensor)
+                        continue
                     own = state[own_name]
                     if (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
                         raise ValueError(

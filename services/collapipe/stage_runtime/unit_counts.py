@@ -83,6 +83,7 @@ def _count_job(
         units=tuple(count_units(adapter, job.task)),
         hidden_size=adapter.config.hidden_size,
         period=adapter.period,
+        frozen_memory_share=adapter.frozen_memory_share,
         notes=notes,
     )
 

@@ -19,20 +19,22 @@ class PrepareJobRequest(_message.Message):
     def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ...) -> None: ...
 
 class PrepareJobResponse(_message.Message):
-    __slots__ = ("commit", "model", "num_blocks", "unit_bytes", "hidden_size", "frozen_bytes")
+    __slots__ = ("commit", "model", "num_blocks", "unit_bytes", "hidden_size", "frozen_bytes", "frozen_memory_share")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     UNIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     FROZEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_MEMORY_SHARE_FIELD_NUMBER: _ClassVar[int]
     commit: _plan_pb2.Commit
     model: _plan_pb2.ModelSpec
     num_blocks: int
     unit_bytes: _containers.RepeatedScalarFieldContainer[int]
     hidden_size: int
     frozen_bytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., num_blocks: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ..., frozen_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    frozen_memory_share: float
+    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., num_blocks: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ..., frozen_bytes: _Optional[_Iterable[int]] = ..., frozen_memory_share: _Optional[float] = ...) -> None: ...
 
 class PushUnitRequest(_message.Message):
     __slots__ = ("unit", "chunk", "digest")

@@ -107,6 +107,10 @@ def test_frozen_weights_take_memory_and_move_but_are_not_pushed() -> None:
     assert [model.weights_bytes(u, u + 1) for u in (0, 1, 2, 7)] == [10, 400, 400, 10]
     assert model.frozen_bytes(0, 8) == 9000 + 300_000 + 9000
     assert [model.state_bytes(u, u + 1) for u in (0, 1, 2)] == [9040, 41_600, 61_600]
+    quantised = replace(sizes, frozen_memory_share=0.25)
+    model = build_problem(job(), quantised, taking_part, known, round_index=0).model
+    assert [model.state_bytes(u, u + 1) for u in (0, 1, 2, 7)] == [9040, 11_600, 16_600, 9040]
+    assert model.frozen_bytes(0, 8) == 9000 + 300_000 + 9000
     cluster = problem.clusters[0]
     ((sender, moved),) = moved_states(problem, cluster, cluster.devices[0], 1, 3)
     assert (sender, moved) == (cluster.edge_server.host_id, 800 + 100_000)

@@ -259,6 +259,8 @@ class ModelCost:
         block_state_bytes, block_stash_bytes: Those of the mean block.
         embedding_frozen_bytes, block_frozen_bytes, head_frozen_bytes: The weights of the embedding, the mean block and
             the head that are not trained, as with LoRA.
+        frozen_memory_share: Memory of a block's frozen weights, divided by their size: less than 1 if hosts quantise
+            them.
         activation_bytes: Bytes of one sample on a link, without a lossy codec.
         pattern: The blocks repeat it from the first one on. The means of its shares are 1. Half blocks
             alternate between attention and feed-forward networks.
@@ -280,6 +282,7 @@ class ModelCost:
     embedding_frozen_bytes: float = 0.0
     block_frozen_bytes: float = 0.0
     head_frozen_bytes: float = 0.0
+    frozen_memory_share: float = 1.0
     first_trained_unit: int = 0
     lossy_uploads: bool = False
     pattern: tuple[BlockShare, ...] = (BlockShare(),)
@@ -313,10 +316,16 @@ class ModelCost:
         """Returns the memory of units without their stashes."""
         copies = 6 if self.lossy_uploads else 4
         trained = copies * self.weights_bytes(start_unit, stop_unit)
-        return trained + self.frozen_bytes(start_unit, stop_unit)
+        return trained + self.frozen_memory_bytes(start_unit, stop_unit)
+
+    def frozen_memory_bytes(self, start_unit: int, stop_unit: int) -> float:
+        """Returns the memory of the weights that are not trained."""
+        first, stop = max(start_unit, 1), min(stop_unit, self.num_blocks + 1)
+        saved = (1 - self.frozen_memory_share) * self.frozen_bytes(first, max(first, stop))
+        return self.frozen_bytes(start_unit, stop_unit) - saved
 
     def frozen_bytes(self, start_unit: int, stop_unit: int) -> float:
-        """Returns the size of the weights that are not trained."""
+        """Returns the size of the files of the weights that are not trained."""
         return self._sum(
             start_unit,
             stop_unit,

@@ -1,0 +1,118 @@
+"""Keeps frozen linear layers in 4 bits with the library `bitsandbytes`: QLoRA, Dettmers et al. 2023, arXiv 2305.14314.
+
+The type is NF4 with double quantisation. A host quantises frozen weights when it loads them. Their files, digests and
+transfers are those of full precision.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from collapipe.errors import InvalidInputError
+from collapipe.models.lora import is_of_lora
+
+_BLOCK, _BLOCKS_PER_SCALE = 64, 256
+"""Weights that share a scale of 8 bits, and such scales that share one of fp32."""
+
+
+def quantise_layers(unit: nn.Module, compute_dtype: torch.dtype) -> None:
+    """Replaces the frozen linear layers of a unit on the meta device. The weights of the new ones are zero.
+
+    Raises:
+        InvalidInputError: `bitsandbytes` is not installed.
+    """
+    library = _library()
+    for name, layer in frozen_linear_layers(unit):
+        in_features, out_features = _features(layer)
+        quantised: Any = library.nn.Linear4bit(
+            in_features,
+            out_features,
+            bias=layer.bias is not None,
+            compute_dtype=compute_dtype,
+            quant_type="nf4",
+            device="meta",
+        )
+        quantised.bias = layer.bias
+        # On some processors, an evaluation would convert the weights for a kernel that computes in bfloat16.
+        quantised.support_avx512bf16_for_cpu = False
+        quantised.is_transposed = isinstance(layer, Conv1D)
+        quantised.register_state_dict_post_hook(_drop_scales)
+        _set_weight(quantised, torch.zeros(out_features, in_features, dtype=compute_dtype))
+        unit.set_submodule(name, quantised)
+
+
+def frozen_linear_layers(module: nn.Module) -> list[tuple[str, Any]]:
+    """Returns the names and layers that `quantise_layers` replaces. The layers of GPT-2 are called `Conv1D`."""
+    return [
+        (name, layer)
+        for name, layer in module.named_modules()
+        if type(layer) in (nn.Linear, Conv1D)
+        and not any(parameter.requires_grad for parameter in layer.parameters())
+        and not is_of_lora(f"{name}.")
+    ]
+
+
+def is_quantised(layer: nn.Module) -> bool:
+    """Returns whether `quantise_layers` made a layer."""
+    return hasattr(layer, "is_transposed")
+
+
+def load_quantised(layer: Any, weight: Tensor) -> None:
+    """Quantises the weight of a layer that `quantise_layers` made; raises `ValueError` for a wrong shape."""
+    weight = weight.T if layer.is_transposed else weight
+    if weight.shape != (layer.out_features, layer.in_features):
+        raise ValueError(f"a weight of {layer} has shape {list(weight.shape)}")
+    _set_weight(layer, weight.to(layer.weight.device))
+
+
+@torch.no_grad()
+def round_to_quantised(module: nn.Module) -> None:
+    """Gives the frozen linear layers of a module in full precision the values that they have after quantisation."""
+    functional = _library().functional
+    for _, layer in frozen_linear_layers(module):
+        is_transposed = isinstance(layer, Conv1D)
+        weight = layer.weight.T.contiguous() if is_transposed else layer.weight
+        rounded = functional.dequantize_4bit(
+            *functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+        )
+        layer.weight.copy_(rounded.T if is_transposed else rounded)
+
+
+def quantised_bytes(num_weights: int) -> int:
+    """Returns the memory of the quantised weights of a layer: half a byte for each, and their scales."""
+    scales = math.ceil(num_weights / _BLOCK)
+    return math.ceil(num_weights / 2) + scales + 4 * math.ceil(scales / _BLOCKS_PER_SCALE)
+
+
+def _features(layer: Any) -> tuple[int, int]:
+    if isinstance(layer, Conv1D):
+        return layer.nx, layer.nf
+    return layer.in_features, layer.out_features
+
+
+def _set_weight(layer: Any, weight: Tensor) -> None:
+    parameter = _library().nn.Params4bit(
+        weight.contiguous(), requires_grad=False, quant_type="nf4", module=layer
+    )
+    layer.weight = parameter.to(weight.device)
+    layer.weight._is_hf_initialized = True  # `transformers` draws no numbers for it
+
+
+def _drop_scales(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+    """Leaves only the names of full precision in a state."""
+    for name in [name for name in state if name.startswith(f"{prefix}weight.")]:
+        del state[name]
+
+
+def _library() -> Any:
+    try:
+        import bitsandbytes
+    except ModuleNotFoundError as error:
+        raise InvalidInputError(
+            "model.base_quantisation is set, but this host has no bitsandbytes: pip install 'collapipe[quantisation]', or "
+            "remove the setting"
+        ) from error
+    return bitsandbytes

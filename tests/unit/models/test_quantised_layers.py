@@ -1,0 +1,148 @@
+"""Tests of frozen layers in 4 bits. Exactness against `transformers` and `peft` is tested in tests/integration/test_exact.py."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import bitsandbytes
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from collapipe.errors import CorruptDataError, InvalidInputError
+from collapipe.job import TaskConfig, TrainingConfig
+from collapipe.models import (
+    ModelAdapter,
+    adapter_for,
+    divide_state,
+    initial_model,
+    is_quantised,
+    join_model,
+    split_state,
+)
+from collapipe.stage_runtime import CPU
+from collapipe.stage_runtime.block_profile import make_side, profile_block
+from collapipe.stage_runtime.operation_counts import StageWork
+from collapipe.stage_runtime.resident_units import ResidentUnit
+from collapipe.stage_runtime.unit_counts import count_units
+
+MakeAdapter = Callable[..., ModelAdapter]
+FAMILIES = [("llama", "causal_lm"), ("gpt2", "causal_lm"), ("bert", "classification")]
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda value: value[0])
+def adapter(request: pytest.FixtureRequest, make_adapter: MakeAdapter) -> ModelAdapter:
+    plain = make_adapter(*request.param)
+    lora = {"target_modules": "all-linear", "r": 2, "lora_alpha": 16}
+    document = {**plain.config.to_dict(), "lora": lora, "base_quantisation": "nf4"}
+    return adapter_for(plain.family, plain.task, json.dumps(document))
+
+
+@pytest.fixture
+def states(adapter: ModelAdapter) -> list[dict[str, Tensor]]:
+    """The states of a model whose adapter is not zero."""
+    model = initial_model(adapter, None, seed=3)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1, generator=generator)
+    return split_state(adapter, model)
+
+
+def loaded(
+    adapter: ModelAdapter, index: int, state: Mapping[str, Tensor], folder: Any
+) -> ResidentUnit:
+    """Loads a unit as a host does."""
+    unit = ResidentUnit(index, adapter.build_unit(index), TrainingConfig())
+    trained, frozen = divide_state(state, adapter.frozen_names(index))
+    path = folder / f"{index}.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in frozen.items()}, path)
+    unit.load_frozen(path)
+    unit.module.load_state_dict(trained, strict=False)
+    return unit
+
+
+def layers_in(module: nn.Module) -> dict[str, Any]:
+    return {name: layer for name, layer in module.named_modules() if is_quantised(layer)}
+
+
+def test_only_frozen_layers_of_blocks_are_quantised_and_names_stay(adapter: ModelAdapter) -> None:
+    for index in range(adapter.num_units):
+        unit = adapter.build_unit(index)
+        assert list(unit.state_dict()) == adapter.state_names(index)
+        layers = layers_in(unit)
+        if not 0 < index <= adapter.num_blocks:
+            assert not layers
+            continue
+        linear = [n for n in adapter.state_names(index) if n.endswith("base_layer.weight")]
+        assert sorted(f"{name}.weight" for name in layers) == sorted(linear)
+        for layer in layers.values():
+            assert not bitsandbytes.functional.dequantize_4bit(
+                layer.weight.data, layer.weight.quant_state
+            ).any()
+
+
+def test_memory_share_is_what_a_loaded_block_takes(
+    adapter: ModelAdapter, states: list[dict[str, Tensor]], tmp_path: Any
+) -> None:
+    unit = loaded(adapter, 1, states[1], tmp_path).module
+    frozen = divide_state(states[1], adapter.frozen_names(1))[1]
+    num_bytes = sum(p.nbytes for p in unit.parameters() if not p.requires_grad)
+    for layer in layers_in(unit).values():
+        scales = layer.weight.quant_state
+        num_bytes += scales.absmax.nbytes + scales.state2.absmax.nbytes
+    full = sum(tensor.nbytes for tensor in frozen.values())
+    assert adapter.frozen_memory_share == pytest.approx(num_bytes / full)
+    assert num_bytes < 0.3 * full
+
+
+def test_merged_model_computes_what_the_units_compute(
+    adapter: ModelAdapter, states: list[dict[str, Tensor]], make_batch: Any, tmp_path: Any
+) -> None:
+    side = make_batch(adapter.task, padded=False)
+    activation: Any = None
+    for index in range(1 + adapter.num_blocks):
+        unit: Any = loaded(adapter, index, states[index], tmp_path).module.eval()
+        activation = unit(activation, side)
+    merged: Any = join_model(adapter, states)
+    assert not layers_in(merged)
+    outputs: list[Any] = []
+    last = merged.get_submodule(f"{adapter.blocks_path}.{adapter.num_blocks - 1}")
+    last.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    merged(**side)
+    found = outputs[0] if isinstance(outputs[0], Tensor) else outputs[0][0]
+    torch.testing.assert_close(found, activation, rtol=1e-4, atol=1e-5)
+
+
+def test_damaged_file_and_missing_library_are_named(
+    adapter: ModelAdapter,
+    states: list[dict[str, Tensor]],
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = dict(states[1])
+    name = next(name for name in state if name.endswith("base_layer.weight"))
+    state[name] = state[name][:, 1:]
+    with pytest.raises(CorruptDataError, match="unit 1 cannot load its frozen weights.*shape"):
+        loaded(adapter, 1, state, tmp_path)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(InvalidInputError, match=r"pip install 'collapipe\[quantisation\]'"):
+        adapter.build_unit(1)
+
+
+def test_profile_and_counts_are_those_of_full_precision(
+    adapter: ModelAdapter,
+) -> None:
+    document = {**adapter.config.to_dict(), "lora": adapter.lora.model_dump()}
+    plain = adapter_for(adapter.family, adapter.task, json.dumps(document))
+    task = TaskConfig.model_validate({"kind": adapter.task, "max_length": 12})
+    assert count_units(adapter, task) == count_units(plain, task)
+    side = make_side(adapter, 2, 12)
+    for index in (1, adapter.num_units - 1):
+        works = [StageWork([each.build_unit(index)], 16) for each in (adapter, plain)]
+        assert works[0].forward(side) == works[1].forward(side)
+        assert works[0].backward(side) == works[1].backward(side)
+    assert profile_block(adapter, CPU, [2], 12).state_bytes > 0
