@@ -161,7 +161,8 @@ def run_services(
                     pushed_bytes.append(sum(push.bytes for s in summaries for push in s.pushed))
                     print(f"round {event.round_committed.num_rounds}", file=sys.stderr)
                 elif event.HasField("evaluation"):
-                    evaluations.append(event.evaluation.value)
+                    evaluation = event.evaluation
+                    evaluations.append(evaluation.value)
                 elif event.HasField("status") and event.status.message:
                     print(event.status.message, file=sys.stderr)
             client.export(job_id, directory)
@@ -170,6 +171,7 @@ def run_services(
         "losses": [losses[0], losses[-1]],
         "metric": evaluations[-1],
         "metrics": evaluations,
+        "other_metrics": dict(evaluation.other_metrics),
         "training_seconds": round(seconds, 1),
         "round_seconds": round(statistics.median(round_seconds), 1),
         "pushed_bytes": round(statistics.median(pushed_bytes)),

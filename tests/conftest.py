@@ -20,8 +20,8 @@ HEAVY_SUITES = ("faults", "e2e", "containers")
 """The suites that `.ci/run` runs with `-m heavy`."""
 
 # The machine may be busy, so examples have no deadline. `.ci/run` also uses the second profile.
-settings.register_profile("quick", deadline=None, max_examples=50)
-settings.register_profile("thorough", deadline=None, max_examples=200)
+settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.load_profile("quick")
 
 
