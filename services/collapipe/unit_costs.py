@@ -31,7 +31,7 @@ class ModelCosts(_Counted):
     hidden_size: int
     period: int
     """Blocks of a layer."""
-    frozen_memory_share: float
+    frozen_memory_share: float = 1.0
     """Memory of a block's frozen weights, divided by their bytes: less than 1 if hosts quantise them."""
     notes: tuple[str, ...] = ()
     """What was assumed, because the data of the job is not here."""

@@ -39,16 +39,23 @@ def count(jobs: Sequence[JobConfig]) -> list[ModelCosts | None]:
             units=(embedding, *[unit(10 * MB, STASH, period)] * (6 * period), unit(5 * MB, MB)),
             hidden_size=HIDDEN,
             period=period,
+            frozen_memory_share=0.25 if job.model.base_quantisation else 1.0,
         )
 
     return [costs(job) for job in jobs]
 
 
-def estimate(*boxes: Box, clusters: int = 1, lora: bool = False, **schedule: Any) -> Estimate:
+def estimate(
+    *boxes: Box,
+    clusters: int = 1,
+    lora: bool = False,
+    base_quantisation: str | None = None,
+    **schedule: Any,
+) -> Estimate:
     document: dict[str, Any] = {
         "clusters": clusters,
         "task": {"kind": "causal_lm", "max_length": LENGTH},
-        "model": {"family": "llama"},
+        "model": {"family": "llama", "base_quantisation": base_quantisation},
         "training": {"mini_batch": 16, "local_steps": 5},
         "schedule": {"num_micro_batches": 4, **schedule},
     }
@@ -78,6 +85,18 @@ def test_memory_of_a_host_is_the_sum_of_its_parts() -> None:
     # All four micro-batches of four rows are in flight, each with two activations in the queues.
     assert devices[0].activation_bytes == 4 * 4 * (3 * STASH + 2 * ACTIVATION)
     assert edge_server.weights_bytes == 5 * MB
+
+
+def test_quantised_weights_need_less_memory_but_travel_whole() -> None:
+    (full,), (small,) = (
+        estimate(box(), box(), lora=True, base_quantisation=kind).clusters for kind in (None, "nf4")
+    )
+    for before, after in zip(full.hosts[1:-1], small.hosts[1:-1], strict=True):
+        assert (before.frozen_bytes, after.frozen_bytes) == (30 * MB, 7.5 * MB)
+        assert before.needed_bytes - after.needed_bytes == 22.5 * MB
+        assert after.optimizer_bytes == before.optimizer_bytes
+        assert after.first_fetched_bytes == before.first_fetched_bytes
+    assert full.hosts[-1] == small.hosts[-1]
 
 
 def test_slices_need_memory_for_keys_and_values() -> None:
