@@ -136,8 +136,9 @@ class ModelConfig(Section):
     stay fp32. The other types need LoRA, and halve memory and frames. Not for `classification` and `ner`."""
 
     base_quantisation: Literal["nf4"] | None = None
-    """Whether hosts keep the frozen linear layers of blocks in 4 bits (QLoRA, Dettmers et al. 2023, arXiv 2305.14314). It
-    needs LoRA, and the package bitsandbytes on each host of blocks. Transfers and files keep `base_dtype`."""
+    """`nf4`: hosts keep the frozen linear layers of blocks in 4 bits (QLoRA, Dettmers et al. 2023, arXiv 2305.14314). This
+    needs LoRA, and the package bitsandbytes on each host of blocks and on the edge server. Transfers and files keep
+    `base_dtype`."""
 
     @property
     def activation_value_bytes(self) -> int:

@@ -1,21 +1,12 @@
 """Provides one Docker Engine for all tests of containers, and builds the images of this checkout."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from containers.engine import Engine, NoEngineError
 from containers.engine import docker_engine as running_engine
 from containers.engine_images import build_images
-
-
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Divides the tests among two workers: emulated processors need neither the engine nor a quiet machine."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            group = "arm64" if item.path.name == "test_arm64.py" else "engine"
-            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

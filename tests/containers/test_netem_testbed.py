@@ -32,7 +32,7 @@ ROUNDS, ROUNDS_BEFORE = 4, 2
 TRAINED = {"device-0-0": "wifi", "device-0-1": "lan", "device-0-2": "wifi"}
 """Network profiles without losses: with losses, the goodput of TCP varies by half between runs."""
 NARROWED, NARROW_PROFILE = "device-0-1", "4g"
-PROBED = {"device-0-0": "wifi", "device-0-1": "lte-lossy", "device-0-2": "satellite"}
+PROBED = {"device-0-0": "wifi-congested", "device-0-1": "lte-lossy", "device-0-2": "satellite"}
 ATTEMPTS = 3
 """Each link may be measured wrongly twice: a probe is late if it queues behind the burst of another probe."""
 TCP_SHARE = 1448 / 1514

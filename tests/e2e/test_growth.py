@@ -92,7 +92,7 @@ def test_nothing_grows_with_the_number_of_rounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_memory_is_flat_after_the_third_of_15_jobs(tmp_path: Path) -> None:
+def test_memory_is_flat_after_the_third_job(tmp_path: Path) -> None:
     # One embedding with its moments has 3 MB, so that 12 kept ones would have 36 MB.
     job = make_job(tmp_path, 2, hidden_size=256, intermediate_size=512)
     with LocalTestbed([2, 2], tmp_path / "testbed") as testbed, testbed.client() as client:

@@ -213,6 +213,15 @@ CASES: dict[str, dict[str, Any]] = {
         "training": {"recompute": True},
         "schedule": {"strategy": "manual", "segments": [[1, 4, 1]]},
     },
+    "lora on 4 bits, llama, 3 clusters, average of the product, split backward": {
+        "num_rows": (30, 41, 55),
+        "devices_per_cluster": [2, 1, 1],
+        "family": "llama",
+        "kind": "causal_lm",
+        "base_quantisation": "nf4",
+        "lora": {"averaging": "product"},
+        "training": {"split_backward": True},
+    },
     "lora on 4 bits, bert classification": {
         "devices_per_cluster": 2,
         "base_quantisation": "nf4",

@@ -72,17 +72,26 @@ def generated(
     return tokens, words
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "LoRA"])
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gpt2", {}),
+        ("llama", {}),
+        ("gpt2", {"lora": LORA}),
+        ("llama", {"lora": LORA}),
+        ("llama", {"lora": LORA, "base_quantisation": "nf4"}),
+    ],
+    ids=["gpt2", "llama", "gpt2-LoRA", "llama-LoRA", "llama-LoRA-nf4"],
+)
 def test_tokens_over_three_devices_equal_those_of_generate(
-    testbed: LocalTestbed, tmp_path: Path, family: str, lora: Any
+    testbed: LocalTestbed, tmp_path: Path, family: str, changes: dict[str, Any]
 ) -> None:
     shape = {"devices_per_cluster": 3, "training": {"learning_rate": 0.05}}
     job = make_job(tmp_path, family, "causal_lm", num_rows=(41,), **shape)
     with testbed.client() as client:
-        if lora is not None:
+        if changes:
             client.export(run_job(testbed, job).job_id, tmp_path / "base")
-            job = make_job(tmp_path, family, "causal_lm", num_rows=(41,), lora=lora, **shape)
+            job = make_job(tmp_path, family, "causal_lm", num_rows=(41,), **changes, **shape)
             model = {"pretrained": str(tmp_path / "base"), "config": {}}
             job = job.model_copy(update={"model": job.model.model_copy(update=model)})
         finished = run_job(testbed, job)
@@ -90,7 +99,11 @@ def test_tokens_over_three_devices_equal_those_of_generate(
         client.export(finished.job_id, tmp_path / "model", merged=True)
         tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "model")
         models: list[Any] = [AutoModelForCausalLM.from_pretrained(tmp_path / "model")]
-        if lora is not None:
+        if "base_quantisation" in changes:
+            # An adapter would change weights that are not quantised, so the result is the whole model.
+            client.export(finished.job_id, tmp_path / "again")
+            assert not (tmp_path / "again" / "adapter_config.json").exists()
+        elif changes:
             client.export(finished.job_id, tmp_path / "adapter")
             models.append(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter"))
         found = answers(client, finished.job_id, TEXTS, max_new_tokens=12)

@@ -93,7 +93,7 @@ def train_job(job: JobConfig) -> Trained:
             random.Random(round_index).shuffle(arrived)
             averaged = average(arrived)
             for client in clients:
-                client.model.load_state_dict(averaged)
+                client.model.load_state_dict(averaged, strict=False)
     return Trained(
         saved_weights(clients[0].model),
         [client.optimizer_state() for client in clients],
@@ -174,14 +174,18 @@ def saved_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     first_names = {name for name, _ in model.named_parameters()}
     aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)} - first_names
     left_out = aliases.union(model._keys_to_ignore_on_save or ())
-    quantised = tuple(f"{n}.weight" for n, m in model.named_modules() if isinstance(m, Linear4bit))
     return {
         name.replace(".base_layer.", ".").replace(".original_module.", "."): tensor
         for name, tensor in copy_weights(model).items()
-        if name not in left_out and not name.startswith(quantised)
+        if name not in left_out
     }
 
 
 def copy_weights(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Returns a copy of the model's state, in which a tied tensor has each of its names."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    """Returns a copy of the model's state, in which a tied tensor has each of its names. Leaves out quantised weights."""
+    quantised = tuple(f"{n}.weight" for n, m in model.named_modules() if isinstance(m, Linear4bit))
+    return {
+        name: tensor.detach().clone()
+        for name, tensor in model.state_dict().items()
+        if not name.startswith(quantised)
+    }

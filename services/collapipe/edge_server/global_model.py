@@ -26,6 +26,7 @@ from collapipe.models import (
     initial_model,
     join_model,
     pretrained_directory,
+    quantisation_library,
     save_lora,
     split_state,
 )
@@ -66,6 +67,8 @@ class GlobalModel:
             return
         config_json = create_config_json(job.model, job.task, labels, parse_vocabulary(vocabulary))
         adapter = adapter_for(job.model.family, job.task.kind, config_json)
+        if adapter.quantises_base:
+            quantisation_library()  # The export needs it.
         units = self._put_initial_units(adapter, job)
         write_document(
             self._directory / "job.json",
@@ -326,7 +329,7 @@ def _adapter_base(adapter: ModelAdapter, model: ModelConfig) -> str | None:
 
     `None` if there is none, or if the model with the adapter would not be the trained one.
     """
-    if model.lora is None or model.pretrained is None or model.config:
+    if model.lora is None or model.pretrained is None or model.config or model.base_quantisation:
         return None
     if changes_embeddings(adapter.build_on_meta()[0]):
         return None

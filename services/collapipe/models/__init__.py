@@ -20,6 +20,7 @@ from collapipe.models.pretrained import pretrained_directory as pretrained_direc
 from collapipe.models.pretrained import read_frozen as read_frozen
 from collapipe.models.quantised_layers import is_quantised as is_quantised
 from collapipe.models.quantised_layers import load_quantised as load_quantised
+from collapipe.models.quantised_layers import quantisation_library as quantisation_library
 from collapipe.models.state import divide_state as divide_state
 from collapipe.models.state import join_model as join_model
 from collapipe.models.state import save_lora as save_lora

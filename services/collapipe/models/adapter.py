@@ -130,7 +130,7 @@ class ModelAdapter(ABC):
 
     @cached_property
     def frozen_memory_share(self) -> float:
-        """Memory of the frozen weights of a layer, divided by their size in full precision: 1 if none is quantised."""
+        """Memory of the frozen weights of a layer, divided by the size of their file: 1 if none is quantised."""
         if not self.quantises_base:
             return 1.0
         full = saved = 0
@@ -191,17 +191,17 @@ class ModelAdapter(ABC):
         """Frees what the last pass of blocks has left, which may be the keys and values of a long text."""
         self._last_shared = None
 
-    def build_unit(self, unit_index: int, *, full_precision: bool = False) -> Unit | Head:
+    def build_unit(self, unit_index: int, *, quantise: bool = True) -> Unit | Head:
         """Builds one unit in training mode; its weights are zero.
 
         Allocates memory for this unit only. Draws no random numbers, because another unit may be training in
         the same process.
 
         Args:
-            full_precision: Whether a block is not quantised although the job says so.
+            quantise: Whether the block is quantised if the job says so.
         """
         unit, model = self.build_unit_on_meta(unit_index)
-        if self.quantises_base and not full_precision and 0 < unit_index <= self.num_blocks:
+        if self.quantises_base and quantise and 0 < unit_index <= self.num_blocks:
             quantise_layers(unit, self.base_dtype)
         self._allocate(model, model if isinstance(unit, Head) else unit)
         return unit

@@ -24,7 +24,7 @@ def quantise_layers(unit: nn.Module, compute_dtype: torch.dtype) -> None:
     Raises:
         InvalidInputError: `bitsandbytes` is not installed.
     """
-    library = _library()
+    library = quantisation_library()
     for name, layer in frozen_linear_layers(unit):
         in_features, out_features = _features(layer)
         quantised: Any = library.nn.Linear4bit(
@@ -40,7 +40,8 @@ def quantise_layers(unit: nn.Module, compute_dtype: torch.dtype) -> None:
         quantised.support_avx512bf16_for_cpu = False
         quantised.is_transposed = isinstance(layer, Conv1D)
         quantised.register_state_dict_post_hook(_drop_scales)
-        _set_weight(quantised, torch.zeros(out_features, in_features, dtype=compute_dtype))
+        zeros = torch.zeros(out_features, in_features, dtype=compute_dtype)
+        _set_weight(quantised, zeros, zeros.device)
         unit.set_submodule(name, quantised)
 
 
@@ -61,17 +62,22 @@ def is_quantised(layer: nn.Module) -> bool:
 
 
 def load_quantised(layer: Any, weight: Tensor) -> None:
-    """Quantises the weight of a layer that `quantise_layers` made; raises `ValueError` for a wrong shape."""
+    """Quantises the weight of a layer that `quantise_layers` made.
+
+    Raises:
+        ValueError: The weight has a wrong shape or type.
+    """
     weight = weight.T if layer.is_transposed else weight
-    if weight.shape != (layer.out_features, layer.in_features):
-        raise ValueError(f"a weight of {layer} has shape {list(weight.shape)}")
-    _set_weight(layer, weight.to(layer.weight.device))
+    wanted = (layer.out_features, layer.in_features), layer.compute_dtype
+    if (weight.shape, weight.dtype) != wanted:
+        raise ValueError(f"a weight of {layer} has shape {list(weight.shape)} and {weight.dtype}")
+    _set_weight(layer, weight, layer.weight.device)
 
 
 @torch.no_grad()
 def round_to_quantised(module: nn.Module) -> None:
-    """Gives the frozen linear layers of a module in full precision the values that they have after quantisation."""
-    functional = _library().functional
+    """Gives the frozen linear layers of a module the values that they have after quantisation."""
+    functional = quantisation_library().functional
     for _, layer in frozen_linear_layers(module):
         is_transposed = isinstance(layer, Conv1D)
         weight = layer.weight.T.contiguous() if is_transposed else layer.weight
@@ -93,11 +99,12 @@ def _features(layer: Any) -> tuple[int, int]:
     return layer.in_features, layer.out_features
 
 
-def _set_weight(layer: Any, weight: Tensor) -> None:
-    parameter = _library().nn.Params4bit(
-        weight.contiguous(), requires_grad=False, quant_type="nf4", module=layer
+def _set_weight(layer: Any, weight: Tensor, device: torch.device) -> None:
+    """Quantises on the CPU, as `round_to_quantised` does, so that the values do not depend on the device."""
+    parameter = quantisation_library().nn.Params4bit(
+        weight.contiguous(), requires_grad=False, quant_type="nf4"
     )
-    layer.weight = parameter.to(weight.device)
+    layer.weight = parameter.to(weight.device).to(device)
     layer.weight._is_hf_initialized = True  # `transformers` draws no numbers for it
 
 
@@ -107,7 +114,8 @@ def _drop_scales(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> N
         del state[name]
 
 
-def _library() -> Any:
+def quantisation_library() -> Any:
+    """Imports `bitsandbytes`; raises `InvalidInputError` if it is not installed."""
     try:
         import bitsandbytes
     except ModuleNotFoundError as error:

@@ -139,7 +139,7 @@ def count_stash_bytes(adapter: ModelAdapter, unit_index: int, side: Side) -> int
     adapter.shared_inputs(torch.zeros((), dtype=adapter.base_dtype).expand(shape), side)
     with FakeTensorMode(allow_non_fake_inputs=True), COMPUTE_LOCK:
         # Fake tensors cannot be quantised, and a quantised layer keeps as much.
-        unit = adapter.build_unit(unit_index, full_precision=True).train()
+        unit = adapter.build_unit(unit_index, quantise=False).train()
         activation = None
         if unit_index:
             activation = torch.empty(shape, dtype=adapter.base_dtype, requires_grad=True)

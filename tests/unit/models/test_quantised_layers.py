@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from collapipe.errors import CorruptDataError, InvalidInputError
-from collapipe.job import TaskConfig, TrainingConfig
+from collapipe.job import JobConfig, TrainingConfig
 from collapipe.models import (
     ModelAdapter,
     adapter_for,
@@ -23,10 +23,10 @@ from collapipe.models import (
     split_state,
 )
 from collapipe.stage_runtime import CPU
-from collapipe.stage_runtime.block_profile import make_side, profile_block
+from collapipe.stage_runtime.activation_stash import count_kept_bytes
+from collapipe.stage_runtime.block_profile import count_stash_bytes, make_side, profile_block
 from collapipe.stage_runtime.operation_counts import StageWork
 from collapipe.stage_runtime.resident_units import ResidentUnit
-from collapipe.stage_runtime.unit_counts import count_units
 
 MakeAdapter = Callable[..., ModelAdapter]
 FAMILIES = [("llama", "causal_lm"), ("gpt2", "causal_lm"), ("bert", "classification")]
@@ -125,24 +125,39 @@ def test_damaged_file_and_missing_library_are_named(
 ) -> None:
     state = dict(states[1])
     name = next(name for name in state if name.endswith("base_layer.weight"))
-    state[name] = state[name][:, 1:]
-    with pytest.raises(CorruptDataError, match="unit 1 cannot load its frozen weights.*shape"):
-        loaded(adapter, 1, state, tmp_path)
+    for wrong in (state[name][:, 1:], state[name].double()):
+        state[name] = wrong
+        with pytest.raises(CorruptDataError, match="unit 1 cannot load its frozen weights.*shape"):
+            loaded(adapter, 1, state, tmp_path)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(InvalidInputError, match=r"pip install 'collapipe\[quantisation\]'"):
         adapter.build_unit(1)
 
 
-def test_profile_and_counts_are_those_of_full_precision(
-    adapter: ModelAdapter,
+def test_counts_are_those_of_blocks_that_are_not_quantised(
+    adapter: ModelAdapter, states: list[dict[str, Tensor]], tmp_path: Any
 ) -> None:
+    assert adapter.lora is not None
     document = {**adapter.config.to_dict(), "lora": adapter.lora.model_dump()}
     plain = adapter_for(adapter.family, adapter.task, json.dumps(document))
-    task = TaskConfig.model_validate({"kind": adapter.task, "max_length": 12})
-    assert count_units(adapter, task) == count_units(plain, task)
     side = make_side(adapter, 2, 12)
-    for index in (1, adapter.num_units - 1):
-        works = [StageWork([each.build_unit(index)], 16) for each in (adapter, plain)]
-        assert works[0].forward(side) == works[1].forward(side)
-        assert works[0].backward(side) == works[1].backward(side)
-    assert profile_block(adapter, CPU, [2], 12).state_bytes > 0
+    block: Any = loaded(adapter, 1, states[1], tmp_path).module.train()
+    activation = torch.randn(2, 12, adapter.config.hidden_size, requires_grad=True)
+    with count_kept_bytes([block]) as kept:
+        output = block(activation, side)
+    assert sum(kept.values()) == count_stash_bytes(adapter, 1, side)
+    del output
+    work, expected = (StageWork([unit], 16) for unit in (block, plain.build_unit(1)))
+    assert work.forward(side) == expected.forward(side)
+    assert work.backward(side) == expected.backward(side)
+    profiles = [profile_block(each, CPU, [2], 12) for each in (adapter, plain)]
+    assert profiles[0].state_bytes == profiles[1].state_bytes > 0
+
+
+def test_quantised_base_needs_lora() -> None:
+    model: dict[str, Any] = {"family": "llama", "base_quantisation": "nf4"}
+    document: dict[str, Any] = {"task": {"kind": "causal_lm"}, "model": model}
+    with pytest.raises(InvalidInputError, match=r"without LoRA all weights.*model\.lora\.r"):
+        JobConfig.from_dict(document, "a job")
+    model["lora"] = {}
+    assert JobConfig.from_dict(document, "a job").model.base_quantisation == "nf4"
