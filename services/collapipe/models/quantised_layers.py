@@ -16,6 +16,8 @@ from collapipe.models.lora import is_of_lora
 
 _BLOCK, _BLOCKS_PER_SCALE = 64, 256
 """Weights that share a scale of 8 bits, and such scales that share one of fp32."""
+_AT_ONCE = 1 << 20
+"""Weights that are quantised at once, because this needs 14 bytes for each of them meanwhile."""
 
 
 def quantise_layers(unit: nn.Module, compute_dtype: torch.dtype) -> None:
@@ -40,8 +42,11 @@ def quantise_layers(unit: nn.Module, compute_dtype: torch.dtype) -> None:
         quantised.support_avx512bf16_for_cpu = False
         quantised.is_transposed = isinstance(layer, Conv1D)
         quantised.register_state_dict_post_hook(_drop_scales)
-        zeros = torch.zeros(out_features, in_features, dtype=compute_dtype)
-        _set_weight(quantised, zeros, zeros.device)
+        num_weights = in_features * out_features
+        packed = torch.zeros(math.ceil(num_weights / 2), 1, dtype=torch.uint8)
+        scales = torch.zeros(math.ceil(num_weights / _BLOCK))
+        shape = torch.Size((out_features, in_features))
+        _set_weight(quantised, packed, _state(scales, shape, compute_dtype))
         unit.set_submodule(name, quantised)
 
 
@@ -71,7 +76,9 @@ def load_quantised(layer: Any, weight: Tensor) -> None:
     wanted = (layer.out_features, layer.in_features), layer.compute_dtype
     if (weight.shape, weight.dtype) != wanted:
         raise ValueError(f"a weight of {layer} has shape {list(weight.shape)} and {weight.dtype}")
-    _set_weight(layer, weight, layer.weight.device)
+    # The CPU quantises, so that the values do not depend on the device.
+    packed, state = _quantise(weight)
+    _set_weight(layer, packed, state, layer.weight.device)
 
 
 @torch.no_grad()
@@ -80,10 +87,8 @@ def round_to_quantised(module: nn.Module) -> None:
     functional = quantisation_library().functional
     for _, layer in frozen_linear_layers(module):
         is_transposed = isinstance(layer, Conv1D)
-        weight = layer.weight.T.contiguous() if is_transposed else layer.weight
-        rounded = functional.dequantize_4bit(
-            *functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
-        )
+        weight = layer.weight.T if is_transposed else layer.weight
+        rounded = functional.dequantize_4bit(*_quantise(weight))
         layer.weight.copy_(rounded.T if is_transposed else rounded)
 
 
@@ -99,12 +104,41 @@ def _features(layer: Any) -> tuple[int, int]:
     return layer.in_features, layer.out_features
 
 
-def _set_weight(layer: Any, weight: Tensor, device: torch.device) -> None:
-    """Quantises on the CPU, as `round_to_quantised` does, so that the values do not depend on the device."""
-    parameter = quantisation_library().nn.Params4bit(
-        weight.contiguous(), requires_grad=False, quant_type="nf4"
+def _quantise(weight: Tensor) -> tuple[Tensor, Any]:
+    """Returns what `quantize_4bit` returns for a whole weight on the CPU, but needs less memory meanwhile."""
+    functional = quantisation_library().functional
+    packed, scales = [], []
+    for part in torch.split(weight.reshape(-1), _AT_ONCE):
+        quantised, state = functional.quantize_4bit(part, blocksize=_BLOCK, quant_type="nf4")
+        packed.append(quantised)
+        scales.append(state.absmax)
+    return torch.cat(packed), _state(torch.cat(scales), weight.shape, weight.dtype)
+
+
+def _state(scales: Tensor, shape: torch.Size, dtype: torch.dtype) -> Any:
+    """Quantises the scales themselves, [blocks of weights], and returns what `bitsandbytes` needs beside a packed weight."""
+    functional = quantisation_library().functional
+    offset = scales.mean()
+    quantised, of_scales = functional.quantize_blockwise(
+        scales - offset, blocksize=_BLOCKS_PER_SCALE
     )
-    layer.weight = parameter.to(weight.device).to(device)
+    return functional.QuantState(
+        absmax=quantised,
+        shape=shape,
+        dtype=dtype,
+        blocksize=_BLOCK,
+        code=functional.get_4bit_type("nf4", device="cpu"),
+        quant_type="nf4",
+        offset=offset,
+        state2=of_scales,
+    )
+
+
+def _set_weight(layer: Any, packed: Tensor, state: Any, device: str | torch.device = "cpu") -> None:
+    parameter = quantisation_library().nn.Params4bit(
+        packed, requires_grad=False, quant_state=state, quant_type="nf4", bnb_quantized=True
+    )
+    layer.weight = parameter.to(device)
     layer.weight._is_hf_initialized = True  # `transformers` draws no numbers for it
 
 
