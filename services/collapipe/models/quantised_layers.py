@@ -4,6 +4,7 @@ The type is NF4 with double quantisation. A host quantises frozen weights when i
 transfers are those of full precision.
 """
 
+import ctypes
 import math
 from typing import Any
 
@@ -16,6 +17,8 @@ from collapipe.models.lora import is_of_lora
 
 _BLOCK, _BLOCKS_PER_SCALE = 64, 256
 """Weights that share a scale of 8 bits, and such scales that share one of fp32."""
+_MAPPED_BYTES = 1 << 20
+"""Each pass unpacks a layer for a moment. Tensors from this size on return their memory to the system at once."""
 _AT_ONCE = 1 << 20
 """Weights that are quantised at once, because this needs 14 bytes for each of them meanwhile."""
 
@@ -27,6 +30,7 @@ def quantise_layers(unit: nn.Module, compute_dtype: torch.dtype) -> None:
         InvalidInputError: `bitsandbytes` is not installed.
     """
     library = quantisation_library()
+    _return_memory_at_once()
     for name, layer in frozen_linear_layers(unit):
         in_features, out_features = _features(layer)
         quantised: Any = library.nn.Linear4bit(
@@ -140,6 +144,14 @@ def _set_weight(layer: Any, packed: Tensor, state: Any, device: str | torch.devi
     )
     layer.weight = parameter.to(device)
     layer.weight._is_hf_initialized = True  # `transformers` draws no numbers for it
+
+
+def _return_memory_at_once() -> None:
+    """Sets glibc's M_MMAP_THRESHOLD for this process. Freed tensors would otherwise stay as gaps in its heap."""
+    try:
+        ctypes.CDLL(None).mallopt(-3, _MAPPED_BYTES)
+    except (AttributeError, OSError):
+        return  # Other systems have no mallopt.
 
 
 def _drop_scales(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
