@@ -165,7 +165,7 @@ def run_services(
                     evaluations.append(evaluation.value)
                 elif event.HasField("status") and event.status.message:
                     print(event.status.message, file=sys.stderr)
-            client.export(job_id, directory)
+            client.export(job_id, directory, merged=True)
         model = AUTO_CLASSES[job.task.kind].from_pretrained(directory)
     return {
         "losses": [losses[0], losses[-1]],
