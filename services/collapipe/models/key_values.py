@@ -16,8 +16,13 @@ class KeyValues:
         """Tokens of earlier passes. Set before the first layer of each pass."""
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Adds the keys and values of a pass, each [rows, heads, tokens, head size]. Returns those of all passes."""
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, **_: object
+    ) -> tuple[Tensor, Tensor]:
+        """Adds the keys and values of a pass, each [rows, heads, tokens, head size]. Returns those of all passes.
+
+        The layers of `transformers` from 5.24 on also give arguments for other kinds of caches.
+        """
         if layer_idx in self._layers:
             earlier_keys, earlier_values = self._layers[layer_idx]
             keys = torch.cat([earlier_keys, keys], dim=-2)

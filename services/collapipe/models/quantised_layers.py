@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from collapipe.errors import InvalidInputError
 from collapipe.models.lora import is_of_lora
@@ -44,7 +43,7 @@ def quantise_layers(unit: nn.Module, compute_dtype: torch.dtype) -> None:
         quantised.bias = layer.bias
         # On some processors, an evaluation would convert the weights for a kernel that computes in bfloat16.
         quantised.support_avx512bf16_for_cpu = False
-        quantised.is_transposed = isinstance(layer, Conv1D)
+        quantised.is_transposed = _is_transposed(layer)
         quantised.register_state_dict_post_hook(_drop_scales)
         num_weights = in_features * out_features
         packed = torch.zeros(math.ceil(num_weights / 2), 1, dtype=torch.uint8)
@@ -59,7 +58,7 @@ def frozen_linear_layers(module: nn.Module) -> list[tuple[str, Any]]:
     return [
         (name, layer)
         for name, layer in module.named_modules()
-        if type(layer) in (nn.Linear, Conv1D)
+        if (type(layer) is nn.Linear or _is_transposed(layer))
         and not any(parameter.requires_grad for parameter in layer.parameters())
         and not is_of_lora(f"{name}.")
     ]
@@ -90,7 +89,7 @@ def round_to_quantised(module: nn.Module) -> None:
     """Gives the frozen linear layers of a module the values that they have after quantisation."""
     functional = quantisation_library().functional
     for _, layer in frozen_linear_layers(module):
-        is_transposed = isinstance(layer, Conv1D)
+        is_transposed = _is_transposed(layer)
         weight = layer.weight.T if is_transposed else layer.weight
         rounded = functional.dequantize_4bit(*_quantise(weight))
         layer.weight.copy_(rounded.T if is_transposed else rounded)
@@ -102,8 +101,13 @@ def quantised_bytes(num_weights: int) -> int:
     return math.ceil(num_weights / 2) + scales + 4 * math.ceil(scales / _BLOCKS_PER_SCALE)
 
 
+def _is_transposed(layer: nn.Module) -> bool:
+    """Returns whether a layer is a `Conv1D` of `transformers`, whose import is slow."""
+    return type(layer).__name__ == "Conv1D"
+
+
 def _features(layer: Any) -> tuple[int, int]:
-    if isinstance(layer, Conv1D):
+    if _is_transposed(layer):
         return layer.nx, layer.nf
     return layer.in_features, layer.out_features
 

@@ -66,7 +66,9 @@ class SliceKeyValues(KeyValues):
         """Call it before the forward pass of each slice, in order."""
         self._kept.append({})
 
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, **_: object
+    ) -> tuple[Tensor, Tensor]:
         own, before = (keys, values), self._kept[:-1]
         self._kept[-1][layer_idx] = _kept(keys), _kept(values)
         if not before:

@@ -322,8 +322,8 @@ def test_profile_takes_the_time_of_the_device(
 ) -> None:
     device, build = Accelerator(LateStreams()), bert.build_unit
 
-    def build_unit(index: int) -> torch.nn.Module:
-        module = build(index)
+    def build_unit(index: int, **options: bool) -> torch.nn.Module:
+        module = build(index, **options)
         module.register_forward_hook(lambda *_: late(device).compute.spend(_UNIT_SECONDS))
         return module
 
