@@ -14,7 +14,7 @@ from torch import Tensor
 
 from collapipe.documents import read_document, write_document
 from collapipe.edge_server.pushed_units import PushedUnits
-from collapipe.errors import InvalidInputError, NotFoundError, WrongStateError
+from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig, ModelConfig
 from collapipe.models import (
     ModelAdapter,
@@ -34,7 +34,7 @@ from collapipe.tasks import parse_vocabulary, write_tokenizer_files
 from collapipe.v1 import plan_pb2
 from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
-from collapipe.weights.tensor_blob import TensorBlob, load_tensors
+from collapipe.weights.tensor_blob import TensorBlob, load_tensors, read_layout
 
 _SHARD_BYTES = 500_000_000
 """Largest file of weights in an export, which is in memory while it is written."""
@@ -188,6 +188,7 @@ class GlobalModel:
         Raises:
             WrongStateError: The round is not the next one, or the attempt did not push these states.
             InvalidInputError: A cluster or a unit is missing, or no cluster has samples.
+            CorruptDataError: What a cluster pushed is damaged, does not fit its unit, or is not finite.
         """
         last = self.commit()
         if (attempt.round_index + 1, attempt.attempt) == (last.num_rounds, last.attempt):
@@ -213,6 +214,10 @@ class GlobalModel:
                     "the same version everywhere"
                 )
         averages = list(pushed.averages(attempt, clusters))
+        for before, average in zip(last.global_units, averages, strict=True):
+            # A commit that was cut short may have moved the file already.
+            moved = not average.path.exists()
+            self._check_fits(before, self._store.path(average.digest) if moved else average.path)
         for average in averages:
             self._store.adopt(average.digest, average.path)
         self._store.sync()
@@ -247,6 +252,17 @@ class GlobalModel:
         self._write_commit(commit)
         self._delete_unreferenced_blobs(commit)
         return commit
+
+    def _check_fits(self, unit: plan_pb2.UnitState, path: Path) -> None:
+        """Raises `CorruptDataError` if new weights are not those of a unit."""
+        before = self._store.path(unit.weights_digest)
+        with open(path, "rb") as new, open(before, "rb") as old:
+            same_header = read_layout(new) == read_layout(old)
+        if not same_header or path.stat().st_size != before.stat().st_size:
+            raise CorruptDataError(
+                f"the new weights of unit {unit.unit_index} have tensors of other names, types or shapes than before: run "
+                "the same version everywhere"
+            )
 
     def check_is_next(self, attempt: plan_pb2.Attempt) -> None:
         """Refuses an attempt whose round is not the next one.

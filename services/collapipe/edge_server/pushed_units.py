@@ -282,7 +282,7 @@ class PushedUnits:
         Raises:
             WrongStateError: A unit was not pushed by this attempt with the given digest.
             InvalidInputError: The states of the clusters cannot be averaged.
-            CorruptDataError: An encoded delta does not fit its unit.
+            CorruptDataError: What a cluster pushed is damaged, does not fit its unit, or is not finite.
         """
 
         def not_pushed(
@@ -372,6 +372,10 @@ def _average(pushes: Sequence[_Push], target: Path) -> Averaged:
     weights = [_weights(push) for push in pushes]
     digests = tuple(digest for _, digest in weights)
     if len(set(digests)) == 1:  # Equal states are their own average.
+        with open(weights[0][0], "rb") as file:
+            for _, dtype, _, num_bytes in read_layout(file).tensors:
+                for start in range(0, num_bytes, _SLICE_BYTES):
+                    _read_slice(file, dtype, min(_SLICE_BYTES, num_bytes - start))
         return Averaged(*weights[0], digests)
     samples = [push.num_samples for push in pushes]
     checksum = hashlib.sha256()
@@ -420,4 +424,10 @@ def _read_slice(file: BinaryIO, dtype: torch.dtype, num_bytes: int) -> torch.Ten
     data = bytearray(num_bytes)
     if file.readinto(data) != num_bytes:  # type: ignore[attr-defined]
         raise CorruptDataError(f"{file.name} ends before its last tensor: run the round again")
-    return torch.frombuffer(data, dtype=dtype)
+    values = torch.frombuffer(data, dtype=dtype)
+    if not torch.isfinite(values).all():
+        raise CorruptDataError(
+            f"{Path(file.name).name} was pushed with weights that are infinite or not a number: a device computes wrongly, or "
+            "training diverged; lower training.learning_rate, or leave the device out"
+        )
+    return values

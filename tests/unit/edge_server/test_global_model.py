@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from collapipe.edge_server.global_model import GlobalModel
-from collapipe.errors import InvalidInputError, NotFoundError, WrongStateError
+from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.v1.plan_pb2 import Attempt, Commit, DataCursor
 from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
+from collapipe.weights.tensor_blob import TensorBlob, load_tensors
 
 from .edges import Edge
 
@@ -252,6 +253,28 @@ def test_own_optimizer_states_are_stored_before_a_commit_becomes_the_candidate(e
 
 class ProcessEnd(BaseException):
     """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("change", ["name", "shape", "type"])
+def test_old_commit_stays_if_all_clusters_push_other_tensors(edge: Edge, change: str) -> None:
+    before = edge.model.commit()
+    clusters = edge.train_all()
+    blob = edge.trained[clusters[0].units[2].weights_digest]
+    tensors = load_tensors(b"".join(blob.read()))
+    name, tensor = next(iter(tensors.items()))
+    if change == "name":
+        tensors[f"{name}.other"] = tensors.pop(name)
+    else:
+        tensors[name] = tensor.half() if change == "type" else tensor.reshape(-1, 1)
+    wrong = TensorBlob(tensors)
+    edge.trained[wrong.digest] = wrong
+    for cluster in clusters:
+        cluster.units[2].weights_digest = wrong.digest
+    with pytest.raises(
+        CorruptDataError, match="unit 2 have tensors of other names, types or shape"
+    ):
+        edge.commit(clusters)
+    assert edge.model.commit() == before
 
 
 def test_old_commit_stays_if_a_cluster_has_not_pushed_what_it_prepared(edge: Edge) -> None:

@@ -194,6 +194,45 @@ def test_clusters_with_other_tensors_are_not_averaged(pushed: PushedUnits) -> No
         list(pushed.averages(Attempt(job_id="job"), states))
 
 
+@pytest.mark.parametrize("num_clusters", [1, 2])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_and_their_cluster_is_named(
+    tmp_path: Path, num_clusters: int, value: float
+) -> None:
+    pushed = PushedUnits(tmp_path, num_clusters, [BASE.total_bytes] * 6, lambda *_: tmp_path)
+    states = [push(pushed, cluster) for cluster in range(num_clusters - 1)]
+    tensors = load_tensors(b"".join(BASE.read()))
+    tensors["large"][-1, -1] = value
+    blob = TensorBlob(tensors)
+    pushed.begin(announce(num_clusters - 1, blob)).take(blob)
+    unit = UnitState(unit_index=5, weights_digest=blob.digest)
+    states.append(
+        ClusterState(
+            cluster_index=num_clusters - 1, units=[unit], num_samples=SAMPLES[num_clusters - 1]
+        )
+    )
+    with pytest.raises(CorruptDataError, match=rf"^cluster-{num_clusters - 1}-unit-5 .* infinite"):
+        list(pushed.averages(Attempt(job_id="job"), states))
+
+
+def test_bytes_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
+    pushed = PushedUnits(tmp_path, 1, [BASE.total_bytes] * 6, lambda *_: tmp_path)
+    data, unit = b"no tensors", announce(0, BASE)
+    unit.total_bytes = len(data)
+    stream = pushed.begin(unit)
+    stream.write(data)
+    digest = hashlib.sha256(data).hexdigest()
+    stream.complete(digest)
+    state = UnitState(unit_index=5, weights_digest=digest)
+    with pytest.raises(CorruptDataError, match="no header of safetensors"):
+        list(
+            pushed.averages(
+                Attempt(job_id="job"),
+                [ClusterState(units=[state], num_samples=SAMPLES[0])],
+            )
+        )
+
+
 # --- encoded deltas
 
 
