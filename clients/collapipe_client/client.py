@@ -63,6 +63,9 @@ _MOST_TEXTS, _MOST_CHARACTERS = 256, 1_000_000
 _CHUNK_BYTES = 1 << 20
 """Most bytes of a file in one message."""
 
+_ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors"}
+"""With them, `transformers` and `peft` take a folder for an adapter."""
+
 
 class CollaPipeClient:
     """A client of a scheduler, and of the edge server for trained models.
@@ -177,7 +180,7 @@ class CollaPipeClient:
 
         Args:
             job: The job's id, or its name for the newest job of that name.
-            directory: Created if needed. Other files in it stay unchanged.
+            directory: Created if needed. A whole model replaces an adapter in it. Other files stay unchanged.
             merged: Whether to fetch the whole model, with LoRA added, instead of the adapter. If the adapter would not give
                 the trained model, the whole one is fetched anyway.
         """
@@ -196,6 +199,8 @@ class CollaPipeClient:
                 pieces = EdgeServerServiceStub(channel).ExportModel(request)
                 peer, task = f"the edge server at {edge_server}", f"send the model of job {job_id}"
                 names = _write_files(self._stream(pieces, peer, task), folder)
+            for name in _ADAPTER_FILES.difference(names):
+                (directory / name).unlink(missing_ok=True)
             return [(folder / name).replace(directory / name) for name in names]
         finally:
             shutil.rmtree(folder, ignore_errors=True)

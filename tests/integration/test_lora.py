@@ -48,7 +48,9 @@ def test_adapter_and_merged_model_generate_the_same_tokens(
     with testbed.client() as client:
         job_id = run_job(testbed, job).job_id
         files = client.export(job_id, tmp_path / "adapter")
+        client.export(job_id, tmp_path / "merged")
         client.export(job_id, tmp_path / "merged", merged=True)
+    assert not (tmp_path / "merged" / "adapter_config.json").exists()
     names = {path.name for path in files}
     assert names >= {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"}
     assert "model.safetensors" not in names

@@ -92,7 +92,7 @@ class ModelUse:
                 if length + wanted > limit:
                     raise InvalidInputError(
                         f"with an answer of {wanted} tokens it needs {length + wanted} positions, more than the {limit} "
-                        f"of the model: shorten it, or ask for at most {max(0, limit - length)} new tokens"
+                        "of the model: shorten it, or ask for fewer new tokens"
                     )
         except InvalidInputError as error:
             raise InvalidInputError(f"text {number} ({text!r:.40}): {error}") from error
