@@ -41,16 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _OneTestbed(LoadFileScheduling):
-    """Gives all tests of a file to one worker process, all of tests/integration, and all that use the Docker Engine.
-
-    The first of these share a testbed. Only emulated processors, which come first, run beside the containers.
-    """
+    """Gives all tests of a file to one worker process, and all of tests/integration, which share a testbed."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        folder = file.rpartition("/")[0]
-        shares = folder in ("tests/integration", "tests/containers")
-        return folder if shares and not file.endswith("/test_arm64.py") else file
+        return "integration" if file.startswith("tests/integration/") else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _OneTestbed:
