@@ -126,7 +126,7 @@ def how_to_load(task: str, directory: Path, *, is_adapter: bool = False) -> str:
 def how_to_resume(view: JobView, command: str) -> str:
     """Says how many rounds are committed and which command continues the job."""
     if not view.num_rounds_committed:
-        return "no round was committed: start again with the same command"
+        return "no round was committed: remove the cause, and start again"
     return (
         f"{view.num_rounds_committed} of {view.num_rounds} rounds are committed; continue with:\n"
         f"  {command}"
