@@ -114,7 +114,7 @@ def make_job(
             "freeze_embeddings": freeze_embeddings,
             "config": {**tiny, **blocks, **(model_config or {})},
             "base_dtype": base_dtype,
-            "base_quantisation": base_quantisation,
+            **({} if base_quantisation is None else {"base_quantisation": base_quantisation}),
             **({} if lora is None else {"lora": lora}),
         },
         "training": {
