@@ -90,9 +90,10 @@ class ModelUse:
                 length = len(question.input_ids) if self._task.continues_text else 0
                 wanted = self._options.max_new_tokens
                 if length + wanted > limit:
+                    left = f", or ask for at most {limit - length} new tokens" * (length < limit)
                     raise InvalidInputError(
                         f"with an answer of {wanted} tokens it needs {length + wanted} positions, more than the {limit} "
-                        "of the model: shorten it, or ask for fewer new tokens"
+                        f"of the model: shorten it{left}"
                     )
         except InvalidInputError as error:
             raise InvalidInputError(f"text {number} ({text!r:.40}): {error}") from error
