@@ -214,7 +214,9 @@ def _testbed_for(
         f"{', '.join(map(str, counts))} devices"
     )
     with (
-        LocalTestbed(clusters, workspace, emulation=emulation, progress=progress) as testbed,
+        LocalTestbed(
+            clusters, workspace, emulation=emulation, supervised=True, progress=progress
+        ) as testbed,
         testbed.client() as client,
     ):
         yield client, testbed

@@ -4,6 +4,7 @@ import itertools
 import math
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from collapipe.errors import (
     CorruptDataError,
     InvalidInputError,
     NotFoundError,
+    PeerLostError,
     WrongStateError,
 )
 from collapipe.job import JobConfig
@@ -36,6 +38,9 @@ from collapipe.v1.model_use_pb2 import (
 from collapipe.v1.plan_pb2 import Plan
 from collapipe.v1.scheduler_pb2 import (
     HOST_ROLE_EDGE_SERVER,
+    JOB_STATE_CANCELLED,
+    JOB_STATE_FAILED,
+    JOB_STATE_SUCCEEDED,
     CancelJobRequest,
     ExplainDecisionRequest,
     ExplainDecisionResponse,
@@ -62,6 +67,11 @@ _MOST_TEXTS, _MOST_CHARACTERS = 256, 1_000_000
 """Most texts, and about how many characters, in one use of a model. Later texts are another use."""
 _CHUNK_BYTES = 1 << 20
 """Most bytes of a file in one message."""
+
+_RETRY_SECONDS = 0.5
+"""Time between two tries to reach a scheduler that is away."""
+
+_FINAL_STATES = (JOB_STATE_SUCCEEDED, JOB_STATE_FAILED, JOB_STATE_CANCELLED)
 
 _ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors"}
 """With them, `transformers` and `peft` take a folder for an adapter."""
@@ -130,19 +140,54 @@ class CollaPipeClient:
         request = SubmitJobRequest(config_json=job.to_json(), resume=resume)
         return str(self._call(self._scheduler.SubmitJob, request).job_id)
 
-    def watch(self, job_id: str, *, signs_of_life: bool = False) -> Iterator[WatchJobResponse]:
+    def watch(
+        self,
+        job_id: str,
+        *,
+        signs_of_life: bool = False,
+        waiting: Callable[[str], None] = lambda reason: None,
+    ) -> Iterator[WatchJobResponse]:
         """Yields the events of a job, from the first to the last.
+
+        If the scheduler is away, this waits for it for as long as `silence_timeout`. A scheduler that was restarted tells
+        only what has happened since.
 
         Args:
             signs_of_life: Also yield messages without an event, which the scheduler sends between events.
+            waiting: Told why it waits for the scheduler, once for each time that the scheduler goes away.
 
         Raises:
-            PeerLostError: The scheduler ended or is silent. The job may continue: watch it again.
+            PeerLostError: The scheduler was away for too long. The job may continue: watch it again.
         """
-        events = self._scheduler.WatchJob(WatchJobRequest(job_id=job_id))
-        for event in self._stream(events, self._scheduler_name, f"send the events of job {job_id}"):
-            if signs_of_life or event.WhichOneof("event"):
-                yield event
+        request, ended, is_away = WatchJobRequest(job_id=job_id), False, False
+        heard_at, elapsed, offset = time.monotonic(), 0.0, 0.0
+        task = f"send the events of job {job_id}"
+        while not ended:
+            try:
+                events = self._scheduler.WatchJob(request)
+                for event in self._stream(events, self._scheduler_name, task):
+                    heard_at, is_away = time.monotonic(), False
+                    if event.number:
+                        if event.log_id != request.log_id:
+                            offset = elapsed
+                        request.log_id, request.after = event.log_id, event.number
+                        event.elapsed_seconds += offset
+                        elapsed = event.elapsed_seconds
+                    if event.HasField("status"):
+                        ended = event.status.state in _FINAL_STATES
+                    if signs_of_life or event.WhichOneof("event"):
+                        yield event
+                # A scheduler that is stopped ends the stream before the job has ended.
+                lost = PeerLostError("scheduler", f"{self._scheduler_name} was stopped")
+            except PeerLostError as error:
+                lost = error
+            if not ended:
+                if time.monotonic() - heard_at > self._silence_seconds:
+                    raise lost
+                if not is_away:
+                    waiting(str(lost))
+                is_away = True
+                time.sleep(_RETRY_SECONDS)
 
     def cancel(self, job_id: str) -> None:
         """Stops a job. Its last commit is kept."""

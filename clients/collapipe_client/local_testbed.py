@@ -6,6 +6,7 @@ it. So a later command can end the processes even if this one is killed.
 """
 
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -30,6 +31,7 @@ from collapipe_client.processes import (
     last_lines,
     start_seconds,
 )
+from collapipe_client.supervisor import Supervisor
 from collapipe_client.testbed_processes import (
     LOOPBACK,
     SCHEDULER,
@@ -69,6 +71,7 @@ class LocalTestbed:
             `edge-server`. `None` for no emulation.
         scheduler_options: Further flags of the scheduler, for example the URL of Prometheus.
         detached: Whether the processes outlive this one. Then `LocalTestbed.end` ends them.
+        supervised: Whether processes that end by themselves are started again. Not for a detached testbed.
         listen: Address of the scheduler, "host:port".
         progress: Receives messages about long waits and about problems that were solved.
     """
@@ -81,6 +84,7 @@ class LocalTestbed:
         emulation: Emulation | None = None,
         scheduler_options: Sequence[str] = (),
         detached: bool = False,
+        supervised: bool = False,
         listen: str = LOOPBACK,
         start_timeout: timedelta = timedelta(seconds=180),
         progress: Callable[[str], None] | None = None,
@@ -91,9 +95,11 @@ class LocalTestbed:
         self.emulation = emulation
         """What the hosts emulate; `emulate` changes it. `None` for nothing."""
         self._detached = detached
+        self.supervised = supervised
         self._listen = listen
         self._start_seconds = start_timeout.total_seconds()
         self._progress = progress or (lambda message: None)
+        self._stopping = threading.Event()
         self._popen: dict[str, subprocess.Popen[bytes]] = {}
         self._owned = ExitStack()
         shape = [[(d.memory_bytes, d.speed) for d in cluster] for cluster in devices]
@@ -166,6 +172,10 @@ class LocalTestbed:
                 raise
             if not self._detached:
                 owned.callback(lambda: self._end(list(self._services)))
+                if self.supervised:
+                    self._stopping.clear()
+                    owned.enter_context(Supervisor(self.lost, self._restart, self._progress))
+                    owned.callback(self._stopping.set)
                 self._owned = owned.pop_all()
 
     def add_clusters(self, clusters: Clusters) -> None:
@@ -209,10 +219,17 @@ class LocalTestbed:
 
     def describe_loss(self, name: str) -> str:
         """Says how a process ended, with the last lines of its log."""
-        popen = self._popen.get(name)
         log = self.workspace.log_file(name)
-        how = describe_exit(popen.poll() if popen else None)
-        return f"{name} {how}; last lines of {log}:\n{last_lines(log)}"
+        return f"{name} {self._say_exit(name)}; last lines of {log}:\n{last_lines(log)}"
+
+    def _restart(self, name: str) -> None:
+        """Starts a process that has ended again."""
+        self._progress(f"{name} {self._say_exit(name)}, so it is started again")
+        self._start_together([name])
+
+    def _say_exit(self, name: str) -> str:
+        popen = self._popen.get(name)
+        return describe_exit(popen.poll() if popen else None)
 
     @staticmethod
     def end(workspace: Path = DEFAULT_ROOT, grace: timedelta = GRACE) -> WorkspaceRecord | None:
@@ -273,20 +290,25 @@ class LocalTestbed:
         """Starts a process and records it. A process that ran before gets its former address."""
         known = self._record.process(service.name)
         is_scheduler = service.name == SCHEDULER
-        listen = (known.address if known else "") or (self._listen if is_scheduler else LOOPBACK)
-        check_free(listen, service.name)
+        if (
+            is_scheduler and known is None
+        ):  # Jobs of an earlier testbed go on only if somebody resumes them.
+            service = replace(service, options=(*service.options, "--abandon-jobs"))
+        listen = (known.address if known else "") or self._listen_address(service.name)
         self.workspace.ready_file(service.name).unlink(missing_ok=True)
         emulation_file = self.workspace.emulation_file
-        with open(self.workspace.log_file(service.name), "wb") as log:
+        line = command(
+            service,
+            self.workspace,
+            listen=listen,
+            scheduler_address=None if is_scheduler else self.scheduler_address,
+            emulation_file=emulation_file if emulation_file.exists() else None,
+            exit_with_parent=not self._detached,
+        )
+        # The log of a process that is started again still says why it has ended.
+        with open(self.workspace.log_file(service.name), "ab" if known else "wb") as log:
             popen = subprocess.Popen(
-                command(
-                    service,
-                    self.workspace,
-                    listen=listen,
-                    scheduler_address=None if is_scheduler else self.scheduler_address,
-                    emulation_file=emulation_file if emulation_file.exists() else None,
-                    exit_with_parent=not self._detached,
-                ),
+                self._command_line(service.name, listen, line),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -296,6 +318,15 @@ class LocalTestbed:
             )
         self._popen[service.name] = popen
         self._write(ProcessRecord(service.name, popen.pid, start_seconds(popen.pid)))
+
+    def _listen_address(self, name: str) -> str:
+        """Returns where a process listens that has no address yet, "host:port"."""
+        return self._listen if name == SCHEDULER else LOOPBACK
+
+    def _command_line(self, name: str, listen: str, line: list[str]) -> list[str]:
+        """Returns the command line that really starts a process. Raises `InvalidInputError` if its port is taken."""
+        check_free(listen, name)
+        return line
 
     def _wait_until_ready(self, names: Sequence[str]) -> None:
         waiting = list(names)
@@ -312,7 +343,7 @@ class LocalTestbed:
                     raise PeerLostError(
                         name, f"the testbed did not start: {self.describe_loss(name)}"
                     )
-            if not waiting:
+            if not waiting or self._stopping.is_set():
                 return
             now = time.monotonic()
             if now - started > self._start_seconds:

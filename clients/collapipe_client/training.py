@@ -55,19 +55,14 @@ def follow_job(
     testbed: LocalTestbed | None = None,
 ) -> None:
     """Shows a job until it ends."""
-    try:
-        for event in client.watch(job_id, signs_of_life=True):
-            display.show(event)
-    except PeerLostError as error:
-        if testbed is not None and SCHEDULER in testbed.lost():
-            raise PeerLostError(SCHEDULER, testbed.describe_loss(SCHEDULER)) from error
-        raise
-    if not display.view.ended:
-        raise PeerLostError(
-            SCHEDULER,
-            f"the scheduler at {client.address} stopped sending events of job {job_id} before the "
-            f"job ended: watch it again with `collapipe watch {job_id}`",
-        )
+
+    def away(reason: str) -> None:
+        if testbed is not None and not testbed.supervised and SCHEDULER in testbed.lost():
+            raise PeerLostError(SCHEDULER, testbed.describe_loss(SCHEDULER))
+        display.note(f"waiting for the scheduler: {reason}")
+
+    for event in client.watch(job_id, signs_of_life=True, waiting=away):
+        display.show(event)
 
 
 _HOW_TO_LOAD = {

@@ -1,14 +1,18 @@
 """Small JSON documents that are replaced atomically, so that a reader sees the old one or the new one."""
 
 import errno
+import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from collapipe.errors import CorruptDataError
+from collapipe.errors import CorruptDataError, WrongStateError
+
+_POLL_SECONDS = 0.1
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
@@ -38,6 +42,44 @@ def read_document(path: Path) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         raise CorruptDataError(f"{path} is damaged (not an object): restore it or delete it")
     return document
+
+
+def hold_directory(directory: Path | None, wait_seconds: float = 10.0) -> ExitStack:
+    """Keeps other processes from using a directory, until the result is closed or this process ends.
+
+    Args:
+        directory: Made if it does not exist. With `None`, nothing is held.
+        wait_seconds: How long to wait for another process, which may be about to end.
+
+    Raises:
+        WrongStateError: Another process still uses the directory.
+    """
+    held = ExitStack()
+    if directory is None:
+        return held
+    directory.mkdir(parents=True, exist_ok=True)
+    file = open(directory / "lock", "a+", encoding="utf-8")  # noqa: SIM115  # `held` closes it.
+    held.callback(file.close)
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                file.seek(0)
+                raise WrongStateError(
+                    f"--state-dir {directory} is in use by process {file.read() or 'unknown'}: end it, or give each service "
+                    "a directory of its own"
+                ) from None
+            time.sleep(_POLL_SECONDS)
+    with suppress(
+        OSError
+    ):  # Only the text of the error needs the number, and the disk may be full.
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+    return held
 
 
 @contextmanager

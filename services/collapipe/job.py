@@ -191,8 +191,8 @@ class TrainingConfig(Section):
     """Send the gradient of a segment's input back before the gradients of its weights are computed. A stage computes
     those when it would otherwise wait. This changes no bit."""
     replicate_every: int = Field(default=10, ge=1)
-    """Number of rounds between two copies of the optimizer state from the devices to the control unit. A resumed job
-    repeats the rounds since the last complete copy: at most about twice this number, with the same result. A copy
+    """Number of rounds between two copies of the optimizer state from the devices to the control unit. After a
+    failure, a job repeats the rounds since the last complete copy: at most about twice this number, with the same result. A copy
     moves two values for each parameter with AdamW, beside the training, and a device holds them twice meanwhile."""
     evaluate_every: int = Field(default=1, ge=0)
     """Number of rounds between evaluations; 0 means none. The final model is always evaluated."""
@@ -262,6 +262,9 @@ class ScheduleConfig(DecisionParameters):
     it sets `memory_bytes`, and on control units if each of them sets it."""
     wait_for_hosts_seconds: float = Field(default=60.0, gt=0, le=1e7)
     """How long a job waits for its hosts to register."""
+    retry_seconds: float = Field(default=600.0, ge=0, le=1e7)
+    """How long a job tries again by itself, or waits for hosts that it has lost, without a committed round. Other errors than
+    lost hosts are tried again for at most 60 s. 0 means that the first failure ends the job."""
 
 
 class JobConfig(Section):

@@ -25,7 +25,7 @@ from pydantic_settings import (
 )
 
 from collapipe.certificates import Identity
-from collapipe.documents import write_document
+from collapipe.documents import hold_directory, write_document
 from collapipe.errors import CollapipeError, InvalidInputError
 from collapipe.rpc import Security
 from collapipe.telemetry.exporter import serve_metrics
@@ -139,6 +139,7 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
             _take_identity(settings, service, presented.identity)
         configure_logging(settings.log_format, service, settings.host_id or service)
         tune_allocator()
+        state = hold_directory(getattr(settings, "state_dir", None))
         if settings.exit_with_parent is not None:
             arguments = (settings.exit_with_parent,)
             threading.Thread(target=_exit_with_parent, args=arguments, daemon=True).start()
@@ -166,6 +167,7 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
             signals.get(timeout=1.0)
     logger.info("draining")
     running.drain()
+    state.close()
 
 
 def parse_settings(settings_class: type[S]) -> S:

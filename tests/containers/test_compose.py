@@ -157,7 +157,7 @@ def test_containers_run_with_least_privileges(testbed: ComposeTestbed) -> None:
         assert host["Memory"] > 0 and host["LogConfig"]["Config"]["max-size"] == "10m", name
 
 
-def test_killed_device_comes_back_and_job_resumes(
+def test_job_goes_on_when_a_device_is_killed_and_the_device_comes_back(
     testbed: ComposeTestbed, one_process: Trained
 ) -> None:
     job = Job("interrupted", replicate_every=1)
@@ -172,19 +172,15 @@ def test_killed_device_comes_back_and_job_resumes(
             if '"event": "round_started"' in line and f'"round_index": {ROUNDS - 1}' in line:
                 testbed.engine.run("exec", container, *kill)
     events = json_lines("".join(lines))
-    end = [event for event in events if event["event"] == "status"][-1]
-    assert end["state"] == "failed", events[-1]
-    assert "device-0-1" in end["message"]
-
+    states = [event for event in events if event["event"] == "status"]
+    assert states[-1]["state"] == "succeeded", states[-1]
+    assert any("device-0-1" in event.get("message", "") for event in states), states
+    attempts = [e.get("attempt", 0) for e in events if e["event"] == "round_started"]
+    assert max(attempts) >= 1
+    assert model_difference(testbed, "interrupted", one_process) is None
     # The restart policies of the containers start them again.
     testbed.wait_until_healthy(["device-0-1", "shape-device-0-1"])
     eventually(lambda: "device-0-1" in alive_hosts(testbed))
-    resumed = train(testbed, job, "--resume")
-    started_rounds = [
-        event["round_index"] for event in resumed if event["event"] == "round_started"
-    ]
-    assert 0 not in started_rounds and ROUNDS - 1 in started_rounds
-    assert model_difference(testbed, "interrupted", one_process) is None
 
 
 def kill_command(testbed: ComposeTestbed, container: str) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ class ClusterRound:
             self._run(emit)
         except CollapipeError as error:
             if self._copy is not None:
-                self._copy.cancel()  # A resumed job begins at the restore point.
+                self._copy.cancel()  # The next attempt begins at the restore point.
             raise self._pipeline.failure_cause(error) from None
         finally:
             self._pipeline.close()
@@ -88,8 +88,12 @@ class ClusterRound:
             samples_per_second=samples / seconds if seconds else 0.0,
             stages=self._pipeline.stage_reports(),
             waiting_for=self._pipeline.waiting_for(),
+            candidate_copied=self._has_copy(),
         )
         return control_unit_pb2.RunRoundResponse(progress=progress)
+
+    def _has_copy(self) -> bool:
+        return self._copy is not None and self._copy.is_complete
 
     def _run(self, emit: Emit) -> None:
         request, pipeline, summary = self._request, self._pipeline, self._summary
@@ -126,7 +130,7 @@ class ClusterRound:
         prepared = control_unit_pb2.RoundPrepared(
             state=state,
             summary=summary,
-            candidate_copied=copy is not None and copy.is_complete,
+            candidate_copied=self._has_copy(),
         )
         emit(control_unit_pb2.RunRoundResponse(prepared=prepared))
 

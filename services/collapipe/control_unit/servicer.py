@@ -146,7 +146,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         if task is None:
             raise NotFoundError(
                 f"{self._resources.host_id} has no data loaded for job {job_id}, because it was restarted: "
-                "resume the job"
+                "load them, and run the round again"
             )
         job = JobConfig.from_json(request.job.config_json)
         task.set_labels(list(request.labels))

@@ -47,6 +47,10 @@ class SchedulerSettings(ServiceSettings):
         default=None,
         description="JSON file of emulated links. It is read again when it changes.",
     )
+    abandon_jobs: bool = Field(
+        default=False,
+        description="End the jobs that were running or queued when this scheduler ended. Without it, they go on.",
+    )
 
 
 def start(settings: SchedulerSettings, metrics_address: str) -> Running:
@@ -62,7 +66,13 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     telemetry = Telemetry(_source(settings, registry), settings.telemetry_interval_seconds)
     metrics.create_scheduler_series(telemetry.source.name)
     metrics.watch_free_space(settings.state_dir)
-    servicer = SchedulerServicer(JobStore(settings.state_dir), channels, registry, telemetry)
+    servicer = SchedulerServicer(
+        JobStore(settings.state_dir),
+        channels,
+        registry,
+        telemetry,
+        abandon_jobs=settings.abandon_jobs,
+    )
 
     def add_services(server: grpc.Server, address: str) -> None:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)

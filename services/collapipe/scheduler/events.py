@@ -2,6 +2,7 @@
 
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ class EventLog:
     """The events of one job, in order. Of the progress events, only the last of each cluster is kept."""
 
     def __init__(self) -> None:
+        self.log_id = uuid.uuid4().hex
         self._started = time.monotonic()
         self._changed = threading.Condition()
         self._events: deque[tuple[int, Event]] = deque(maxlen=_KEPT_EVENTS)
@@ -25,10 +27,11 @@ class EventLog:
         self._closed = False
 
     def publish(self, event: Event) -> None:
-        """Appends an event, and sets its elapsed time."""
+        """Appends an event, and sets its time and its place in the log."""
         event.elapsed_seconds = time.monotonic() - self._started
         with self._changed:
             self._num_events += 1
+            event.log_id, event.number = self.log_id, self._num_events
             if event.HasField("progress"):
                 self._progress[event.progress.cluster_index] = (self._num_events, event)
             else:
@@ -41,12 +44,14 @@ class EventLog:
             self._closed = True
             self._changed.notify_all()
 
-    def watch(self, silence_seconds: float) -> Iterator[Event | None]:
+    def watch(self, silence_seconds: float, seen: int = 0) -> Iterator[Event | None]:
         """Yields all kept and future events until the log is closed.
 
         It also yields `None` whenever no event has arrived for `silence_seconds`.
+
+        Args:
+            seen: Number of the last event that is left out.
         """
-        seen = 0
         while True:
             with self._changed:
                 if seen == self._num_events and not self._closed:

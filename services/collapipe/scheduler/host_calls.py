@@ -31,6 +31,11 @@ class HostCalls:
         self._cancelled.set()
         self._cancel_calls()
 
+    def begin_attempt(self) -> None:
+        """Allows calls again after a failure of some of them; raises `CancelledError` if the job is cancelled."""
+        self._has_failed = False
+        self.sleep(0)
+
     def sleep(self, seconds: float = _POLL_SECONDS) -> None:
         """Waits a moment; raises `CancelledError` if the job is cancelled."""
         if self._cancelled.wait(seconds):
@@ -81,15 +86,7 @@ class HostCalls:
 
     def run_detached(self, work: Callable[[], T]) -> T:
         """Runs work that cannot be interrupted. If the job is cancelled, its thread is left running."""
-        done: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:  # The waiting thread raises it again.
-                done.set_exception(error)
-
-        threading.Thread(target=run, name="detached", daemon=True).start()
+        done = start_detached(work)
         while not done.done():
             wait([done], timeout=_POLL_SECONDS)
             if self._cancelled.is_set():
@@ -100,3 +97,17 @@ class HostCalls:
         with self._lock:
             for call in self._calls:
                 call.cancel()
+
+
+def start_detached(work: Callable[[], T]) -> Future[T]:
+    """Runs work in a thread of its own, for which the end of the process does not wait."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # Whoever asks for the result gets it.
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="detached", daemon=True).start()
+    return done

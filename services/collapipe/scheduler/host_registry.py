@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from collapipe.errors import CollapipeError, NotFoundError, PeerLostError, WrongStateError
@@ -25,6 +25,18 @@ ROLE_NAMES = {
 HEARTBEAT_SECONDS = 2.0
 SILENCE_SECONDS = 5 * HEARTBEAT_SECONDS
 """A host counts as dead after this time without a heartbeat. A single lost heartbeat does no harm."""
+
+
+_SUSPICION_SECONDS, _LONGEST_SUSPICION_SECONDS = 10.0, 60.0
+"""How long a host that was blamed is left out although its heartbeats go on: at first, and after several times."""
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """A host that others have lost. It counts again after `seconds`, if it sends heartbeats then."""
+
+    since: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,7 @@ class HostRegistry:
         self._lock = threading.RLock()
         self._hosts: dict[str, scheduler_pb2.Host] = {}
         self._last_seen: dict[str, float] = {}
+        self._suspects: dict[str, _Suspect] = {}
 
     def register(self, host: scheduler_pb2.Host) -> None:
         """Adds a host. A host that registers again after a restart keeps its place in the order."""
@@ -81,6 +94,25 @@ class HostRegistry:
                 )
             self._hosts[host.host_id] = host
             self._last_seen[host.host_id] = self._clock()
+            if before is None or before.incarnation != host.incarnation:
+                self._suspects.pop(host.host_id, None)
+            self._export_counts()
+
+    def suspect(self, host: str) -> None:
+        """Leaves a host out for a while, and counts it as dead until its next heartbeat. A restart of it ends both.
+
+        The while is longer each time, because a host that only others cannot reach still sends heartbeats.
+
+        Args:
+            host: Its id or its address. Others are ignored.
+        """
+        with self._lock:
+            for host_id, known in self._hosts.items():
+                if host in (host_id, known.address):
+                    before = self._suspects.get(host_id)
+                    seconds = 2 * before.seconds if before else _SUSPICION_SECONDS
+                    seconds = min(seconds, _LONGEST_SUSPICION_SECONDS)
+                    self._suspects[host_id] = _Suspect(self._clock(), seconds)
             self._export_counts()
 
     def heartbeat(self, host_id: str, incarnation: str) -> None:
@@ -102,19 +134,23 @@ class HostRegistry:
             self._last_seen[host_id] = self._clock()
             self._export_counts()
 
-    def alive(self) -> list[scheduler_pb2.Host]:
-        """Returns the hosts whose last heartbeat is recent, in registration order."""
+    def alive(self, *, suspects: bool = True) -> list[scheduler_pb2.Host]:
+        """Returns the hosts whose last heartbeat is recent, in registration order.
+
+        Args:
+            suspects: Whether hosts that were blamed are among them, if they have sent a heartbeat since.
+        """
         with self._lock:
-            hosts = self._hosts.values()
-            return [host for host in hosts if self._silence(host) <= SILENCE_SECONDS]
+            hosts = [host for host in self._hosts.values() if self._is_alive(host)]
+            return [host for host in hosts if suspects or not self._is_left_out(host)]
 
     def statuses(self) -> list[scheduler_pb2.HostStatus]:
         """Returns the state of every host that ever registered."""
         with self._lock:
-            silences = [(host, self._silence(host)) for host in self._hosts.values()]
+            known = [(h, self._silence(h), self._is_alive(h)) for h in self._hosts.values()]
         statuses = []
-        for host, silence in silences:
-            status = scheduler_pb2.HostStatus(host=host, alive=silence <= SILENCE_SECONDS)
+        for host, silence, is_alive in known:
+            status = scheduler_pb2.HostStatus(host=host, alive=is_alive)
             status.last_seen.FromMilliseconds(int((time.time() - silence) * 1000))
             statuses.append(status)
         return statuses
@@ -131,6 +167,16 @@ class HostRegistry:
         """Returns the addresses at which the living hosts serve /metrics."""
         return [host.metrics_address for host in self.alive() if host.metrics_address]
 
+    def _is_alive(self, host: scheduler_pb2.Host) -> bool:
+        suspect = self._suspects.get(host.host_id)
+        if suspect is not None and self._last_seen[host.host_id] <= suspect.since:
+            return False
+        return self._silence(host) <= SILENCE_SECONDS
+
+    def _is_left_out(self, host: scheduler_pb2.Host) -> bool:
+        suspect = self._suspects.get(host.host_id)
+        return suspect is not None and self._clock() <= suspect.since + suspect.seconds
+
     def _silence(self, host: scheduler_pb2.Host) -> float:
         return self._clock() - self._last_seen[host.host_id]
 
@@ -141,9 +187,20 @@ class HostRegistry:
 
 
 def choose_hosts(
-    alive: list[scheduler_pb2.Host], job: JobConfig
+    alive: Sequence[scheduler_pb2.Host],
+    job: JobConfig,
+    *,
+    preferred: Collection[str] = (),
+    fewer: bool = False,
 ) -> tuple[JobHosts | None, list[str]]:
-    """Returns the hosts that take part in a job; or `None` and a description of each missing host."""
+    """Returns the hosts that take part in a job, and a description of each missing host.
+
+    The hosts are `None` if the job cannot run without the missing ones.
+
+    Args:
+        preferred: Ids of hosts that take part before others. The rest follows in registration order.
+        fewer: Whether a cluster may have fewer devices than the job asks for, but at least one.
+    """
     missing = []
     edge_server = next((host for host in alive if host.role == EDGE_SERVER), None)
     if edge_server is None:
@@ -160,8 +217,12 @@ def choose_hosts(
         if lacking > 0:
             noun = "device" if lacking == 1 else "devices"
             missing.append(f"{lacking} more {noun} in cluster {index} (have {len(devices)})")
-        if control_unit is not None:
-            clusters.append(ClusterHosts(control_unit, tuple(devices[:wanted])))
-    if missing or edge_server is None:
+        if control_unit is not None and devices and (fewer or lacking <= 0):
+            ordered = sorted(devices, key=lambda device: device.host_id not in preferred)
+            chosen = {device.host_id for device in ordered[:wanted]}
+            clusters.append(
+                ClusterHosts(control_unit, tuple(d for d in devices if d.host_id in chosen))
+            )
+    if edge_server is None or len(clusters) < job.clusters:
         return None, missing
-    return JobHosts(edge_server, tuple(clusters)), []
+    return JobHosts(edge_server, tuple(clusters)), missing

@@ -1,46 +1,45 @@
-"""Runs a job from its queue entry to its last commit.
+"""Runs a job from its queue entry to its last commit, and goes on after hosts were lost.
 
-Start with `JobRunner.run`, which runs the whole job, and `JobRunner._run_round`, which runs one round as a
-transaction: docs/architecture.md.
+Start with `JobRunner.run`. An attempt runs rounds until it fails; the next attempt continues from the restore point with
+the hosts that are there then.
 """
 
 import logging
+import math
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from collapipe.errors import (
-    AttemptFailedError,
     CancelledError,
     CollapipeError,
     InfeasibleError,
     InvalidInputError,
+    PeerLostError,
+    WrongStateError,
 )
 from collapipe.rpc import ChannelPool
-from collapipe.scheduler.evaluations import Evaluations
-from collapipe.scheduler.events import Event, EventLog
+from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
-from collapipe.scheduler.host_registry import HostRegistry, JobHosts, choose_hosts
-from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
-from collapipe.scheduler.planner import Planner
-from collapipe.scheduler.round_problem import ModelSizes
-from collapipe.scheduler.telemetry_window import Telemetry
-from collapipe.telemetry import metrics
-from collapipe.telemetry.spans import SPANS
-from collapipe.v1 import (
-    control_unit_pb2,
-    control_unit_pb2_grpc,
-    edge_server_pb2,
-    edge_server_pb2_grpc,
-    job_pb2,
-    plan_pb2,
-    scheduler_pb2,
+from collapipe.scheduler.host_registry import (
+    DEVICE_AGENT,
+    SILENCE_SECONDS,
+    HostRegistry,
+    JobHosts,
+    choose_hosts,
 )
+from collapipe.scheduler.job_preparation import JobPreparation
+from collapipe.scheduler.job_progress import JobProgress
+from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.planner import Planner
+from collapipe.scheduler.retries import Retries
+from collapipe.scheduler.round_runner import RoundRunner
+from collapipe.scheduler.telemetry_window import Telemetry
+from collapipe.v1 import scheduler_pb2
 
 logger = logging.getLogger(__name__)
 
-_TRACK = "round"
-"""The track of the phases of a round in a trace."""
+_PATIENT_FAILURES = 4
+"""Attempts without a plan before a repeated round may be decided anew although devices are missing."""
 
 
 class JobRunner:
@@ -55,355 +54,288 @@ class JobRunner:
         events: EventLog,
         telemetry: Telemetry,
     ) -> None:
-        self._document = document
+        self._progress = JobProgress(document, jobs, events)
         self._job = document.job
-        self._spec = job_pb2.JobSpec(job_id=document.job_id, config_json=document.config_json)
         self._registry = registry
-        self._jobs = jobs
         self._channels = channels
         self._events = events
         self._telemetry = telemetry
-        self._planner: Planner | None = None
         self._calls = HostCalls(self._job.schedule.silence_seconds)
-        self._evaluations = Evaluations(self._job.task.kind, self._job.clusters)
+        self._preparation = JobPreparation(self._progress, channels, self._calls)
+        self._retries = Retries(self._job.schedule.retry_seconds)
+        self._planner: Planner | None = None
+        self._used: dict[int, set[str]] = {}
+        """Ids of the hosts that the job has used, by cluster index."""
+        self._lacking: list[str] = []
+        """What the job does without at present, in words."""
+        self._newcomers: set[str] = set()
+        """Devices that have joined since the last commit, and were never used before."""
+        self._refused: set[str] = set()
+        """Newcomers with which no plan was possible."""
+        self._num_infeasible = 0
+        """Attempts in a row without a plan."""
+        self._failure = ""
+        """Why the last attempt failed, until a round is committed."""
+        self._copied_candidate: int | None = None
+        self._takes_suspects = False
+        """Whether hosts that were blamed take part because no plan fits without them."""
+        self._created = time.monotonic()
+        self._is_cancelled = False
 
     @property
     def job_id(self) -> str:
-        return self._document.job_id
+        return self._progress.job_id
 
     @property
     def description(self) -> str:
         """What others wait for, in words."""
         num_rounds = self._job.training.rounds
-        return (
-            f"job {self.job_id} to end ({self._document.num_rounds_committed} of {num_rounds} rounds are "
-            "committed)"
-        )
+        committed = self._progress.document.num_rounds_committed
+        return f"job {self.job_id} to end ({committed} of {num_rounds} rounds are committed)"
 
     def run(self) -> None:
         """Runs the job to its end. The document then holds the outcome."""
         try:
-            self._set_state(scheduler_pb2.JOB_STATE_PREPARING, "looking for hosts")
-            self._hosts = self._wait_for_hosts()
-            self._prepare()
-            self._set_state(scheduler_pb2.JOB_STATE_RUNNING, "")
-            while self._commit.num_rounds < self._job.training.rounds:
-                self._run_round(self._job.training.local_steps)
-            self._run_round(local_steps=0)  # Evaluates the final model.
-            self._end(scheduler_pb2.JOB_STATE_SUCCEEDED, "")
+            self._run_attempts()
+            self._progress.end(scheduler_pb2.JOB_STATE_SUCCEEDED, "")
         except CancelledError as error:
-            self._end(scheduler_pb2.JOB_STATE_CANCELLED, str(error))
+            if self._is_cancelled:
+                self._progress.end(scheduler_pb2.JOB_STATE_CANCELLED, str(error))
+            else:
+                self._progress.set_state(scheduler_pb2.JOB_STATE_QUEUED, str(error))
         except CollapipeError as error:
             message = self._registry.explain(error)
             logger.warning("job %s failed: %s", self.job_id, message)
-            self._end(scheduler_pb2.JOB_STATE_FAILED, message)
+            self._progress.end(scheduler_pb2.JOB_STATE_FAILED, message)
         except Exception as error:
             # A full disk or a bug must not end the thread that runs all jobs.
             logger.exception("job %s failed unexpectedly", self.job_id)
             message = f"the scheduler failed: {type(error).__name__}: {error}; see its log"
-            self._end(scheduler_pb2.JOB_STATE_FAILED, message)
+            self._progress.end(scheduler_pb2.JOB_STATE_FAILED, message)
         finally:
-            if self._planner is not None:
-                self._planner.close()
+            self._close_planner()
             self._events.close()
 
     def cancel(self, reason: str) -> None:
-        """Stops the job. Its last commit remains."""
+        """Ends the job. Its last commit remains."""
+        self._is_cancelled = True
         self._calls.cancel(reason)
 
-    def _wait_for_hosts(self) -> JobHosts:
-        limit = self._job.schedule.wait_for_hosts_seconds
-        deadline = time.monotonic() + limit
-        announced: list[str] = []
-        while True:
-            hosts, missing = choose_hosts(self._registry.alive(), self._job)
-            if hosts is not None:
-                return hosts
-            if missing != announced:
-                announced = missing
-                message = f"waiting for {', '.join(missing)}"
-                self._set_state(scheduler_pb2.JOB_STATE_PREPARING, message)
-            self._calls.sleep()
-            if time.monotonic() > deadline:
-                raise InfeasibleError(
-                    f"the job needs {', '.join(missing)}, and has waited for {limit:g} s "
-                    "(schedule.wait_for_hosts_seconds): start them (`collapipe up` does so on a "
-                    "local testbed); a new job may also ask for fewer"
-                )
+    def cancel_queued(self, reason: str) -> None:
+        """Ends a job that will not get its turn."""
+        self._progress.end(scheduler_pb2.JOB_STATE_CANCELLED, reason)
+        self._events.close()
 
-    def _prepare(self) -> None:
-        """Loads the data in all clusters, agrees on labels and vocabulary, and creates or finds the model."""
-        document, edge_server = self._document, self._hosts.edge_server
-        self._set_state(scheduler_pb2.JOB_STATE_PREPARING, "loading data")
-        vocabulary = None
-        if document.vocabulary_digest:
-            # A resumed job keeps its vocabulary, even if its data have grown.
-            vocabulary = job_pb2.BlobSource(
-                digest=document.vocabulary_digest, address=edge_server.address
+    def stop(self) -> None:
+        """Ends this run, so that the next process of the scheduler goes on with the job, unless it was cancelled."""
+        self._calls.cancel("the scheduler was stopped: the job goes on when it runs again")
+
+    def _run_attempts(self) -> None:
+        """Runs attempts until one succeeds. Raises the error of the last one."""
+        while True:
+            try:
+                if self._failure:
+                    self._progress.begin_attempt()
+                self._run_attempt()
+                return
+            except (CollapipeError, OSError) as error:
+                failure = error
+            if isinstance(failure, PeerLostError):
+                self._registry.suspect(failure.host_id)
+            no_plan = isinstance(failure, (InfeasibleError, InvalidInputError))
+            if no_plan and self._newcomers:
+                names = ", ".join(sorted(self._newcomers))
+                self._refused |= self._newcomers
+                self._newcomers = set()
+                failure = WrongStateError(f"the job goes on without {names}: {failure}")
+            lacks_devices = bool(self._lacking)
+            self._num_infeasible += no_plan
+            self._takes_suspects = no_plan and lacks_devices
+            wait = self._retries.after(failure, lacks_hosts=lacks_devices)
+            if wait is None:
+                raise failure
+            self._failure = (
+                self._registry.explain(failure)
+                if isinstance(failure, CollapipeError)
+                else f"the scheduler failed: {type(failure).__name__}: {failure}"
             )
-        first = self._prepare_data(0, vocabulary)
-        self._vocabulary = first.vocabulary
-        others = self._calls.in_parallel(
-            lambda cluster_index: self._prepare_data(cluster_index, first.vocabulary),
-            range(1, self._job.clusters),
-        )
-        if not any(data.num_held_out_rows for data in (first, *others)):
-            raise InvalidInputError(
-                "data.train has a file for each cluster, but none of their rows can be held out for evaluation (the hash of the "
-                "text chooses): add rows, or name a file in data.held_out"
-            )
-        if not document.vocabulary_digest:
-            labels = {label for data in (first, *others) for label in data.labels}
-            # By convention "O", the label of a word outside all entities, comes first.
-            document.labels = sorted(labels, key=lambda label: (label != "O", label))
-            document.vocabulary_digest = first.vocabulary.digest
-        self._set_state(scheduler_pb2.JOB_STATE_PREPARING, "making the model")
-        request = edge_server_pb2.PrepareJobRequest(
-            job=self._spec, labels=document.labels, vocabulary=self._vocabulary
-        )
-        call = self._edge_server_stub().PrepareJob(request, wait_for_ready=True)
-        answer = self._calls.last_answer(call, edge_server.host_id, "make the model")
-        self._model = answer.model
-        self._begin_at(answer.commit)
-        self._jobs.save(document)
-        self._set_state(scheduler_pb2.JOB_STATE_PREPARING, "profiling devices")
-        self._planner = self._calls.run_detached(
+            logger.warning("job %s tries again in %g s: %s", self.job_id, wait, self._failure)
+            self._calls.sleep(wait)
+
+    def _run_attempt(self) -> None:
+        """Runs the rounds from the restore point to the end of the job."""
+        self._calls.begin_attempt()
+        self._say(scheduler_pb2.JOB_STATE_PREPARING, "looking for hosts")
+        hosts = self._wait_for_hosts()
+        if not self._used:
+            self._use(hosts)
+        prepared = self._preparation.prepare(hosts)
+        self._close_planner()
+        self._progress.set_state(scheduler_pb2.JOB_STATE_PREPARING, "profiling devices")
+        stored = self._progress.jobs.planner_state(self.job_id)
+        planner = self._planner = self._calls.run_detached(
             lambda: Planner.for_job(
                 self._job,
-                answer.model,
-                ModelSizes(
-                    answer.num_blocks,
-                    tuple(answer.unit_bytes),
-                    tuple(answer.frozen_bytes),
-                    answer.hidden_size,
-                    period=2 if self._job.model.half_blocks else 1,
-                    frozen_memory_share=answer.frozen_memory_share,
-                ),
-                self._hosts,
+                prepared.model,
+                prepared.sizes,
+                hosts,
                 self._channels,
                 self._telemetry,
-                self._jobs.planner_state(document.job_id),
+                stored,
             )
         )
-        self._previous_plans: list[plan_pb2.Plan | None] = [None] * self._job.clusters
-        self._candidate_plans: list[plan_pb2.Plan] = []
-
-    def _begin_at(self, last: plan_pb2.Commit) -> None:
-        """Chooses the commit from which this run continues, given the last commit."""
-        reached = max(self._document.num_rounds_reached, last.num_rounds)
-        self._document.num_rounds_reached = reached
-        self._restore_point = last.restore_point
-        self._commit = plan_pb2.Commit()
-        self._commit.CopyFrom(self._restore_point)
-        if last.num_rounds >= self._job.training.rounds:
-            # Only the evaluation is missing, which needs no optimizer states.
-            self._commit.CopyFrom(last)
-            self._commit.ClearField("candidate")
-            for unit in (unit for cluster in self._commit.clusters for unit in cluster.units):
-                unit.optimizer_digest = ""
-        repeated = last.num_rounds - self._commit.num_rounds
-        if repeated:
-            logger.info(
-                "job %s repeats %d rounds, because optimizer states were last copied after round %d",
-                self.job_id,
-                repeated,
-                self._commit.num_rounds,
-            )
-
-    def _prepare_data(
-        self, cluster_index: int, vocabulary: job_pb2.BlobSource | None
-    ) -> control_unit_pb2.PrepareDataResponse:
-        host_id = self._hosts.clusters[cluster_index].control_unit.host_id
-        request = control_unit_pb2.PrepareDataRequest(
-            job=self._spec, cluster_index=cluster_index, vocabulary=vocabulary
+        # While devices are missing, they may soon be back.
+        decides_anew = not self._lacking or self._num_infeasible > _PATIENT_FAILURES
+        rounds = RoundRunner(
+            self._progress,
+            prepared,
+            planner,
+            self._channels,
+            self._calls,
+            self._copied_candidate,
+            decides_anew=decides_anew,
         )
-        call = self._control_unit_stub(cluster_index).PrepareData(request, wait_for_ready=True)
-        data = self._calls.last_answer(call, host_id, "load its data")
-        logger.info(
-            "cluster %d has %d training rows and %d held-out rows",
-            cluster_index,
-            data.num_rows,
-            data.num_held_out_rows,
-        )
-        return data
+        try:
+            while rounds.num_rounds < self._job.training.rounds:
+                self._begin_round(rounds, planner)
+                rounds.run(self._job.training.local_steps)
+                self._retries.committed(rounds.num_rounds)
+                self._failure, self._num_infeasible, self._newcomers = "", 0, set()
+            self._begin_round(rounds, planner)
+            rounds.run(local_steps=0)  # Evaluates the final model.
+        finally:
+            self._copied_candidate = rounds.copied_candidate
 
-    def _run_round(self, local_steps: int) -> None:
-        """Plans, runs and commits one round. Without local steps it only evaluates, and commits nothing."""
+    def _wait_for_hosts(self) -> JobHosts:
+        """Returns the hosts of the job. After a first round, fewer devices than before will do.
+
+        Raises:
+            InfeasibleError: Hosts were missing for too long.
+        """
         started = time.monotonic()
-        planner = self._planner
-        assert planner is not None
-        round_index = self._commit.num_rounds
-        earlier = self._jobs.find_round(self.job_id, round_index)
-        attempt = self._document.attempt
-        SPANS.begin_round(self.job_id, round_index, attempt)
-        with SPANS.span(_TRACK, "plan"):
-            plans, decision = planner.decide(
-                round_index,
-                earlier.plans if earlier else (),
-                evaluation_only=not local_steps,
-            )
-            is_repeated = round_index < self._document.num_rounds_reached
-            total_steps = earlier.total_steps if earlier and is_repeated else self._job.total_steps
-            document = RoundDocument(
-                attempt=attempt, plans=plans, decision=decision.to_json(), total_steps=total_steps
-            )
-            self._jobs.save_round(self.job_id, round_index, document)
-        if local_steps:
-            planner.round_started(decision)
-            self._publish(
-                round_started=scheduler_pb2.RoundStarted(
-                    round_index=round_index, attempt=attempt, plans=plans
+        planned = self._planned_hosts()
+        for index, host_ids in planned.items():
+            self._used.setdefault(index, set()).update(host_ids)
+        schedule = self._job.schedule
+        setting, limit = "wait_for_hosts_seconds", schedule.wait_for_hosts_seconds
+        if self._failure or (planned and schedule.retry_seconds > limit):
+            setting, limit = "retry_seconds", schedule.retry_seconds
+        while True:
+            hosts, missing = self._choose(fewer=bool(planned))
+            waited = time.monotonic() - started
+            if hosts is not None:
+                self._lacking = self._missing_of(hosts, missing)
+                # After a restart of the scheduler, hosts register again one by one.
+                known = {status.host.host_id for status in self._registry.statuses()}
+                late = [name for names in self._used.values() for name in names - known]
+                is_early = time.monotonic() - self._created < SILENCE_SECONDS
+                if not (self._lacking and late and is_early):
+                    return hosts
+            waiting_for = missing or self._lacking
+            message = f"waiting for {', '.join(waiting_for)}" if waiting_for else ""
+            self._say(scheduler_pb2.JOB_STATE_PREPARING, message or "looking for hosts")
+            self._calls.sleep()
+            if min(limit - waited, self._retries.seconds_left()) < 0:
+                cause = f" Before, {self._failure}" if self._failure else ""
+                raise InfeasibleError(
+                    f"the job needs {', '.join(waiting_for)}, and has waited for {waited:.0f} s (schedule.{setting} is "
+                    f"{limit:g}): start them (`collapipe up` does so on a local testbed); a new job may also ask for "
+                    f"fewer.{cause}"
                 )
-            )
-        try:
-            with SPANS.span(_TRACK, "run"):
-                prepared = self._calls.in_parallel(
-                    lambda plan: self._run_cluster(plan, local_steps, total_steps), plans
+
+    def _choose(self, *, fewer: bool) -> tuple[JobHosts | None, list[str]]:
+        """Chooses among the living hosts. Devices that were blamed are left out where their cluster has other ones."""
+        alive = [host for host in self._registry.alive() if host.host_id not in self._refused]
+        trusted = {host.host_id for host in self._registry.alive(suspects=False)}
+        has_trusted = {
+            host.cluster_index
+            for host in alive
+            if host.role == DEVICE_AGENT and host.host_id in trusted
+        }
+        if not self._takes_suspects:
+            alive = [
+                host
+                for host in alive
+                if host.role != DEVICE_AGENT
+                or host.host_id in trusted
+                or host.cluster_index not in has_trusted
+            ]
+        is_manual = self._job.schedule.strategy == "manual"
+        used = {name for names in self._used.values() for name in names}
+        if is_manual and used:  # The job file has a number of blocks for each of these devices.
+            alive = [h for h in alive if h.role != DEVICE_AGENT or h.host_id in used]
+        hosts, missing = choose_hosts(
+            alive, self._job, preferred=used, fewer=fewer and not is_manual
+        )
+        if hosts is not None and is_manual and (lost := self._missing_of(hosts, missing)):
+            return None, lost
+        return hosts, missing
+
+    def _missing_of(self, hosts: JobHosts, missing: Sequence[str]) -> list[str]:
+        """Returns the devices that the job has used and could use now; or how many the job file asks for beyond them."""
+        lost = [
+            host_id
+            for index, cluster in enumerate(hosts.clusters)
+            if len(cluster.devices) < (self._job.num_devices(index) or math.inf)
+            for host_id in sorted(self._used.get(index, set()) - hosts.by_id.keys())
+        ]
+        return lost or list(missing)
+
+    def _planned_hosts(self) -> dict[int, set[str]]:
+        """Returns the hosts of the last round that was planned, by cluster index; none before the first one."""
+        document, jobs = self._progress.document, self._progress.jobs
+        for round_index in (document.num_rounds_committed, document.num_rounds_committed - 1):
+            found = jobs.find_round(self.job_id, round_index) if round_index >= 0 else None
+            if found is not None:
+                return {p.cluster_index: {stage.host_id for stage in p.stages} for p in found.plans}
+        return {}
+
+    def _use(self, hosts: JobHosts) -> None:
+        """Remembers which devices the job uses."""
+        for index, cluster in enumerate(hosts.clusters):
+            self._used.setdefault(index, set()).update(d.host_id for d in cluster.devices)
+
+    def _begin_round(self, rounds: RoundRunner, planner: Planner) -> None:
+        """Takes devices into the job that are new or have returned, and lets idle ones go.
+
+        Raises:
+            PeerLostError: A host is gone that has what the next round needs.
+            WrongStateError: Such a host was restarted.
+        """
+        before, now = planner.hosts, {host.host_id: host for host in self._registry.alive()}
+        units = [cluster.control_unit.host_id for cluster in before.clusters]
+        for host_id in (before.edge_server.host_id, *units, *sorted(rounds.state_holders)):
+            if host_id not in now:
+                raise PeerLostError(
+                    host_id, f"{host_id} has sent no heartbeat for {SILENCE_SECONDS:g} s"
                 )
-        except CollapipeError as error:
-            outcome = "cancelled" if isinstance(error, CancelledError) else "aborted"
-            metrics.ROUND_SECONDS.labels(outcome).observe(time.monotonic() - started)
-            raise
-        self._previous_plans = list(plans)
-        copied = self._commit.HasField("candidate") and all(p.candidate_copied for p in prepared)
-        if not local_steps:
-            if copied:  # The last commit is repeated with the new restore point.
-                self._commit_round(round_index - 1, [], copied)
-            return
-        with SPANS.span(_TRACK, "commit"):
-            self._commit = self._commit_round(
-                round_index, [cluster.state for cluster in prepared], copied
+            if now[host_id].incarnation != before.by_id[host_id].incarnation:
+                raise WrongStateError(f"{host_id} was restarted")
+        hosts, missing = self._choose(fewer=True)
+        if hosts is not None:
+            planner.take_hosts(hosts)
+            self._lacking = self._missing_of(planner.hosts, missing)
+            used = {name for names in self._used.values() for name in names}
+            self._newcomers |= {d.host_id for d in planner.hosts.devices} - used
+            self._use(planner.hosts)
+            if planner.hosts != before:
+                names = ", ".join(device.host_id for device in planner.hosts.devices)
+                logger.info("job %s goes on with %s", self.job_id, names)
+        without = f"without {', '.join(self._lacking)}" if self._lacking else ""
+        self._say(scheduler_pb2.JOB_STATE_RUNNING, without)
+
+    def _say(self, state: scheduler_pb2.JobState, message: str) -> None:
+        """Sets the state. After a failure, the message also says why the job tries again."""
+        if self._failure:
+            attempt = f"attempt {self._progress.document.attempt + 1}"
+            message = (
+                f"{attempt}, {message}: {self._failure}"
+                if message
+                else f"{attempt}: {self._failure}"
             )
-        self._restore_point = self._commit.restore_point
-        if self._commit.candidate.num_rounds == self._commit.num_rounds:
-            self._candidate_plans = list(plans)
-        seconds = time.monotonic() - started
-        metrics.ROUND_SECONDS.labels("committed").observe(seconds)
-        summaries = [cluster.summary for cluster in prepared]
-        for index, summary in enumerate(summaries):
-            for phase, phase_seconds in (
-                ("configure", summary.configure_seconds),
-                ("train", summary.training_seconds),
-                ("gather", summary.gather_seconds),
-                ("evaluate", summary.evaluation_seconds),
-            ):
-                metrics.ROUND_PHASE_SECONDS.labels(str(index), phase).set(phase_seconds)
-        planner.round_committed(decision, summaries, seconds)
-        self._jobs.save_planner_state(self.job_id, planner.state())
-        self._document.num_rounds_committed = self._commit.num_rounds
-        reached = max(self._document.num_rounds_reached, self._commit.num_rounds)
-        self._document.num_rounds_reached = reached
-        self._jobs.save(self._document)
-        self._publish(
-            round_committed=scheduler_pb2.RoundCommitted(
-                num_rounds=self._commit.num_rounds, summaries=summaries, round_seconds=seconds
-            )
-        )
+        self._progress.set_state(state, message)
 
-    def _run_cluster(
-        self, plan: plan_pb2.Plan, local_steps: int, total_steps: int
-    ) -> control_unit_pb2.RoundPrepared:
-        index = plan.cluster_index
-        host_id = self._hosts.clusters[index].control_unit.host_id
-        previous = self._previous_plans[index]
-        request = control_unit_pb2.RunRoundRequest(
-            attempt=self._attempt(self._commit.num_rounds, plan.plan_id),
-            job=self._spec,
-            model=self._model,
-            plan=plan,
-            base=self._commit.clusters[index],
-            labels=self._document.labels,
-            local_steps=local_steps,
-            evaluate=self._evaluates(local_steps),
-            previous_stages=previous.stages if previous else (),
-            edge_address=self._hosts.edge_server.address,
-            edge_host_id=self._hosts.edge_server.host_id,
-            vocabulary=self._vocabulary,
-            restore_point=self._restore_point.clusters[index],
-            restore_num_rounds=self._restore_point.num_rounds,
-            total_steps=total_steps,
-        )
-        if self._commit.HasField("candidate"):
-            request.candidate.CopyFrom(self._commit.candidate.clusters[index])
-            request.candidate_stages.extend(self._candidate_plans[index].stages)
-            request.wait_for_copy = not local_steps or self._makes_candidate()
-        call = self._control_unit_stub(index).RunRound(request, wait_for_ready=True)
-        prepared = None
-        for response in self._calls.answers(call, host_id, "run its round"):
-            event = response.WhichOneof("event")
-            if event == "progress":
-                self._publish(progress=response.progress)
-            elif event == "evaluation":
-                evaluation = self._evaluations.add(
-                    index, response.evaluation, self._commit.num_rounds
-                )
-                if evaluation is not None:
-                    self._document.evaluation = evaluation
-                    self._publish(evaluation=evaluation)
-            elif event == "prepared":
-                prepared = response.prepared
-        if prepared is None:
-            raise AttemptFailedError(f"{host_id} ended its round without a result")
-        return prepared
-
-    def _commit_round(
-        self,
-        round_index: int,
-        states: Sequence[plan_pb2.ClusterState],
-        candidate_copied: bool,
-    ) -> plan_pb2.Commit:
-        request = edge_server_pb2.CommitRoundRequest(
-            attempt=self._attempt(round_index),
-            clusters=states,
-            candidate_copied=candidate_copied,
-            is_candidate=self._makes_candidate(),
-        )
-        call = self._edge_server_stub().CommitRound(request, wait_for_ready=True)
-        host_id = self._hosts.edge_server.host_id
-        return self._calls.last_answer(call, host_id, "commit the round").commit
-
-    def _evaluates(self, local_steps: int) -> bool:
-        """Returns whether the round begins with an evaluation of the model that it starts from."""
-        every = self._job.training.evaluate_every
-        num_rounds = self._commit.num_rounds
-        return not local_steps or bool(every and num_rounds and num_rounds % every == 0)
-
-    def _makes_candidate(self) -> bool:
-        """Returns whether the optimizer states of the next commit are to be copied."""
-        return (self._commit.num_rounds + 1) % self._job.training.replicate_every == 0
-
-    def _attempt(self, round_index: int, plan_id: str = "") -> plan_pb2.Attempt:
-        return plan_pb2.Attempt(
-            job_id=self.job_id,
-            round_index=round_index,
-            attempt=self._document.attempt,
-            plan_id=plan_id,
-        )
-
-    def _control_unit_stub(
-        self, cluster_index: int
-    ) -> control_unit_pb2_grpc.ControlUnitServiceStub:
-        control_unit = self._hosts.clusters[cluster_index].control_unit
-        channel = self._channels.channel(control_unit.address)
-        return control_unit_pb2_grpc.ControlUnitServiceStub(channel)
-
-    def _edge_server_stub(self) -> edge_server_pb2_grpc.EdgeServerServiceStub:
-        channel = self._channels.channel(self._hosts.edge_server.address)
-        return edge_server_pb2_grpc.EdgeServerServiceStub(channel)
-
-    def _set_state(self, state: scheduler_pb2.JobState, message: str) -> None:
-        self._document.state, self._document.message = state, message
-        self._publish(status=self._document.status())
-        self._jobs.save(self._document)
-
-    def _end(self, state: scheduler_pb2.JobState, message: str) -> None:
-        """Sets the final state. Clients see it even if a full disk prevents storing it."""
-        outcome = scheduler_pb2.JobState.Name(state).removeprefix("JOB_STATE_").lower()
-        metrics.JOBS_ENDED.labels(outcome).inc()
-        try:
-            self._set_state(state, message)
-        except OSError:
-            logger.exception("the final state of job %s could not be stored", self.job_id)
-
-    def _publish(self, **event: Any) -> None:
-        self._events.publish(Event(**event))
+    def _close_planner(self) -> None:
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None

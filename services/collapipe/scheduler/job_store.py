@@ -85,7 +85,10 @@ class JobDocument(_Document):
     num_rounds_reached: int = 0
     """The largest `num_rounds_committed` of all runs. Earlier rounds are repetitions."""
     attempt: int = 0
-    """Number of the last run, from 0. Resuming the job begins a run, and so does every use of its model."""
+    """Number of the last attempt, from 0. A failure, a restart of the scheduler, `--resume` and each use of the model begin
+    another one."""
+    last_commit: tuple[int, int] = (0, 0)
+    """Attempt and number of rounds of the last commit that the scheduler has seen."""
     labels: list[str] = Field(default_factory=list)
     vocabulary_digest: str = ""
     evaluation: _Evaluation | None = None
@@ -139,10 +142,25 @@ class JobStore:
             except (CorruptDataError, InvalidInputError, ValueError) as error:
                 logger.error("the job in %s is left out, the others are not: %s", path, error)
                 continue
-            if document.state in _UNFINISHED:
+            self._jobs[document.job_id] = document
+
+    def take_over(self, *, abandon: bool) -> list[JobDocument]:
+        """Returns the jobs that had not ended when the last process of the scheduler ended, to run them again.
+
+        Args:
+            abandon: Whether these jobs end instead. Then none is returned.
+        """
+        unfinished = [document for document in self.all() if document.state in _UNFINISHED]
+        for document in unfinished:
+            if abandon:
                 document.state = scheduler_pb2.JOB_STATE_FAILED
                 document.message = "the scheduler ended while the job ran: resume it"
-            self._jobs[document.job_id] = document
+            else:
+                document.state = scheduler_pb2.JOB_STATE_QUEUED
+                document.message = "the scheduler was started again"
+                document.attempt += 1
+            self.save(document)
+        return [] if abandon else unfinished
 
     def create(self, config: JobConfig) -> JobDocument:
         document = JobDocument(

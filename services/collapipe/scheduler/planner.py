@@ -7,11 +7,12 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 from collapipe.allocation import RoundPlan, idle_joules, reference_seconds
-from collapipe.errors import InfeasibleError
+from collapipe.errors import AttemptFailedError, InfeasibleError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.decisions import (
@@ -23,11 +24,12 @@ from collapipe.scheduler.decisions import (
     link_shares,
     num_moved_blocks,
 )
+from collapipe.scheduler.host_calls import start_detached
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.knowledge import Knowledge
 from collapipe.scheduler.plan_messages import to_messages
-from collapipe.scheduler.planner_state import PlannerState, host_ids
-from collapipe.scheduler.profiling import Explorer, probe_links, profile_hosts
+from collapipe.scheduler.planner_state import PlannerState
+from collapipe.scheduler.profiling import Explorer, profile_hosts, without_unknown
 from collapipe.scheduler.round_problem import ModelSizes, build_problem
 from collapipe.scheduler.telemetry_window import MIN_SCRAPES, Telemetry
 from collapipe.telemetry import metrics
@@ -44,6 +46,7 @@ class Planner:
         knowledge: What is known about the hosts; the planner updates it.
         current_plans: The plans of the last committed round; empty before the first one.
         explorer: Only for the strategy `dssra`.
+        profile: Completes what is known for hosts that it lacks. Without it, no new hosts can be taken.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Planner:
         telemetry: Telemetry,
         current_plans: RoundPlan = (),
         explorer: Explorer | None = None,
+        profile: Callable[[JobHosts, Knowledge | None], Knowledge] | None = None,
     ) -> None:
         self._job = job
         self._sizes = sizes
@@ -63,6 +67,8 @@ class Planner:
         self._telemetry = telemetry
         self._current_plans = current_plans
         self._explorer = explorer
+        self._profile = profile
+        self._profiling: Future[Knowledge] | None = None
         self._addresses = {host_id: host.address for host_id, host in hosts.by_id.items()}
         self._created = telemetry.now()
         self._round_start: float | None = None
@@ -82,14 +88,25 @@ class Planner:
         """Creates the planner of a job from its stored state; profiles the hosts if no state fits them."""
         is_adaptive = job.schedule.strategy == "dssra"
         explorer = Explorer(job, model, hosts, channels) if is_adaptive else None
+
+        def profile(hosts: JobHosts, known: Knowledge | None) -> Knowledge:
+            return profile_hosts(job, model, hosts, channels, known)
+
         if is_adaptive:
             # This takes seconds, and longer if nothing was compiled before. Do it while the devices are profiled.
             threading.Thread(target=_load_search, daemon=True).start()
-        if state is not None and state.fits(job, hosts):
-            return cls(job, sizes, hosts, state.knowledge, telemetry, state.current_plans, explorer)
-        knowledge = profile_hosts(job, model, hosts, channels)
-        if is_adaptive:
-            knowledge.links = probe_links(hosts, channels)
+        if state is not None and state.strategy == job.schedule.strategy:
+            knowledge = state.knowledge
+            known = without_unknown(job, hosts, knowledge, ())
+            if known is None:
+                known, knowledge = hosts, profile(hosts, knowledge)
+            if explorer is not None:
+                explorer.take_hosts(known)
+            plans = _among(known, state.current_plans)
+            planner = cls(job, sizes, known, knowledge, telemetry, plans, explorer, profile)
+            planner.take_hosts(hosts)
+            return planner
+        knowledge = profile(hosts, None)
         if state is not None:
             # The backlogs stay, because these hosts have used that energy. tau_ref of docs/scheduling.md (13)
             # stays, so that the penalties of all rounds can be compared.
@@ -98,7 +115,7 @@ class Planner:
         knowledge.activation_bytes = float(
             sizes.hidden_size * job.task.max_length * job.model.activation_value_bytes
         )
-        planner = cls(job, sizes, hosts, knowledge, telemetry, explorer=explorer)
+        planner = cls(job, sizes, hosts, knowledge, telemetry, explorer=explorer, profile=profile)
         if job.schedule.channel_bandwidth_hz:
             planner._detect_radio_links()
         return planner
@@ -107,10 +124,39 @@ class Planner:
         """Returns the state from which `for_job` continues after a restart of the scheduler."""
         return PlannerState(
             strategy=self._job.schedule.strategy,
-            host_ids=host_ids(self._hosts),
             knowledge=self._knowledge,
             current_plans=self._current_plans,
         )
+
+    @property
+    def hosts(self) -> JobHosts:
+        """The hosts that plans may use."""
+        return self._hosts
+
+    def take_hosts(self, hosts: JobHosts) -> None:
+        """Replaces the hosts. New devices are profiled beside the training, and take part after a later call."""
+        if self._profiling is not None and self._profiling.done():
+            profiling, self._profiling = self._profiling, None
+            try:
+                found = profiling.result()
+                measured = {
+                    n: link for n, link in self._knowledge.links.items() if link.capacity_bps
+                }
+                self._knowledge.hosts = found.hosts | self._knowledge.hosts
+                self._knowledge.links = found.links | measured
+            except Exception as error:  # The job goes on without them.
+                logger.warning("new devices cannot take part yet: %s", error)
+        known = without_unknown(self._job, hosts, self._knowledge, self._hosts.by_id)
+        if known != hosts and self._profiling is None and self._profile is not None:
+            profile, knowledge = self._profile, self._knowledge.model_copy(deep=True)
+            self._profiling = start_detached(lambda: profile(hosts, knowledge))
+        if known is None or known == self._hosts:
+            return
+        self._hosts = known
+        self._addresses = {host_id: host.address for host_id, host in known.by_id.items()}
+        self._current_plans = _among(known, self._current_plans)
+        if self._explorer is not None:
+            self._explorer.take_hosts(known)
 
     def decide(
         self,
@@ -128,6 +174,7 @@ class Planner:
 
         Raises:
             InfeasibleError: No plan satisfies the limits.
+            AttemptFailedError: The same, and links are missing whose probes failed.
         """
         estimates = self._update_from_telemetry()
         self._update_from_explorer()
@@ -225,7 +272,7 @@ class Planner:
             dead = [name for name, link in sorted(links.items()) if not link.capacity_bps]
             if not dead:
                 raise
-            raise InfeasibleError(
+            raise AttemptFailedError(  # The next attempt probes them again.
                 f"{error}; the probes of {', '.join(dead)} failed: the scheduler's log says why"
             ) from error
 
@@ -307,6 +354,11 @@ class Planner:
             metrics.PLANNED_MICRO_BATCHES.labels(str(index)).set(plan.num_micro_batches)
         for host_id, num_blocks in placed.items():
             metrics.PLACED_BLOCKS.labels(host_id).set(num_blocks)
+
+
+def _among(hosts: JobHosts, plans: RoundPlan) -> RoundPlan:
+    """Returns plans that need no other hosts than these; otherwise none."""
+    return plans if hosts_of(plans) <= hosts.by_id.keys() else ()
 
 
 def _longest(transfers: Iterable[job_pb2.WeightsTransfer]) -> float:

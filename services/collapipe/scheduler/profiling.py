@@ -4,9 +4,9 @@ import logging
 import statistics
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from collapipe.allocation import RoundPlan
 from collapipe.errors import CollapipeError
@@ -41,45 +41,89 @@ _PROBE_SECONDS = 25.0
 
 
 def profile_hosts(
-    job: JobConfig, model: plan_pb2.ModelSpec, hosts: JobHosts, channels: ChannelPool
+    job: JobConfig,
+    model: plan_pb2.ModelSpec,
+    hosts: JobHosts,
+    channels: ChannelPool,
+    known: Knowledge | None = None,
 ) -> Knowledge:
     """Times a block on every host that may run blocks, if a decision depends on it. A configured speed takes precedence.
+
+    With the strategy `dssra`, it also probes the links.
+
+    Args:
+        known: What is known already. It stays, and is completed for hosts and links that it lacks.
 
     Raises:
         CollapipeError: A host did not answer.
     """
+    knowledge = known.model_copy(deep=True) if known is not None else Knowledge()
+    profiled = [host for host in _may_run_blocks(job, hosts) if host.host_id not in knowledge.hosts]
+    by_speed = job.schedule.strategy in _BY_SPEED
+    needs_speed = by_speed and not all(host.speed for host in profiled)
+    needs_memory = job.schedule.strategy == "dssra" or any(host.memory_bytes for host in profiled)
+    knowledge.hosts |= {
+        host.host_id: HostKnowledge(seconds_per_sample=1 / (host.speed or 1.0)) for host in profiled
+    }
+    if profiled and (needs_speed or needs_memory):
+        with ThreadPoolExecutor(len(profiled), "profile") as executor:
+            profiles = list(
+                executor.map(lambda host: _profile(job, model, host, channels), profiled)
+            )
+        for host, profile in zip(profiled, profiles, strict=True):
+            knowledge.hosts[host.host_id] = HostKnowledge(
+                seconds_per_sample=1 / host.speed if host.speed else profile.seconds_per_sample,
+                seconds_per_micro_batch=0.0 if host.speed else profile.seconds_per_micro_batch,
+                busy_watts=host.busy_watts,
+                source="profile",
+                profiled_seconds_per_sample=0.0 if host.speed else profile.seconds_per_sample,
+            )
+        if known is None:
+            knowledge.block_state_bytes = max(profile.state_bytes for profile in profiles)
+            knowledge.block_stash_bytes = max(p.stash_bytes_per_sample for p in profiles)
+            knowledge.work_shares = _mean_shares([profile.work_shares for profile in profiles])
+            knowledge.stash_shares = _mean_shares([profile.stash_shares for profile in profiles])
+    if job.schedule.strategy == "dssra":
+        known_links = {name for name, link in knowledge.links.items() if link.capacity_bps}
+        knowledge.links |= probe_links(hosts, channels, known_links)
+    return knowledge
+
+
+def without_unknown(
+    job: JobConfig, hosts: JobHosts, knowledge: Knowledge, preferred: Collection[str]
+) -> JobHosts | None:
+    """Returns the hosts without devices of which a decision would know too little; `None` if a cluster has no other ones.
+
+    Args:
+        preferred: Ids of devices that stay if the link between two devices is unknown.
+    """
+    clusters = []
+    for cluster in hosts.clusters:
+        taken: list[scheduler_pb2.Host] = []
+        for device in sorted(cluster.devices, key=lambda d: d.host_id not in preferred):
+            pairs: list[tuple[str, str]] = []
+            if job.schedule.strategy == "dssra":
+                extended = replace(cluster, devices=(*taken, device))
+                pairs = link_pairs(extended, hosts.edge_server)
+            if device.host_id in knowledge.hosts and all(
+                ">".join(pair) in knowledge.links for pair in pairs
+            ):
+                taken.append(device)
+        if not taken:
+            return None
+        ids = {device.host_id for device in taken}
+        devices = tuple(device for device in cluster.devices if device.host_id in ids)
+        clusters.append(replace(cluster, devices=devices))
+    return JobHosts(hosts.edge_server, tuple(clusters))
+
+
+def _may_run_blocks(job: JobConfig, hosts: JobHosts) -> list[scheduler_pb2.Host]:
     on_control_units, on_edge_server = blocks_beyond_devices(job, hosts)
-    profiled = [
+    return [
         *hosts.devices,
         *(cluster.control_unit for cluster in hosts.clusters if on_control_units),
         *([hosts.edge_server] if on_edge_server else []),
     ]
-    knowledge = Knowledge(
-        hosts={
-            host.host_id: HostKnowledge(seconds_per_sample=1 / (host.speed or 1.0))
-            for host in profiled
-        }
-    )
-    by_speed = job.schedule.strategy in _BY_SPEED
-    needs_speed = by_speed and not all(host.speed for host in profiled)
-    needs_memory = job.schedule.strategy == "dssra" or any(host.memory_bytes for host in profiled)
-    if not (needs_speed or needs_memory):
-        return knowledge
-    with ThreadPoolExecutor(len(profiled), "profile") as executor:
-        profiles = list(executor.map(lambda host: _profile(job, model, host, channels), profiled))
-    for host, profile in zip(profiled, profiles, strict=True):
-        knowledge.hosts[host.host_id] = HostKnowledge(
-            seconds_per_sample=1 / host.speed if host.speed else profile.seconds_per_sample,
-            seconds_per_micro_batch=0.0 if host.speed else profile.seconds_per_micro_batch,
-            busy_watts=host.busy_watts,
-            source="profile",
-            profiled_seconds_per_sample=0.0 if host.speed else profile.seconds_per_sample,
-        )
-    knowledge.block_state_bytes = max(profile.state_bytes for profile in profiles)
-    knowledge.block_stash_bytes = max(profile.stash_bytes_per_sample for profile in profiles)
-    knowledge.work_shares = _mean_shares([profile.work_shares for profile in profiles])
-    knowledge.stash_shares = _mean_shares([profile.stash_shares for profile in profiles])
-    return knowledge
 
 
 def _mean_shares(shares: Sequence[Sequence[float]]) -> list[float]:
@@ -87,14 +131,18 @@ def _mean_shares(shares: Sequence[Sequence[float]]) -> list[float]:
     return list(map(statistics.mean, zip(*shares, strict=True)))
 
 
-def probe_links(hosts: JobHosts, channels: ChannelPool) -> dict[str, LinkKnowledge]:
+def probe_links(
+    hosts: JobHosts, channels: ChannelPool, known: Collection[str] = ()
+) -> dict[str, LinkKnowledge]:
     """Probes every link that a plan may use, and returns the results by "sender>receiver".
+
+    Links with the names in `known` are left out.
 
     A host takes part in only one probe at a time, because simultaneous probes would share its network
     interface and measure each other. A link whose probe fails gets rate 0, so no plan uses it.
     """
     by_id = hosts.by_id
-    waiting = _all_pairs(hosts)
+    waiting = [pair for pair in _all_pairs(hosts) if ">".join(pair) not in known]
     running: dict[Future[LinkKnowledge], tuple[str, str]] = {}
     found: dict[str, LinkKnowledge] = {}
     with ThreadPoolExecutor(len(by_id) // 2, "probe") as executor:
@@ -135,12 +183,19 @@ class Explorer:
         self._job = job
         self._model = model
         self._channels = channels
-        self._hosts = hosts.by_id
-        self._devices = hosts.devices
-        self._oldest_probes_first = deque(_all_pairs(hosts))
+        self._oldest_probes_first: deque[tuple[str, str]] = deque()
+        self.take_hosts(hosts)
         self._running: Future[IdleMeasurements] | None = None
         self._executor = ThreadPoolExecutor(1, "explorer")
         self._closed = threading.Event()
+
+    def take_hosts(self, hosts: JobHosts) -> None:
+        """Replaces the hosts."""
+        self._hosts, self._devices = hosts.by_id, hosts.devices
+        pairs = _all_pairs(hosts)
+        probed = [pair for pair in self._oldest_probes_first if pair in pairs]
+        new = [pair for pair in pairs if pair not in probed]
+        self._oldest_probes_first = deque([*new, *probed])
 
     def start(self, plans: RoundPlan) -> None:
         """Starts to measure what these plans leave idle. Does nothing while earlier measurements run."""
@@ -154,7 +209,8 @@ class Explorer:
             self._oldest_probes_first.remove(pair)
             self._oldest_probes_first.append(pair)
         if devices or links:
-            self._running = self._executor.submit(self._measure, devices, links)
+            named = [(self._hosts[sender], self._hosts[receiver]) for sender, receiver in links]
+            self._running = self._executor.submit(self._measure, devices, named)
 
     def collect(self) -> IdleMeasurements:
         """Returns the results since the last call; they are empty while measurements still run."""
@@ -174,7 +230,9 @@ class Explorer:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _measure(
-        self, devices: Sequence[scheduler_pb2.Host], links: Sequence[tuple[str, str]]
+        self,
+        devices: Sequence[scheduler_pb2.Host],
+        links: Sequence[tuple[scheduler_pb2.Host, scheduler_pb2.Host]],
     ) -> IdleMeasurements:
         found = IdleMeasurements()
         for device in devices:
@@ -189,9 +247,8 @@ class Explorer:
         for sender, receiver in links:
             if self._closed.is_set():
                 return found
-            found.links[f"{sender}>{receiver}"] = _probe(
-                self._hosts[sender], self._hosts[receiver], self._channels
-            )
+            name = f"{sender.host_id}>{receiver.host_id}"
+            found.links[name] = _probe(sender, receiver, self._channels)
         return found
 
 

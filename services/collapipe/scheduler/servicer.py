@@ -19,7 +19,7 @@ from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.host_registry import HEARTBEAT_SECONDS, ROLE_NAMES, HostRegistry
 from collapipe.scheduler.job_runner import JobRunner
-from collapipe.scheduler.job_store import JobStore
+from collapipe.scheduler.job_store import JobDocument, JobStore
 from collapipe.scheduler.model_use import ModelUse
 from collapipe.scheduler.plan_messages import replay
 from collapipe.scheduler.telemetry_window import Telemetry
@@ -33,7 +33,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Serves hosts and clients, and runs jobs and uses of models one after another."""
 
     def __init__(
-        self, jobs: JobStore, channels: ChannelPool, registry: HostRegistry, telemetry: Telemetry
+        self,
+        jobs: JobStore,
+        channels: ChannelPool,
+        registry: HostRegistry,
+        telemetry: Telemetry,
+        *,
+        abandon_jobs: bool = False,
     ) -> None:
         self._jobs = jobs
         self._channels = channels
@@ -46,6 +52,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._runners: dict[str, JobRunner] = {}
         self._logs: dict[str, EventLog] = {}
         self._closed = False
+        for document in jobs.take_over(abandon=abandon_jobs):
+            self._enqueue(document)
         self._thread = threading.Thread(target=self._run_jobs, name="jobs", daemon=True)
         self._thread.start()
 
@@ -90,7 +98,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.SubmitJobResponse:
         config = JobConfig.from_json(request.config_json)
         document = self._jobs.reopen(config) if request.resume else self._jobs.create(config)
+        self._enqueue(document)
+        return scheduler_pb2.SubmitJobResponse(job_id=document.job_id)
+
+    def _enqueue(self, document: JobDocument) -> None:
         log = EventLog()
+        log.publish(Event(status=document.status()))
         runner = JobRunner(
             document, self._registry, self._jobs, self._channels, log, self._telemetry
         )
@@ -99,8 +112,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             self._runners[document.job_id] = runner
             self._queue.append(runner)
             self._changed.notify_all()
-        log.publish(Event(status=document.status()))
-        return scheduler_pb2.SubmitJobResponse(job_id=document.job_id)
 
     def WatchJob(
         self, request: scheduler_pb2.WatchJobRequest, context: grpc.ServicerContext
@@ -111,7 +122,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         if log is None:  # The job ended before this scheduler started.
             yield Event(status=document.status())
             return
-        for event in log.watch(SIGN_OF_LIFE_SECONDS):
+        seen = request.after if request.log_id == log.log_id else 0
+        for event in log.watch(SIGN_OF_LIFE_SECONDS, seen):
             yield event if event is not None else Event()
 
     def ListJobs(
@@ -126,9 +138,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._jobs.get(request.job_id)
         with self._changed:
             runner = self._runners.get(request.job_id)
+            was_queued = runner is not None and runner in self._queue
+            if runner is not None and was_queued:
+                self._queue.remove(runner)
+                del self._runners[request.job_id]
         if runner is None:
             raise NotFoundError(f"job {request.job_id} is not running: there is nothing to cancel")
-        runner.cancel("the job was cancelled")
+        if was_queued:
+            runner.cancel_queued("the job was cancelled")
+        else:
+            runner.cancel("the job was cancelled")
         return scheduler_pb2.CancelJobResponse()
 
     def GetPlans(
@@ -197,13 +216,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return "; then ".join(one.description for one in ahead)
 
     def close(self) -> None:
-        """Cancels the running job and all uses of models, and starts no other."""
+        """Stops the running job, ends all uses of models, and starts no other. Jobs go on when the scheduler runs again."""
         with self._changed:
             self._closed = True
             runners, uses = list(self._runners.values()), list(self._uses)
             self._changed.notify_all()
         for runner in runners:
-            runner.cancel("the scheduler was stopped: resume the job when it runs again")
+            runner.stop()
         for use in uses:
             use.cancel("the scheduler was stopped: use the model when it runs again")
             use.give_up_turn()

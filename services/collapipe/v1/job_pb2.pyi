@@ -24,7 +24,7 @@ class BlobSource(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class RoundProgress(_message.Message):
-    __slots__ = ("cluster_index", "steps_done", "local_steps", "loss", "samples_per_second", "stages", "waiting_for")
+    __slots__ = ("cluster_index", "steps_done", "local_steps", "loss", "samples_per_second", "stages", "waiting_for", "candidate_copied")
     CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class RoundProgress(_message.Message):
     SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_COPIED_FIELD_NUMBER: _ClassVar[int]
     cluster_index: int
     steps_done: int
     local_steps: int
@@ -39,7 +40,8 @@ class RoundProgress(_message.Message):
     samples_per_second: float
     stages: _containers.RepeatedCompositeFieldContainer[StageReport]
     waiting_for: str
-    def __init__(self, cluster_index: _Optional[int] = ..., steps_done: _Optional[int] = ..., local_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    candidate_copied: bool
+    def __init__(self, cluster_index: _Optional[int] = ..., steps_done: _Optional[int] = ..., local_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., candidate_copied: bool = ...) -> None: ...
 
 class StageReport(_message.Message):
     __slots__ = ("host_id", "start_unit", "stop_unit", "busy_ratio", "times")

@@ -130,26 +130,34 @@ class SubmitJobResponse(_message.Message):
     def __init__(self, job_id: _Optional[str] = ...) -> None: ...
 
 class WatchJobRequest(_message.Message):
-    __slots__ = ("job_id",)
+    __slots__ = ("job_id", "log_id", "after")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     job_id: str
-    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+    log_id: str
+    after: int
+    def __init__(self, job_id: _Optional[str] = ..., log_id: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
 class WatchJobResponse(_message.Message):
-    __slots__ = ("elapsed_seconds", "status", "round_started", "progress", "evaluation", "round_committed")
+    __slots__ = ("elapsed_seconds", "status", "round_started", "progress", "evaluation", "round_committed", "log_id", "number")
     ELAPSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ROUND_STARTED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     ROUND_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     elapsed_seconds: float
     status: JobStatus
     round_started: RoundStarted
     progress: _job_pb2.RoundProgress
     evaluation: _job_pb2.Evaluation
     round_committed: RoundCommitted
-    def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ...) -> None: ...
+    log_id: str
+    number: int
+    def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., log_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation")

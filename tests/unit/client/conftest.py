@@ -42,6 +42,7 @@ class FakeServices(
         self.outputs: list[model_use_pb2.ModelOutput] = []
         self.uses: list[scheduler_pb2.UseModelStart] = []
         self.evaluated = b""
+        self.watched: list[scheduler_pb2.WatchJobRequest] = []
         self.traced: list[scheduler_pb2.GetTraceRequest] = []
 
     def ListHosts(self, request, context):  # type: ignore[no-untyped-def]
@@ -55,6 +56,7 @@ class FakeServices(
         return scheduler_pb2.SubmitJobResponse(job_id="job-1")
 
     def WatchJob(self, request, context):  # type: ignore[no-untyped-def]
+        self.watched.append(request)
         yield from self.events
         self.after_events()
 

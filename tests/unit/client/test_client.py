@@ -9,7 +9,7 @@ from collapipe.errors import CorruptDataError, NotFoundError, PeerLostError, Wro
 from collapipe.job import JobConfig
 from collapipe.rpc import Security
 from collapipe.v1.edge_server_pb2 import ExportModelResponse
-from collapipe.v1.scheduler_pb2 import JobStatus
+from collapipe.v1.scheduler_pb2 import JOB_STATE_RUNNING, JOB_STATE_SUCCEEDED, JobStatus
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.job_files import load_preset
 
@@ -32,9 +32,26 @@ def test_submit_sends_the_job_and_resume(client: CollaPipeClient, fake: FakeServ
 def test_watch_leaves_out_signs_of_life_unless_asked(
     client: CollaPipeClient, fake: FakeServices
 ) -> None:
-    fake.events = [Event(), Event(status=JobStatus(name="a")), Event()]
+    fake.events = [Event(), Event(status=JobStatus(state=JOB_STATE_SUCCEEDED)), Event()]
     assert len(list(client.watch("job-1"))) == 1
     assert len(list(client.watch("job-1", signs_of_life=True))) == 3
+
+
+def test_watch_goes_on_where_it_stopped_when_the_scheduler_is_back(
+    client: CollaPipeClient, fake: FakeServices
+) -> None:
+    fake.events = [Event(status=JobStatus(state=JOB_STATE_RUNNING), log_id="log", number=3)]
+    last = [Event(status=JobStatus(state=JOB_STATE_SUCCEEDED), log_id="log", number=4)]
+
+    def stop() -> None:
+        fake.events = last
+
+    fake.after_events = stop
+    reasons: list[str] = []
+    watched = list(client.watch("job-1", waiting=reasons.append))
+    assert [event.number for event in watched] == [3, 4]
+    assert reasons == [f"the scheduler at {client.address} was stopped"]
+    assert [(request.log_id, request.after) for request in fake.watched] == [("", 0), ("log", 3)]
 
 
 def test_watch_gives_up_on_silence(fake: FakeServices) -> None:

@@ -289,7 +289,7 @@ def test_only_the_scheduler_gets_the_scheduler_options(
 ) -> None:
     options = ["--telemetry", "prometheus", "--prometheus-url", "http://127.0.0.1:9"]
     with LocalTestbed([1], tmp_path / "w", scheduler_options=options) as testbed:
-        assert arguments_of(testbed, "scheduler")[-5:-1] == options
+        assert arguments_of(testbed, "scheduler")[-6:-2] == options
         assert "--telemetry" not in arguments_of(testbed, "edge-server")
 
 

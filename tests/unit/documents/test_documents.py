@@ -1,12 +1,14 @@
+import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from collapipe.documents import read_document, write_document
-from collapipe.errors import CorruptDataError
+from collapipe.documents import hold_directory, read_document, write_document
+from collapipe.errors import CorruptDataError, WrongStateError
 
 _WRITER = """
 import sys
@@ -69,3 +71,22 @@ def test_document_is_complete_after_its_writer_was_killed(tmp_path: Path) -> Non
         assert document["copy"] == [number] * 3000
     leftovers = [other.name for other in tmp_path.iterdir() if other != path]
     assert len(leftovers) <= 1, "killed writers leave a file each"
+
+
+def test_directory_can_be_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    held = hold_directory(state, 0.0)
+    with pytest.raises(WrongStateError, match=rf"state is in use by process {os.getpid()}: end it"):
+        hold_directory(state, 0.2)
+    held.close()
+    hold_directory(state, 0.0).close()
+
+
+def test_waits_for_a_process_that_is_about_to_end(tmp_path: Path) -> None:
+    held = hold_directory(tmp_path, 0.0)
+    threading.Timer(0.3, held.close).start()
+    hold_directory(tmp_path, 30.0).close()
+
+
+def test_nothing_is_held_without_a_directory() -> None:
+    hold_directory(None).close()

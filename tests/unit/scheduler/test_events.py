@@ -40,6 +40,18 @@ def test_late_watcher_gets_all_events_and_the_end() -> None:
         assert texts_of(log.watch(SILENCE)) == ["0", "1", "2"]
 
 
+def test_watcher_that_was_interrupted_gets_only_later_events() -> None:
+    log = EventLog()
+    for number in range(3):
+        log.publish(status(number))
+    log.close()
+    events = [event for event in log.watch(SILENCE) if event is not None]
+    assert [(event.log_id, event.number) for event in events] == [
+        (log.log_id, n) for n in (1, 2, 3)
+    ]
+    assert texts_of(log.watch(SILENCE, 2)) == ["2"]
+
+
 def test_watcher_gets_each_event_once_when_it_happens() -> None:
     log = EventLog()
     watched = log.watch(SILENCE)

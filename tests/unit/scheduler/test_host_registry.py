@@ -75,6 +75,48 @@ def test_heartbeat_keeps_only_its_own_host_alive() -> None:
     assert names(registry.alive()) == ["b"]
 
 
+@pytest.mark.parametrize("name", ["a", "a:1"])
+def test_suspect_is_dead_until_its_next_heartbeat(name: str) -> None:
+    clock = Clock()
+    registry = HostRegistry(clock)
+    registry.register(device("a"))
+    clock.now += 1
+    registry.suspect(name)
+    assert registry.alive() == []
+    clock.now += 0.1
+    registry.heartbeat("a", "first")
+    assert names(registry.alive()) == ["a"]
+
+
+def test_suspect_that_registers_again_is_alive_at_once() -> None:
+    registry, _clock = registry_of("a")
+    for _ in range(5):
+        registry.suspect("a")
+    registry.register(device("a", incarnation="second"))
+    assert names(registry.alive()) == ["a"]
+
+
+def test_host_that_only_others_cannot_reach_is_left_out_for_longer_each_time() -> None:
+    registry, clock = registry_of("a")
+    left_out = []
+    for _ in range(5):
+        registry.suspect("a")
+        start = clock.now
+        while not registry.alive(suspects=False):
+            clock.now += 0.5
+            registry.heartbeat("a", "first")
+            assert names(registry.alive(suspects=True)) == ["a"]
+        left_out.append(clock.now - start)
+    assert left_out == [10.5, 20.5, 40.5, 60.5, 60.5]
+
+
+def test_unknown_name_makes_nobody_a_suspect() -> None:
+    registry, _ = registry_of("a")
+    registry.suspect("")
+    registry.suspect("somebody")
+    assert names(registry.alive()) == ["a"]
+
+
 def test_heartbeat_of_an_unknown_host_asks_it_to_register_again() -> None:
     registry, _ = registry_of("a")
     with pytest.raises(NotFoundError, match=r"'ghost' is not registered: register it again"):
@@ -152,3 +194,21 @@ def test_job_says_everything_that_is_missing() -> None:
 def test_job_without_a_number_of_devices_needs_at_least_one() -> None:
     chosen, missing = choose_hosts([EDGE, control_unit(0)], make_job())
     assert (chosen, missing) == (None, ["1 more device in cluster 0 (have 0)"])
+
+
+def test_cluster_may_have_fewer_devices_if_the_job_goes_on() -> None:
+    alive = [EDGE, control_unit(0), device("a"), device("b")]
+    hosts, missing = choose_hosts(alive, make_job(devices=3), fewer=True)
+    assert missing == ["1 more device in cluster 0 (have 2)"]
+    assert hosts is not None
+    assert names(hosts.devices) == ["a", "b"]
+    hosts, missing = choose_hosts(alive[:2], make_job(devices=3), fewer=True)
+    assert hosts is None
+    assert missing == ["3 more devices in cluster 0 (have 0)"]
+
+
+def test_preferred_devices_take_part_before_others_in_registration_order() -> None:
+    alive = [EDGE, control_unit(0), device("a"), device("b"), device("c")]
+    hosts, _ = choose_hosts(alive, make_job(devices=2), preferred={"c", "b"})
+    assert hosts is not None
+    assert names(hosts.devices) == ["b", "c"]

@@ -56,12 +56,28 @@ def test_job_survives_a_restart_unchanged(tmp_path: Path) -> None:
     assert restarted.status().evaluation.value == 0.75
 
 
-def test_job_that_ran_when_the_scheduler_ended_is_failed_and_can_be_resumed(tmp_path: Path) -> None:
+def ended_store(tmp_path: Path) -> JobStore:
+    """A store with a job that ran when the scheduler ended, and one that had succeeded."""
     store = JobStore(tmp_path)
+    finish(store, store.create(make_job("finished")).job_id)
     document = store.create(make_job())
     document.state, document.num_rounds_committed = scheduler_pb2.JOB_STATE_RUNNING, 1
     store.save(document)
-    store = JobStore(tmp_path)
+    return JobStore(tmp_path)
+
+
+def test_job_that_ran_when_the_scheduler_ended_goes_on_as_a_new_attempt(tmp_path: Path) -> None:
+    store = ended_store(tmp_path)
+    (document,) = store.take_over(abandon=False)
+    assert document.state == scheduler_pb2.JOB_STATE_QUEUED
+    assert (document.attempt, document.num_rounds_committed) == (1, 1)
+    assert JobStore(tmp_path).get(document.job_id) == document
+
+
+def test_abandoned_job_is_failed_and_can_be_resumed(tmp_path: Path) -> None:
+    store = ended_store(tmp_path)
+    (document,) = (each for each in store.all() if each.job.name == "job")
+    assert store.take_over(abandon=True) == []
     assert store.get(document.job_id).state == scheduler_pb2.JOB_STATE_FAILED
     assert "resume it" in store.get(document.job_id).message
     resumed = store.reopen(make_job())

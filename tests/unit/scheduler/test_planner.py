@@ -1,10 +1,12 @@
 import json
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 
 from collapipe.allocation import RoundPlan
-from collapipe.errors import InfeasibleError, InvalidInputError
+from collapipe.errors import InfeasibleError, InvalidInputError, PeerLostError
 from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.explanation import explain
@@ -234,6 +236,51 @@ def test_planner_continues_when_its_hosts_register_in_another_order() -> None:
     cluster = taking_part.clusters[0]
     back = replace(taking_part, clusters=(replace(cluster, devices=cluster.devices[::-1]),))
     assert restart(stored, back, job()).state() == stored
+
+
+def test_planner_goes_on_with_the_hosts_that_are_left_and_with_those_that_return() -> None:
+    taking_part, source, clock = hosts(), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part), source, clock)
+    run_round(deciding, clock, 0, summary(taking_part))
+    known = deciding.state().knowledge
+    fewer = hosts(num_devices=2)
+    left = restart(deciding.state(), fewer, job())
+    assert left.state().knowledge == known
+    assert left.state().current_plans == ()  # they need the third device
+    assert "device-2" not in blocks(left.decide(1, ())[1])
+    left.take_hosts(taking_part)
+    assert left.hosts == taking_part
+    assert left.state().knowledge == known
+    assert "device-2" in blocks(left.decide(2, ())[1])
+
+
+def test_new_host_takes_part_when_it_is_profiled() -> None:
+    taking_part, more = hosts(num_devices=2), hosts(num_devices=3)
+    go_on = threading.Event()
+    outcomes: list[Knowledge | PeerLostError] = [PeerLostError("device-2", "gone"), knowledge(more)]
+
+    def profile(of: JobHosts, known: Knowledge | None) -> Knowledge:
+        assert of is more
+        go_on.wait(10)
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, PeerLostError):
+            raise outcome
+        return outcome
+
+    known = knowledge(taking_part, (0.02, 0.01))
+    telemetry = Telemetry(Source(), 1.0, Clock())
+    deciding = Planner(job(), SIZES, taking_part, known, telemetry, profile=profile)
+    for _ in range(2):
+        deciding.take_hosts(more)
+        assert deciding.hosts == taking_part  # the rounds go on meanwhile
+    go_on.set()
+    while deciding.hosts != more:
+        deciding.take_hosts(more)
+        time.sleep(0.01)
+    assert outcomes == []
+    found = deciding.state().knowledge
+    assert found.hosts["device-0"].seconds_per_sample == 0.02  # what rounds have measured stays
+    assert "device-2" in blocks(deciding.decide(0, ())[1])
 
 
 def test_planner_profiles_again_when_the_stored_state_is_of_another_strategy() -> None:

@@ -10,7 +10,7 @@ from collapipe.allocation import ClusterPlan, LinkPlan, StagePlan
 from collapipe.documents import write_document
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.knowledge import LinkKnowledge
-from collapipe.scheduler.planner_state import PlannerState, host_ids
+from collapipe.scheduler.planner_state import PlannerState
 from collapipe.telemetry.estimates import Estimates, HostEstimate
 
 from .jobs import hosts, knowledge
@@ -32,7 +32,6 @@ def make_state() -> PlannerState:
     known.update_fixed_seconds(0.5)
     return PlannerState(
         strategy="dssra",
-        host_ids=host_ids(taking_part),
         knowledge=known,
         current_plans=(PLAN,),
     )
@@ -56,7 +55,7 @@ def test_planner_state_survives_a_restart(tmp_path: Path, store: JobStore) -> No
         ({"knowledge": {"hosts": 3}}, "knowledge.hosts"),
         ({"current_plans": [{"stages": 3}]}, "current_plans"),
         ({"strategy": None}, "strategy"),
-        ({"version": 1}, "format version 1, but this scheduler reads version 4"),
+        ({"version": 1}, "format version 1, but this scheduler reads version 5"),
     ],
 )
 def test_state_that_cannot_be_used_is_ignored_with_a_warning(

@@ -1,4 +1,4 @@
-"""How the runner records attempts at a round; whole jobs run in tests/integration."""
+"""How attempts at a round are recorded; whole jobs run in tests/integration."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +9,15 @@ import pytest
 from collapipe.errors import AttemptFailedError, InfeasibleError
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.events import EventLog
-from collapipe.scheduler.host_registry import HostRegistry
-from collapipe.scheduler.job_runner import JobRunner
+from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.job_preparation import PreparedJob
+from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore
-from collapipe.scheduler.telemetry_window import Telemetry
-from collapipe.v1.plan_pb2 import Commit, Plan
+from collapipe.scheduler.round_runner import RoundRunner
+from collapipe.v1.job_pb2 import BlobSource
+from collapipe.v1.plan_pb2 import Commit, ModelSpec, Plan
 
-from .jobs import Source, job
+from .jobs import SIZES, hosts, job
 
 
 class Decision:
@@ -26,13 +28,22 @@ class Decision:
 class ScriptedPlanner:
     """Plans with its own numbers of micro-batches, unless it must keep those of an earlier attempt."""
 
-    def __init__(self, host_id: str, *micro_batches: int, feasible: bool = True) -> None:
+    hosts = hosts()
+
+    def __init__(
+        self,
+        host_id: str,
+        *micro_batches: int,
+        feasible: bool = True,
+        refuses_earlier: bool = False,
+    ) -> None:
         self._host_id, self._micro_batches, self._feasible = host_id, micro_batches, feasible
+        self._refuses_earlier = refuses_earlier
 
     def decide(
         self, round_index: int, earlier: Sequence[Plan], *, evaluation_only: bool
     ) -> tuple[list[Plan], Decision]:
-        if not self._feasible:
+        if not self._feasible or (earlier and self._refuses_earlier):
             raise InfeasibleError("no plan")
         numbers = [plan.num_micro_batches for plan in earlier] or self._micro_batches
         plans = [
@@ -50,15 +61,17 @@ def run_round(
 ) -> None:
     """Runs a round that fails in its clusters."""
     channels = ChannelPool(Security.insecure())
-    telemetry = Telemetry(Source(), 1.0)
-    runner = JobRunner(document, HostRegistry(), store, channels, EventLog(), telemetry)
+    progress = JobProgress(document, store, EventLog())
+    commit = Commit(num_rounds=round_index)
+    commit.restore_point.num_rounds = round_index
+    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit)
+    runner = RoundRunner(progress, prepared, planner, channels, HostCalls(5.0))  # type: ignore[arg-type]
 
     def fail(*_: Any) -> None:
         raise AttemptFailedError("a cluster failed")
 
-    runner._planner, runner._commit = planner, Commit(num_rounds=round_index)  # type: ignore[assignment]
     runner._run_cluster = fail  # type: ignore[method-assign,assignment]
-    runner._run_round(local_steps=1)
+    runner.run(local_steps=1)
 
 
 def test_retry_counts_the_attempt_and_keeps_the_micro_batches_of_each_cluster(
@@ -70,7 +83,7 @@ def test_retry_counts_the_attempt_and_keeps_the_micro_batches_of_each_cluster(
         run_round(store, document, ScriptedPlanner("device-0", 8, 2))
     assert store.round(document.job_id, 0).attempt == 0
     restarted = JobStore(tmp_path)
-    document = restarted.reopen(job())
+    (document,) = restarted.take_over(abandon=False)
     with pytest.raises(AttemptFailedError):
         run_round(restarted, document, ScriptedPlanner("device-1", 4, 4))
     retried = restarted.round(document.job_id, 0)
@@ -117,3 +130,14 @@ def test_attempt_that_cannot_be_planned_records_nothing(tmp_path: Path) -> None:
     with pytest.raises(InfeasibleError):
         run_round(store, document, ScriptedPlanner("device-0", feasible=False))
     assert store.find_round(document.job_id, 0) is None
+
+
+def test_retry_on_hosts_that_cannot_keep_its_micro_batches_records_others(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    document = store.create(job())
+    with pytest.raises(AttemptFailedError):
+        run_round(store, document, ScriptedPlanner("device-0", 8))
+    document.num_rounds_reached = 1
+    with pytest.raises(AttemptFailedError):
+        run_round(store, document, ScriptedPlanner("device-1", 2, refuses_earlier=True))
+    assert store.round(document.job_id, 0).plans[0].num_micro_batches == 2

@@ -1,0 +1,252 @@
+"""Disturbs jobs at random moments, and checks that each of them ends with the bits of an undisturbed one.
+
+    python -m benchmarks.chaos --runs 200 --results chaos.jsonl     goes on where an earlier call stopped
+    python -m benchmarks.chaos --runs 1 --first-seed 17             repeats the faults of one seed
+
+A run has one or two faults, which its seed chooses: a process is killed and started again, is frozen for a while, or its
+disk is full; a link is cut in one or both directions; a host sends at a slow rate. Every service has a network namespace
+of its own. Needs root. The faults come at the same times after the start of a job, but what they hit depends on the machine.
+
+Writes one JSON object for each run, and prints a summary. The exit status is 1 if a run did not end as it should.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.namespaced_testbed import NamespacedTestbed, run
+
+ROOT = Path(__file__).parents[1]
+# Tests and this benchmark disturb and check the same job.
+sys.path.insert(0, str(ROOT / "tests"))
+
+from faults.interrupted import (  # noqa: E402
+    Run,
+    final_digests,
+    intact_commit,
+    make_interruptible_job,
+    run_interrupted,
+    undisturbed_digests,
+)
+from killed_processes import kill, restart  # noqa: E402
+
+from collapipe.errors import CollapipeError  # noqa: E402
+from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED  # noqa: E402
+from collapipe_client.processes import ProcessRecord  # noqa: E402
+
+_DEVICES = [3, 1]
+_TRAINING = {"rounds": 12, "replicate_every": 2}
+_LATEST_FAULT_SECONDS = 8.0
+_DISK_BYTES = 64 << 20
+_SLOW_BPS = 2e6
+_LIMIT_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens in a run.
+
+    Args:
+        at_seconds: Time after the job was submitted.
+        other: The other end of a cut link.
+    """
+
+    kind: str
+    victim: str
+    at_seconds: float
+    lasts_seconds: float
+    other: str = ""
+
+
+KINDS = ("kill", "freeze", "cut", "cut one way", "slow", "full disk")
+_WITH_DISK = ("scheduler", "edge-server", "control-unit-0", "control-unit-1")
+
+
+def choose_faults(seed: int, names: list[str]) -> list[Fault]:
+    """Returns the faults of a seed."""
+    draw = random.Random(f"chaos {seed}")
+    faults = []
+    for _ in range(draw.choice((1, 1, 2))):
+        kind = draw.choice(KINDS)
+        victim = draw.choice(_WITH_DISK if kind == "full disk" else names)
+        other = draw.choice([name for name in names if name != victim])
+        at, lasts = draw.uniform(0.0, _LATEST_FAULT_SECONDS), draw.uniform(0.5, 12.0)
+        faults.append(Fault(kind, victim, round(at, 2), round(lasts, 2), other))
+    return sorted(faults, key=lambda fault: fault.at_seconds)
+
+
+def disturb(testbed: NamespacedTestbed, fault: Fault) -> Callable[[], None]:
+    """Begins a fault. Returns what ends it."""
+    victim = fault.victim
+    if fault.kind == "kill":
+        if victim not in testbed.lost():
+            kill(testbed, victim)
+        return lambda: restart(testbed, victim) if victim in testbed.lost() else None
+    if fault.kind == "freeze":
+        (process,) = (each for each in testbed.processes if each.name == victim)
+        signal_if_alive(process, signal.SIGSTOP)
+        return lambda: signal_if_alive(process, signal.SIGCONT)
+    if fault.kind == "full disk":
+        filler = testbed.workspace.state / victim / "filler"
+        with open(filler, "wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+        return lambda: filler.unlink(missing_ok=True)
+    if fault.kind == "slow":
+        testbed.slow_down(victim, _SLOW_BPS)
+        return testbed.heal
+    testbed.cut(victim, fault.other)
+    if fault.kind == "cut":
+        testbed.cut(fault.other, victim)
+    return testbed.heal
+
+
+def signal_if_alive(process: ProcessRecord, number: signal.Signals) -> None:
+    """Sends a signal, unless the other fault has killed the process."""
+    if process.alive:
+        os.kill(process.pid, number)
+
+
+def run_seed(
+    testbed: NamespacedTestbed, seed: int, undisturbed: list[str], folder: Path
+) -> dict[str, Any]:
+    """Runs a job with the faults of a seed, and returns what happened."""
+    faults = choose_faults(seed, testbed.names)
+    folder.mkdir()
+    job = make_interruptible_job(folder, name=f"seed-{seed}", training=_TRAINING)
+    errors: list[str] = []
+    timers: list[threading.Thread] = []
+    one_at_a_time = (
+        threading.Lock()
+    )  # Two faults may restart processes, whose record has one writer.
+
+    def have(fault: Fault) -> None:
+        try:
+            time.sleep(fault.at_seconds)
+            with one_at_a_time:
+                end = disturb(testbed, fault)
+            time.sleep(fault.lasts_seconds)
+            with one_at_a_time:
+                end()
+        except Exception as error:
+            errors.append(f"{fault.kind} of {fault.victim}: {type(error).__name__}: {error}")
+
+    def have_all(_: Run) -> None:
+        timers.extend(threading.Thread(target=have, args=(fault,)) for fault in faults)
+        for timer in timers:
+            timer.start()
+
+    started = time.monotonic()
+    outcome, done = "", Run(job, testbed.workspace.state)
+    try:
+        run_interrupted(
+            testbed, job, lambda run: True, have_all, limit_seconds=_LIMIT_SECONDS, run=done
+        )
+        if done.final_state != JOB_STATE_SUCCEEDED:
+            outcome = f"the job ended: {done.message}"
+        elif final_digests(intact_commit(done)) != undisturbed:
+            outcome = "other bits"
+    except Exception as error:
+        outcome = f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - started
+    for timer in timers:
+        timer.join()
+    testbed.heal()
+    for name in testbed.lost():
+        restart(testbed, name)
+    testbed.wait_until_registered()
+    if outcome and done.job_id and not done.final_state:
+        with testbed.client() as client, suppress(CollapipeError):
+            client.cancel(done.job_id)
+    for jobs in testbed.workspace.state.glob("*/jobs"):  # The disks are small.
+        if done.job_id:
+            shutil.rmtree(jobs / done.job_id, ignore_errors=True)
+    return {
+        "seed": seed,
+        "outcome": "; ".join([outcome, *errors]).strip("; ") or "equal",
+        "seconds": round(seconds, 1),
+        "attempts": len(done.attempts),
+        "hit": any(fault.at_seconds < seconds for fault in faults),
+        "faults": [asdict(fault) for fault in faults],
+        "messages": done.messages,
+    }
+
+
+@contextmanager
+def small_disks(workspace: Path) -> Iterator[None]:
+    """Gives the services with a disk one that can be filled."""
+    mounted: list[Path] = []
+    try:
+        for name in _WITH_DISK:
+            disk = workspace / "state" / name
+            disk.mkdir(parents=True)
+            run(f"mount -t tmpfs -o size={_DISK_BYTES} tmpfs {disk}")
+            mounted.append(disk)
+        yield
+    finally:
+        for disk in mounted:
+            run(f"umount {disk}")
+
+
+def main() -> None:
+    """Runs the seeds that the file of results does not have yet."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=200, help="number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, help="file of results, one JSON object a line")
+    options = parser.parse_args()
+    if os.environ.get("COLLAPIPE_CHAOS") != "isolated":
+        line = ["unshare", "--net", "--mount", sys.executable, "-m", "benchmarks.chaos"]
+        environment = {**os.environ, "COLLAPIPE_CHAOS": "isolated"}
+        sys.exit(subprocess.run([*line, *sys.argv[1:]], check=False, env=environment).returncode)
+    results = []
+    if options.results and options.results.exists():
+        results = [json.loads(line) for line in options.results.read_text().splitlines()]
+    seeds = range(options.first_seed, options.first_seed + options.runs)
+    left = [seed for seed in seeds if seed not in {result["seed"] for result in results}]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with (
+            small_disks(folder / "testbed"),
+            NamespacedTestbed(_DEVICES, folder / "testbed") as testbed,
+        ):
+            testbed.wait_until_registered()
+            undisturbed = undisturbed_digests(testbed, folder, training=_TRAINING)
+            for seed in left:
+                result = run_seed(testbed, seed, undisturbed, folder / f"seed-{seed}")
+                results.append(result)
+                print(
+                    json.dumps({key: result[key] for key in result if key != "messages"}),
+                    flush=True,
+                )
+                if options.results:
+                    with open(options.results, "a", encoding="utf-8") as file:
+                        file.write(f"{json.dumps(result)}\n")
+    bad = [result for result in results if result["outcome"] != "equal"]
+    seconds = [result["seconds"] for result in results]
+    print(
+        f"{len(results)} runs, {sum(result['hit'] for result in results)} with a fault before the end of the job; "
+        f"{len(results) - len(bad)} ended with equal bits; seconds of a job: median "
+        f"{statistics.median(seconds):.1f}, longest {max(seconds):.1f}"
+    )
+    for result in bad:
+        print(f"seed {result['seed']}: {result['outcome']}")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

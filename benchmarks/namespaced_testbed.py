@@ -1,0 +1,87 @@
+"""A local testbed whose processes have a network namespace each, so that links between them can be cut or slowed down.
+
+A bridge connects the namespaces. Needs root and the programs `ip`, `tc` and `nft`. The caller must have a network
+namespace of its own, as `unshare --net` gives it: nothing else on the machine is touched.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+from collapipe_client import LocalTestbed
+from collapipe_client.testbed_processes import Clusters
+
+_NETWORK = "10.99.0"
+_PORT = 7000
+_BURST_BYTES = 32 << 10
+
+
+def run(line: str) -> None:
+    """Runs a command line without a shell. Raises `subprocess.CalledProcessError`."""
+    subprocess.run(line.split(), check=True, capture_output=True, text=True)
+
+
+class NamespacedTestbed(LocalTestbed):
+    """A testbed with one namespace for each service. Use it in `with`."""
+
+    def __init__(self, clusters: Clusters, workspace: Path) -> None:
+        super().__init__(clusters, workspace)
+        self._addresses = {
+            name: f"{_NETWORK}.{number}" for number, name in enumerate(self._services, start=10)
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """The services, the scheduler first."""
+        return list(self._addresses)
+
+    def start(self) -> None:
+        run("ip link set lo up")
+        run("ip link add br0 type bridge")
+        run(f"ip addr add {_NETWORK}.1/24 dev br0")
+        run("ip link set br0 up")
+        for number, (name, address) in enumerate(self._addresses.items()):
+            namespace = self._namespace(name)
+            run(f"ip netns add {namespace}")
+            run(f"ip link add v{number} type veth peer name eth0 netns {namespace}")
+            run(f"ip link set v{number} master br0 up")
+            run(f"ip -n {namespace} link set lo up")
+            run(f"ip -n {namespace} addr add {address}/24 dev eth0")
+            run(f"ip -n {namespace} link set eth0 up")
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        for name in self._addresses:
+            run(f"ip netns del {self._namespace(name)}")
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """Drops all packets from one service to another, in this direction."""
+        self._nft(sender, "add table inet cut")
+        self._nft(sender, "add chain inet cut out { type filter hook output priority 0 ; }")
+        self._nft(sender, f"add rule inet cut out ip daddr {self._addresses[receiver]} drop")
+
+    def slow_down(self, sender: str, rate_bps: float) -> None:
+        """Limits the rate of everything that a service sends."""
+        tbf = f"tbf rate {rate_bps:.0f}bit burst {_BURST_BYTES} latency 1s"
+        run(f"tc -n {self._namespace(sender)} qdisc replace dev eth0 root {tbf}")
+
+    def heal(self) -> None:
+        """Ends all cuts and limits."""
+        for name in self._addresses:
+            self._nft(name, "flush ruleset")
+            line = f"tc -n {self._namespace(name)} qdisc del dev eth0 root"
+            subprocess.run(line.split(), check=False, capture_output=True)  # It may have none.
+
+    def _nft(self, name: str, command: str) -> None:
+        run(f"ip netns exec {self._namespace(name)} nft {command}")
+
+    def _namespace(self, name: str) -> str:
+        return f"collapipe-{os.getpid()}-{name}"
+
+    def _listen_address(self, name: str) -> str:
+        return f"{self._addresses[name]}:{_PORT}"
+
+    def _command_line(self, name: str, listen: str, line: list[str]) -> list[str]:
+        metrics = ["--metrics-listen", f"{self._addresses[name]}:0"]
+        return ["ip", "netns", "exec", self._namespace(name), *line, *metrics]

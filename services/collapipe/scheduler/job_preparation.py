@@ -1,0 +1,148 @@
+"""Prepares a job: the clusters load their data, and the edge server makes or finds the model."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from collapipe.errors import InvalidInputError, WrongStateError
+from collapipe.rpc import ChannelPool
+from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.host_registry import JobHosts
+from collapipe.scheduler.job_progress import JobProgress
+from collapipe.scheduler.round_problem import ModelSizes
+from collapipe.v1 import (
+    control_unit_pb2,
+    control_unit_pb2_grpc,
+    edge_server_pb2,
+    edge_server_pb2_grpc,
+    job_pb2,
+    plan_pb2,
+    scheduler_pb2,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """What the edge server answered about a job.
+
+    Args:
+        commit: The last commit.
+    """
+
+    model: plan_pb2.ModelSpec
+    sizes: ModelSizes
+    vocabulary: job_pb2.BlobSource
+    commit: plan_pb2.Commit
+
+
+class JobPreparation:
+    """Prepares one job, and prepares it again when hosts were restarted."""
+
+    def __init__(self, progress: JobProgress, channels: ChannelPool, calls: HostCalls) -> None:
+        self._progress = progress
+        self._channels = channels
+        self._calls = calls
+        self._loaded: dict[int, tuple[str, control_unit_pb2.PrepareDataResponse]] = {}
+        """The process that has loaded the data of a cluster, and its answer, by cluster index."""
+
+    def prepare(self, hosts: JobHosts) -> PreparedJob:
+        """Loads what is not loaded yet.
+
+        Raises:
+            InvalidInputError: The data or the model of the job cannot be used.
+            WrongStateError: The edge server has an older commit than this scheduler has seen.
+            CollapipeError: A host failed.
+        """
+        document, edge_server = self._progress.document, hosts.edge_server
+        known = None
+        if document.vocabulary_digest:
+            # A resumed job keeps its labels and its vocabulary, even if its data have grown.
+            known = job_pb2.BlobSource(
+                digest=document.vocabulary_digest, address=edge_server.address
+            )
+        loaded = self._load_data(hosts, known)
+        labels = document.labels if known else _in_order(d.labels for d in loaded)
+        vocabulary = known or loaded[0].vocabulary
+        self._progress.set_state(scheduler_pb2.JOB_STATE_PREPARING, "making the model")
+        request = edge_server_pb2.PrepareJobRequest(
+            job=self._progress.spec, labels=labels, vocabulary=vocabulary
+        )
+        stub = edge_server_pb2_grpc.EdgeServerServiceStub(
+            self._channels.channel(edge_server.address)
+        )
+        call = stub.PrepareJob(request, wait_for_ready=True)
+        answer = self._calls.last_answer(call, edge_server.host_id, "make the model")
+        found = answer.commit.attempt, answer.commit.num_rounds
+        if found < document.last_commit:
+            raise WrongStateError(
+                f"the last commit of {edge_server.host_id} has {found[1]} rounds, made by attempt {found[0] + 1}, but there was "
+                f"one with {document.last_commit[1]} rounds, made by attempt {document.last_commit[0] + 1}: start it with "
+                "the state directory that it had, or start a new job"
+            )
+        document.last_commit = found
+        document.labels, document.vocabulary_digest = list(labels), vocabulary.digest
+        self._progress.save()
+        job = self._progress.job
+        sizes = ModelSizes(
+            answer.num_blocks,
+            tuple(answer.unit_bytes),
+            tuple(answer.frozen_bytes),
+            answer.hidden_size,
+            period=2 if job.model.half_blocks else 1,
+            frozen_memory_share=answer.frozen_memory_share,
+        )
+        vocabulary = job_pb2.BlobSource(digest=vocabulary.digest, address=edge_server.address)
+        return PreparedJob(answer.model, sizes, vocabulary, answer.commit)
+
+    def _load_data(
+        self, hosts: JobHosts, vocabulary: job_pb2.BlobSource | None
+    ) -> list[control_unit_pb2.PrepareDataResponse]:
+        """Makes each control unit load its data, unless it has done so. Returns the answers of all."""
+        units = [cluster.control_unit for cluster in hosts.clusters]
+        missing = [
+            index
+            for index, unit in enumerate(units)
+            if self._loaded.get(index, ("", None))[0] != unit.incarnation
+        ]
+        if missing:
+            self._progress.set_state(scheduler_pb2.JOB_STATE_PREPARING, "loading data")
+        if vocabulary is None and 0 in missing:  # Cluster 0 makes the vocabulary of all.
+            vocabulary = self._load(hosts, 0, None).vocabulary
+            missing = list(range(1, len(units)))
+        vocabulary = vocabulary or self._loaded[0][1].vocabulary
+        self._calls.in_parallel(lambda index: self._load(hosts, index, vocabulary), missing)
+        loaded = [self._loaded[index][1] for index in range(len(units))]
+        if not any(data.num_held_out_rows for data in loaded):
+            raise InvalidInputError(
+                "data.train has a file for each cluster, but none of their rows can be held out for evaluation (the hash of the "
+                "text chooses): add rows, or name a file in data.held_out"
+            )
+        return loaded
+
+    def _load(
+        self, hosts: JobHosts, cluster_index: int, vocabulary: job_pb2.BlobSource | None
+    ) -> control_unit_pb2.PrepareDataResponse:
+        unit = hosts.clusters[cluster_index].control_unit
+        request = control_unit_pb2.PrepareDataRequest(
+            job=self._progress.spec, cluster_index=cluster_index, vocabulary=vocabulary
+        )
+        channel = self._channels.channel(unit.address)
+        stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
+        call = stub.PrepareData(request, wait_for_ready=True)
+        data = self._calls.last_answer(call, unit.host_id, "load its data")
+        logger.info(
+            "cluster %d has %d training rows and %d held-out rows",
+            cluster_index,
+            data.num_rows,
+            data.num_held_out_rows,
+        )
+        self._loaded[cluster_index] = unit.incarnation, data
+        return data
+
+
+def _in_order(labels_of_clusters: Iterable[Iterable[str]]) -> list[str]:
+    """Returns the labels of all clusters. By convention "O", the label of a word outside all entities, comes first."""
+    labels = {label for labels in labels_of_clusters for label in labels}
+    return sorted(labels, key=lambda label: (label != "O", label))

@@ -1,0 +1,74 @@
+"""What a job has reached: its document on the disk, and the events that clients watch."""
+
+import logging
+from typing import Any
+
+from collapipe.scheduler.events import Event, EventLog
+from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.telemetry import metrics
+from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
+
+logger = logging.getLogger(__name__)
+
+
+class JobProgress:
+    """The progress of one job, which every change stores."""
+
+    def __init__(self, document: JobDocument, jobs: JobStore, events: EventLog) -> None:
+        self.document = document
+        self.job = document.job
+        self.spec = job_pb2.JobSpec(job_id=document.job_id, config_json=document.config_json)
+        self.jobs = jobs
+        self._events = events
+        self._stored: tuple[int, str] | None = None
+
+    @property
+    def job_id(self) -> str:
+        return self.document.job_id
+
+    def publish(self, **event: Any) -> None:
+        """Tells those who watch the job of one event, which is the only argument."""
+        self._events.publish(Event(**event))
+
+    def set_state(self, state: scheduler_pb2.JobState, message: str) -> None:
+        """Publishes and stores a state, unless it is the present one."""
+        if self._stored == (state, message):
+            return
+        self.document.state, self.document.message = state, message
+        self.publish(status=self.document.status())
+        self.save()
+        self._stored = state, message
+
+    def end(self, state: scheduler_pb2.JobState, message: str) -> None:
+        """Sets the final state. Clients see it even if a full disk prevents storing it."""
+        outcome = scheduler_pb2.JobState.Name(state).removeprefix("JOB_STATE_").lower()
+        metrics.JOBS_ENDED.labels(outcome).inc()
+        try:
+            self.set_state(state, message)
+        except OSError:
+            logger.exception("the final state of job %s could not be stored", self.job_id)
+
+    def begin_attempt(self) -> None:
+        """Counts and stores a further attempt, so that no host mistakes it for an earlier one."""
+        self.document.attempt += 1
+        self.save()
+
+    def committed(self, commit: plan_pb2.Commit) -> None:
+        """Stores how many rounds a new commit has."""
+        document = self.document
+        document.num_rounds_committed = commit.num_rounds
+        document.num_rounds_reached = max(document.num_rounds_reached, commit.num_rounds)
+        document.last_commit = commit.attempt, commit.num_rounds
+        self.save()
+
+    def save(self) -> None:
+        self.jobs.save(self.document)
+
+    def attempt(self, round_index: int, plan_id: str = "") -> plan_pb2.Attempt:
+        """Returns the name of the present attempt at a round."""
+        return plan_pb2.Attempt(
+            job_id=self.job_id,
+            round_index=round_index,
+            attempt=self.document.attempt,
+            plan_id=plan_id,
+        )

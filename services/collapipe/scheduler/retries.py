@@ -1,0 +1,89 @@
+"""Decides after which errors a job tries again, when, and for how long."""
+
+import time
+from collections.abc import Callable
+
+from collapipe.errors import (
+    AttemptFailedError,
+    CollapipeError,
+    CorruptDataError,
+    InfeasibleError,
+    NotFoundError,
+    PeerLostError,
+    WrongStateError,
+)
+
+_FIRST_WAIT_SECONDS = 0.5
+"""Wait before the second try in a row. The first one begins at once, and each later wait is twice as long."""
+
+_LONGEST_WAIT_SECONDS = 15.0
+
+_OTHER_SECONDS = 60.0
+"""How long a job tries again after errors that are not about a lost host. Most of them come back with every try."""
+
+_MOST_REPEATS = 10
+"""How often a job may repeat committed rounds without getting beyond the round that failed."""
+
+_PASSING = (AttemptFailedError, CorruptDataError, NotFoundError, WrongStateError, OSError)
+"""Errors that may pass, because a host was restarted, a disk was full, or bytes were garbled."""
+
+
+class Retries:
+    """The tries of one job since its last commit.
+
+    Args:
+        limit_seconds: How long a job may try without a commit. 0 means that it never tries again.
+        clock: Returns a time in seconds from any fixed start.
+    """
+
+    def __init__(self, limit_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_seconds = limit_seconds
+        self._clock = clock
+        self._first_failure_at: float | None = None
+        self._first_other_at: float | None = None
+        """Time of the first of the present failures that are not about a lost host."""
+        self._num_failures = 0
+        self._has_committed = False
+        self._most_rounds = 0
+        self._num_repeats = 0
+
+    def committed(self, num_rounds: int) -> None:
+        """Tells how many rounds are committed now. Later failures count anew."""
+        self._first_failure_at = self._first_other_at = None
+        self._num_failures = 0
+        self._has_committed = True
+        if num_rounds > self._most_rounds:
+            self._most_rounds, self._num_repeats = num_rounds, 0
+
+    def seconds_left(self) -> float:
+        """Returns how long the job may still wait for a host."""
+        since = 0.0 if self._first_failure_at is None else self._clock() - self._first_failure_at
+        return self._limit_seconds - since
+
+    def after(self, error: CollapipeError | OSError, *, lacks_hosts: bool) -> float | None:
+        """Returns the seconds to wait before the next try; `None` if the job has to end with this error.
+
+        Args:
+            lacks_hosts: Whether devices were missing that the job asks for or has used before.
+        """
+        now = self._clock()
+        wait = 0.0
+        if self._num_failures:
+            wait = min(_FIRST_WAIT_SECONDS * 2 ** (self._num_failures - 1), _LONGEST_WAIT_SECONDS)
+        self._num_failures += 1
+        self._num_repeats += self._has_committed
+        self._has_committed = False
+        if self._first_failure_at is None:
+            self._first_failure_at = now
+        first, limit = self._first_failure_at, self._limit_seconds
+        if isinstance(error, PeerLostError) or (isinstance(error, InfeasibleError) and lacks_hosts):
+            self._first_other_at = None
+        elif isinstance(error, _PASSING):
+            if self._first_other_at is None:
+                self._first_other_at = now
+            first, limit = self._first_other_at, min(limit, _OTHER_SECONDS)
+        else:
+            return None
+        if self._num_repeats > _MOST_REPEATS:
+            return None
+        return wait if now + wait - first < limit else None

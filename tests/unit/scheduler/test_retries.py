@@ -1,0 +1,118 @@
+"""After which errors a job tries again, when, and for how long."""
+
+import pytest
+
+from collapipe.errors import (
+    AttemptFailedError,
+    CollapipeError,
+    CorruptDataError,
+    DivergedError,
+    InfeasibleError,
+    InvalidInputError,
+    NotFoundError,
+    NotPermittedError,
+    PeerLostError,
+    WrongStateError,
+)
+from collapipe.scheduler.retries import Retries
+
+from .jobs import Clock
+
+LOST = PeerLostError("device-0", "device-0 is lost")
+
+
+def waits(
+    retries: Retries, clock: Clock, error: CollapipeError, seconds: float = 1.0
+) -> list[float]:
+    """Lets tries of this duration fail until the job gives up, and returns the waits before them."""
+    found = []
+    while (wait := retries.after(error, lacks_hosts=False)) is not None:
+        found.append(wait)
+        clock.now += wait + seconds
+    return found
+
+
+def test_first_retry_is_at_once_and_later_ones_wait_longer_up_to_a_limit() -> None:
+    clock = Clock()
+    found = waits(Retries(600.0, clock), clock, LOST)
+    assert found[:6] == [0, 0.5, 1, 2, 4, 8]
+    assert set(found[6:]) == {15.0}
+    assert 600 - 16 < sum(found) + len(found) <= 600 + 16
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttemptFailedError("stalled"),
+        CorruptDataError("garbled"),
+        NotFoundError("restarted"),
+        WrongStateError("fenced"),
+        OSError(28, "No space left on device"),
+    ],
+)
+def test_error_that_may_pass_is_tried_again_for_a_minute(error: CollapipeError) -> None:
+    clock = Clock()
+    found = waits(Retries(600.0, clock), clock, error)
+    assert len(found) > 3 and sum(found) + len(found) < 75
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidInputError("bad"),
+        DivergedError("nan"),
+        NotPermittedError("no"),
+        InfeasibleError("too large"),
+    ],
+)
+def test_error_that_comes_back_with_every_try_ends_the_job(error: CollapipeError) -> None:
+    assert Retries(600.0).after(error, lacks_hosts=False) is None
+
+
+def test_plan_that_does_not_fit_waits_for_missing_hosts() -> None:
+    assert Retries(600.0).after(InfeasibleError("too large"), lacks_hosts=True) == 0
+
+
+def test_limit_of_zero_allows_no_retry() -> None:
+    assert Retries(0.0).after(LOST, lacks_hosts=True) is None
+
+
+def test_commit_makes_later_failures_count_anew() -> None:
+    clock = Clock()
+    retries = Retries(100.0, clock)
+    for num_rounds in range(1, 99):
+        assert retries.after(LOST, lacks_hosts=False) == 0
+        clock.now += 90
+        assert retries.seconds_left() == 10
+        retries.committed(num_rounds)
+        assert retries.seconds_left() == 100
+
+
+@pytest.mark.parametrize("error", [LOST, AttemptFailedError("bug")])
+def test_round_that_never_succeeds_ends_the_job_although_earlier_rounds_are_repeated(
+    error: CollapipeError,
+) -> None:
+    clock = Clock()
+    retries = Retries(600.0, clock)
+    retries.committed(5)
+    for _ in range(10):
+        assert retries.after(error, lacks_hosts=False) is not None
+        retries.committed(4)
+        retries.committed(5)
+        clock.now += 300
+    assert retries.after(error, lacks_hosts=False) is None
+
+
+def test_job_that_gets_further_after_each_failure_may_fail_any_number_of_times() -> None:
+    retries = Retries(600.0, Clock())
+    for num_rounds in range(99):
+        retries.committed(num_rounds)
+        assert retries.after(LOST, lacks_hosts=False) == 0
+
+
+def test_another_error_after_a_long_wait_for_a_host_has_its_own_time() -> None:
+    clock = Clock()
+    retries = Retries(600.0, clock)
+    assert retries.after(LOST, lacks_hosts=True) == 0
+    clock.now += 200
+    assert len(waits(retries, clock, AttemptFailedError("restarted"))) > 3
