@@ -3,11 +3,13 @@
     python -m benchmarks.chaos --runs 200 --results chaos.jsonl     goes on where an earlier call stopped
     python -m benchmarks.chaos --runs 1 --first-seed 17             repeats the faults of one seed
 
-A run has one or two faults, which its seed chooses: a process is killed and started again, is frozen for a while, or its
-disk is full; a link is cut in one or both directions; a host sends at a slow rate. Every service has a network namespace
-of its own. Needs root. The faults come at the same times after the start of a job, but what they hit depends on the machine.
+A run has one or two faults, which its seed chooses. A process is killed and later started again, or is frozen for a
+while, or has a full disk. Or a link is cut in one or both directions, or a host sends slowly. A fault always comes at the
+same time after submission, but the job may be in another phase then. Every service has a network namespace of its own.
+Needs root.
 
-Writes one JSON object for each run, and prints a summary. The exit status is 1 if a run did not end as it should.
+With `--results`, appends one JSON object for each run to a file. The exit status is 1 if any run, old or new, did not end
+with equal bits.
 """
 
 import argparse
@@ -58,11 +60,13 @@ _LIMIT_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens in a run.
+    """One fault of a run.
 
     Args:
+        victim: The host that is disturbed; of a cut link, the sender.
         at_seconds: Time after the job was submitted.
-        other: The other end of a cut link.
+        lasts_seconds: Longest time until the fault ends. The end of one fault of the network ends all of them.
+        other: The receiver of a cut link. Other kinds ignore it.
     """
 
     kind: str
@@ -90,7 +94,7 @@ def choose_faults(seed: int, names: list[str]) -> list[Fault]:
 
 
 def disturb(testbed: NamespacedTestbed, fault: Fault) -> Callable[[], None]:
-    """Begins a fault. Returns what ends it."""
+    """Begins a fault. Returns a function that ends it."""
     victim = fault.victim
     if fault.kind == "kill":
         if victim not in testbed.lost():
@@ -130,9 +134,7 @@ def run_seed(
     job = make_interruptible_job(folder, name=f"seed-{seed}", training=_TRAINING)
     errors: list[str] = []
     timers: list[threading.Thread] = []
-    one_at_a_time = (
-        threading.Lock()
-    )  # Two faults may restart processes, whose record has one writer.
+    one_at_a_time = threading.Lock()  # Only one thread at a time may write the testbed's record.
 
     def have(fault: Fault) -> None:
         try:
@@ -188,7 +190,7 @@ def run_seed(
 
 @contextmanager
 def small_disks(workspace: Path) -> Iterator[None]:
-    """Gives the services with a disk one that can be filled."""
+    """Mounts a small tmpfs as the state directory of each service with a disk, and unmounts it at the end."""
     mounted: list[Path] = []
     try:
         for name in _WITH_DISK:

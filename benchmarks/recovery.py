@@ -1,9 +1,9 @@
-"""How long a job loses when a device is killed: from the kill to the next commit, less that round's own time.
+"""How much time a job loses when a device is killed: from the kill to the next commit, less that round's own time.
 
     python -m benchmarks.recovery --devices 3 --clusters 1 --kills 20
 
-Every process runs on this machine, over loopback. A device is killed in the middle of a round, and started again after the
-next commit. Detection is the time from the kill to the message that the scheduler sends to clients. If rounds are repeated,
+Every process runs on this machine, over loopback. A device of cluster 0 is killed in the middle of a round, and started again after the
+next commit. Detection is the time from the kill to the first status message that names the device. If rounds are repeated,
 the next commit is that of the first repeated round.
 
 Prints one JSON object: medians and worst values, in seconds.

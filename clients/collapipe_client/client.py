@@ -147,16 +147,17 @@ class CollaPipeClient:
         signs_of_life: bool = False,
         waiting: Callable[[str], None] = lambda reason: None,
     ) -> Iterator[WatchJobResponse]:
-        """Yields the events of a job, from the first to the last.
+        """Yields the events of a job until it ends.
 
-        If the scheduler is away, this waits for it for as long as `silence_timeout`. A scheduler that was restarted tells
-        only what has happened since.
+        If the scheduler does not answer, waits up to `silence_timeout` for it. A restarted scheduler sends only the events
+        since its start.
 
         Args:
             signs_of_life: Also yield messages without an event, which the scheduler sends between events.
-            waiting: Told why it waits for the scheduler, once for each time that the scheduler goes away.
+            waiting: Called with the reason each time the scheduler stops answering. Its errors end the watch.
 
         Raises:
+            NotFoundError: There is no such job.
             PeerLostError: The scheduler was away for too long. The job may continue: watch it again.
         """
         request, ended, is_away = WatchJobRequest(job_id=job_id), False, False

@@ -71,7 +71,7 @@ class LocalTestbed:
             `edge-server`. `None` for no emulation.
         scheduler_options: Further flags of the scheduler, for example the URL of Prometheus.
         detached: Whether the processes outlive this one. Then `LocalTestbed.end` ends them.
-        supervised: Whether processes that end by themselves are started again. Not for a detached testbed.
+        supervised: Restart processes that end although nobody stopped them. A detached testbed ignores it.
         listen: Address of the scheduler, "host:port".
         progress: Receives messages about long waits and about problems that were solved.
     """
@@ -223,7 +223,7 @@ class LocalTestbed:
         return f"{name} {self._say_exit(name)}; last lines of {log}:\n{last_lines(log)}"
 
     def _restart(self, name: str) -> None:
-        """Starts a process that has ended again."""
+        """Restarts a process that has ended."""
         self._progress(f"{name} {self._say_exit(name)}, so it is started again")
         self._start_together([name])
 
@@ -324,7 +324,7 @@ class LocalTestbed:
         return self._listen if name == SCHEDULER else LOOPBACK
 
     def _command_line(self, name: str, listen: str, line: list[str]) -> list[str]:
-        """Returns the command line that really starts a process. Raises `InvalidInputError` if its port is taken."""
+        """Returns the command line to execute; a subclass may wrap `line`. Raises `InvalidInputError` if the port is taken."""
         check_free(listen, name)
         return line
 

@@ -4,6 +4,7 @@ Importing this module needs the extra `scheduler`.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ class RecordedRun:
     Args:
         plans: For each round, the plan of each cluster.
         gradient_norms: For each round and cluster, the norm of each step.
-        attempts: For each round, the number of attempts. The last attempt was committed.
+        attempts: For each round, how often it was started. The last time it was committed.
     """
 
     path: Path
@@ -145,6 +146,8 @@ def read_run(path: Path) -> RecordedRun:
     """
     job: JobConfig | None = None
     started: dict[int, _RoundStarted] = {}
+    starts: Counter[int] = Counter()
+    attempt_of_commit: dict[int, int] = {}
     committed: dict[int, _RoundCommitted] = {}
     for event in _events(path):
         try:
@@ -154,14 +157,18 @@ def read_run(path: Path) -> RecordedRun:
                 case "round_started":
                     start = _RoundStarted.model_validate(event)
                     started[start.round_index] = start
+                    starts[start.round_index] += 1
                 case "round_committed":
                     commit = _RoundCommitted.model_validate(event)
-                    if commit.num_rounds - 1 in committed:
+                    index = commit.num_rounds - 1
+                    attempt = started[index].attempt if index in started else 0
+                    if attempt <= attempt_of_commit.get(index, -1):
                         raise InvalidInputError(
                             f"{path}: round {commit.num_rounds} is committed twice, so the file has several runs: "
                             "give one file for each run"
                         )
-                    committed[commit.num_rounds - 1] = commit
+                    # A later attempt may repeat a committed round.
+                    committed[index], attempt_of_commit[index] = commit, attempt
         except (KeyError, TypeError, ValidationError) as error:
             raise _no_run(path, f"an event that is not of a run ({error})") from error
     if job is None:
@@ -179,7 +186,7 @@ def read_run(path: Path) -> RecordedRun:
         job,
         [tuple(map(_cluster_plan, started[index].plans)) for index in rounds],
         [[summary.gradient_norms for summary in committed[index].summaries] for index in rounds],
-        [started[index].attempt + 1 for index in rounds],
+        [starts[index] for index in rounds],
     )
 
 

@@ -11,7 +11,7 @@ from collapipe.errors import CollapipeError
 
 _POLL_SECONDS = 0.2
 _MOST_STARTS, _WINDOW_SECONDS = 5, 120.0
-"""A process that ends as often within the window has a lasting cause, so it is not started any more."""
+"""If this many starts within the window did not help, the cause is lasting, and the process is not started again."""
 
 
 class Supervisor:
@@ -20,7 +20,7 @@ class Supervisor:
     Args:
         lost: Returns the names of the processes that have ended.
         restart: Starts one of them again. It may raise `CollapipeError` or `OSError`.
-        say: Told what happens to a process.
+        say: Called with a message for the user.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class Supervisor:
                 if len(starts[name]) == _MOST_STARTS and now - starts[name][0] < _WINDOW_SECONDS:
                     given_up.add(name)
                     self._say(
-                        f"{name} is not started again, because it has ended {_MOST_STARTS + 1} times"
+                        f"{name} is not started again, because {_MOST_STARTS} starts within {_WINDOW_SECONDS:g} s did not help: "
+                        "read its log, remove the cause, and run the command again with --resume"
                     )
                     continue
                 starts[name].append(now)

@@ -116,9 +116,12 @@ def run_interrupted(
     """Runs a job to its end, and calls `inject` once when `moment` holds.
 
     Args:
-        run: Gets the state of the job, so that it is known even if this raises an error. By default, a new one.
+        limit_seconds: Longest duration of the job.
+        run: Filled in while the job runs, so that a caller can read it after an error.
 
-    Raises what `inject` raises.
+    Raises:
+        AssertionError: The job took longer.
+        Exception: `inject` raised it.
     """
     run = run or Run(job, testbed.workspace.state)
     injected: Future[object] = Future()

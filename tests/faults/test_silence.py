@@ -1,4 +1,4 @@
-"""Tests that freeze a process: the job goes on without it, or waits for it, and it does no harm when it wakes up."""
+"""Tests that freeze a process: the job goes on without the process or waits for it, and the process does no harm later."""
 
 import os
 import signal

@@ -12,7 +12,7 @@ from torch import Tensor
 from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.remote_stage import RemoteStage
 from collapipe.control_unit.stage_configuration import stage_configuration
-from collapipe.control_unit.stall_detector import StallDetector
+from collapipe.control_unit.stall_detector import OvertimeDetector, StallDetector
 from collapipe.errors import (
     AttemptFailedError,
     CancelledError,
@@ -68,6 +68,7 @@ class ClusterPipeline:
         self._pending_scale = 0.0
         self._micro_batches_under_way = False
         self._stall_detector = StallDetector(job.schedule.silence_seconds)
+        self._overtime_detector = OvertimeDetector(job.schedule.silence_seconds)
         self._phase = "configuring stages"
         configuration = stage_configuration(request, job, 0, own_address)
         self._local = StageSession(configuration, resources, self._receive_backward)
@@ -105,6 +106,7 @@ class ClusterPipeline:
         """
         steps_ahead = 0 if self._job.training.clip_norm else 1
         not_collected: deque[tuple[int, stage_pb2.StepDone]] = deque()
+        self._overtime_detector.step_began()
         for step_index, micro_batches in enumerate(batches):
             self._phase = f"step {step_index}"
             command = stage_pb2.RunStep(
@@ -125,6 +127,7 @@ class ClusterPipeline:
         """Waits for the results of the other stages. Returns the loss and the gradient norm of a step."""
         results = [own, *(remote.expect("step_done").step_done for remote in self._remotes)]
         self._micro_batches_under_way = False
+        self._overtime_detector.step_ended()
         loss = results[-1].loss
         squares = itertools.chain.from_iterable(r.squared_gradient_norms for r in results)
         norm = math.sqrt(math.fsum(squares))
@@ -279,13 +282,17 @@ class ClusterPipeline:
 
     def waiting_for(self) -> str:
         """Returns what every stage waits for, in words; empty while some stage computes."""
-        waits = {self._stages[0].host_id: self._local.waiting_for}
-        waits |= {remote.host_id: remote.progress.waiting_for for remote in self._remotes}
+        waits = self._waits()
         if not all(waits.values()):
             return ""
         return f"{self._phase}: " + "; ".join(
             f"{host_id} waits to {task}" for host_id, task in waits.items()
         )
+
+    def _waits(self) -> dict[str, str]:
+        """Returns what each host waits for, by host id. It is empty for hosts that compute."""
+        waits = {self._stages[0].host_id: self._local.waiting_for}
+        return waits | {remote.host_id: remote.progress.waiting_for for remote in self._remotes}
 
     def abort_if_stalled(self) -> None:
         """Aborts the attempt if micro-batches are under way, and nothing has moved for too long."""
@@ -298,6 +305,19 @@ class ClusterPipeline:
         if is_stalled:
             silence = self._job.schedule.silence_seconds
             self.abort(AttemptFailedError(f"nothing has moved for {silence:g} s ({waiting_for})"))
+        computing = [host_id for host_id, task in self._waits().items() if not task]
+        is_over = self._overtime_detector.is_over(
+            computing if self._micro_batches_under_way else (),
+            received + self._local.received_bytes,
+        )
+        if is_over:
+            limit = self._overtime_detector.limit_seconds
+            message = (
+                f"{' and '.join(computing)} computed for more than {limit:.0f} s ({self._phase}) while nothing moved: its "
+                "processor hangs, or is far slower than before"
+            )
+            # If it was another one of several, the next attempt blames that one.
+            self.abort(PeerLostError(computing[-1], message))
 
     def _transfers(self, moved: Iterable[tuple[int, float]]) -> list[job_pb2.WeightsTransfer]:
         """Returns the bytes and seconds of the stages by their hosts, without those that moved nothing."""

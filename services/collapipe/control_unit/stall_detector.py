@@ -1,6 +1,13 @@
-"""Notices a pipeline in which every stage waits for another one."""
+"""Notices a pipeline that makes no progress: every stage waits for another one, or a stage computes without an end."""
 
 import time
+from collections.abc import Sequence
+
+_TIMES_THE_LONGEST_STEP = 10
+_LEAST_SILENCES = 6
+"""A stage may compute for at least this many times the allowed silence."""
+_FIRST_STEP_SECONDS = 600.0
+"""How long a stage may compute before any step of the round is done, which says how slow its host is."""
 
 
 class StallDetector:
@@ -22,3 +29,41 @@ class StallDetector:
         if report != self._last_report or not waiting_for:
             self._last_report, self._progress_at = report, time.monotonic()
         return time.monotonic() - self._progress_at > self._silence_seconds
+
+
+class OvertimeDetector:
+    """Compares how long stages compute, while nothing moves, with the longest step of the round so far."""
+
+    def __init__(self, silence_seconds: float) -> None:
+        self._least_seconds = _LEAST_SILENCES * silence_seconds
+        self._longest_step_seconds: float | None = None
+        self._step_began_at = self._progress_at = time.monotonic()
+        self._received_bytes = 0
+
+    @property
+    def limit_seconds(self) -> float:
+        """How long a stage may compute while nothing moves."""
+        if self._longest_step_seconds is None:
+            return max(self._least_seconds, _FIRST_STEP_SECONDS)
+        return max(self._least_seconds, _TIMES_THE_LONGEST_STEP * self._longest_step_seconds)
+
+    def step_began(self) -> None:
+        """Tells that the first step of the round begins."""
+        self._step_began_at = self._progress_at = time.monotonic()
+
+    def step_ended(self) -> None:
+        """Tells that a step has ended, and the next one begins."""
+        longest = self._longest_step_seconds or 0.0
+        self._longest_step_seconds = max(longest, time.monotonic() - self._step_began_at)
+        self.step_began()
+
+    def is_over(self, computing: Sequence[str], received_bytes: int) -> bool:
+        """Returns whether stages have computed for too long.
+
+        Args:
+            computing: The hosts that compute. Nobody computes for too long if it is empty.
+            received_bytes: Bytes that have arrived over all links.
+        """
+        if received_bytes != self._received_bytes or not computing:
+            self._received_bytes, self._progress_at = received_bytes, time.monotonic()
+        return time.monotonic() - self._progress_at > self.limit_seconds

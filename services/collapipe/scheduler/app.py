@@ -49,7 +49,8 @@ class SchedulerSettings(ServiceSettings):
     )
     abandon_jobs: bool = Field(
         default=False,
-        description="End the jobs that were running or queued when this scheduler ended. Without it, they go on.",
+        description="Mark as failed the jobs that were running or queued when the previous process of the scheduler ended. "
+        "Without this flag, they go on.",
     )
 
 

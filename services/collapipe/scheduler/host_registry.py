@@ -28,12 +28,12 @@ SILENCE_SECONDS = 5 * HEARTBEAT_SECONDS
 
 
 _SUSPICION_SECONDS, _LONGEST_SUSPICION_SECONDS = 10.0, 60.0
-"""How long a host that was blamed is left out although its heartbeats go on: at first, and after several times."""
+"""First and longest time for which a suspect is left out."""
 
 
 @dataclass(frozen=True)
 class _Suspect:
-    """A host that others have lost. It counts again after `seconds`, if it sends heartbeats then."""
+    """A host that others could not reach. `seconds` after `since`, it may take part again."""
 
     since: float
     seconds: float
@@ -99,12 +99,12 @@ class HostRegistry:
             self._export_counts()
 
     def suspect(self, host: str) -> None:
-        """Leaves a host out for a while, and counts it as dead until its next heartbeat. A restart of it ends both.
+        """Counts a host as dead until its next heartbeat, and as a suspect for a while after that. A restart ends both.
 
-        The while is longer each time, because a host that only others cannot reach still sends heartbeats.
+        The time doubles with each suspicion: a host that only others cannot reach still sends heartbeats.
 
         Args:
-            host: Its id or its address. Others are ignored.
+            host: Its id or its address. An unknown name changes nothing.
         """
         with self._lock:
             for host_id, known in self._hosts.items():
@@ -138,7 +138,7 @@ class HostRegistry:
         """Returns the hosts whose last heartbeat is recent, in registration order.
 
         Args:
-            suspects: Whether hosts that were blamed are among them, if they have sent a heartbeat since.
+            suspects: Whether suspects are among them, if they have sent a heartbeat since.
         """
         with self._lock:
             hosts = [host for host in self._hosts.values() if self._is_alive(host)]

@@ -94,7 +94,7 @@ class JobRunner:
         return f"job {self.job_id} to end ({committed} of {num_rounds} rounds are committed)"
 
     def run(self) -> None:
-        """Runs the job to its end. The document then holds the outcome."""
+        """Runs the job until it ends or `stop` is called. The document then holds the outcome, or the job is queued again."""
         try:
             self._run_attempts()
             self._progress.end(scheduler_pb2.JOB_STATE_SUCCEEDED, "")
@@ -127,8 +127,10 @@ class JobRunner:
         self._events.close()
 
     def stop(self) -> None:
-        """Ends this run, so that the next process of the scheduler goes on with the job, unless it was cancelled."""
-        self._calls.cancel("the scheduler was stopped: the job goes on when it runs again")
+        """Ends this attempt, so that the next process of the scheduler goes on with the job, unless it was cancelled."""
+        self._calls.cancel(
+            "the scheduler was stopped: the job goes on when the scheduler runs again"
+        )
 
     def _run_attempts(self) -> None:
         """Runs attempts until one succeeds. Raises the error of the last one."""
@@ -147,7 +149,9 @@ class JobRunner:
                 names = ", ".join(sorted(self._newcomers))
                 self._refused |= self._newcomers
                 self._newcomers = set()
-                failure = WrongStateError(f"the job goes on without {names}: {failure}")
+                failure = WrongStateError(
+                    f"no plan was possible with the new devices {names}, so they are left out: {failure}"
+                )
             lacks_devices = bool(self._lacking)
             self._num_infeasible += no_plan
             self._takes_suspects = no_plan and lacks_devices
@@ -157,7 +161,7 @@ class JobRunner:
             self._failure = (
                 self._registry.explain(failure)
                 if isinstance(failure, CollapipeError)
-                else f"the scheduler failed: {type(failure).__name__}: {failure}"
+                else f"the scheduler could not use its disk: {failure}"
             )
             logger.warning("job %s tries again in %g s: %s", self.job_id, wait, self._failure)
             self._calls.sleep(wait)
@@ -165,7 +169,7 @@ class JobRunner:
     def _run_attempt(self) -> None:
         """Runs the rounds from the restore point to the end of the job."""
         self._calls.begin_attempt()
-        self._say(scheduler_pb2.JOB_STATE_PREPARING, "looking for hosts")
+        self._say(scheduler_pb2.JOB_STATE_PREPARING, "looks for hosts")
         hosts = self._wait_for_hosts()
         if not self._used:
             self._use(hosts)
@@ -232,15 +236,15 @@ class JobRunner:
                 if not (self._lacking and late and is_early):
                     return hosts
             waiting_for = missing or self._lacking
-            message = f"waiting for {', '.join(waiting_for)}" if waiting_for else ""
-            self._say(scheduler_pb2.JOB_STATE_PREPARING, message or "looking for hosts")
+            message = f"waits for {', '.join(waiting_for)}" if waiting_for else ""
+            self._say(scheduler_pb2.JOB_STATE_PREPARING, message or "looks for hosts")
             self._calls.sleep()
             if min(limit - waited, self._retries.seconds_left()) < 0:
-                cause = f" Before, {self._failure}" if self._failure else ""
+                cause = f". The attempt before failed: {self._failure}" if self._failure else ""
                 raise InfeasibleError(
-                    f"the job needs {', '.join(waiting_for)}, and has waited for {waited:.0f} s (schedule.{setting} is "
-                    f"{limit:g}): start them (`collapipe up` does so on a local testbed); a new job may also ask for "
-                    f"fewer.{cause}"
+                    f"the job needs {', '.join(waiting_for)}, and has waited for {waited:.0f} s: schedule.{setting} allows "
+                    f"{limit:g} s since the first failure or the start. Start them (`collapipe up` does so on a local "
+                    f"testbed), or ask for fewer devices in a new job{cause}"
                 )
 
     def _choose(self, *, fewer: bool) -> tuple[JobHosts | None, list[str]]:
@@ -272,7 +276,8 @@ class JobRunner:
         return hosts, missing
 
     def _missing_of(self, hosts: JobHosts, missing: Sequence[str]) -> list[str]:
-        """Returns the devices that the job has used and could use now; or how many the job file asks for beyond them."""
+        """Returns the ids of missing devices that the job used before and has room for. If there are none, says what the job
+        file asks for beyond the present hosts."""
         lost = [
             host_id
             for index, cluster in enumerate(hosts.clusters)
@@ -296,7 +301,7 @@ class JobRunner:
             self._used.setdefault(index, set()).update(d.host_id for d in cluster.devices)
 
     def _begin_round(self, rounds: RoundRunner, planner: Planner) -> None:
-        """Takes devices into the job that are new or have returned, and lets idle ones go.
+        """Adds devices that are new or have returned, and removes lost ones that hold no state of the last commit.
 
         Raises:
             PeerLostError: A host is gone that has what the next round needs.
@@ -321,18 +326,19 @@ class JobRunner:
             if planner.hosts != before:
                 names = ", ".join(device.host_id for device in planner.hosts.devices)
                 logger.info("job %s goes on with %s", self.job_id, names)
-        without = f"without {', '.join(self._lacking)}" if self._lacking else ""
+        without = f"runs without {', '.join(self._lacking)}" if self._lacking else ""
         self._say(scheduler_pb2.JOB_STATE_RUNNING, without)
 
     def _say(self, state: scheduler_pb2.JobState, message: str) -> None:
         """Sets the state. After a failure, the message also says why the job tries again."""
         if self._failure:
             attempt = f"attempt {self._progress.document.attempt + 1}"
-            message = (
-                f"{attempt}, {message}: {self._failure}"
+            doing = (
+                f"{message}, because the attempt before it failed"
                 if message
-                else f"{attempt}: {self._failure}"
+                else "follows a failure"
             )
+            message = f"{attempt} {doing}: {self._failure}"
         self._progress.set_state(state, message)
 
     def _close_planner(self) -> None:

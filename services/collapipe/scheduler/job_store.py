@@ -83,7 +83,7 @@ class JobDocument(_Document):
     message: str = ""
     num_rounds_committed: int = 0
     num_rounds_reached: int = 0
-    """The largest `num_rounds_committed` of all runs. Earlier rounds are repetitions."""
+    """The largest `num_rounds_committed` of all attempts. Earlier rounds are repetitions."""
     attempt: int = 0
     """Number of the last attempt, from 0. A failure, a restart of the scheduler, `--resume` and each use of the model begin
     another one."""
@@ -145,10 +145,10 @@ class JobStore:
             self._jobs[document.job_id] = document
 
     def take_over(self, *, abandon: bool) -> list[JobDocument]:
-        """Returns the jobs that had not ended when the last process of the scheduler ended, to run them again.
+        """Queues the unfinished jobs of the last process of the scheduler for a next attempt, and returns them.
 
         Args:
-            abandon: Whether these jobs end instead. Then none is returned.
+            abandon: Mark them as failed instead, and return none.
         """
         unfinished = [document for document in self.all() if document.state in _UNFINISHED]
         for document in unfinished:
@@ -203,7 +203,7 @@ class JobStore:
             return self._add(document.model_copy(update=changes))
 
     def begin_use(self, job_id: str) -> int:
-        """Returns the number of a run that only uses the model. It is newer than all earlier runs, and is stored.
+        """Returns the number of an attempt that only uses the model. It is newer than all earlier ones, and is stored.
 
         A resumed job that is still queued gets a newer number.
         """

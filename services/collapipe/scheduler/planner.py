@@ -46,7 +46,7 @@ class Planner:
         knowledge: What is known about the hosts; the planner updates it.
         current_plans: The plans of the last committed round; empty before the first one.
         explorer: Only for the strategy `dssra`.
-        profile: Completes what is known for hosts that it lacks. Without it, no new hosts can be taken.
+        profile: Measures hosts that are not in the knowledge yet. If it is `None`, no unknown device can join.
     """
 
     def __init__(
@@ -134,7 +134,11 @@ class Planner:
         return self._hosts
 
     def take_hosts(self, hosts: JobHosts) -> None:
-        """Replaces the hosts. New devices are profiled beside the training, and take part after a later call."""
+        """Replaces the hosts, but leaves out devices that are not profiled yet.
+
+        These are profiled during the training, and join at a later call. The old hosts stay if a cluster would have no
+        device.
+        """
         if self._profiling is not None and self._profiling.done():
             profiling, self._profiling = self._profiling, None
             try:
@@ -174,7 +178,7 @@ class Planner:
 
         Raises:
             InfeasibleError: No plan satisfies the limits.
-            AttemptFailedError: The same, and links are missing whose probes failed.
+            AttemptFailedError: No plan satisfies the limits, but the probes of some links failed.
         """
         estimates = self._update_from_telemetry()
         self._update_from_explorer()

@@ -92,7 +92,7 @@ def profile_hosts(
 def without_unknown(
     job: JobConfig, hosts: JobHosts, knowledge: Knowledge, preferred: Collection[str]
 ) -> JobHosts | None:
-    """Returns the hosts without devices of which a decision would know too little; `None` if a cluster has no other ones.
+    """Leaves out devices about which too little is known for a decision. Returns `None` if a cluster would have no device.
 
     Args:
         preferred: Ids of devices that stay if the link between two devices is unknown.

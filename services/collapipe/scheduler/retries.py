@@ -14,12 +14,12 @@ from collapipe.errors import (
 )
 
 _FIRST_WAIT_SECONDS = 0.5
-"""Wait before the second try in a row. The first one begins at once, and each later wait is twice as long."""
+"""Wait before the second attempt after a failure. The first one begins at once, and each later wait is twice as long."""
 
 _LONGEST_WAIT_SECONDS = 15.0
 
 _OTHER_SECONDS = 60.0
-"""How long a job tries again after errors that are not about a lost host. Most of them come back with every try."""
+"""How long a job tries again after errors that are not about a lost host. Most of them come back with every attempt."""
 
 _MOST_REPEATS = 10
 """How often a job may repeat committed rounds without getting beyond the round that failed."""
@@ -29,7 +29,7 @@ _PASSING = (AttemptFailedError, CorruptDataError, NotFoundError, WrongStateError
 
 
 class Retries:
-    """The tries of one job since its last commit.
+    """The failed attempts of one job since its last commit.
 
     Args:
         limit_seconds: How long a job may try without a commit. 0 means that it never tries again.
@@ -48,7 +48,10 @@ class Retries:
         self._num_repeats = 0
 
     def committed(self, num_rounds: int) -> None:
-        """Tells how many rounds are committed now. Later failures count anew."""
+        """Tells how many rounds are committed now. Waits and time limits start again.
+
+        The count of repeats starts again only if there were never as many rounds.
+        """
         self._first_failure_at = self._first_other_at = None
         self._num_failures = 0
         self._has_committed = True

@@ -89,7 +89,10 @@ class RoundRunner:
         return {stage.host_id for plan in self._previous_plans if plan for stage in plan.stages}
 
     def _begin_at(self, last: plan_pb2.Commit, copied_candidate: int | None) -> None:
-        """Chooses the commit from which this attempt continues, given the last commit."""
+        """Chooses the commit from which this attempt continues, given the last commit.
+
+        If all control units have copied the candidate, it becomes the restore point first.
+        """
         document = self._progress.document
         document.num_rounds_reached = max(document.num_rounds_reached, last.num_rounds)
         if last.HasField("candidate") and last.candidate.num_rounds == copied_candidate:
@@ -119,10 +122,12 @@ class RoundRunner:
             )
 
     def run(self, local_steps: int) -> None:
-        """Plans, runs and commits one round. Without local steps it only evaluates, and commits nothing.
+        """Plans, runs and commits one round. Without local steps, it only evaluates: it commits no round, but may move
+        the restore point.
 
         Raises:
-            CollapipeError: The round failed. Nothing was committed, or the whole round.
+            CollapipeError: The round failed. Either nothing was committed, or the whole round was.
+            OSError: A document could not be stored.
         """
         started = time.monotonic()
         round_index = self._commit.num_rounds
@@ -178,7 +183,8 @@ class RoundRunner:
     def _plan(
         self, round_index: int, *, evaluation_only: bool
     ) -> tuple[RoundDocument, RoundDecision]:
-        """Decides and records a round. A repeated round keeps what would change its result, if hosts allow it."""
+        """Decides and records a round. A repeated round keeps its recorded micro-batches, slices and upload
+        codecs, if a plan with them fits the hosts."""
         job_id, jobs = self._progress.job_id, self._progress.jobs
         earlier = jobs.find_round(job_id, round_index)
         is_repeated = round_index < self._progress.document.num_rounds_reached

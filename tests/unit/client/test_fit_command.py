@@ -159,6 +159,14 @@ def test_aborted_attempts_give_the_loss_probability(tmp_path: Path) -> None:
     assert run["features"][0] == pytest.approx(1 / 2)  # two rounds, of three tries
 
 
+def test_committed_round_that_a_later_attempt_repeats_counts_as_two_starts(tmp_path: Path) -> None:
+    events = [*_round(0, [9.0]), *_round(1, [1.0], committed=False), *_round(0, [1.0], attempt=1)]
+    path = _write(tmp_path / "run.jsonl", _job(2, 1, 8), *events, *_round(1, [1.0], attempt=1))
+    run = _fit(*_some_runs(tmp_path), path)["runs"][-1]
+    assert run["features"][4] == pytest.approx(1 / 2)
+    assert run["features"][0] == pytest.approx(1 / 2)
+
+
 def test_update_per_micro_batch_has_the_samples_of_a_micro_batch(tmp_path: Path) -> None:
     job = _job(1, 10, 8, update_per="micro_batch")
     path = _write(tmp_path / "run.jsonl", job, *_round(0, [1.0]))

@@ -46,4 +46,6 @@ def test_what_ends_again_and_again_is_given_up_and_named(*, can_start: bool) -> 
     processes.run_until_given_up()
     assert sorted(processes.starts) == ["a"] * 5 + ["b"] * 5
     assert ("a could not be started again: a did not serve" in processes.said) is not can_start
-    assert "a is not started again, because it has ended 6 times" in processes.said
+    assert any(
+        said.startswith("a is not started again, because 5 starts") for said in processes.said
+    )

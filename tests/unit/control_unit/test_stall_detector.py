@@ -3,7 +3,7 @@
 import pytest
 
 from collapipe.control_unit import stall_detector
-from collapipe.control_unit.stall_detector import StallDetector
+from collapipe.control_unit.stall_detector import OvertimeDetector, StallDetector
 
 WAITING = "device-0-0 waits to get the forward frame of micro-batch 0"
 
@@ -53,3 +53,48 @@ def test_pipeline_that_computes_is_never_stalled(clock: Clock) -> None:
     for _ in range(3):
         clock.now += 100.0
         assert not detector.is_stalled("", 0)
+
+
+def test_stage_may_compute_ten_times_as_long_as_the_longest_step(clock: Clock) -> None:
+    detector = OvertimeDetector(silence_seconds=5.0)
+    detector.step_began()
+    for seconds in (8.0, 20.0, 3.0):
+        clock.now += seconds
+        assert not detector.is_over(["device-0-0"], 0)
+        detector.step_ended()
+    assert detector.limit_seconds == 200.0
+    clock.now += 200.0
+    assert not detector.is_over(["device-0-0"], 0)
+    clock.now += 0.1
+    assert detector.is_over(["device-0-0"], 0)
+
+
+def test_first_step_may_take_long(clock: Clock) -> None:
+    detector = OvertimeDetector(silence_seconds=5.0)
+    detector.step_began()
+    clock.now += 600.0
+    assert not detector.is_over(["device-0-0"], 0)
+    clock.now += 0.1
+    assert detector.is_over(["device-0-0"], 0)
+
+
+def test_quick_steps_leave_at_least_six_silences(clock: Clock) -> None:
+    detector = OvertimeDetector(silence_seconds=5.0)
+    detector.step_ended()
+    assert detector.limit_seconds == 30.0
+
+
+@pytest.mark.parametrize(
+    ("computing", "received_bytes"), [([], 0), (["device-0-0"], 7)], ids=["waiting", "bytes arrive"]
+)
+def test_computing_counts_anew_after_progress(
+    clock: Clock, computing: list[str], received_bytes: int
+) -> None:
+    detector = OvertimeDetector(silence_seconds=5.0)
+    detector.step_ended()
+    clock.now += 29.0
+    assert not detector.is_over(computing, received_bytes)
+    clock.now += 29.0
+    assert not detector.is_over(["device-0-0"], received_bytes)
+    clock.now += 1.1
+    assert detector.is_over(["device-0-0"], received_bytes)
