@@ -110,4 +110,5 @@ def run_job(testbed: LocalTestbed, job: JobConfig, *, resume: bool = False) -> F
                     f"the job did not end in {_LIMIT_SECONDS:g} s; last status: {last}"
                 )
     assert last.state == JOB_STATE_SUCCEEDED, last.message
+    assert len({started.attempt for started in finished.started}) <= 1, "a failure was tried again"
     return finished

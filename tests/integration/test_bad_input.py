@@ -208,7 +208,7 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
     ),
     "more devices than there are": (
         lambda f: f.settings.extend(["devices_per_cluster=8", "schedule.wait_for_hosts_seconds=1"]),
-        ["2 more devices in cluster 0 (have 6)", "1 s (schedule.wait_for_hosts_seconds)"],
+        ["2 more devices in cluster 0 (have 6)", "schedule.wait_for_hosts_seconds allows 1 s"],
     ),
     "segments of another model": (
         lambda f: f.settings.extend(["schedule.strategy=manual", "schedule.segments=[[1, 1, 1]]"]),

@@ -88,6 +88,7 @@ def test_messages_of_other_attempts_change_nothing(
         flood,
     )
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    assert run.attempts == {0}, run.messages
     assert final_digests(intact_commit(run)) == undisturbed
     assert len(statuses) == 3 * 4 * _ROUNDS_OF_FLOOD
     assert while_training > 10
@@ -123,6 +124,7 @@ def test_random_bytes_at_the_ports_change_nothing(
         for sender in senders:
             sender.join()
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    assert run.attempts == {0}, run.messages
     assert final_digests(intact_commit(run)) == undisturbed
     assert testbed.lost() == []
 

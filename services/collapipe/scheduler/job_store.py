@@ -159,7 +159,10 @@ class JobStore:
                 document.state = scheduler_pb2.JOB_STATE_QUEUED
                 document.message = "the scheduler was started again"
                 document.attempt += 1
-            self.save(document)
+            try:
+                self.save(document)
+            except OSError:  # The next change of the job stores it, too.
+                logger.exception("the state of job %s could not be stored", document.job_id)
         return [] if abandon else unfinished
 
     def create(self, config: JobConfig) -> JobDocument:
@@ -213,7 +216,10 @@ class JobStore:
             number = document.attempt
             if document.state == scheduler_pb2.JOB_STATE_QUEUED:
                 document.attempt += 1
-            self.save(document)
+            try:
+                self.save(document)
+            except OSError:  # The next change of the job stores it, too.
+                logger.exception("the state of job %s could not be stored", document.job_id)
         return number
 
     def _add(self, document: JobDocument) -> JobDocument:
