@@ -21,7 +21,7 @@ HEAVY_SUITES = ("faults", "e2e", "containers")
 
 # The machine may be busy, so examples have no deadline. `.ci/run` also uses the second profile.
 settings.register_profile("quick", deadline=None, max_examples=25)
-settings.register_profile("thorough", deadline=None, max_examples=100)
+settings.register_profile("thorough", deadline=None, max_examples=60)
 settings.load_profile("quick")
 
 

@@ -268,8 +268,9 @@ class JobRunner:
         used = {name for names in self._used.values() for name in names}
         if is_manual and used:  # The job file has a number of blocks for each of these devices.
             alive = [h for h in alive if h.role != DEVICE_AGENT or h.host_id in used]
+        present = self._planner.hosts.by_id.keys() if self._planner else used
         hosts, missing = choose_hosts(
-            alive, self._job, preferred=used, fewer=fewer and not is_manual
+            alive, self._job, preferred=present, fewer=fewer and not is_manual
         )
         if hosts is not None and is_manual and (lost := self._missing_of(hosts, missing)):
             return None, lost
