@@ -92,7 +92,8 @@ def folder_with_data(checkout: Path) -> Path:
 def test_own_data_trains_its_first_round(folder_with_data: Path, command: str) -> None:
     """Runs a command until its first round is committed, then interrupts it as a user would."""
     process = subprocess.Popen(
-        ["bash", "-ec", f"{OWN_DATA[0]}; exec {command}"],
+        # A test that runs in the background of a shell ignores SIGINT, and its children would do so, too.
+        ["env", "--default-signal=INT", "bash", "-ec", f"{OWN_DATA[0]}; exec {command}"],
         cwd=folder_with_data,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
