@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 _DISK_BYTES = 32 << 20
-FULL_SECONDS = 10.0
+FULL_SECONDS = 5.0
 
 
 @pytest.fixture
