@@ -290,9 +290,8 @@ class LocalTestbed:
         """Starts a process and records it. A process that ran before gets its former address."""
         known = self._record.process(service.name)
         is_scheduler = service.name == SCHEDULER
-        if (
-            is_scheduler and known is None
-        ):  # Jobs of an earlier testbed go on only if somebody resumes them.
+        # Jobs of an earlier testbed go on only if somebody resumes them.
+        if is_scheduler and known is None:
             service = replace(service, options=(*service.options, "--abandon-jobs"))
         listen = (known.address if known else "") or self._listen_address(service.name)
         self.workspace.ready_file(service.name).unlink(missing_ok=True)

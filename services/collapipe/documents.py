@@ -73,9 +73,8 @@ def hold_directory(directory: Path | None, wait_seconds: float = 10.0) -> ExitSt
                     "a directory of its own"
                 ) from None
             time.sleep(_POLL_SECONDS)
-    with suppress(
-        OSError
-    ):  # Only the text of the error needs the number, and the disk may be full.
+    # Only the text of the error needs the number, and the disk may be full.
+    with suppress(OSError):
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

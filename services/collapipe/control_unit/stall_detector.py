@@ -6,8 +6,9 @@ from collections.abc import Sequence
 _TIMES_THE_LONGEST_STEP = 10
 _LEAST_SILENCES = 6
 """A stage may compute for at least this many times the allowed silence."""
-_FIRST_STEP_SECONDS = 600.0
-"""How long a stage may compute before any step of the round is done, which says how slow its host is."""
+_FIRST_STEP_SECONDS = 3600.0
+"""How long a stage may compute before any step of the round is done, which says how slow its host is. A single host that
+runs all units receives nothing during a whole step."""
 
 
 class StallDetector:
@@ -32,12 +33,16 @@ class StallDetector:
 
 
 class OvertimeDetector:
-    """Compares how long stages compute, while nothing moves, with the longest step of the round so far."""
+    """Compares how long stages compute, while nothing moves, with the longest training step of the round so far.
+
+    Before the first step begins, nothing is compared: an evaluation may take any time.
+    """
 
     def __init__(self, silence_seconds: float) -> None:
         self._least_seconds = _LEAST_SILENCES * silence_seconds
         self._longest_step_seconds: float | None = None
-        self._step_began_at = self._progress_at = time.monotonic()
+        self._step_began_at: float | None = None
+        self._progress_at = time.monotonic()
         self._received_bytes = 0
 
     @property
@@ -53,8 +58,9 @@ class OvertimeDetector:
 
     def step_ended(self) -> None:
         """Tells that a step has ended, and the next one begins."""
-        longest = self._longest_step_seconds or 0.0
-        self._longest_step_seconds = max(longest, time.monotonic() - self._step_began_at)
+        if self._step_began_at is not None:
+            seconds = time.monotonic() - self._step_began_at
+            self._longest_step_seconds = max(self._longest_step_seconds or 0.0, seconds)
         self.step_began()
 
     def is_over(self, computing: Sequence[str], received_bytes: int) -> bool:
@@ -66,4 +72,5 @@ class OvertimeDetector:
         """
         if received_bytes != self._received_bytes or not computing:
             self._received_bytes, self._progress_at = received_bytes, time.monotonic()
-        return time.monotonic() - self._progress_at > self.limit_seconds
+        has_begun = self._step_began_at is not None
+        return has_begun and time.monotonic() - self._progress_at > self.limit_seconds

@@ -72,7 +72,7 @@ def test_stage_may_compute_ten_times_as_long_as_the_longest_step(clock: Clock) -
 def test_first_step_may_take_long(clock: Clock) -> None:
     detector = OvertimeDetector(silence_seconds=5.0)
     detector.step_began()
-    clock.now += 600.0
+    clock.now += 3600.0
     assert not detector.is_over(["device-0-0"], 0)
     clock.now += 0.1
     assert detector.is_over(["device-0-0"], 0)
@@ -80,6 +80,7 @@ def test_first_step_may_take_long(clock: Clock) -> None:
 
 def test_quick_steps_leave_at_least_six_silences(clock: Clock) -> None:
     detector = OvertimeDetector(silence_seconds=5.0)
+    detector.step_began()
     detector.step_ended()
     assert detector.limit_seconds == 30.0
 
@@ -91,6 +92,7 @@ def test_computing_counts_anew_after_progress(
     clock: Clock, computing: list[str], received_bytes: int
 ) -> None:
     detector = OvertimeDetector(silence_seconds=5.0)
+    detector.step_began()
     detector.step_ended()
     clock.now += 29.0
     assert not detector.is_over(computing, received_bytes)
@@ -98,3 +100,11 @@ def test_computing_counts_anew_after_progress(
     assert not detector.is_over(["device-0-0"], received_bytes)
     clock.now += 1.1
     assert detector.is_over(["device-0-0"], received_bytes)
+
+
+def test_evaluation_before_the_first_step_may_take_any_time(clock: Clock) -> None:
+    detector = OvertimeDetector(silence_seconds=5.0)
+    clock.now += 1e6
+    assert not detector.is_over(["control-unit-0"], 0)
+    detector.step_began()
+    assert not detector.is_over(["control-unit-0"], 0)
