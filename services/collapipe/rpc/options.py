@@ -3,6 +3,10 @@
 KEEPALIVE_SECONDS = 10
 """How often each end checks an idle connection. It notices an unplugged peer long before TCP would."""
 
+KEEPALIVE_TIMEOUT_SECONDS = 20
+"""How long bytes may stay without an acknowledgement. At 64 kbit/s, full queues delay it by 8 s, and TCP must be able to
+send the bytes once more before the connection counts as dead."""
+
 MAX_MESSAGE_BYTES = 8 << 20
 """More than any message needs: a chunk has 1 MiB, and the plan of the largest model is smaller."""
 
@@ -12,7 +16,7 @@ COMMON_OPTIONS = [
     # A whole chunk fits into one HTTP/2 frame. With the default of 16 KiB, sending takes five times as long.
     ("grpc.http2.max_frame_size", (16 << 20) - 1),
     ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_SECONDS * 1000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]

@@ -42,21 +42,16 @@ class Guest:
     Args:
         shared: Folder of this machine that the guest may write to, as `SHARED`.
         memory: Memory of the guest, in the kernel's notation.
-        disk: Disk image for /var/lib/docker, which the guest changes. `None` for a guest without docker.
         core: The processor of this machine to which the guest is pinned. The guest has one processor, and is
             twice as fast when it stays on the same one.
     """
 
-    def __init__(
-        self, shared: Path, memory: str = "512M", disk: Path | None = None, core: int | None = 1
-    ) -> None:
+    def __init__(self, shared: Path, memory: str = "512M", core: int | None = 1) -> None:
         self.shared = shared.absolute()
         self._line = [KERNEL, f"mem={memory}", "root=/dev/root", "rootfstype=hostfs"]
         self._line += ["rootflags=/", "ro", "quiet", f"init={INIT}", "con=null", "con0=fd:0,fd:1"]
         self._line += ["ssl=null", f"umid=guest{uuid.uuid4().hex[:8]}"]
         self._line += [f"uml_dir={self.shared}/.uml", f"UML_SHARED={self.shared}"]
-        if disk is not None:
-            self._line.append(f"ubd0={disk}")
         if core is not None and core in os.sched_getaffinity(0):
             self._line = ["taskset", "-c", str(core), *self._line]
         self._unread = b""
@@ -85,7 +80,6 @@ class Guest:
     def __exit__(self, *exception: object) -> None:
         try:
             assert self._process.stdin is not None
-            self._process.stdin.write(b"sync; umount /var/lib/docker 2>/dev/null\n")
             self._process.stdin.close()
             self._process.wait(15)
         except (OSError, subprocess.TimeoutExpired):

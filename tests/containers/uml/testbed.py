@@ -1,12 +1,10 @@
-"""Runs the compose testbed of this checkout in a guest whose kernel has netem.
+"""Runs one cluster of this checkout in a guest whose kernel has netem.
 
-The guest has only one slow processor. Therefore health checks are rare, no container has a CPU quota, and the
-testbed has no TLS, no Grafana and no client service.
+Each service has a network namespace with the project's own shaper, and a bridge connects them. The guest has only
+one slow processor, so there is no TLS.
 """
 
 import json
-import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -14,33 +12,33 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from collapipe.traffic_shaping.shaper_process.links_file import LinksFile
 from containers.engine import run
-from containers.engine_images import ROOT, VERSION
+from containers.engine_images import ROOT
 from containers.uml.guest import SHARED, Guest
 
-LAYERS = ("compose.yaml", "compose.netem.yaml", "compose.observability.yaml")
-_FOLDER = ROOT / "deploy" / "compose"
+SCHEDULER, EDGE_SERVER = "scheduler", "edge-server"
+_MODULES = {
+    SCHEDULER: "scheduler",
+    EDGE_SERVER: "edge_server",
+    "control-unit-0": "control_unit",
+    **dict.fromkeys(("device-0-0", "device-0-1", "device-0-2"), "device_agent"),
+}
+HOSTS = [name for name in _MODULES if name != SCHEDULER]
+"""The hosts of stages. Only their links are shaped."""
+_NETWORK = "10.91.0"
+_GRPC_PORT, _METRICS_PORT, _PORT = 7100, 9100, 5001
+_PROMETHEUS = f"http://{_NETWORK}.1:9090"
+_SCRAPE_SECONDS = 2
+_START_SECONDS = 240.0
 _TRAFFIC = Path(__file__).with_name("traffic.py")
-_HEALTH_CHECKS = "health-checks.yaml"
-_PROJECT = "testbed"
-_CPUS = ("SCHEDULER", "EDGE_SERVER", "CONTROL_UNIT", "LAPTOP", "RASPBERRY_PI_5", "RASPBERRY_PI_4")
-_LEAVE_OUT = ("grafana", "collapipe")
-_PORT = 5001
 
 
 class GuestTestbed:
-    """A running testbed.
+    """A running testbed in a guest."""
 
-    Args:
-        guest: A guest with dockerd.
-        hosts: Names of the stage hosts.
-    """
-
-    def __init__(self, guest: Guest, hosts: list[str]) -> None:
+    def __init__(self, guest: Guest) -> None:
         self.guest = guest
-        self.hosts = hosts
 
     @property
     def shared(self) -> Path:
@@ -64,16 +62,15 @@ class GuestTestbed:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Queries Prometheus. Returns the labels and the value of each series."""
-        container = f"{_PROJECT}_prometheus_1"
-        line = f"docker exec {container} promtool query instant -o json http://127.0.0.1:9090"
-        answer = json.loads(self.guest.run(f"{line} '{expression}'"))
-        rows = answer if isinstance(answer, list) else answer["data"]["result"]
-        return [{**row["metric"], "value": float(row["value"][1])} for row in rows]
+        answer = self.guest.run(f"promtool query instant -o json {_PROMETHEUS} '{expression}'")
+        return [{**row["metric"], "value": float(row["value"][1])} for row in json.loads(answer)]
 
     def start_job(self, file: str, log: str) -> None:
-        """Starts `collapipe train` in a container. `events(log)` returns its events."""
-        client = "docker-compose run --rm -T collapipe train"
-        self.guest.start(log, f"{client} /data/{file} --output /work/{log} --json")
+        """Starts `collapipe train` with a job file in the folder `data`. `events(log)` returns its events."""
+        options = f"--json --insecure --scheduler {SCHEDULER}:{_GRPC_PORT} --output {SHARED}/{log}"
+        self.guest.start(
+            log, f"{sys.executable} -m collapipe_client train {SHARED}/data/{file} {options}"
+        )
 
     def events(self, log: str) -> list[dict[str, Any]]:
         """Returns the events of a job so far."""
@@ -99,74 +96,100 @@ class GuestTestbed:
             time.sleep(0.5)
 
     def frames_bps(self, sender: str, receiver: str, frame_bytes: int, count: int) -> float:
-        """Returns the rate in bit/s at which a plain TCP connection carries frames between two containers."""
-
-        def inside(host: str, arguments: str) -> str:
-            container = f"{_PROJECT}_{host}_1"
-            return f'sh -c "docker exec -i {container} python - {arguments} < {_TRAFFIC}"'
-
-        self.guest.start("frames", inside(receiver, f"receive-frames {_PORT} {frame_bytes}"))
+        """Returns the rate in bit/s at which a plain TCP connection carries frames between two hosts."""
+        script = f"{sys.executable} {_TRAFFIC}"
+        receive = f"{script} receive-frames {_PORT} {frame_bytes}"
+        self.guest.start("frames", f"ip netns exec {receiver} {receive}")
         self.guest.wait_for("frames", "ready")
-        self.guest.run(inside(sender, f"send-frames {receiver} {_PORT} {frame_bytes} {count}"), 120)
+        send = f"{script} send-frames {receiver} {_PORT} {frame_bytes} {count}"
+        self.guest.run(f"ip netns exec {sender} {send}", 120)
         report = self.guest.wait_for("frames", "}").splitlines()[-1]
         return float(json.loads(report)["rate_bps"])
 
 
 @contextmanager
-def guest_testbed(shared: Path, disk: Path) -> Iterator[GuestTestbed]:
-    """Boots a guest, starts the testbed in it, and waits until Prometheus scrapes every host.
+def guest_testbed(shared: Path) -> Iterator[GuestTestbed]:
+    """Boots a guest, starts the testbed in it, and waits until Prometheus scrapes every service.
+
+    The links begin with the settings of the compose testbed.
 
     Args:
-        shared: Folder that becomes `SHARED` in the guest. Its subfolder `data` is /data in the containers.
-        disk: Disk image with the Docker images. The guest changes it.
+        shared: Folder that becomes `SHARED` in the guest. Job files and their data are in its subfolder `data`.
     """
-    shutil.copytree(ROOT / "deploy/netem/state", shared / "shaping")
-    with Guest(shared, memory="6G", disk=disk) as guest:
-        settings = {
-            "COMPOSE_FILE": os.pathsep.join(
-                [*(str(_FOLDER / layer) for layer in LAYERS), f"{SHARED}/{_HEALTH_CHECKS}"]
-            ),
-            "COMPOSE_PROJECT_NAME": _PROJECT,
-            "COMPOSE_HTTP_TIMEOUT": "600",
-            "COLLAPIPE_VERSION": VERSION,
-            "COLLAPIPE_DATA": f"{SHARED}/data",
-            "COLLAPIPE_SHAPING": f"{SHARED}/shaping",
-            # A smaller quota would interrupt a container in the middle of a frame.
-            **{f"{kind}_CPUS": "1" for kind in _CPUS},
-        }
-        guest.run("; ".join(f"export {name}={value}" for name, value in settings.items()))
-        services = _services()
-        (shared / _HEALTH_CHECKS).write_text(
-            yaml.safe_dump({"services": _cheap_health_checks(services)})
-        )
-        guest.start("dockerd", "dockerd")
-        guest.wait_for("dockerd", "API listen on", 60)
-        guest.run(f"docker-compose up --detach --no-build {' '.join(services)}", 300)
-        hosts = [name.removeprefix("shape-") for name in services if name.startswith("shape-")]
-        testbed = GuestTestbed(guest, hosts)
-        deadline = time.monotonic() + 240
-        while len(testbed.query('up{job="collapipe"} == 1')) < len(hosts) + 1:
-            assert time.monotonic() < deadline, guest.run("docker-compose ps")
-            time.sleep(3)
+    (shared / "shaping").mkdir()
+    compose = LinksFile.read(ROOT / "deploy/netem/state/links.json")
+    links = {key: link for key, link in compose.links.items() if set(key.split(">")) & set(HOSTS)}
+    initial = LinksFile.model_validate({"hosts": HOSTS, "links": links})
+    (shared / "shaping" / "links.json").write_text(initial.text)
+    with Guest(shared, memory="4G") as guest:
+        _connect(guest)
+        _start_prometheus(guest)
+        for host in HOSTS:
+            shaper = f"collapipe.traffic_shaping --host {host} --state {SHARED}/shaping/links.json"
+            guest.start(f"shaper-{host}", f"ip netns exec {host} {sys.executable} -m {shaper}")
+        for name in _MODULES:
+            guest.start(name, f"ip netns exec {name} {_service(name)}")
+            if name == SCHEDULER:
+                _wait_until_ready(guest, [name])
+        _wait_until_ready(guest, HOSTS)
+        testbed = GuestTestbed(guest)
+        deadline = time.monotonic() + _START_SECONDS
+        while len(testbed.query("up == 1")) < len(_MODULES):
+            assert time.monotonic() < deadline, guest.log("prometheus")[-2000:]
+            time.sleep(1)
         yield testbed
 
 
-def _services() -> list[str]:
-    names: list[str] = []
-    for layer in LAYERS:
-        names += yaml.safe_load((_FOLDER / layer).read_text())["services"]
-    return sorted(set(names) - set(_LEAVE_OUT))
+def _connect(guest: Guest) -> None:
+    """Makes a namespace for each service, and a bridge that connects them all with the guest itself."""
+    addresses = {name: f"{_NETWORK}.{number}" for number, name in enumerate(_MODULES, start=10)}
+    names = "\\n".join(f"{address} {name}" for name, address in addresses.items())
+    guest.run(f"printf '127.0.0.1 localhost\\n{names}\\n' > /etc/hosts")
+    guest.run(
+        f"ip link add br0 type bridge; ip addr add {_NETWORK}.1/24 dev br0; ip link set br0 up"
+    )
+    for number, (name, address) in enumerate(addresses.items()):
+        guest.run(f"ip netns add {name}; ip -n {name} link set lo up")
+        guest.run(f"ip link add v{number} type veth peer name eth0 netns {name}")
+        guest.run(f"ip link set v{number} master br0 up")
+        guest.run(f"ip -n {name} addr add {address}/24 dev eth0; ip -n {name} link set eth0 up")
+        # compose.netem.yaml sets the same, and says why.
+        guest.run(f"ip netns exec {name} sysctl -q net.ipv4.tcp_slow_start_after_idle=0")
 
 
-def _cheap_health_checks(services: list[str]) -> dict[str, Any]:
-    """Returns overrides that make health checks cheap.
-
-    Starting a process takes a second of the only processor, so the usual checks would use all of its time.
-    """
-    open_port = "import socket; socket.create_connection(('127.0.0.1', 7100), 5)"
-    checks: dict[str, Any] = {name: {"healthcheck": {"interval": "1h"}} for name in services}
-    checks["scheduler"]["healthcheck"] = {
-        "test": ["CMD", "python", "-c", open_port],
-        "interval": "5s",
+def _start_prometheus(guest: Guest) -> None:
+    targets = [f"{name}:{_METRICS_PORT}" for name in _MODULES]
+    config = {
+        "global": {
+            "scrape_interval": f"{_SCRAPE_SECONDS}s",
+            "scrape_timeout": f"{_SCRAPE_SECONDS}s",
+        },
+        "scrape_configs": [{"job_name": "collapipe", "static_configs": [{"targets": targets}]}],
     }
-    return checks
+    (guest.shared / "prometheus.json").write_text(json.dumps(config))  # JSON is valid YAML.
+    guest.start(
+        "prometheus",
+        f"prometheus --config.file={SHARED}/prometheus.json --storage.tsdb.path=/run/prometheus "
+        f"--web.listen-address={_PROMETHEUS.removeprefix('http://')}",
+    )
+
+
+def _service(name: str) -> str:
+    """Returns the command line of a service."""
+    options = f"--insecure --threads 1 --host-id {name} --listen {name}:{_GRPC_PORT}"
+    options += f" --metrics-listen {name}:{_METRICS_PORT} --ready-file {SHARED}/{name}.ready"
+    options += f" --state-dir /run/{name}"
+    if name == SCHEDULER:
+        options += f" --telemetry prometheus --prometheus-url {_PROMETHEUS}"
+        options += f" --telemetry-interval-seconds {_SCRAPE_SECONDS}"
+    else:
+        options += f" --scheduler {SCHEDULER}:{_GRPC_PORT}"
+    return f"{sys.executable} -m collapipe.{_MODULES[name]} {options}"
+
+
+def _wait_until_ready(guest: Guest, names: list[str]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    for name in names:
+        while not (guest.shared / f"{name}.ready").exists():
+            assert time.monotonic() < deadline, guest.log(name)[-2000:]
+            time.sleep(0.2)
