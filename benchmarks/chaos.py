@@ -4,9 +4,10 @@
     python -m benchmarks.chaos --runs 1 --first-seed 17             repeats the faults of one seed
 
 A run has one or two faults, which its seed chooses. A process is killed and later started again, or is frozen for a
-while, or has a full disk. Or a link is cut in one or both directions, or a host sends slowly. A fault always comes at the
-same time after submission, but the job may be in another phase then. Every service has a network namespace of its own.
-Needs root.
+while, or has a full disk, or its clock jumps by a day and later back. A box is switched off without a word, and later on
+again. A link is cut in one or both directions, or a host sends slowly. A device sends values that are not finite, or
+damaged bytes. A fault always comes at the same time after submission, but the job may be in another phase then. Every
+service has a network namespace of its own. Needs root.
 
 With `--results`, appends one JSON object for each run to a file. The exit status is 1 if any run, old or new, did not end
 with equal bits.
@@ -30,6 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faulty_service import CLOCKS, DAMAGED_BYTES, NOT_FINITE
 from benchmarks.namespaced_testbed import NamespacedTestbed, run
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +67,7 @@ class Fault:
     Args:
         victim: The host that is disturbed; of a cut link, the sender.
         at_seconds: Time after the job was submitted.
-        lasts_seconds: Longest time until the fault ends. The end of one fault of the network ends all of them.
+        lasts_seconds: Longest time until the fault ends. The end of one fault of links ends all of them.
         other: The receiver of a cut link. Other kinds ignore it.
     """
 
@@ -76,7 +78,13 @@ class Fault:
     other: str = ""
 
 
-KINDS = ("kill", "freeze", "cut", "cut one way", "slow", "full disk")
+_OF_DEVICES = (NOT_FINITE, DAMAGED_BYTES)
+KINDS = (
+    *("kill", "switched off", "freeze"),
+    *CLOCKS,
+    *("cut", "cut one way", "slow", "full disk"),
+    *_OF_DEVICES,
+)
 _WITH_DISK = ("scheduler", "edge-server", "control-unit-0", "control-unit-1")
 
 
@@ -86,7 +94,10 @@ def choose_faults(seed: int, names: list[str]) -> list[Fault]:
     faults = []
     for _ in range(draw.choice((1, 1, 2))):
         kind = draw.choice(KINDS)
-        victim = draw.choice(_WITH_DISK if kind == "full disk" else names)
+        candidates = _WITH_DISK if kind == "full disk" else names
+        if kind in _OF_DEVICES:
+            candidates = [name for name in names if name.startswith("device")]
+        victim = draw.choice(candidates)
         other = draw.choice([name for name in names if name != victim])
         at, lasts = draw.uniform(0.0, _LATEST_FAULT_SECONDS), draw.uniform(0.5, 12.0)
         faults.append(Fault(kind, victim, round(at, 2), round(lasts, 2), other))
@@ -100,6 +111,20 @@ def disturb(testbed: NamespacedTestbed, fault: Fault) -> Callable[[], None]:
         if victim not in testbed.lost():
             kill(testbed, victim)
         return lambda: restart(testbed, victim) if victim in testbed.lost() else None
+    if fault.kind == "switched off":
+        testbed.unplug(victim)
+        if victim not in testbed.lost():
+            kill(testbed, victim)
+
+        def switch_on() -> None:
+            testbed.plug_in(victim)
+            if victim in testbed.lost():
+                restart(testbed, victim)
+
+        return switch_on
+    if fault.kind in (*CLOCKS, *_OF_DEVICES):
+        testbed.fault_file(victim).write_text(fault.kind)
+        return lambda: testbed.fault_file(victim).unlink(missing_ok=True)
     if fault.kind == "freeze":
         (process,) = (each for each in testbed.processes if each.name == victim)
         signal_if_alive(process, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""A local testbed whose processes have a network namespace each, so that links between them can be cut or slowed down.
+"""A local testbed whose processes have a network namespace each, so that services and the links between them can have faults.
 
 A bridge connects the namespaces. Needs root and the programs `ip`, `tc` and `nft`. The caller must have a network
 namespace of its own, as `unshare --net` gives it: nothing else on the machine is touched.
@@ -6,6 +6,7 @@ namespace of its own, as `unshare --net` gives it: nothing else on the machine i
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from collapipe_client import LocalTestbed
@@ -14,6 +15,7 @@ from collapipe_client.testbed_processes import Clusters
 _NETWORK = "10.99.0"
 _PORT = 7000
 _BURST_BYTES = 32 << 10
+_FAULTY_SERVICE = Path(__file__).with_name("faulty_service.py")
 
 
 def run(line: str) -> None:
@@ -73,6 +75,18 @@ class NamespacedTestbed(LocalTestbed):
             line = f"tc -n {self._namespace(name)} qdisc del dev eth0 root"
             subprocess.run(line.split(), check=False, capture_output=True)  # It may have none.
 
+    def unplug(self, name: str) -> None:
+        """Takes a service off the network."""
+        run(f"ip -n {self._namespace(name)} link set eth0 down")
+
+    def plug_in(self, name: str) -> None:
+        """Ends `unplug`."""
+        run(f"ip -n {self._namespace(name)} link set eth0 up")
+
+    def fault_file(self, name: str) -> Path:
+        """Returns the file that tells a service which fault of benchmarks/faulty_service.py to have."""
+        return self.workspace.run / f"{name}.fault"
+
     def _nft(self, name: str, command: str) -> None:
         run(f"ip netns exec {self._namespace(name)} nft {command}")
 
@@ -83,5 +97,7 @@ class NamespacedTestbed(LocalTestbed):
         return f"{self._addresses[name]}:{_PORT}"
 
     def _command_line(self, name: str, listen: str, line: list[str]) -> list[str]:
+        wrapped = [sys.executable, str(_FAULTY_SERVICE), *line[line.index("-m") + 1 :]]
         metrics = ["--metrics-listen", f"{self._addresses[name]}:0"]
-        return ["ip", "netns", "exec", self._namespace(name), *line, *metrics]
+        namespace = ["ip", "netns", "exec", self._namespace(name)]
+        return [*namespace, "env", f"FAULT_FILE={self.fault_file(name)}", *wrapped, *metrics]

@@ -50,7 +50,15 @@ class CorruptDataError(CollapipeError):
 
 
 class DivergedError(CollapipeError):
-    """Training produced a value that is not finite."""
+    """Training produced a value that is not finite.
+
+    Args:
+        host_id: The host that sent the value to another one; empty if the value was a loss or a norm.
+    """
+
+    def __init__(self, message: str, host_id: str = "") -> None:
+        super().__init__(message)
+        self.host_id = host_id
 
 
 class CancelledError(CollapipeError):

@@ -263,9 +263,9 @@ class ScheduleConfig(DecisionParameters):
     wait_for_hosts_seconds: float = Field(default=60.0, gt=0, le=1e7)
     """How long a job waits for its hosts to register."""
     retry_seconds: float = Field(default=600.0, ge=0, le=1e7)
-    """How long a job tries again by itself, or waits for hosts that it has lost, without a committed round. After a
-    full disk, a restarted host or damaged bytes, it tries again for at most 60 s. Any other error ends it at once. 0 means
-    that every failure does."""
+    """How long a job tries again by itself, or waits for hosts that it has lost, without a committed round. It
+    tries again for at most 60 s after a full disk or a restarted host, and for at most 20 s after values that are not
+    finite. Any other error ends it at once. 0 means that every failure does."""
 
 
 class JobConfig(Section):

@@ -132,17 +132,22 @@ class ClusterPipeline:
         squares = itertools.chain.from_iterable(r.squared_gradient_norms for r in results)
         norm = math.sqrt(math.fsum(squares))
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            training = self._job.training
-            raise DivergedError(
-                f"the loss is {loss} and the gradient norm {norm} in step {step_index} of round "
-                f"{self._request.attempt.round_index}, at a peak learning rate of {training.learning_rate} and "
-                f"clip_norm = {training.clip_norm}: the model of the last commit is intact; lower "
-                "training.learning_rate, lengthen training.warm_up_steps, or look for bad values in the data"
+            raise self._diverged(
+                f"the loss is {loss} and the gradient norm {norm} in step {step_index}"
             )
         self._pending_scale = clip_scale(norm, self._job.training.clip_norm)
         for report, result in zip(self._reports, results, strict=True):
             _add_times(report, result.times)
         return loss, norm
+
+    def _diverged(self, what: str, host_id: str = "") -> DivergedError:
+        training = self._job.training
+        return DivergedError(
+            f"{what} of round {self._request.attempt.round_index}, at a peak learning rate of {training.learning_rate} and "
+            f"clip_norm = {training.clip_norm}: the model of the last commit is intact; lower training.learning_rate, "
+            "lengthen training.warm_up_steps, or look for bad values in the data",
+            host_id,
+        )
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Returns the predictions for each micro-batch, in order."""
@@ -256,11 +261,17 @@ class ClusterPipeline:
 
         Neighbours notice a dead host before its own session breaks. So this method waits a moment, and
         then returns the failure of a host whose own session broke. Without one, it returns what a neighbour
-        noticed.
+        noticed. Values that are not finite explain every other failure.
         """
-        if isinstance(first, (CancelledError, DivergedError)):
+        if isinstance(first, CancelledError) or (
+            isinstance(first, DivergedError) and not first.host_id
+        ):
             return first
         time.sleep(_BLAME_SECONDS)
+        failures = [first, self._aborted, *(remote.failure for remote in self._remotes)]
+        for failure in failures:
+            if isinstance(failure, DivergedError):
+                return self._diverged(str(failure), failure.host_id)
         lost = [
             (remote.host_id, remote.failure)
             for remote in self._remotes

@@ -4,7 +4,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 
-from collapipe.errors import AttemptFailedError, CollapipeError, PeerLostError
+from collapipe.errors import AttemptFailedError, CollapipeError, DivergedError, PeerLostError
 from collapipe.rpc import ChannelPool, Outbox, within_silence
 from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
 
@@ -103,6 +103,8 @@ class RemoteStage:
 
 
 def _failure(host_id: str, failed: stage_pb2.StageFailed) -> CollapipeError:
+    if failed.diverged:
+        return DivergedError(failed.message, failed.blamed_host_id)
     if failed.blamed_host_id:
         return PeerLostError(failed.blamed_host_id, f"{failed.message} (reported by {host_id})")
     return AttemptFailedError(f"{host_id}: {failed.message}")

@@ -6,8 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
+import torch
+
 from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.emulation.emulation_file import EmulationFile
+from collapipe.errors import DivergedError
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
 from collapipe.tensors import Frame, FrameAssembler
@@ -39,9 +42,9 @@ class IncomingLink:
         emulation: EmulationFile,
         deliver: Callable[[Frame], None],
     ) -> None:
+        self.sender = sender
         self.received_bytes = 0
         """Bytes that have arrived, including those of an incomplete frame."""
-        self._sender = sender
         self._receiver = receiver
         self._stage_labels = stage_labels
         self._emulation = emulation
@@ -55,7 +58,7 @@ class IncomingLink:
         """Transit times of the last headers, plus the unknown difference of the two clocks."""
 
     def begin_frame(self, header: stage_pb2.FrameHeader) -> None:
-        """Takes the header of a frame. Raises the errors of `FrameAssembler.begin`."""
+        """Takes the header of a frame. Raises the errors of `FrameAssembler.begin`, and `DivergedError`."""
         self._header, self._header_arrived_at = header, time.perf_counter()
         self._transits.append(self._header_arrived_at - header.sent_at_seconds)
         frame = self._assembler.begin(header)
@@ -63,7 +66,7 @@ class IncomingLink:
             self._complete(frame)
 
     def add_chunk(self, chunk: bytes) -> None:
-        """Takes the next bytes of a frame. Raises the errors of `FrameAssembler.add`."""
+        """Takes the next bytes of a frame. Raises the errors of `FrameAssembler.add`, and `DivergedError`."""
         self.received_bytes += len(chunk)
         arrived_at = time.perf_counter()
         frame = self._assembler.add(chunk)
@@ -91,23 +94,30 @@ class IncomingLink:
             return
         lossy = (tensor.codec for tensor in tensors if tensor.codec != tensor_pb2.CODEC_FP32)
         codec = CODEC_NAMES[next(lossy, tensor_pb2.CODEC_FP32)]
-        link = f"{self._sender}>{self._receiver}"
+        link = f"{self.sender}>{self._receiver}"
         metrics.LINK_TRANSFER_BYTES.labels(link, codec).inc(wire_bytes)
         metrics.LINK_TRANSFER_SECONDS.labels(link).inc(ended_at - started_at)
 
     def _complete(self, frame: Frame) -> None:
+        for tensor in frame.tensors.values():
+            if not torch.isfinite(tensor).all():
+                raise DivergedError(
+                    f"{self.sender} sent values that are not finite in micro-batch {frame.micro_batch} of step "
+                    f"{frame.step_index}",
+                    self.sender,
+                )
         SPANS.record(
-            f"receive from {self._sender}",
+            f"receive from {self.sender}",
             f"receive {frame.kind.name.lower()}",
             self._header_arrived_at,
-            peer=self._sender,
+            peer=self.sender,
             step=frame.step_index,
             micro_batch=frame.micro_batch,
             num_bytes=sum(tensor.byte_length for tensor in self._header.tensors),
         )
         labels = (*self._stage_labels, "forward" if frame.kind.towards_head else "backward")
         metrics.LINK_BYTES.labels(*labels, "received").inc(frame.byte_length)
-        delay = self._emulation.current().delay_seconds(self._sender, self._receiver)
+        delay = self._emulation.current().delay_seconds(self.sender, self._receiver)
         self._delay_line.put(frame, delay)
 
 

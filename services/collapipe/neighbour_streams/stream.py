@@ -46,7 +46,8 @@ class NeighbourLinks:
         """Receives the frames of the neighbour until the stream ends.
 
         Raises:
-            CorruptDataError: The stream does not consist of whole frames.
+            PeerLostError: The stream does not consist of whole frames, or bytes are damaged.
+            DivergedError: A value is not finite.
             grpc.RpcError: The stream broke.
         """
         try:
@@ -60,6 +61,9 @@ class NeighbourLinks:
                     raise CorruptDataError(
                         f"a stream carried {kind or 'an empty message'} instead of a frame"
                     )
+        except CorruptDataError as error:
+            sender = self.incoming.sender
+            raise PeerLostError(sender, f"{sender} sent damaged data: {error}") from error
         finally:
             self.incoming.close()
 

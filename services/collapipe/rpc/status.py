@@ -17,8 +17,11 @@ _CODES: list[tuple[type[errors.CollapipeError], grpc.StatusCode]] = [
     (errors.AttemptFailedError, grpc.StatusCode.ABORTED),
 ]
 
-LOST_PEER_KEY = "collapipe-lost-peer-bin"
-"""Key of the trailing metadata with the host id of a lost peer. Without it, the server itself is lost."""
+BLAMED_HOST_KEY = "collapipe-blamed-host-bin"
+"""Key of the trailing metadata with the host id of a `PeerLostError` or a `DivergedError`.
+
+If a call without it fails because a host is lost, the server itself is lost.
+"""
 
 _MAX_DETAILS_BYTES = 2000
 """Longest text in a status. gRPC drops a call if the escaped status has more than 8 KiB."""
@@ -31,8 +34,8 @@ def to_code(error: errors.CollapipeError) -> grpc.StatusCode:
 
 def trailing_metadata(error: errors.CollapipeError) -> tuple[tuple[str, bytes], ...]:
     """Returns the metadata that the server sends with the status of an error."""
-    if isinstance(error, errors.PeerLostError):
-        return ((LOST_PEER_KEY, error.host_id.encode()),)
+    if isinstance(error, (errors.PeerLostError, errors.DivergedError)):
+        return ((BLAMED_HOST_KEY, error.host_id.encode()),)
     return ()
 
 
@@ -48,9 +51,11 @@ def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
     """Returns the error that made a call to `peer`, a host id or name, fail."""
     code, explanation = error.code(), error.details() or ""
     metadata = {item.key: item.value for item in error.trailing_metadata() or ()}
-    lost = metadata.get(LOST_PEER_KEY)
-    if isinstance(lost, bytes):
-        return errors.PeerLostError(lost.decode(), explanation)
+    blamed = metadata.get(BLAMED_HOST_KEY)
+    if isinstance(blamed, bytes) and code is to_code(errors.DivergedError("")):
+        return errors.DivergedError(explanation, blamed.decode())
+    if isinstance(blamed, bytes):
+        return errors.PeerLostError(blamed.decode(), explanation)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return errors.PeerLostError(
             peer,

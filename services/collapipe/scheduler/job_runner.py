@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from collapipe.errors import (
     CancelledError,
     CollapipeError,
+    DivergedError,
     InfeasibleError,
     InvalidInputError,
     PeerLostError,
@@ -72,6 +73,8 @@ class JobRunner:
         """Devices that have joined since the last commit, and were never used before."""
         self._refused: set[str] = set()
         """Newcomers with which no plan was possible."""
+        self._not_finite: set[str] = set()
+        """Hosts that sent values that are not finite."""
         self._num_infeasible = 0
         """Attempts in a row without a plan."""
         self._failure = ""
@@ -142,6 +145,8 @@ class JobRunner:
                 return
             except (CollapipeError, OSError) as error:
                 failure = error
+            if isinstance(failure, DivergedError):
+                self._not_finite.add(failure.host_id)
             if isinstance(failure, PeerLostError):
                 self._registry.suspect(failure.host_id)
             no_plan = isinstance(failure, (InfeasibleError, InvalidInputError))
@@ -251,6 +256,7 @@ class JobRunner:
         """Chooses among the living hosts. Devices that were blamed are left out where their cluster has other ones."""
         alive = [host for host in self._registry.alive() if host.host_id not in self._refused]
         trusted = {host.host_id for host in self._registry.alive(suspects=False)}
+        trusted -= self._not_finite
         has_trusted = {
             host.cluster_index
             for host in alive

@@ -7,6 +7,7 @@ from collapipe.errors import (
     AttemptFailedError,
     CollapipeError,
     CorruptDataError,
+    DivergedError,
     InfeasibleError,
     NotFoundError,
     PeerLostError,
@@ -20,6 +21,9 @@ _LONGEST_WAIT_SECONDS = 15.0
 
 _OTHER_SECONDS = 60.0
 """How long a job tries again after errors that are not about a lost host. Most of them come back with every attempt."""
+
+_DIVERGED_SECONDS = 20.0
+"""How long a job tries again after values that are not finite. A host may be broken, but mostly the training diverges."""
 
 _MOST_REPEATS = 10
 """How often a job may repeat committed rounds without getting beyond the round that failed."""
@@ -81,10 +85,12 @@ class Retries:
         first, limit = self._first_failure_at, self._limit_seconds
         if isinstance(error, PeerLostError) or (isinstance(error, InfeasibleError) and lacks_hosts):
             self._first_other_at = None
-        elif isinstance(error, _PASSING):
+        elif isinstance(error, (DivergedError, *_PASSING)):
             if self._first_other_at is None:
                 self._first_other_at = now
-            first, limit = self._first_other_at, min(limit, _OTHER_SECONDS)
+            first = self._first_other_at
+            is_diverged = isinstance(error, DivergedError)
+            limit = min(limit, _DIVERGED_SECONDS if is_diverged else _OTHER_SECONDS)
         else:
             return None
         if self._num_repeats > _MOST_REPEATS:

@@ -14,6 +14,7 @@ from collapipe.attempts import order
 from collapipe.errors import (
     CancelledError,
     CollapipeError,
+    DivergedError,
     InvalidInputError,
     PeerLostError,
     WrongStateError,
@@ -103,8 +104,10 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                     raise admitted.stop_reason
             except CollapipeError as error:
                 logger.info("round %d aborted: %s", session.attempt.round_index, error)
-                blamed = error.host_id if isinstance(error, PeerLostError) else ""
-                failed = stage_pb2.StageFailed(message=str(error), blamed_host_id=blamed)
+                failed = stage_pb2.StageFailed(message=str(error))
+                if isinstance(error, (PeerLostError, DivergedError)):
+                    failed.blamed_host_id = error.host_id
+                    failed.diverged = isinstance(error, DivergedError)
                 emit(stage_pb2.RunStageResponse(failed=failed))
             finally:
                 admitted.end()

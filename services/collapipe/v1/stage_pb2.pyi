@@ -198,12 +198,14 @@ class StageProgress(_message.Message):
     def __init__(self, waiting_for: _Optional[str] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class StageFailed(_message.Message):
-    __slots__ = ("message", "blamed_host_id")
+    __slots__ = ("message", "blamed_host_id", "diverged")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     BLAMED_HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    DIVERGED_FIELD_NUMBER: _ClassVar[int]
     message: str
     blamed_host_id: str
-    def __init__(self, message: _Optional[str] = ..., blamed_host_id: _Optional[str] = ...) -> None: ...
+    diverged: bool
+    def __init__(self, message: _Optional[str] = ..., blamed_host_id: _Optional[str] = ..., diverged: bool = ...) -> None: ...
 
 class ExchangeActivationsRequest(_message.Message):
     __slots__ = ("open", "frame", "chunk")

@@ -8,7 +8,7 @@ import torch
 from emulated_links import ChangingEmulation
 from prometheus_client import REGISTRY
 
-from collapipe.errors import CorruptDataError
+from collapipe.errors import CorruptDataError, DivergedError
 from collapipe.neighbour_streams import incoming_link
 from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.tensors import ACTIVATION, Frame, FrameKind, encode_frame
@@ -151,3 +151,15 @@ def test_frame_does_not_overtake_delayed_frames(emulation: ChangingEmulation) ->
 def test_chunk_without_a_frame_is_refused(emulation: ChangingEmulation) -> None:
     with pytest.raises(CorruptDataError, match="outside any frame"):
         Arrivals(emulation).link.add_chunk(b"abc")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_blame_the_sender(
+    emulation: ChangingEmulation, value: float
+) -> None:
+    arrivals = Arrivals(emulation)
+    sent = frame(number=3)
+    sent.tensors[ACTIVATION][1, 7] = value
+    with pytest.raises(DivergedError, match="a sent values that are not finite") as raised:
+        arrivals.take(sent)
+    assert raised.value.host_id == "a" and arrivals.frames.empty()

@@ -86,7 +86,9 @@ class Host(stage_pb2_grpc.StageServiceServicer):
         context: grpc.ServicerContext,
     ) -> Iterator[stage_pb2.ExchangeActivationsResponse]:
         next(request_iterator)
-        links = self.links_with("shared-a", Outbox())
+        outbox: Outbox[Frame] = Outbox()
+        context.add_callback(outbox.close)  # otherwise the thread of this call never ends
+        links = self.links_with("shared-a", outbox)
         yield from serve_previous_stage(request_iterator, links, self.failures.append)
 
     def open_stream(self, receiver: str, address: str) -> Outbox[Frame]:

@@ -56,11 +56,16 @@ def test_error_that_may_pass_is_tried_again_for_a_minute(error: CollapipeError) 
     assert len(found) > 3 and sum(found) + len(found) < 75
 
 
+def test_training_that_diverges_is_tried_again_for_20_seconds() -> None:
+    clock = Clock()
+    found = waits(Retries(600.0, clock), clock, DivergedError("nan"))
+    assert len(found) > 3 and sum(found) + len(found) < 30
+
+
 @pytest.mark.parametrize(
     "error",
     [
         InvalidInputError("bad"),
-        DivergedError("nan"),
         NotPermittedError("no"),
         InfeasibleError("too large"),
     ],
