@@ -149,6 +149,46 @@ def cancel(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson 
 
 @app.command()
 @takes_option_groups
+def rollback(
+    job: JobArgument,
+    num_rounds: Annotated[
+        int,
+        typer.Argument(
+            metavar="ROUND",
+            min=0,
+            help="Number of committed rounds to go back to. 0 is the initial model.",
+        ),
+    ],
+    endpoint_options: EndpointOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Go back to an earlier commit of a job that is over.
+
+    The last `training.keep_commits` commits and the restore point are kept. `collapipe train JOB.toml --resume` goes on from
+    there. At the restore point it repeats the later rounds with the same result. Elsewhere the optimizer states begin anew.
+    """
+    with exit_codes(as_json):
+        with client_for_past_jobs(endpoint_options, as_json) as client:
+            answer = client.rollback(client.find_job(job).job_id, num_rounds)
+        status = answer.job
+        if as_json:
+            print_json(
+                {
+                    "job_id": status.job_id,
+                    "num_rounds_committed": status.num_rounds_committed,
+                    "keeps_optimizer_states": not answer.begins_anew,
+                }
+            )
+        else:
+            states = "begin anew" if answer.begins_anew else "are kept"
+            say(
+                f"job {status.name} ({status.job_id}) is back at {status.num_rounds_committed} committed rounds; its "
+                f"optimizer states {states}. `collapipe train JOB.toml --resume` goes on from there"
+            )
+
+
+@app.command()
+@takes_option_groups
 def export(
     job: JobArgument,
     directory: Annotated[Path, typer.Argument(help="Folder for the files.")],

@@ -53,6 +53,8 @@ from collapipe.v1.scheduler_pb2 import (
     ListJobsRequest,
     ReplayDecisionRequest,
     ReplayDecisionResponse,
+    RollBackJobRequest,
+    RollBackJobResponse,
     SubmitJobRequest,
     UseModelRequest,
     UseModelStart,
@@ -193,6 +195,25 @@ class CollaPipeClient:
     def cancel(self, job_id: str) -> None:
         """Stops a job. Its last commit is kept."""
         self._call(self._scheduler.CancelJob, CancelJobRequest(job_id=job_id))
+
+    def rollback(self, job_id: str, num_rounds: int) -> RollBackJobResponse:
+        """Makes an earlier commit the last one of a job that is over.
+
+        The edge server keeps the last `training.keep_commits` commits, and the restore point. A resumed job goes on from
+        there. Only at the restore point it keeps its optimizer states.
+
+        Args:
+            num_rounds: Number of committed rounds to go back to; 0 is the initial model.
+
+        Raises:
+            NotFoundError: There is no such job, or that commit is not kept.
+            WrongStateError: The job or a use of its model is queued or runs, or there is no edge server.
+        """
+        request = RollBackJobRequest(job_id=job_id, num_rounds=num_rounds)
+        answers = self._scheduler.RollBackJob(request)
+        task = f"take job {job_id} back to an earlier commit"
+        *_, answer = self._stream(answers, self._scheduler_name, task)
+        return answer
 
     def plans(self, job_id: str, round_index: int) -> list[Plan]:
         """Returns the plan of each cluster in a round."""

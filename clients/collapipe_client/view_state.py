@@ -110,7 +110,7 @@ def _apply_status(view: JobView, status: JobStatus) -> JobView:
         name=status.name or view.name,
         state=state,
         message=status.message,
-        num_rounds_committed=max(status.num_rounds_committed, view.num_rounds_committed),
+        num_rounds_committed=status.num_rounds_committed,
         num_rounds=status.num_rounds or view.num_rounds,
         evaluation=status.evaluation if status.HasField("evaluation") else view.evaluation,
         clusters=() if state == "queued" else view.clusters,

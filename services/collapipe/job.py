@@ -194,6 +194,9 @@ class TrainingConfig(Section):
     """Number of rounds between two copies of the optimizer state from the devices to the control unit. After a
     failure, a job repeats the rounds since the last complete copy: at most about twice this number, with the same result. A copy
     moves two values for each parameter with AdamW, beside the training, and a device holds them twice meanwhile."""
+    keep_commits: int = Field(default=3, ge=1, le=100)
+    """Number of the last commits whose weights stay on the edge server's disk, so that `collapipe rollback` can go back to
+    them. The initial model is a commit, too."""
     evaluate_every: int = Field(default=1, ge=0)
     """Number of rounds between evaluations; 0 means none. The final model is always evaluated."""
 

@@ -171,9 +171,15 @@ class ClusterRound:
         )
 
     def _num_rows(self) -> int:
-        """Returns the rows that the first attempt at this round found, so that a repetition uses the same rows."""
+        """Returns the rows that the first attempt at this round found, so that a repetition uses the same rows.
+
+        Attempts before the last return to a commit without optimizer states do not count.
+        """
         path = self._state_directory / "round.json"
-        recorded = read_document(path) or {"num_rows": {}}
+        anew_since = self._request.anew_since
+        recorded = read_document(path)
+        if recorded is None or recorded.get("anew_since", 0) != anew_since:
+            recorded = {"num_rows": {}}
         # The keys of a JSON object are text.
         num_rows = {int(index): int(rows) for index, rows in recorded["num_rows"].items()}
         round_index = self._request.attempt.round_index
@@ -181,7 +187,7 @@ class ClusterRound:
             num_rows[round_index] = self._task.refresh()
             first = self._request.restore_num_rounds
             kept = {str(index): rows for index, rows in num_rows.items() if index >= first}
-            write_document(path, {"num_rows": kept})
+            write_document(path, {"num_rows": kept, "anew_since": anew_since})
         return num_rows[round_index]
 
     def _evaluate(self) -> job_pb2.EvaluationSums:

@@ -89,7 +89,7 @@ class GlobalModel:
             plan_pb2.ClusterState(cluster_index=index, units=units) for index in range(job.clusters)
         ]
         initial = plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters)
-        initial.restore_point.CopyFrom(_without_restore_points(initial))
+        initial.restore_point.CopyFrom(_without_other_commits(initial))
         self._write_commit(initial)
 
     def _put_initial_units(self, adapter: ModelAdapter, job: JobConfig) -> list[plan_pb2.UnitState]:
@@ -172,6 +172,7 @@ class GlobalModel:
         *,
         candidate_copied: bool = False,
         is_candidate: bool = False,
+        keep_commits: int = 1,
         store_moments: Callable[[plan_pb2.Commit], None] = lambda commit: None,
     ) -> plan_pb2.Commit:
         """Commits the averages of the prepared states of all clusters.
@@ -183,6 +184,7 @@ class GlobalModel:
             pushed: Has the weights that the clusters pushed.
             candidate_copied: Whether the candidate becomes the restore point.
             is_candidate: Whether the new commit becomes the candidate.
+            keep_commits: Number of the last commits whose weights are kept, the new one included.
             store_moments: Stores the optimizer states of the edge server's own units that a commit names.
 
         Raises:
@@ -234,7 +236,11 @@ class GlobalModel:
             num_rounds=attempt.round_index + 1,
             global_units=global_units,
             attempt=attempt.attempt,
+            anew_since=last.anew_since,
         )
+        earlier = {n: kept for n, kept in _kept_commits(last).items() if n < commit.num_rounds}
+        newest = sorted(earlier, reverse=True)[: keep_commits - 1]
+        commit.history.extend(_for_history(earlier[num_rounds]) for num_rounds in newest)
         for cluster in clusters:
             state = commit.clusters.add()
             state.CopyFrom(cluster)
@@ -248,7 +254,52 @@ class GlobalModel:
             kept.CopyFrom(last.candidate)
         if is_candidate:
             store_moments(commit)
-            commit.candidate.CopyFrom(_without_restore_points(commit))
+            commit.candidate.CopyFrom(_without_other_commits(commit))
+        self._write_commit(commit)
+        self._delete_unreferenced_blobs(commit)
+        return commit
+
+    def roll_back(self, num_rounds: int, attempt: int) -> plan_pb2.Commit:
+        """Makes a kept commit the last one, and returns it. A repeated request changes nothing.
+
+        The restore point keeps its optimizer states. Any other commit has none, and becomes the restore point.
+
+        Args:
+            num_rounds: Committed rounds of the kept commit.
+            attempt: An attempt number that is newer than that of the last commit.
+
+        Raises:
+            NotFoundError: The job has no commit, or that commit is not kept.
+            WrongStateError: The attempt is not newer.
+        """
+        last = self.commit()
+        if num_rounds == last.num_rounds == last.restore_point.num_rounds:
+            return last
+        if attempt <= last.attempt:
+            raise WrongStateError(
+                f"attempt {attempt} of job {last.job_id} cannot go back to an earlier commit, because the last commit is of "
+                f"attempt {last.attempt}: ask again"
+            )
+        kept = _kept_commits(last)
+        if num_rounds not in kept:
+            raise NotFoundError(
+                f"job {last.job_id} cannot go back to {num_rounds} committed rounds: the edge server keeps the weights "
+                f"after {', '.join(map(str, sorted(kept)))} rounds (training.keep_commits and the restore point), so "
+                "choose one of these numbers"
+            )
+        commit = plan_pb2.Commit()
+        if num_rounds == last.restore_point.num_rounds:
+            commit.CopyFrom(last.restore_point)
+            commit.restore_point.CopyFrom(last.restore_point)
+            commit.attempt = attempt
+        else:
+            commit.CopyFrom(_for_history(kept[num_rounds]))
+            for cluster in commit.clusters:
+                cluster.units.extend(commit.global_units)
+            commit.attempt = commit.anew_since = attempt
+            # protobuf ends the process if a message is copied into its own field.
+            commit.restore_point.CopyFrom(_without_other_commits(commit))
+        commit.history.extend(one for one in last.history if one.num_rounds < num_rounds)
         self._write_commit(commit)
         self._delete_unreferenced_blobs(commit)
         return commit
@@ -328,7 +379,7 @@ class GlobalModel:
 
     def _delete_unreferenced_blobs(self, commit: plan_pb2.Commit) -> None:
         units: list[plan_pb2.UnitState] = []
-        for kept in (commit, commit.restore_point, commit.candidate):
+        for kept in (commit, commit.restore_point, commit.candidate, *commit.history):
             units.extend(kept.global_units)
             for cluster in kept.clusters:
                 units.extend(cluster.units)
@@ -357,9 +408,22 @@ def _directory_name(model: ModelConfig) -> str:
     return "" if model.pretrained is None else pretrained_directory(model.pretrained).resolve().name
 
 
-def _without_restore_points(commit: plan_pb2.Commit) -> plan_pb2.Commit:
+def _without_other_commits(commit: plan_pb2.Commit) -> plan_pb2.Commit:
     copied = plan_pb2.Commit()
     copied.CopyFrom(commit)
-    copied.ClearField("restore_point")
-    copied.ClearField("candidate")
+    for field in ("restore_point", "candidate", "history"):
+        copied.ClearField(field)
     return copied
+
+
+def _for_history(commit: plan_pb2.Commit) -> plan_pb2.Commit:
+    """Returns the part of a commit that stays when its optimizer states are gone."""
+    copied = _without_other_commits(commit)
+    for cluster in copied.clusters:
+        cluster.ClearField("units")
+    return copied
+
+
+def _kept_commits(last: plan_pb2.Commit) -> dict[int, plan_pb2.Commit]:
+    """Returns the commits to which a person can go back, by their numbers of rounds."""
+    return {kept.num_rounds: kept for kept in (last, *last.history, last.restore_point)}

@@ -1,4 +1,4 @@
-"""Implements EdgeServerService: prepares jobs, commits rounds and exports models."""
+"""Implements EdgeServerService: prepares jobs, commits rounds, goes back to kept commits, and exports models."""
 
 import tempfile
 import threading
@@ -81,9 +81,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
 
         def work(emit: Callable[[edge_server_pb2.CommitRoundResponse], None]) -> None:
             with self._changing:
-                # The caller may have gone while this request waited for the lock.
-                if not context.is_active():
-                    raise CancelledError("the caller went away before the commit began")
+                _refuse_if_alone(context)
                 started = time.perf_counter()
                 attempt = request.attempt
                 SPANS.begin_round(job_id, attempt.round_index, attempt.attempt)
@@ -95,6 +93,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                         pushed,
                         candidate_copied=request.candidate_copied,
                         is_candidate=request.is_candidate,
+                        keep_commits=request.keep_commits,
                         store_moments=self._store_moments,
                     )
                     pushed.drop(attempt)
@@ -103,6 +102,22 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
 
         yield from work_with_signs_of_life(
             work, edge_server_pb2.CommitRoundResponse, _finish_anyway, context
+        )
+
+    def RollBack(
+        self, request: edge_server_pb2.RollBackRequest, context: grpc.ServicerContext
+    ) -> Iterator[edge_server_pb2.RollBackResponse]:
+        """Makes a kept commit the last one of a job."""
+
+        def work(emit: Callable[[edge_server_pb2.RollBackResponse], None]) -> None:
+            with self._changing:
+                _refuse_if_alone(context)
+                model = self._model(request.job_id)
+                commit = model.roll_back(request.num_rounds, request.attempt)
+            emit(edge_server_pb2.RollBackResponse(commit=commit))
+
+        yield from work_with_signs_of_life(
+            work, edge_server_pb2.RollBackResponse, _finish_anyway, context
         )
 
     def PushUnit(
@@ -183,6 +198,12 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         return GlobalModel(
             self._stores.directory(job_id), self._stores.store(job_id), self._resources.frozen
         )
+
+
+def _refuse_if_alone(context: grpc.ServicerContext) -> None:
+    """Raises `CancelledError` if the caller has gone while its request waited for the lock."""
+    if not context.is_active():
+        raise CancelledError("the caller went away before the change of the model began")
 
 
 def _finish_anyway(reason: CancelledError) -> None:

@@ -82,6 +82,7 @@ class JobPreparation:
                 "the state directory that it had, or start a new job"
             )
         document.last_commit = found
+        document.num_rounds_committed = answer.commit.num_rounds
         document.labels, document.vocabulary_digest = list(labels), vocabulary.digest
         self._progress.save()
         job = self._progress.job

@@ -83,10 +83,11 @@ class JobDocument(_Document):
     message: str = ""
     num_rounds_committed: int = 0
     num_rounds_reached: int = 0
-    """The largest `num_rounds_committed` of all attempts. Earlier rounds are repetitions."""
+    """The largest `num_rounds_committed` of all attempts. Earlier rounds are repetitions. It falls if a person goes back to a
+    commit without its optimizer states."""
     attempt: int = 0
-    """Number of the last attempt, from 0. A failure, a restart of the scheduler, `--resume` and each use of the model begin
-    another one."""
+    """Number of the last attempt, from 0. A failure, a restart of the scheduler, `--resume`, `collapipe rollback` and each use
+    of the model begin another one."""
     last_commit: tuple[int, int] = (0, 0)
     """Attempt and number of rounds of the last commit that the scheduler has seen."""
     labels: list[str] = Field(default_factory=list)
@@ -97,6 +98,11 @@ class JobDocument(_Document):
     def job(self) -> JobConfig:
         """The parsed job file."""
         return JobConfig.from_json(self.config_json)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the job waits for its turn or runs."""
+        return self.state in _UNFINISHED
 
     def status(self) -> scheduler_pb2.JobStatus:
         """Returns the message that describes the job to clients."""
@@ -150,7 +156,7 @@ class JobStore:
         Args:
             abandon: Mark them as failed instead, and return none.
         """
-        unfinished = [document for document in self.all() if document.state in _UNFINISHED]
+        unfinished = [document for document in self.all() if document.is_unfinished]
         for document in unfinished:
             if abandon:
                 document.state = scheduler_pb2.JOB_STATE_FAILED
@@ -187,7 +193,7 @@ class JobStore:
                     f"there is no job named {config.name!r} to resume: run it without --resume first"
                 )
             document = jobs[-1]
-            if document.state in _UNFINISHED:
+            if document.is_unfinished:
                 raise InvalidInputError(
                     f"job {document.job_id} is still running: wait for it or cancel it"
                 )
@@ -206,7 +212,8 @@ class JobStore:
             return self._add(document.model_copy(update=changes))
 
     def begin_use(self, job_id: str) -> int:
-        """Returns the number of an attempt that only uses the model. It is newer than all earlier ones, and is stored.
+        """Returns the number of an attempt that trains nothing: it uses the model, or goes back to an earlier commit. It is
+        newer than all earlier ones, and is stored.
 
         A resumed job that is still queued gets a newer number.
         """
@@ -221,6 +228,25 @@ class JobStore:
             except OSError:  # The next change of the job stores it, too.
                 logger.exception("the state of job %s could not be stored", document.job_id)
         return number
+
+    def roll_back(self, job_id: str, commit: plan_pb2.Commit) -> JobDocument:
+        """Stores that a person went back to a commit, and returns the job.
+
+        A job whose rounds are not all committed any more counts as cancelled, unless it is queued again already.
+        """
+        with self._lock:
+            document = self.get(job_id)
+            num_rounds = document.num_rounds_committed = commit.num_rounds
+            document.last_commit = commit.attempt, num_rounds
+            if begins_anew(commit):
+                document.num_rounds_reached = num_rounds
+            if document.evaluation is not None and document.evaluation.num_rounds > num_rounds:
+                document.evaluation = None
+            if not document.is_unfinished and num_rounds < document.job.training.rounds:
+                document.state = scheduler_pb2.JOB_STATE_CANCELLED
+                document.message = f"went back to {num_rounds} committed rounds: resume it"
+            self.save(document)
+            return document
 
     def _add(self, document: JobDocument) -> JobDocument:
         """Stores a queued job. Only a job that is on the disk counts."""
@@ -283,6 +309,11 @@ class JobStore:
         return self._directory / job_id / "rounds" / f"{round_index:06d}.json"
 
 
+def begins_anew(commit: plan_pb2.Commit) -> bool:
+    """Returns whether a person went back to this commit, and its optimizer states were not kept."""
+    return 0 < commit.anew_since == commit.attempt
+
+
 def _read(path: Path, schema: type[_D]) -> _D | None:
     document = read_document(path)
     if document is None:
@@ -313,6 +344,7 @@ def _may_change(setting: str, job: JobConfig) -> bool:
     return setting.startswith("schedule.") or setting in (
         "training.rounds",
         "training.replicate_every",
+        "training.keep_commits",
         "training.evaluate_every",
         "data.max_held_out_rows",
     )

@@ -184,9 +184,12 @@ class RoundRunner:
         self, round_index: int, *, evaluation_only: bool
     ) -> tuple[RoundDocument, RoundDecision]:
         """Decides and records a round. A repeated round keeps its recorded micro-batches, slices and upload
-        codecs, if a plan with them fits the hosts."""
+        codecs, if a plan with them fits the hosts. Attempts before the last return to a commit without optimizer states
+        do not count."""
         job_id, jobs = self._progress.job_id, self._progress.jobs
         earlier = jobs.find_round(job_id, round_index)
+        if earlier is not None and earlier.attempt < self._commit.anew_since:
+            earlier = None
         is_repeated = round_index < self._progress.document.num_rounds_reached
         try:
             plans, decision = self._planner.decide(
@@ -229,6 +232,7 @@ class RoundRunner:
             restore_point=self._restore_point.clusters[index],
             restore_num_rounds=self._restore_point.num_rounds,
             total_steps=total_steps,
+            anew_since=self._commit.anew_since,
         )
         if self._commit.HasField("candidate"):
             request.candidate.CopyFrom(self._commit.candidate.clusters[index])
@@ -271,6 +275,7 @@ class RoundRunner:
             clusters=states,
             candidate_copied=candidate_copied,
             is_candidate=is_candidate,
+            keep_commits=self._job.training.keep_commits,
         )
         channel = self._channels.channel(edge_server.address)
         stub = edge_server_pb2_grpc.EdgeServerServiceStub(channel)

@@ -5,15 +5,25 @@ import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import grpc
 
 from collapipe.certificates import Role
-from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
+from collapipe.errors import (
+    CorruptDataError,
+    InvalidInputError,
+    NotFoundError,
+    WrongStateError,
+)
 from collapipe.job import JobConfig
-from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool, check_is_caller
+from collapipe.rpc import (
+    SIGN_OF_LIFE_SECONDS,
+    ChannelPool,
+    check_is_caller,
+    work_with_signs_of_life,
+)
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.explanation import explain
@@ -22,6 +32,7 @@ from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobDocument, JobStore
 from collapipe.scheduler.model_use import ModelUse
 from collapipe.scheduler.plan_messages import replay
+from collapipe.scheduler.rollback import roll_back
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.trace_collection import collect_trace
 from collapipe.v1 import plan_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -51,6 +62,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._uses: set[ModelUse] = set()
         self._runners: dict[str, JobRunner] = {}
         self._logs: dict[str, EventLog] = {}
+        self._going_back: set[str] = set()
+        """Ids of the jobs that go back to an earlier commit. They and uses of their models wait in the queue meanwhile."""
         self._closed = False
         for document in jobs.take_over(abandon=abandon_jobs):
             self._enqueue(document)
@@ -150,6 +163,58 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             runner.cancel("the job was cancelled")
         return scheduler_pb2.CancelJobResponse()
 
+    def RollBackJob(
+        self, request: scheduler_pb2.RollBackJobRequest, context: grpc.ServicerContext
+    ) -> Iterator[scheduler_pb2.RollBackJobResponse]:
+        """Makes an earlier commit the last one of a job that does not run."""
+
+        def work(emit: Callable[[scheduler_pb2.RollBackJobResponse], None]) -> None:
+            with self._goes_back(request.job_id):
+                answer = roll_back(request, self._registry, self._jobs, self._channels)
+            emit(answer)
+
+        # If the client goes away, the work goes on: the edge server may have changed the model already.
+        yield from work_with_signs_of_life(
+            work, scheduler_pb2.RollBackJobResponse, lambda reason: None, context
+        )
+
+    @contextmanager
+    def _goes_back(self, job_id: str) -> Iterator[None]:
+        """Keeps a job and the uses of its model in the queue. Afterwards, its log begins anew.
+
+        Raises:
+            NotFoundError: There is no such job.
+            WrongStateError: The job is not over, its model is in use, or it goes back already.
+        """
+        with self._changed:
+            document, running = self._jobs.get(job_id), self._running
+            if document.is_unfinished:
+                state = scheduler_pb2.JobState.Name(document.state).removeprefix("JOB_STATE_")
+                raise WrongStateError(
+                    f"job {job_id} is {state.lower()}, and only a job that is over can go back to an earlier commit: wait for "
+                    "its end, or cancel it"
+                )
+            if isinstance(running, ModelUse) and running.job_id == job_id:
+                raise WrongStateError(
+                    f"the model of job {job_id} is in use, so the job cannot go back to an earlier commit: wait until the "
+                    "use has ended"
+                )
+            if job_id in self._going_back:
+                raise WrongStateError(
+                    f"job {job_id} goes back to an earlier commit already: wait for the end"
+                )
+            self._going_back.add(job_id)
+            log = self._logs.get(job_id)
+        try:
+            yield
+            with self._changed:
+                if log is not None and self._logs[job_id] is log:
+                    del self._logs[job_id]
+        finally:
+            with self._changed:
+                self._going_back.discard(job_id)
+                self._changed.notify_all()
+
     def GetPlans(
         self, request: scheduler_pb2.GetPlansRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.GetPlansResponse:
@@ -231,7 +296,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _run_jobs(self) -> None:
         while True:
             with self._changed:
-                while not self._queue and not self._closed:
+                while not self._closed and (
+                    not self._queue or self._queue[0].job_id in self._going_back
+                ):
                     self._changed.wait()
                 if self._closed:
                     return

@@ -71,18 +71,36 @@ class PushUnitResponse(_message.Message):
     def __init__(self, received_bytes: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class CommitRoundRequest(_message.Message):
-    __slots__ = ("attempt", "clusters", "candidate_copied", "is_candidate")
+    __slots__ = ("attempt", "clusters", "candidate_copied", "is_candidate", "keep_commits")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_COPIED_FIELD_NUMBER: _ClassVar[int]
     IS_CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_COMMITS_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     clusters: _containers.RepeatedCompositeFieldContainer[_plan_pb2.ClusterState]
     candidate_copied: bool
     is_candidate: bool
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., clusters: _Optional[_Iterable[_Union[_plan_pb2.ClusterState, _Mapping]]] = ..., candidate_copied: bool = ..., is_candidate: bool = ...) -> None: ...
+    keep_commits: int
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., clusters: _Optional[_Iterable[_Union[_plan_pb2.ClusterState, _Mapping]]] = ..., candidate_copied: bool = ..., is_candidate: bool = ..., keep_commits: _Optional[int] = ...) -> None: ...
 
 class CommitRoundResponse(_message.Message):
+    __slots__ = ("commit",)
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    commit: _plan_pb2.Commit
+    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ...) -> None: ...
+
+class RollBackRequest(_message.Message):
+    __slots__ = ("job_id", "num_rounds", "attempt")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    num_rounds: int
+    attempt: int
+    def __init__(self, job_id: _Optional[str] = ..., num_rounds: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class RollBackResponse(_message.Message):
     __slots__ = ("commit",)
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     commit: _plan_pb2.Commit

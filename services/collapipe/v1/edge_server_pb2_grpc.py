@@ -50,6 +50,11 @@ class EdgeServerServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_edge__server__pb2.CommitRoundRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_edge__server__pb2.CommitRoundResponse.FromString,
                 _registered_method=True)
+        self.RollBack = channel.unary_stream(
+                '/collapipe.v1.EdgeServerService/RollBack',
+                request_serializer=collapipe_dot_v1_dot_edge__server__pb2.RollBackRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_edge__server__pb2.RollBackResponse.FromString,
+                _registered_method=True)
         self.ExportModel = channel.unary_stream(
                 '/collapipe.v1.EdgeServerService/ExportModel',
                 request_serializer=collapipe_dot_v1_dot_edge__server__pb2.ExportModelRequest.SerializeToString,
@@ -82,6 +87,13 @@ class EdgeServerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RollBack(self, request, context):
+        """Makes a kept commit the last one of a job that does not run, atomically.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExportModel(self, request, context):
         """Sends the trained model as the files that `save_pretrained` writes.
         """
@@ -106,6 +118,11 @@ def add_EdgeServerServiceServicer_to_server(servicer, server):
                     servicer.CommitRound,
                     request_deserializer=collapipe_dot_v1_dot_edge__server__pb2.CommitRoundRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_edge__server__pb2.CommitRoundResponse.SerializeToString,
+            ),
+            'RollBack': grpc.unary_stream_rpc_method_handler(
+                    servicer.RollBack,
+                    request_deserializer=collapipe_dot_v1_dot_edge__server__pb2.RollBackRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_edge__server__pb2.RollBackResponse.SerializeToString,
             ),
             'ExportModel': grpc.unary_stream_rpc_method_handler(
                     servicer.ExportModel,
@@ -195,6 +212,33 @@ class EdgeServerService(object):
             '/collapipe.v1.EdgeServerService/CommitRound',
             collapipe_dot_v1_dot_edge__server__pb2.CommitRoundRequest.SerializeToString,
             collapipe_dot_v1_dot_edge__server__pb2.CommitRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/collapipe.v1.EdgeServerService/RollBack',
+            collapipe_dot_v1_dot_edge__server__pb2.RollBackRequest.SerializeToString,
+            collapipe_dot_v1_dot_edge__server__pb2.RollBackResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -73,6 +73,22 @@ _EdgeServerServiceCommitRoundType = typing_extensions.TypeVar(
     ],
 )
 
+_EdgeServerServiceRollBackType = typing_extensions.TypeVar(
+    '_EdgeServerServiceRollBackType',
+    grpc.UnaryStreamMultiCallable[
+        collapipe.v1.edge_server_pb2.RollBackRequest,
+        collapipe.v1.edge_server_pb2.RollBackResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.edge_server_pb2.RollBackRequest,
+        collapipe.v1.edge_server_pb2.RollBackResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        collapipe.v1.edge_server_pb2.RollBackRequest,
+        collapipe.v1.edge_server_pb2.RollBackResponse,
+    ],
+)
+
 _EdgeServerServiceExportModelType = typing_extensions.TypeVar(
     '_EdgeServerServiceExportModelType',
     grpc.UnaryStreamMultiCallable[
@@ -89,7 +105,7 @@ _EdgeServerServiceExportModelType = typing_extensions.TypeVar(
     ],
 )
 
-class EdgeServerServiceStub(typing.Generic[_EdgeServerServicePrepareJobType, _EdgeServerServicePushUnitType, _EdgeServerServiceCommitRoundType, _EdgeServerServiceExportModelType]):
+class EdgeServerServiceStub(typing.Generic[_EdgeServerServicePrepareJobType, _EdgeServerServicePushUnitType, _EdgeServerServiceCommitRoundType, _EdgeServerServiceRollBackType, _EdgeServerServiceExportModelType]):
     """Prepares jobs, commits rounds and exports models. The edge server also serves StageService and BlobService."""
 
     @typing.overload
@@ -105,6 +121,10 @@ class EdgeServerServiceStub(typing.Generic[_EdgeServerServicePrepareJobType, _Ed
         grpc.UnaryStreamMultiCallable[
             collapipe.v1.edge_server_pb2.CommitRoundRequest,
             collapipe.v1.edge_server_pb2.CommitRoundResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            collapipe.v1.edge_server_pb2.RollBackRequest,
+            collapipe.v1.edge_server_pb2.RollBackResponse,
         ],
         grpc.UnaryStreamMultiCallable[
             collapipe.v1.edge_server_pb2.ExportModelRequest,
@@ -127,6 +147,10 @@ class EdgeServerServiceStub(typing.Generic[_EdgeServerServicePrepareJobType, _Ed
             collapipe.v1.edge_server_pb2.CommitRoundResponse,
         ],
         grpc.aio.UnaryStreamMultiCallable[
+            collapipe.v1.edge_server_pb2.RollBackRequest,
+            collapipe.v1.edge_server_pb2.RollBackResponse,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
             collapipe.v1.edge_server_pb2.ExportModelRequest,
             collapipe.v1.edge_server_pb2.ExportModelResponse,
         ],
@@ -140,6 +164,9 @@ class EdgeServerServiceStub(typing.Generic[_EdgeServerServicePrepareJobType, _Ed
 
     CommitRound: _EdgeServerServiceCommitRoundType
     """Commits the averages of all units as the next global model, atomically."""
+
+    RollBack: _EdgeServerServiceRollBackType
+    """Makes a kept commit the last one of a job that does not run, atomically."""
 
     ExportModel: _EdgeServerServiceExportModelType
     """Sends the trained model as the files that `save_pretrained` writes."""
@@ -156,6 +183,10 @@ EdgeServerServiceAsyncStub: typing_extensions.TypeAlias = EdgeServerServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.edge_server_pb2.CommitRoundRequest,
         collapipe.v1.edge_server_pb2.CommitRoundResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.edge_server_pb2.RollBackRequest,
+        collapipe.v1.edge_server_pb2.RollBackResponse,
     ],
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.edge_server_pb2.ExportModelRequest,
@@ -189,6 +220,14 @@ class EdgeServerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[collapipe.v1.edge_server_pb2.CommitRoundResponse], collections.abc.AsyncIterator[collapipe.v1.edge_server_pb2.CommitRoundResponse]]:
         """Commits the averages of all units as the next global model, atomically."""
+
+    @abc.abstractmethod
+    def RollBack(
+        self,
+        request: collapipe.v1.edge_server_pb2.RollBackRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[collapipe.v1.edge_server_pb2.RollBackResponse], collections.abc.AsyncIterator[collapipe.v1.edge_server_pb2.RollBackResponse]]:
+        """Makes a kept commit the last one of a job that does not run, atomically."""
 
     @abc.abstractmethod
     def ExportModel(

@@ -217,6 +217,22 @@ class CancelJobResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class RollBackJobRequest(_message.Message):
+    __slots__ = ("job_id", "num_rounds")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    num_rounds: int
+    def __init__(self, job_id: _Optional[str] = ..., num_rounds: _Optional[int] = ...) -> None: ...
+
+class RollBackJobResponse(_message.Message):
+    __slots__ = ("job", "begins_anew")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_ANEW_FIELD_NUMBER: _ClassVar[int]
+    job: JobStatus
+    begins_anew: bool
+    def __init__(self, job: _Optional[_Union[JobStatus, _Mapping]] = ..., begins_anew: bool = ...) -> None: ...
+
 class GetPlansRequest(_message.Message):
     __slots__ = ("job_id", "round_index")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]

@@ -70,6 +70,11 @@ class SchedulerServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.CancelJobResponse.FromString,
                 _registered_method=True)
+        self.RollBackJob = channel.unary_stream(
+                '/collapipe.v1.SchedulerService/RollBackJob',
+                request_serializer=collapipe_dot_v1_dot_scheduler__pb2.RollBackJobRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.RollBackJobResponse.FromString,
+                _registered_method=True)
         self.GetPlans = channel.unary_unary(
                 '/collapipe.v1.SchedulerService/GetPlans',
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetPlansRequest.SerializeToString,
@@ -150,6 +155,13 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RollBackJob(self, request, context):
+        """Makes an earlier commit, which the edge server has kept, the last one of a job that does not run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetPlans(self, request, context):
         """Returns the plans of a round, as they were recorded before the round ran.
         """
@@ -223,6 +235,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.CancelJobRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_scheduler__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'RollBackJob': grpc.unary_stream_rpc_method_handler(
+                    servicer.RollBackJob,
+                    request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.RollBackJobRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_scheduler__pb2.RollBackJobResponse.SerializeToString,
             ),
             'GetPlans': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPlans,
@@ -440,6 +457,33 @@ class SchedulerService(object):
             '/collapipe.v1.SchedulerService/CancelJob',
             collapipe_dot_v1_dot_scheduler__pb2.CancelJobRequest.SerializeToString,
             collapipe_dot_v1_dot_scheduler__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollBackJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/collapipe.v1.SchedulerService/RollBackJob',
+            collapipe_dot_v1_dot_scheduler__pb2.RollBackJobRequest.SerializeToString,
+            collapipe_dot_v1_dot_scheduler__pb2.RollBackJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

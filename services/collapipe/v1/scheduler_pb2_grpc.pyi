@@ -137,6 +137,22 @@ _SchedulerServiceCancelJobType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceRollBackJobType = typing_extensions.TypeVar(
+    '_SchedulerServiceRollBackJobType',
+    grpc.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.RollBackJobRequest,
+        collapipe.v1.scheduler_pb2.RollBackJobResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.RollBackJobRequest,
+        collapipe.v1.scheduler_pb2.RollBackJobResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.RollBackJobRequest,
+        collapipe.v1.scheduler_pb2.RollBackJobResponse,
+    ],
+)
+
 _SchedulerServiceGetPlansType = typing_extensions.TypeVar(
     '_SchedulerServiceGetPlansType',
     grpc.UnaryUnaryMultiCallable[
@@ -217,7 +233,7 @@ _SchedulerServiceUseModelType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceRollBackJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
     """Serves hosts (registration and heartbeats) and clients (jobs and plans)."""
 
     @typing.overload
@@ -249,6 +265,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
         grpc.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.CancelJobRequest,
             collapipe.v1.scheduler_pb2.CancelJobResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            collapipe.v1.scheduler_pb2.RollBackJobRequest,
+            collapipe.v1.scheduler_pb2.RollBackJobResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.GetPlansRequest,
@@ -302,6 +322,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
             collapipe.v1.scheduler_pb2.CancelJobRequest,
             collapipe.v1.scheduler_pb2.CancelJobResponse,
         ],
+        grpc.aio.UnaryStreamMultiCallable[
+            collapipe.v1.scheduler_pb2.RollBackJobRequest,
+            collapipe.v1.scheduler_pb2.RollBackJobResponse,
+        ],
         grpc.aio.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.GetPlansRequest,
             collapipe.v1.scheduler_pb2.GetPlansResponse,
@@ -344,6 +368,9 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
 
     CancelJob: _SchedulerServiceCancelJobType
     """Stops a job. Its last commit remains."""
+
+    RollBackJob: _SchedulerServiceRollBackJobType
+    """Makes an earlier commit, which the edge server has kept, the last one of a job that does not run."""
 
     GetPlans: _SchedulerServiceGetPlansType
     """Returns the plans of a round, as they were recorded before the round ran."""
@@ -390,6 +417,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         collapipe.v1.scheduler_pb2.CancelJobRequest,
         collapipe.v1.scheduler_pb2.CancelJobResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.RollBackJobRequest,
+        collapipe.v1.scheduler_pb2.RollBackJobResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         collapipe.v1.scheduler_pb2.GetPlansRequest,
@@ -471,6 +502,14 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collapipe.v1.scheduler_pb2.CancelJobResponse, collections.abc.Awaitable[collapipe.v1.scheduler_pb2.CancelJobResponse]]:
         """Stops a job. Its last commit remains."""
+
+    @abc.abstractmethod
+    def RollBackJob(
+        self,
+        request: collapipe.v1.scheduler_pb2.RollBackJobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[collapipe.v1.scheduler_pb2.RollBackJobResponse], collections.abc.AsyncIterator[collapipe.v1.scheduler_pb2.RollBackJobResponse]]:
+        """Makes an earlier commit, which the edge server has kept, the last one of a job that does not run."""
 
     @abc.abstractmethod
     def GetPlans(

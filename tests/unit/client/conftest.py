@@ -36,6 +36,8 @@ class FakeServices(
         self.files: list[edge_server_pb2.ExportModelResponse] = []
         self.submitted: list[scheduler_pb2.SubmitJobRequest] = []
         self.cancelled: list[str] = []
+        self.rolled_back: list[scheduler_pb2.RollBackJobRequest] = []
+        self.begins_anew = False
         self.explanation = scheduler_pb2.ExplainDecisionResponse()
         self.plans: list[plan_pb2.Plan] = []
         self.trace: list[scheduler_pb2.GetTraceResponse] = []
@@ -63,6 +65,14 @@ class FakeServices(
     def CancelJob(self, request, context):  # type: ignore[no-untyped-def]
         self.cancelled.append(request.job_id)
         return scheduler_pb2.CancelJobResponse()
+
+    def RollBackJob(self, request, context):  # type: ignore[no-untyped-def]
+        self.rolled_back.append(request)
+        yield scheduler_pb2.RollBackJobResponse()
+        job = scheduler_pb2.JobStatus(
+            job_id=request.job_id, name="demo", num_rounds_committed=request.num_rounds
+        )
+        yield scheduler_pb2.RollBackJobResponse(job=job, begins_anew=self.begins_anew)
 
     def ExportModel(self, request, context):  # type: ignore[no-untyped-def]
         yield from self.files

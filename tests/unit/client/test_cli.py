@@ -87,6 +87,25 @@ def test_interrupted_train_cancels_the_job_and_exits_130(
     assert "1 of 5 rounds are committed" in result.stderr
 
 
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_rollback_says_what_becomes_of_the_optimizer_states(
+    fake: FakeServices, begins_anew: bool
+) -> None:
+    fake.jobs, fake.begins_anew = [JobStatus(job_id="job-1", name="demo")], begins_anew
+    result = _RUNNER.invoke(app, ["rollback", "demo", "2", *_remote(fake)])
+    assert result.exit_code == 0, result.output
+    (request,) = fake.rolled_back
+    assert (request.job_id, request.num_rounds) == ("job-1", 2)
+    assert "is back at 2 committed rounds" in result.stdout
+    assert f"optimizer states {'begin anew' if begins_anew else 'are kept'}" in result.stdout
+    result = _RUNNER.invoke(app, ["rollback", "demo", "0", "--json", *_remote(fake)])
+    assert json.loads(result.stdout) == {
+        "job_id": "job-1",
+        "num_rounds_committed": 0,
+        "keeps_optimizer_states": not begins_anew,
+    }
+
+
 def test_train_without_a_testbed_runs_one_and_ends_it(
     behaviours: dict[str, str], fake: FakeServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,12 @@ def test_view_after_a_commit_is_between_rounds() -> None:
     assert not view.ended
 
 
+def test_view_of_a_job_that_went_back_shows_fewer_rounds() -> None:
+    status = JobStatus(state=JOB_STATE_SUCCEEDED, num_rounds=2, num_rounds_committed=0)
+    view = _view(_RUNNING, _STARTED, _COMMITTED, WatchJobResponse(status=status))
+    assert view.num_rounds_committed == 0
+
+
 def test_sign_of_life_does_not_change_the_view() -> None:
     view = _view(_RUNNING, _STARTED, _progress(3))
     assert apply_event(view, WatchJobResponse()) == view

@@ -334,6 +334,122 @@ def test_new_commit_stays_if_the_process_ends_after_the_commit(
     assert edge.weights(list(commit.global_units))
 
 
+# --- earlier commits
+
+
+def commit_rounds(edge: Edge, *rounds: int, keep_commits: int, attempt: int = 2) -> list[Commit]:
+    """Commits these rounds. The first one becomes the restore point with the second one."""
+    return [
+        edge.commit(
+            edge.train_all(),
+            round_index,
+            attempt,
+            is_candidate=index == 0,
+            candidate_copied=index == 1,
+            keep_commits=keep_commits,
+        )
+        for index, round_index in enumerate(rounds)
+    ]
+
+
+def numbers(commit: Commit) -> list[int]:
+    return [kept.num_rounds for kept in commit.history]
+
+
+def test_last_commits_are_kept_without_what_only_the_last_one_needs(
+    edge: Edge, vocabulary: bytes
+) -> None:
+    initial = edge.model.commit()
+    commits = commit_rounds(edge, 0, 1, 2, 3, keep_commits=3)
+    assert [numbers(commit) for commit in commits] == [[0], [1, 0], [2, 1], [3, 2]]
+    kept = commits[-1].history[1]
+    assert (kept.num_rounds, kept.attempt) == (2, 2)
+    assert list(kept.global_units) == list(commits[1].global_units)
+    assert [cluster.step_index for cluster in kept.clusters] == [7, 8]
+    assert not any(cluster.units for cluster in kept.clusters)
+    assert not kept.HasField("restore_point") and not kept.history
+    weights = {unit.weights_digest for commit in commits for unit in commit.global_units}
+    lost = {unit.weights_digest for unit in initial.global_units}
+    assert weights <= edge.blobs() and not lost & edge.blobs()
+    edge.restart()
+    assert edge.model.commit() == commits[-1]
+
+
+def test_number_of_kept_commits_may_change(edge: Edge) -> None:
+    commit_rounds(edge, 0, 1, 2, keep_commits=4)
+    assert numbers(edge.commit(edge.train_all(), 3, keep_commits=2)) == [3]
+    assert numbers(edge.commit(edge.train_all(), 4, keep_commits=1)) == []
+    # While fewer commits are there than may be kept, the restore point is one of them.
+    for round_index, kept in ((5, [5, 1]), (6, [6, 5]), (7, [7, 6])):
+        commit = edge.commit(edge.train_all(), round_index, keep_commits=3)
+        assert numbers(commit) == kept
+    named = {unit.weights_digest for kept in commit.history for unit in kept.global_units}
+    assert named <= edge.blobs()
+
+
+def test_repeated_round_replaces_later_commits(edge: Edge) -> None:
+    commits = commit_rounds(edge, 0, 1, 2, 3, keep_commits=4)
+    assert commits[-1].restore_point.num_rounds == 1
+    again = edge.commit(edge.train_all(), 1, attempt=3, keep_commits=4)
+    assert (again.num_rounds, numbers(again)) == (2, [1])
+    assert list(again.history[0].global_units) == list(commits[0].global_units)
+    gone = {unit.weights_digest for commit in commits[2:] for unit in commit.global_units}
+    assert not gone & edge.blobs()
+
+
+def test_job_goes_back_to_its_restore_point_with_its_optimizer_states(edge: Edge) -> None:
+    *_, last = commit_rounds(edge, 0, 1, 2, keep_commits=3)
+    commit = edge.model.roll_back(1, attempt=5)
+    assert (commit.num_rounds, commit.attempt, commit.anew_since) == (1, 5, 0)
+    assert commit.restore_point == last.restore_point
+    assert list(commit.clusters) == list(last.restore_point.clusters)
+    assert commit.clusters[0].units[-1].optimizer_digest in edge.blobs()
+    assert numbers(commit) == []
+    edge.restart()
+    assert edge.model.commit() == commit
+    assert edge.model.roll_back(1, attempt=6) == commit, "a repeated request changes something"
+
+
+@pytest.mark.parametrize("num_rounds", [2, 3, 4])
+def test_job_goes_back_to_another_commit_without_optimizer_states(
+    edge: Edge, num_rounds: int
+) -> None:
+    commits = commit_rounds(edge, 0, 1, 2, 3, keep_commits=3)
+    commit = edge.model.roll_back(num_rounds, attempt=5)
+    target = commits[num_rounds - 1]
+    assert (commit.num_rounds, commit.attempt, commit.anew_since) == (num_rounds, 5, 5)
+    assert list(commit.global_units) == list(target.global_units)
+    for cluster, before in zip(commit.clusters, target.clusters, strict=True):
+        assert list(cluster.units) == list(commit.global_units)
+        assert (cluster.cursor, cluster.step_index) == (before.cursor, before.step_index)
+    assert list(commit.restore_point.clusters) == list(commit.clusters)
+    assert commit.restore_point.num_rounds == num_rounds and not commit.HasField("candidate")
+    assert edge.model.roll_back(num_rounds, attempt=6) == commit
+    following = edge.commit(edge.train_all(), num_rounds, attempt=7, keep_commits=3)
+    assert following.anew_since == following.restore_point.anew_since == 5
+    assert numbers(following)[0] == num_rounds
+
+
+def test_older_attempts_cannot_commit_after_the_job_went_back(edge: Edge) -> None:
+    commit_rounds(edge, 0, 1, 2, keep_commits=3)
+    commit = edge.model.roll_back(2, attempt=5)
+    for round_index in (2, 3):
+        with pytest.raises(WrongStateError, match="attempt 2 cannot be committed: 2 rounds"):
+            edge.commit(edge.train_all(), round_index, attempt=2)
+    with pytest.raises(WrongStateError, match="attempt 5 of job job cannot go back"):
+        edge.model.roll_back(1, attempt=5)
+    assert edge.model.commit() == commit
+
+
+def test_commit_that_is_not_kept_is_refused_with_those_that_are(edge: Edge) -> None:
+    commit_rounds(edge, 0, 1, 2, 3, keep_commits=2)
+    before, blobs = edge.model.commit(), edge.blobs()
+    for num_rounds in (0, 2, 5):
+        with pytest.raises(NotFoundError, match="keeps the weights after 1, 3, 4 rounds"):
+            edge.model.roll_back(num_rounds, attempt=5)
+    assert (edge.model.commit(), edge.blobs()) == (before, blobs)
+
+
 # --- blobs and export
 
 

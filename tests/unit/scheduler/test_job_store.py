@@ -6,7 +6,7 @@ import pytest
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
 from collapipe.job import DataConfig, JobConfig, ScheduleConfig, TaskConfig, TrainingConfig
 from collapipe.scheduler.job_store import JobStore, RoundDocument
-from collapipe.v1 import job_pb2, scheduler_pb2
+from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 from collapipe.v1.plan_pb2 import Plan, Stage
 
 
@@ -245,3 +245,33 @@ def test_use_of_a_model_is_newer_than_earlier_runs_and_older_than_a_queued_or_la
     assert queued.attempt == 4
     finish(restarted, document.job_id)
     assert JobStore(tmp_path).reopen(make_job()).attempt == 5
+
+
+@pytest.mark.parametrize("anew_since", [0, 3])
+def test_job_follows_the_edge_server_to_an_earlier_commit(tmp_path: Path, anew_since: int) -> None:
+    store = JobStore(tmp_path)
+    document = store.create(make_job())
+    document.num_rounds_committed = document.num_rounds_reached = 3
+    document.last_commit = 0, 3
+    document.evaluation = job_pb2.Evaluation(num_rounds=2)
+    finish(store, document.job_id)
+    store.roll_back(
+        document.job_id, plan_pb2.Commit(num_rounds=1, attempt=3, anew_since=anew_since)
+    )
+    back = JobStore(tmp_path).get(document.job_id)
+    assert (back.num_rounds_committed, back.last_commit) == (1, (3, 1))
+    assert back.num_rounds_reached == (1 if anew_since else 3), "only repeated rounds keep steps"
+    assert back.evaluation is None
+    assert (back.state, back.message) == (
+        scheduler_pb2.JOB_STATE_CANCELLED,
+        "went back to 1 committed rounds: resume it",
+    )
+
+
+def test_job_that_was_resumed_while_it_went_back_stays_queued(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    job_id = store.create(make_job()).job_id
+    finish(store, job_id)
+    resumed = store.reopen(make_job())
+    assert store.roll_back(job_id, plan_pb2.Commit(num_rounds=1, attempt=3)) is resumed
+    assert (resumed.state, resumed.num_rounds_committed) == (scheduler_pb2.JOB_STATE_QUEUED, 1)

@@ -57,13 +57,18 @@ class ScriptedPlanner:
 
 
 def run_round(
-    store: JobStore, document: JobDocument, planner: ScriptedPlanner, round_index: int = 0
+    store: JobStore,
+    document: JobDocument,
+    planner: ScriptedPlanner,
+    round_index: int = 0,
+    anew_since: int = 0,
 ) -> None:
     """Runs a round that fails in its clusters."""
     channels = ChannelPool(Security.insecure())
     progress = JobProgress(document, store, EventLog())
     commit = Commit(num_rounds=round_index)
     commit.restore_point.num_rounds = round_index
+    commit.restore_point.anew_since = anew_since
     prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit)
     runner = RoundRunner(progress, prepared, planner, channels, HostCalls(5.0))  # type: ignore[arg-type]
 
@@ -111,6 +116,19 @@ def test_only_a_repeated_round_keeps_its_number_of_steps(tmp_path: Path) -> None
     steps = [store.round(document.job_id, index).total_steps for index in range(2)]
     assert steps == [job().total_steps, longer.total_steps]
     assert steps[0] != steps[1]
+
+
+def test_rounds_after_a_return_without_optimizer_states_are_decided_anew(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    document = store.create(job())
+    document.num_rounds_reached = 1
+    for attempt, micro_batches, expected in ((0, 8, 8), (2, 4, 4), (3, 2, 4)):
+        document.attempt = attempt
+        with pytest.raises(AttemptFailedError):
+            planner = ScriptedPlanner("device-0", micro_batches)
+            run_round(store, document, planner, anew_since=1 if attempt else 0)
+        recorded = store.round(document.job_id, 0)
+        assert recorded.plans[0].num_micro_batches == expected
 
 
 def test_each_round_decides_its_own_micro_batches(tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""Goes back to an earlier commit of a job: the edge server changes the model, and the job store follows."""
+
+from collapipe.errors import WrongStateError
+from collapipe.rpc import ChannelPool
+from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.host_registry import EDGE_SERVER, HostRegistry
+from collapipe.scheduler.job_store import JobStore, begins_anew
+from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc, scheduler_pb2
+
+
+def roll_back(
+    request: scheduler_pb2.RollBackJobRequest,
+    registry: HostRegistry,
+    jobs: JobStore,
+    channels: ChannelPool,
+) -> scheduler_pb2.RollBackJobResponse:
+    """Makes an earlier commit the last one of a job that must not run meanwhile.
+
+    If the scheduler ends after the edge server has gone back, the job can be resumed, or go back again: the new attempt
+    number makes the commit newer than all that the job store knows.
+
+    Raises:
+        NotFoundError: There is no such job, or the edge server has not kept that commit.
+        WrongStateError: There is no edge server.
+        PeerLostError: The edge server was lost.
+    """
+    document = jobs.get(request.job_id)
+    edge_server = next((host for host in registry.alive() if host.role == EDGE_SERVER), None)
+    if edge_server is None:
+        raise WrongStateError(
+            f"job {request.job_id} cannot go back to an earlier commit without the edge server, which keeps the commits: "
+            "start it"
+        )
+    stub = edge_server_pb2_grpc.EdgeServerServiceStub(channels.channel(edge_server.address))
+    call = stub.RollBack(
+        edge_server_pb2.RollBackRequest(
+            job_id=request.job_id,
+            num_rounds=request.num_rounds,
+            attempt=jobs.begin_use(request.job_id),
+        ),
+        wait_for_ready=True,
+    )
+    calls = HostCalls(document.job.schedule.silence_seconds)
+    commit = calls.last_answer(call, edge_server.host_id, "go back to an earlier commit").commit
+    document = jobs.roll_back(request.job_id, commit)
+    return scheduler_pb2.RollBackJobResponse(job=document.status(), begins_anew=begins_anew(commit))
