@@ -43,7 +43,7 @@ class _Contents:
     presented: Presented
     ca: bytes
     certificate: bytes
-    key: bytes
+    key: bytes = field(repr=False)
 
     @cached_property
     def of_channels(self) -> grpc.ChannelCredentials:
