@@ -22,7 +22,7 @@ from collapipe.errors import (
     WrongStateError,
 )
 from collapipe.job import JobConfig
-from collapipe.rpc import Security, call, open_channel, within_silence
+from collapipe.rpc import ChannelPool, Security, call, open_channel, within_silence
 from collapipe.v1.edge_server_pb2 import ExportModelRequest, ExportModelResponse
 from collapipe.v1.edge_server_pb2_grpc import EdgeServerServiceStub
 from collapipe.v1.generation_pb2 import GenerationOptions
@@ -102,8 +102,7 @@ class CollaPipeClient:
         self._security = security
         self._call_seconds = call_timeout.total_seconds()
         self._silence_seconds = silence_timeout.total_seconds()
-        self._channel = open_channel(address, security, Role.SCHEDULER)
-        self._scheduler = SchedulerServiceStub(self._channel)
+        self._channels = ChannelPool(security)
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +112,11 @@ class CollaPipeClient:
 
     def close(self) -> None:
         """Closes the connection. Jobs continue."""
-        self._channel.close()
+        self._channels.close()
+
+    @property
+    def _scheduler(self) -> SchedulerServiceStub:
+        return SchedulerServiceStub(self._channels.channel(self.address, Role.SCHEDULER))
 
     def hosts(self) -> list[HostStatus]:
         """Lists the hosts that the scheduler knows, with their health."""

@@ -147,7 +147,9 @@ def renew(
         if as_json:
             print_json({"renewed": is_due, "expires": joined.expires.isoformat()})
         elif is_due:
-            say(f"{joined.identity}: renewed, until {joined.expires:%Y-%m-%d}; restart the service")
+            say(
+                f"{joined.identity}: renewed, until {joined.expires:%Y-%m-%d}; the service uses it without a restart"
+            )
         else:
             say(f"{joined.identity}: good until {joined.expires:%Y-%m-%d}, nothing to do")
 

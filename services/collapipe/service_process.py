@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,7 +96,7 @@ class ServiceSettings(BaseSettings):
         """Returns the sources after the command line, which pydantic-settings always reads first."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file())
 
-    @property
+    @cached_property
     def security(self) -> Security:
         """How this process and its peers authenticate each other; raises `InvalidInputError`."""
         return Security.of(self.insecure, self.tls_ca, self.tls_cert, self.tls_key)
@@ -158,9 +159,7 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
     if presented is None:
         logger.info("plain text: everybody who can reach this service may use it")
     else:
-        logger.info(
-            "known as %s until %s", presented.identity, f"{presented.expires:%Y-%m-%d %H:%M} UTC"
-        )
+        logger.info("known as %s", presented)
     while not asked_to_end:
         # A signal that arrives just before the wait does not interrupt it, so the wait is short.
         with contextlib.suppress(queue.Empty):

@@ -35,7 +35,13 @@ def unit(tmp_path: Path) -> Callable[[str], Path]:
 
     def copy(name: str) -> Path:
         source = "collapipe@.service" if name.startswith("collapipe@") else name
-        return Path(shutil.copy(_UNITS / source, tmp_path / name))
+        text = (_UNITS / source).read_text(encoding="utf-8")
+        path = tmp_path / name
+        # `systemd-analyze verify` wants a command that exists on this machine.
+        path.write_text(
+            text.replace("=/opt/collapipe/bin/collapipe", "=/bin/true"), encoding="utf-8"
+        )
+        return path
 
     return copy
 
@@ -99,41 +105,9 @@ def test_instance_starts_the_module_of_its_role(role: str) -> None:
     assert words[3:] == ["--config", "/run/credentials/settings.toml"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "code", "restarts"),
-    [
-        ('{"renewed": true, "expires": "x"}', 0, 1),
-        ('{"renewed": false}', 0, 0),
-        ("no answer", 1, 0),
-    ],
-)
-def test_services_are_restarted_only_for_a_new_certificate(
-    tmp_path: Path, answer: str, code: int, restarts: int
-) -> None:
-    text = (_UNITS / "collapipe-renew.service").read_text(encoding="utf-8")
-    (line,) = re.findall(r"^ExecStart=/bin/sh -c '(.*?)'$", text, re.MULTILINE | re.DOTALL)
-    log = tmp_path / "restarts"
-    for name, script in (
-        ("collapipe", f"echo '{answer}'; exit {code}"),
-        ("systemctl", f'echo "$@" >> {log}'),
-    ):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n", encoding="ascii")
-        (tmp_path / name).chmod(0o755)
-    line = line.replace("\\\n", " ").replace("$$", "$").replace("/opt/collapipe/bin/", "")
-    ended = subprocess.run(
-        ["/bin/sh", "-c", line],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        capture_output=True,
-        check=False,
-    )
-    assert ended.returncode == code
-    done = log.read_text(encoding="ascii").splitlines() if log.exists() else []
-    assert done == ["try-restart collapipe@*.service"] * restarts
-
-
 def test_renewing_command_exists() -> None:
     text = (_UNITS / "collapipe-renew.service").read_text(encoding="utf-8")
-    (words,) = re.findall(r"/opt/collapipe/bin/collapipe ([a-z ]+) --json\)", text)
+    (words,) = re.findall(r"^ExecStart=/opt/collapipe/bin/collapipe ([a-z ]+)$", text, re.MULTILINE)
     assert CliRunner().invoke(app, [*words.split(), "--help"]).exit_code == 0
 
 
@@ -141,10 +115,18 @@ def test_service_gets_every_file_that_it_reads() -> None:
     handed = re.findall(r"^LoadCredential=(\S+?):(\S+)$", _template(), re.MULTILINE)
     assert dict(handed) == {
         "settings.toml": "/etc/collapipe/%i.toml",
-        **{f"{name}.pem": f"/etc/collapipe/tls/{name}.pem" for name in ("ca", "cert", "key")},
+        **{f"{name}.pem": f"/etc/collapipe/tls/{name}.pem" for name in ("ca", "key")},
     }
     read = set(re.findall(r"%d/(\S+?)[\s']", _template()))
     assert read == {name for name, _ in handed}
+
+
+def test_service_sees_a_renewed_certificate() -> None:
+    """A credential of systemd stays as it was at the start, and so does a single file that is mounted."""
+    (mounted,) = re.findall(
+        r"^BindReadOnlyPaths=/etc/collapipe/tls:(\S+)$", _template(), re.MULTILINE
+    )
+    assert f"COLLAPIPE_TLS_CERT={mounted}/cert.pem " in _template()
 
 
 def test_variables_of_the_environment_are_settings_of_services() -> None:

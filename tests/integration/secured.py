@@ -16,6 +16,10 @@ from collapipe_client import CollaPipeClient
 from collapipe_client.cli import app
 
 _LIMIT_SECONDS = 90.0
+_HOLDERS = (
+    *("scheduler:scheduler", "edge-server:edge-server", "client:me"),
+    *("control-unit:control-unit-0", "device-agent:device-0-0"),
+)
 
 
 class SecuredDeployment:
@@ -51,6 +55,12 @@ class SecuredDeployment:
         if name == "device-0-1":
             tls = self.folder / "box" / "tls"
         return Security(tls / "ca.pem", tls / "cert.pem", tls / "key.pem")
+
+    def renew(self) -> None:
+        """Replaces the certificate of every process and of the client "me"."""
+        # Certificates that are not due yet are issued anew for other addresses only.
+        collapipe("certs", "issue", str(self.authority), *_HOLDERS, "--address", "127.0.0.9")
+        collapipe("renew", "--now", "--folder", str(self.folder / "box"))
 
     def client(self) -> CollaPipeClient:
         """Opens a client."""
@@ -95,9 +105,7 @@ class SecuredDeployment:
         return [f"--tls-ca={tls.ca}", f"--tls-cert={tls.certificate}", f"--tls-key={tls.key}"]
 
     def _start(self) -> None:
-        roles = ["scheduler:scheduler", "edge-server:edge-server", "client:me"]
-        roles += ["control-unit:control-unit-0", "device-agent:device-0-0"]
-        collapipe("certs", "issue", str(self.authority), "--init", *roles)
+        collapipe("certs", "issue", str(self.authority), "--init", *_HOLDERS)
         self.start("authority", "collapipe.authority", "--dir", str(self.authority))
         state = str(self.folder / "scheduler-state")
         self.start(

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from reference.tiny_jobs import make_job
+from unit.rpc.authorities import Unchecked
 
 from collapipe.certificates import Role
 from collapipe.errors import NotPermittedError, PeerLostError
@@ -190,7 +191,7 @@ def test_certificate_of_another_authority_is_refused_and_the_log_says_so(
     other = tmp_path / "other"
     collapipe("certs", "issue", str(other), "--init", "device-agent:device-0-0", "client:me")
     stranger, ours = other / "issued" / "me", deployment.security("me")
-    security = Security(ours.ca, stranger / "cert.pem", stranger / "key.pem")
+    security = Unchecked(ours.ca, stranger / "cert.pem", stranger / "key.pem")
     with pytest.raises(PeerLostError, match="this side's certificate may have expired or be of"):
         ask(deployment, security, "ListHosts", scheduler_pb2.ListHostsRequest())
 

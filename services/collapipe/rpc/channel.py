@@ -105,7 +105,10 @@ class ChannelPool:
         self._security = security
         self._links = links
         self._lock = threading.Lock()
+        self._credentials: grpc.ChannelCredentials | None = None
         self._channels: dict[tuple[str, Role | None, bool], grpc.Channel] = {}
+        self._former_channels: dict[tuple[str, Role | None, bool], grpc.Channel] = {}
+        """Those of the certificate before the last renewal, which calls in progress still use."""
 
     def channel(
         self, address: str, role: Role | None = None, *, for_weights: bool = False
@@ -114,9 +117,17 @@ class ChannelPool:
 
         Weights have a connection of their own. The kernel takes in many bytes of a connection at once. On a slow
         link, signs of life behind these bytes would come too late.
+
+        After a renewal of the certificate, the channel is a new one, because an old one could not connect again for ever. So
+        ask for the channel before each call.
         """
         key = address, role, for_weights
         with self._lock:
+            credentials = self._security.channel_credentials()
+            if credentials is not self._credentials:
+                # gRPC closes a forgotten channel as soon as its last call has ended.
+                self._former_channels, self._channels = self._channels, {}
+                self._credentials = credentials
             if key not in self._channels:
                 channel = open_channel(address, self._security, role, for_weights=for_weights)
                 if self._links is not None:
@@ -136,9 +147,9 @@ class ChannelPool:
     def close(self) -> None:
         """Closes every channel, and ends calls in progress."""
         with self._lock:
-            for channel in self._channels.values():
+            for channel in (*self._former_channels.values(), *self._channels.values()):
                 channel.close()
-            self._channels = {}
+            self._former_channels, self._channels = {}, {}
 
 
 def call(method: Callable[..., T], request: Any, peer: str, seconds: float) -> T:

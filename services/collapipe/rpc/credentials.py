@@ -1,9 +1,12 @@
 """Mutual TLS between services, or plain text if the operator asks for it."""
 
 import datetime
+import logging
 import os
 import ssl
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import grpc
 
 from collapipe.certificates.identity import Identity, Role
 from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
+
+logger = logging.getLogger(__name__)
 
 _REMEDY = "make one with `collapipe certs issue`, or `collapipe join` with a token"
 
@@ -22,10 +27,50 @@ class Presented:
     identity: Identity
     expires: datetime.datetime
 
+    def __str__(self) -> str:
+        return f"{self.identity} until {self.expires:%Y-%m-%d %H:%M} UTC"
+
+
+_Stamps = tuple[tuple[int, int, int] | None, ...]
+"""Inode, bytes and time of the last change of each file; `None` for a missing one."""
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """The contents of the files, which a peer would accept."""
+
+    stamps: _Stamps
+    presented: Presented
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    @cached_property
+    def of_channels(self) -> grpc.ChannelCredentials:
+        return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
+
+    def of_server(self, asks_callers: bool) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(self.key, self.certificate)], self.ca if asks_callers else None
+        )
+
+
+@dataclass
+class _Kept:
+    """What a process keeps of its files until they are renewed."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    contents: _Contents | None = None
+    refused: _Stamps = ()
+    """The files of the last warning."""
+
 
 @dataclass(frozen=True)
 class Security:
     """How this process and its peers authenticate each other. Without files, they use plain text.
+
+    New connections use a renewed certificate, and present ones stay. Files that no peer would accept change nothing. The
+    authority and the identity remain those of the first use.
 
     Args:
         ca: Certificate of the authority that both sides trust. All files are PEM.
@@ -36,6 +81,7 @@ class Security:
     certificate: Path | None = None
     key: Path | None = None
     asks_callers: bool = True
+    _kept: _Kept = field(default_factory=_Kept, init=False, repr=False, compare=False)
 
     @classmethod
     def insecure(cls) -> "Security":
@@ -79,35 +125,71 @@ class Security:
         return self.ca is None
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """Returns `None` for plain text."""
-        if self.ca is None or self.certificate is None or self.key is None:
+        """Returns `None` for plain text. gRPC asks for a renewed certificate at each handshake."""
+        contents = self._contents()
+        if contents is None:
             return None
-        pair = (self.key.read_bytes(), self.certificate.read_bytes())
-        if not self.asks_callers:
-            return grpc.ssl_server_credentials([pair])
-        return grpc.ssl_server_credentials(
-            [pair], root_certificates=self.ca.read_bytes(), require_client_auth=True
+        last = contents
+
+        # gRPC's types omit that `None` means no change.
+        def renewed() -> Any:
+            nonlocal last
+            before, last = last, self._contents() or last
+            return None if last is before else last.of_server(self.asks_callers)
+
+        return grpc.dynamic_ssl_server_credentials(
+            contents.of_server(self.asks_callers), renewed, self.asks_callers
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Returns `None` for plain text."""
-        if self.ca is None or self.certificate is None or self.key is None:
-            return None
-        return grpc.ssl_channel_credentials(
-            self.ca.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes()
-        )
+        """Returns `None` for plain text. The object stays the same until a renewal."""
+        contents = self._contents()
+        return None if contents is None else contents.of_channels
 
     def presented(self) -> Presented | None:
         """Returns what this process shows to its peers; `None` for plain text.
-
-        It checks the files as a peer would. gRPC would only log the mistake, and every handshake would fail.
 
         Raises:
             InvalidInputError: No peer would ever accept the certificate.
             WrongStateError: The certificate has expired, or is not valid yet by the clock of this machine.
         """
-        if self.is_insecure:
+        contents = self._contents()
+        return None if contents is None else contents.presented
+
+    def _contents(self) -> _Contents | None:
+        """Returns the contents of the files, and reads them again if they have changed; `None` for plain text.
+
+        Raises:
+            CollapipeError: The files of the first use are unusable. Later, this only logs a warning.
+        """
+        if self.ca is None or self.certificate is None or self.key is None:
             return None
+        files = self.ca, self.certificate, self.key
+        with self._kept.lock:
+            stamps, kept = _stamps(files), self._kept.contents
+            if kept is None:
+                self._kept.contents = self._read(files, stamps)
+            elif stamps != kept.stamps:
+                try:
+                    new = self._read(files, stamps)
+                    self._check_renewal(kept, new)
+                except (CollapipeError, OSError) as error:
+                    if stamps != self._kept.refused:
+                        self._kept.refused = stamps
+                        logger.warning(
+                            "the renewed certificate is not used, and %s stays in use: %s",
+                            kept.presented,
+                            error,
+                        )
+                else:
+                    # If somebody still writes, the files may not belong together. The next call reads them again.
+                    if stamps == _stamps(files):
+                        self._kept.contents = new
+                        logger.info("the certificate was renewed: known as %s", new.presented)
+            return self._kept.contents
+
+    def _read(self, files: tuple[Path, Path, Path], stamps: _Stamps) -> _Contents:
+        """Reads the files, and checks them as a peer would. gRPC would only log a mistake, and every handshake would fail."""
         shown = self._as_a_peer_sees_it()
         expires = datetime.datetime.fromtimestamp(
             ssl.cert_time_to_seconds(shown["notAfter"]), datetime.timezone.utc
@@ -119,7 +201,19 @@ class Security:
                 f"--tls-cert {self.certificate}: the certificate has no role, which is a URI like "
                 f"{Identity(Role.DEVICE_AGENT, 'device-0-0').uri} among its alternative names; {_REMEDY}"
             )
-        return Presented(identity, expires)
+        return _Contents(
+            stamps, Presented(identity, expires), *(path.read_bytes() for path in files)
+        )
+
+    def _check_renewal(self, kept: _Contents, new: _Contents) -> None:
+        if new.ca != kept.ca:
+            raise WrongStateError(
+                f"--tls-ca {self.ca} is of another authority now: restart this process to use it"
+            )
+        if new.presented.identity != kept.presented.identity:
+            raise WrongStateError(
+                f"--tls-cert {self.certificate} is of {new.presented.identity} now: restart this process to use it"
+            )
 
     def _as_a_peer_sees_it(self) -> dict[str, Any]:
         """Returns the content of the certificate, from a TLS handshake in memory.
@@ -173,3 +267,14 @@ class Security:
             kind = InvalidInputError
             remedy = f"it must be signed by the authority of --tls-ca {self.ca}; {_REMEDY}"
         return kind(f"--tls-cert {self.certificate}: no peer would accept it ({reason}): {remedy}")
+
+
+def _stamps(files: tuple[Path, ...]) -> _Stamps:
+    def stamp(path: Path) -> tuple[int, int, int] | None:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    return tuple(map(stamp, files))

@@ -26,8 +26,7 @@ class Registration:
         self._host = host
         self._host.incarnation = uuid.uuid4().hex
         self._scheduler = scheduler
-        channel = channels.channel(scheduler, Role.SCHEDULER)
-        self._stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        self._channels = channels
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
         self._thread.start()
@@ -60,11 +59,15 @@ class Registration:
 
     def _register(self) -> float:
         request = scheduler_pb2.RegisterHostRequest(host=self._host)
-        answer = call(self._stub.RegisterHost, request, "the scheduler", _DEADLINE_SECONDS)
+        answer = call(self._stub().RegisterHost, request, "the scheduler", _DEADLINE_SECONDS)
         return float(answer.heartbeat_interval.ToTimedelta().total_seconds())
 
     def _heartbeat(self) -> None:
         request = scheduler_pb2.HeartbeatRequest(
             host_id=self._host.host_id, incarnation=self._host.incarnation
         )
-        call(self._stub.Heartbeat, request, "the scheduler", _DEADLINE_SECONDS)
+        call(self._stub().Heartbeat, request, "the scheduler", _DEADLINE_SECONDS)
+
+    def _stub(self) -> scheduler_pb2_grpc.SchedulerServiceStub:
+        channel = self._channels.channel(self._scheduler, Role.SCHEDULER)
+        return scheduler_pb2_grpc.SchedulerServiceStub(channel)

@@ -258,11 +258,11 @@ def _receive(
     address: str,
     silence_seconds: float,
 ) -> Generator[bytes, None, None]:
-    stub = blob_pb2_grpc.BlobServiceStub(channels.channel(address, for_weights=True))
     num_received = total_bytes = 0
     tries_left = _TRIES
     while True:
         reached = num_received
+        stub = blob_pb2_grpc.BlobServiceStub(channels.channel(address, for_weights=True))
         request = blob_pb2.FetchBlobRequest(digest=digest, offset=reached)
         try:
             answers = within_silence(

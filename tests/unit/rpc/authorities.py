@@ -1,16 +1,34 @@
 """Authorities for tests, with valid certificates and with faulty ones that a real authority never issues."""
 
 import datetime
+import socket
+import ssl
 from pathlib import Path
 
+import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from collapipe.certificates import Identity, pki
-from collapipe.certificates.authority_folder import AuthorityFolder
+from collapipe.certificates.authority_folder import DEFAULT_LIFETIME, AuthorityFolder
 from collapipe.rpc import Security
 
 DAY = datetime.timedelta(days=1)
+
+
+class Unchecked(Security):
+    """The security of a process that uses its files even if no peer would accept them."""
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        ca, certificate, key = self._read_files()
+        return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        ca, certificate, key = self._read_files()
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+    def _read_files(self) -> list[bytes]:
+        return [path.read_bytes() for path in (self.ca, self.certificate, self.key) if path]
 
 
 class Authority:
@@ -21,11 +39,16 @@ class Authority:
         self._authority = AuthorityFolder.create(folder / "authority")
         self.path = self._authority.ca_file
 
-    def security(self, holder: str, *hosts: str) -> Security:
-        """Returns the security of a process with a valid certificate."""
+    def security(
+        self, holder: str, *hosts: str, lifetime: datetime.timedelta = DEFAULT_LIFETIME
+    ) -> Security:
+        """Returns the security of a process with a valid certificate.
+
+        A certificate that lasts less than half a day is due for renewal at once: the next call for its holder renews it.
+        """
         identity = Identity.parse(holder)
         folder = self._folder / identity.name
-        self._authority.issue(identity, hosts, folder)
+        self._authority.issue(identity, hosts, folder, lifetime)
         return Security(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
 
     def expired(self, holder: str) -> Security:
@@ -75,4 +98,25 @@ class Authority:
         folder.mkdir(exist_ok=True)
         (folder / "key.pem").write_bytes(key)
         (folder / "cert.pem").write_bytes(pki.pem(certificate))
-        return Security(self.path, folder / "cert.pem", folder / "key.pem")
+        return Unchecked(self.path, folder / "cert.pem", folder / "key.pem")
+
+
+def serial_number(address: str, caller: Security) -> int:
+    """Returns the number of the certificate that a server shows in a handshake."""
+    context = ssl.create_default_context(cafile=str(caller.ca))
+    context.load_cert_chain(str(caller.certificate), caller.key)
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=20) as connection,
+        context.wrap_socket(connection, server_hostname=host) as secured,
+    ):
+        shown = secured.getpeercert(binary_form=True)
+    assert shown is not None
+    return pki.read_certificate(shown).serial_number
+
+
+def serial_number_on_disk(security: Security) -> int:
+    """Returns the number of the certificate in the files of a process."""
+    assert security.certificate is not None
+    return pki.read_certificate(security.certificate.read_bytes()).serial_number

@@ -8,7 +8,7 @@ from collapipe.certificates import Identity, Role
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
 from collapipe.rpc import Security, call
 
-from .authorities import Authority
+from .authorities import Authority, Unchecked
 from .serving import ECHO, SERVICE, serving
 
 PLAIN = Security.insecure()
@@ -48,14 +48,14 @@ def test_identity_of_the_caller_is_known_to_the_server(ours: Authority) -> None:
 
 def test_caller_of_another_authority_is_refused(ours: Authority, others: Authority) -> None:
     stranger = others.security("client:me")
-    trusting = Security(ours.path, stranger.certificate, stranger.key)
+    trusting = Unchecked(ours.path, stranger.certificate, stranger.key)
     with pytest.raises(PeerLostError, match="this side's certificate may have expired"):
         ask(ours.security("scheduler:server"), trusting)
 
 
 def test_server_of_another_authority_is_refused(ours: Authority, others: Authority) -> None:
     impostor = others.security("scheduler:server")
-    trusting = Security(ours.path, impostor.certificate, impostor.key)
+    trusting = Unchecked(ours.path, impostor.certificate, impostor.key)
     with pytest.raises(PeerLostError, match="its certificate is of another authority"):
         ask(trusting, ours.security("client:me"))
 

@@ -2,11 +2,15 @@ import logging
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
 
 import grpc
 import pytest
+from unit.rpc.authorities import Authority
 
+from collapipe.certificates import pki
 from collapipe.errors import CollapipeError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.rpc import ChannelPool, Security, serve
 from collapipe.stage_host import registration
@@ -58,10 +62,12 @@ class Scheduler(SchedulerServiceServicer):
 
 
 @contextmanager
-def serving(scheduler: Scheduler, listen: str = "127.0.0.1:0") -> Iterator[str]:
+def serving(
+    scheduler: Scheduler, listen: str = "127.0.0.1:0", security: Security = PLAIN
+) -> Iterator[str]:
     server = serve(
         listen,
-        PLAIN,
+        security,
         lambda grpc_server, address: add_SchedulerServiceServicer_to_server(scheduler, grpc_server),
     )
     try:
@@ -71,8 +77,8 @@ def serving(scheduler: Scheduler, listen: str = "127.0.0.1:0") -> Iterator[str]:
 
 
 @contextmanager
-def registered(address: str) -> Iterator[Host]:
-    host, channels = Host(host_id="device-1", address="a:1"), ChannelPool(PLAIN)
+def registered(address: str, security: Security = PLAIN) -> Iterator[Host]:
+    host, channels = Host(host_id="device-1", address="a:1"), ChannelPool(security)
     keeping = Registration(host, address, channels)
     try:
         yield host
@@ -97,6 +103,24 @@ def test_host_registers_and_then_sends_heartbeats_until_it_is_closed() -> None:
             scheduler.heard.get()
         assert not threading.Event().wait(0.1)
         assert scheduler.heard.empty(), "a closed registration goes on"
+
+
+def test_host_with_a_renewed_certificate_finds_a_scheduler_that_restarted(tmp_path: Path) -> None:
+    authority, scheduler = Authority(tmp_path), Scheduler()
+    of_scheduler = authority.security("scheduler:scheduler")
+    device = authority.security("device-agent:device-1", lifetime=timedelta(seconds=4))
+    presented = device.presented()
+    assert presented is not None
+    with ExitStack() as stack:
+        with serving(scheduler, security=of_scheduler) as address:
+            stack.enter_context(registered(address, device))
+            assert scheduler.hears()[0] == "register"
+        while pki.utc_now() <= presented.expires + timedelta(seconds=1):
+            threading.Event().wait(0.05)
+        authority.security("device-agent:device-1")
+        restarted = Scheduler()
+        with serving(restarted, address, of_scheduler):
+            assert restarted.hears()[0] in ("register", "heartbeat")
 
 
 def test_every_process_has_its_own_incarnation() -> None:

@@ -1,0 +1,54 @@
+"""Tests that certificates are renewed during a job, which ends with the same bits and without a failed attempt."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from reference.tiny_jobs import make_job
+from unit.rpc.authorities import serial_number, serial_number_on_disk
+
+from collapipe.job import JobConfig
+from collapipe.v1 import scheduler_pb2
+from collapipe_client import CollaPipeClient
+from integration.secured import SecuredDeployment
+
+SERVICES = ("scheduler", "edge-server", "control-unit-0", "device-0-0", "device-0-1")
+ROUNDS = 10
+
+
+def train(
+    client: CollaPipeClient, job: JobConfig, folder: Path, renew: Callable[[], None]
+) -> bytes:
+    """Trains in one attempt, renews after two rounds, and returns the model."""
+    job_id = client.submit(job)
+    status = scheduler_pb2.JobStatus()
+    for event in client.watch(job_id):
+        if event.HasField("status"):
+            status = event.status
+        elif event.HasField("round_started"):
+            assert event.round_started.attempt == 0
+        elif event.HasField("round_committed") and event.round_committed.num_rounds == 2:
+            renew()
+            assert client.find_job(job_id).num_rounds_committed <= ROUNDS - 3
+    assert status.state == scheduler_pb2.JOB_STATE_SUCCEEDED, status
+    client.export(job_id, folder)
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_job_goes_on_while_every_certificate_is_renewed(tmp_path: Path) -> None:
+    job = make_job(tmp_path, devices_per_cluster=2, training={"rounds": ROUNDS, "local_steps": 1})
+    folder = tmp_path / "secured"
+    folder.mkdir()
+    with SecuredDeployment(folder) as deployment, deployment.client() as client:
+        undisturbed = train(client, job, tmp_path / "undisturbed", lambda: None)
+        before = {name: serial_number_on_disk(deployment.security(name)) for name in SERVICES}
+        assert train(client, job, tmp_path / "renewed", deployment.renew) == undisturbed
+        caller = deployment.security("me")
+        deadline = time.monotonic() + 60
+        for name in SERVICES:
+            shown = serial_number(deployment.addresses[name], caller)
+            assert before[name] != shown == serial_number_on_disk(deployment.security(name))
+            while "the certificate was renewed: known as" not in deployment.log(name):
+                assert time.monotonic() < deadline, deployment.log(name)
+                time.sleep(0.1)
+            assert "is not used" not in deployment.log(name)
