@@ -42,6 +42,7 @@ from collapipe.v1.scheduler_pb2 import (
     JOB_STATE_FAILED,
     JOB_STATE_SUCCEEDED,
     CancelJobRequest,
+    DeleteJobRequest,
     ExplainDecisionRequest,
     ExplainDecisionResponse,
     GetPlansRequest,
@@ -193,6 +194,14 @@ class CollaPipeClient:
     def cancel(self, job_id: str) -> None:
         """Stops a job. Its last commit is kept."""
         self._call(self._scheduler.CancelJob, CancelJobRequest(job_id=job_id))
+
+    def delete(self, job_id: str) -> None:
+        """Deletes a job that has ended, with its model. Hosts delete their parts at their next heartbeat.
+
+        Raises:
+            WrongStateError: The job has not ended, or its model is used.
+        """
+        self._call(self._scheduler.DeleteJob, DeleteJobRequest(job_id=job_id))
 
     def plans(self, job_id: str, round_index: int) -> list[Plan]:
         """Returns the plan of each cluster in a round."""

@@ -70,6 +70,11 @@ class SchedulerServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.CancelJobResponse.FromString,
                 _registered_method=True)
+        self.DeleteJob = channel.unary_unary(
+                '/collapipe.v1.SchedulerService/DeleteJob',
+                request_serializer=collapipe_dot_v1_dot_scheduler__pb2.DeleteJobRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.DeleteJobResponse.FromString,
+                _registered_method=True)
         self.GetPlans = channel.unary_unary(
                 '/collapipe.v1.SchedulerService/GetPlans',
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetPlansRequest.SerializeToString,
@@ -150,6 +155,13 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteJob(self, request, context):
+        """Deletes a job that has ended. Hosts learn of it from their heartbeats, and delete what they keep of the job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetPlans(self, request, context):
         """Returns the plans of a round, as they were recorded before the round ran.
         """
@@ -223,6 +235,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.CancelJobRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_scheduler__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'DeleteJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteJob,
+                    request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.DeleteJobRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_scheduler__pb2.DeleteJobResponse.SerializeToString,
             ),
             'GetPlans': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPlans,
@@ -440,6 +457,33 @@ class SchedulerService(object):
             '/collapipe.v1.SchedulerService/CancelJob',
             collapipe_dot_v1_dot_scheduler__pb2.CancelJobRequest.SerializeToString,
             collapipe_dot_v1_dot_scheduler__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collapipe.v1.SchedulerService/DeleteJob',
+            collapipe_dot_v1_dot_scheduler__pb2.DeleteJobRequest.SerializeToString,
+            collapipe_dot_v1_dot_scheduler__pb2.DeleteJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -137,6 +137,22 @@ _SchedulerServiceCancelJobType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceDeleteJobType = typing_extensions.TypeVar(
+    '_SchedulerServiceDeleteJobType',
+    grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.DeleteJobRequest,
+        collapipe.v1.scheduler_pb2.DeleteJobResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.DeleteJobRequest,
+        collapipe.v1.scheduler_pb2.DeleteJobResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.DeleteJobRequest,
+        collapipe.v1.scheduler_pb2.DeleteJobResponse,
+    ],
+)
+
 _SchedulerServiceGetPlansType = typing_extensions.TypeVar(
     '_SchedulerServiceGetPlansType',
     grpc.UnaryUnaryMultiCallable[
@@ -217,7 +233,7 @@ _SchedulerServiceUseModelType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceDeleteJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
     """Serves hosts (registration and heartbeats) and clients (jobs and plans)."""
 
     @typing.overload
@@ -249,6 +265,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
         grpc.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.CancelJobRequest,
             collapipe.v1.scheduler_pb2.CancelJobResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            collapipe.v1.scheduler_pb2.DeleteJobRequest,
+            collapipe.v1.scheduler_pb2.DeleteJobResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.GetPlansRequest,
@@ -303,6 +323,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
             collapipe.v1.scheduler_pb2.CancelJobResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            collapipe.v1.scheduler_pb2.DeleteJobRequest,
+            collapipe.v1.scheduler_pb2.DeleteJobResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.GetPlansRequest,
             collapipe.v1.scheduler_pb2.GetPlansResponse,
         ],
@@ -344,6 +368,9 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
 
     CancelJob: _SchedulerServiceCancelJobType
     """Stops a job. Its last commit remains."""
+
+    DeleteJob: _SchedulerServiceDeleteJobType
+    """Deletes a job that has ended. Hosts learn of it from their heartbeats, and delete what they keep of the job."""
 
     GetPlans: _SchedulerServiceGetPlansType
     """Returns the plans of a round, as they were recorded before the round ran."""
@@ -390,6 +417,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         collapipe.v1.scheduler_pb2.CancelJobRequest,
         collapipe.v1.scheduler_pb2.CancelJobResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.DeleteJobRequest,
+        collapipe.v1.scheduler_pb2.DeleteJobResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         collapipe.v1.scheduler_pb2.GetPlansRequest,
@@ -471,6 +502,14 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collapipe.v1.scheduler_pb2.CancelJobResponse, collections.abc.Awaitable[collapipe.v1.scheduler_pb2.CancelJobResponse]]:
         """Stops a job. Its last commit remains."""
+
+    @abc.abstractmethod
+    def DeleteJob(
+        self,
+        request: collapipe.v1.scheduler_pb2.DeleteJobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collapipe.v1.scheduler_pb2.DeleteJobResponse, collections.abc.Awaitable[collapipe.v1.scheduler_pb2.DeleteJobResponse]]:
+        """Deletes a job that has ended. Hosts learn of it from their heartbeats, and delete what they keep of the job."""
 
     @abc.abstractmethod
     def GetPlans(

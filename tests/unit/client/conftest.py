@@ -36,6 +36,7 @@ class FakeServices(
         self.files: list[edge_server_pb2.ExportModelResponse] = []
         self.submitted: list[scheduler_pb2.SubmitJobRequest] = []
         self.cancelled: list[str] = []
+        self.deleted: list[str] = []
         self.explanation = scheduler_pb2.ExplainDecisionResponse()
         self.plans: list[plan_pb2.Plan] = []
         self.trace: list[scheduler_pb2.GetTraceResponse] = []
@@ -63,6 +64,10 @@ class FakeServices(
     def CancelJob(self, request, context):  # type: ignore[no-untyped-def]
         self.cancelled.append(request.job_id)
         return scheduler_pb2.CancelJobResponse()
+
+    def DeleteJob(self, request, context):  # type: ignore[no-untyped-def]
+        self.deleted.append(request.job_id)
+        return scheduler_pb2.DeleteJobResponse()
 
     def ExportModel(self, request, context):  # type: ignore[no-untyped-def]
         yield from self.files
