@@ -31,6 +31,7 @@ from collapipe_client.job_files import (
     read_job,
     with_local_paths,
 )
+from collapipe_client.jobs_commands import jobs_app
 from collapipe_client.join_command import join, renew
 from collapipe_client.live_view import make_display
 from collapipe_client.local_testbed import LocalTestbed
@@ -60,6 +61,7 @@ app = typer.Typer(
     help="Train Transformer models on devices that are too small to hold them.",
 )
 plan_app.command()(estimate)
+app.add_typer(jobs_app, name="jobs")
 app.add_typer(plan_app, name="plan")
 app.add_typer(testbed_app, name="testbed")
 app.add_typer(certs_app, name="certs")
@@ -128,23 +130,6 @@ def watch(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson =
             follow_job(client, client.find_job(job).job_id, display)
         if display.view.state != "succeeded":
             raise typer.Exit(FAILED)
-
-
-@app.command()
-@takes_option_groups
-def cancel(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
-    """Stop a job. Its last commit is kept."""
-    with exit_codes(as_json):
-        with need_endpoint(endpoint_options).client() as client:
-            status = client.find_job(job)
-            client.cancel(status.job_id)
-        if as_json:
-            print_json({"job_id": status.job_id, "cancelled": True})
-        else:
-            say(
-                f"job {status.name} ({status.job_id}) will stop; its {status.num_rounds_committed} "
-                "committed rounds are kept"
-            )
 
 
 @app.command()

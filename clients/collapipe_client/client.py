@@ -42,6 +42,7 @@ from collapipe.v1.scheduler_pb2 import (
     JOB_STATE_FAILED,
     JOB_STATE_SUCCEEDED,
     CancelJobRequest,
+    DeleteJobRequest,
     ExplainDecisionRequest,
     ExplainDecisionResponse,
     GetPlansRequest,
@@ -217,6 +218,14 @@ class CollaPipeClient:
         task = f"take job {job_id} back to an earlier commit"
         *_, answer = self._stream(answers, self._scheduler_name, task)
         return answer
+
+    def delete(self, job_id: str) -> None:
+        """Deletes a job that has ended, with its model. Hosts delete their parts at their next heartbeat.
+
+        Raises:
+            WrongStateError: The job has not ended, or its model is used.
+        """
+        self._call(self._scheduler.DeleteJob, DeleteJobRequest(job_id=job_id))
 
     def plans(self, job_id: str, round_index: int) -> list[Plan]:
         """Returns the plan of each cluster in a round."""

@@ -47,6 +47,14 @@ def say_seconds(seconds: float) -> str:
     return f"{1e3 * seconds:g}ms" if seconds else ""
 
 
+def say_age(seconds: float) -> str:
+    """Writes a time that has passed, in its largest unit: "3 d", "5 h", "12 min" or "40 s"."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(0.0, seconds) // 1:.0f} s"
+
+
 def say_ratio(ratio: float) -> str:
     """Writes a ratio; "" for 0."""
     return f"{100 * ratio:g}%" if ratio else ""

@@ -7,9 +7,10 @@ import typer
 from rich.console import Console
 
 from collapipe.errors import NotFoundError
-from collapipe.v1.scheduler_pb2 import HostRole, HostStatus, JobState, JobStatus
+from collapipe.v1.scheduler_pb2 import HostRole, HostStatus, JobStatus
 from collapipe_client.cli_options import AsJson, WorkspaceOption, takes_option_groups
 from collapipe_client.endpoint import EndpointOptions, find_endpoint
+from collapipe_client.jobs_commands import job_table
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.message_json import enum_word, to_document
 from collapipe_client.processes import last_lines
@@ -135,11 +136,8 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
             host_table = plain_table("host", "role", "cluster", "address", "alive")
             for host in hosts:
                 host_table.add_row(*_host_row(host))
-            job_table = plain_table("job", "name", "state", "rounds", "message")
-            for job in jobs:
-                job_table.add_row(*_job_row(job))
             Console().print(host_table)
-            Console().print(job_table)
+            Console().print(job_table(jobs))
 
 
 def logs(
@@ -184,9 +182,3 @@ def _host_row(status: HostStatus) -> list[str]:
     role = enum_word(HostRole.Name(host.role), "HostRole")
     cluster = "" if role == "edge_server" else str(host.cluster_index)
     return [host.host_id, role, cluster, host.address, "yes" if status.alive else "no"]
-
-
-def _job_row(job: JobStatus) -> list[str]:
-    state = enum_word(JobState.Name(job.state), "JobState")
-    rounds = f"{job.num_rounds_committed}/{job.num_rounds}"
-    return [job.job_id, job.name, state, rounds, job.message]

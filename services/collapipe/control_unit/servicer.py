@@ -67,9 +67,10 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                 )
             )
 
-        yield from work_with_signs_of_life(
-            work, control_unit_pb2.PrepareDataResponse, lambda reason: None, context
-        )
+        with self._stores.using(request.job.job_id):
+            yield from work_with_signs_of_life(
+                work, control_unit_pb2.PrepareDataResponse, lambda reason: None, context
+            )
 
     def RunRound(
         self, request: control_unit_pb2.RunRoundRequest, context: grpc.ServicerContext
@@ -86,7 +87,8 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                 self._refuse_old_attempt(request.attempt, context)
                 attempt.run(self._open(request), emit)
 
-        yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)
+        with self._stores.using(request.attempt.job_id):
+            yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)
 
     def RunModel(
         self,
@@ -98,6 +100,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         if first is None or first.WhichOneof("part") != "start":
             raise InvalidInputError("a use of a model begins with RunModelStart")
         start = first.start
+        job_id = start.round.attempt.job_id
         attempt = _Attempt[control_unit_pb2.RunModelResponse](waiting_response(_WAITING))
 
         def chunks() -> Iterator[bytes]:
@@ -109,7 +112,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
 
         def work(emit: Callable[[control_unit_pb2.RunModelResponse], None]) -> None:
             attempt.waiting = waiting_response("the vocabulary and the rows to evaluate")
-            source, job_id = start.round.vocabulary, start.round.attempt.job_id
+            source = start.round.vocabulary
             store = self._stores.store(job_id)
             store_blob(store, self._resources.channels, source.digest, [source.address])
             vocabulary = store.read_checked(source.digest)
@@ -120,7 +123,8 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                 self._refuse_old_attempt(start.round.attempt, context)
                 attempt.run(use, emit)
 
-        yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)
+        with self._stores.using(job_id):
+            yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)
 
     def _pipeline(
         self, request: control_unit_pb2.RunRoundRequest, job: JobConfig

@@ -369,7 +369,7 @@ class GlobalModel:
         document = read_document(self._directory / "job.json")
         if document is None:
             raise NotFoundError(
-                f"the edge server does not know job {self._directory.name}: `collapipe status` lists the jobs"
+                f"the edge server does not know job {self._directory.name}: `collapipe jobs list` lists the jobs"
             )
         return document
 

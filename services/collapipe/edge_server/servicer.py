@@ -47,7 +47,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
 
         def work(emit: Callable[[edge_server_pb2.PrepareJobResponse], None]) -> None:
             job_id, source = request.job.job_id, request.vocabulary
-            with self._changing:
+            with self._stores.using(job_id), self._changing:
                 store = self._stores.store(job_id)
                 store_blob(store, self._channels, source.digest, [source.address])
                 model = self._model(job_id)
@@ -80,7 +80,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         job_id = request.attempt.job_id
 
         def work(emit: Callable[[edge_server_pb2.CommitRoundResponse], None]) -> None:
-            with self._changing:
+            with self._stores.using(job_id), self._changing:
                 _refuse_if_alone(context)
                 started = time.perf_counter()
                 attempt = request.attempt
@@ -110,7 +110,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         """Makes a kept commit the last one of a job."""
 
         def work(emit: Callable[[edge_server_pb2.RollBackResponse], None]) -> None:
-            with self._changing:
+            with self._stores.using(request.job_id), self._changing:
                 _refuse_if_alone(context)
                 model = self._model(request.job_id)
                 commit = model.roll_back(request.num_rounds, request.attempt)
@@ -136,6 +136,12 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         self, request: edge_server_pb2.ExportModelRequest, context: grpc.ServicerContext
     ) -> Iterator[edge_server_pb2.ExportModelResponse]:
         """Sends the files of the trained model, one after the other."""
+        with self._stores.using(request.job_id):
+            yield from self._export(request, context)
+
+    def _export(
+        self, request: edge_server_pb2.ExportModelRequest, context: grpc.ServicerContext
+    ) -> Iterator[edge_server_pb2.ExportModelResponse]:
         model = self._model(request.job_id)
         # The system's folder for temporary files may be in memory.
         exports = self._stores.directory(request.job_id) / "exports"
@@ -167,8 +173,9 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
             raise WrongStateError(
                 f"a unit of job {job_id!r} cannot be pushed: the job that runs here is {self._pushed_job!r}"
             )
-        self._model(job_id).check_is_next(unit.attempt)
-        return pushed.begin(unit)
+        with self._stores.using(job_id):
+            self._model(job_id).check_is_next(unit.attempt)
+            return pushed.begin(unit)
 
     def _store_moments(self, commit: plan_pb2.Commit) -> None:
         """Stores the optimizer states of a commit that are in the memory of this host."""
@@ -195,9 +202,13 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
             return self._pushed
 
     def _model(self, job_id: str) -> GlobalModel:
-        return GlobalModel(
-            self._stores.directory(job_id), self._stores.store(job_id), self._resources.frozen
-        )
+        """Returns the model of a job; raises `NotFoundError` if this host has nothing of the job."""
+        directory = self._stores.directory(job_id)
+        if not directory.is_dir():  # `store` would make it.
+            raise NotFoundError(
+                f"the edge server does not know job {job_id}: `collapipe jobs list` lists the jobs"
+            )
+        return GlobalModel(directory, self._stores.store(job_id), self._resources.frozen)
 
 
 def _refuse_if_alone(context: grpc.ServicerContext) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import grpc
 
-from collapipe.errors import CollapipeError, CorruptDataError, PeerLostError
+from collapipe.errors import CollapipeError, CorruptDataError, InvalidInputError, PeerLostError
 from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.neighbour_streams.outgoing_link import OutgoingLink
 from collapipe.rpc import Outbox, to_error
@@ -61,7 +61,7 @@ class NeighbourLinks:
                     raise CorruptDataError(
                         f"a stream carried {kind or 'an empty message'} instead of a frame"
                     )
-        except CorruptDataError as error:
+        except (CorruptDataError, InvalidInputError) as error:
             sender = self.incoming.sender
             raise PeerLostError(sender, f"{sender} sent damaged data: {error}") from error
         finally:

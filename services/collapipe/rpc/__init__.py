@@ -8,6 +8,7 @@ from collapipe.rpc.channel import open_channel as open_channel
 from collapipe.rpc.credentials import Presented as Presented
 from collapipe.rpc.credentials import Security as Security
 from collapipe.rpc.permissions import check_is_caller as check_is_caller
+from collapipe.rpc.permissions import describe_caller as describe_caller
 from collapipe.rpc.server import Server as Server
 from collapipe.rpc.server import serve as serve
 from collapipe.rpc.status import to_error as to_error

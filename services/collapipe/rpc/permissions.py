@@ -44,6 +44,7 @@ PERMISSIONS: Permissions = {
         "ListJobs": _CLIENT,
         "CancelJob": _CLIENT,
         "RollBackJob": _CLIENT,
+        "DeleteJob": _CLIENT,
         "GetPlans": _CLIENT,
         "ExplainDecision": _CLIENT,
         "ReplayDecision": _CLIENT,
@@ -103,6 +104,11 @@ def check_is_caller(context: grpc.ServicerContext, name: str, role: Role | None 
             f"{caller} may not speak for {claimed}: the host id and the role must be those of its certificate; leave "
             "--host-id out, or get a certificate for that name with `collapipe certs`"
         )
+
+
+def describe_caller(context: grpc.ServicerContext) -> str:
+    """Returns role and name of the caller's certificate, or the caller's address in plain text."""
+    return str(_identity(context)) if _is_tls(context) else context.peer()
 
 
 def _is_tls(context: grpc.ServicerContext) -> bool:

@@ -11,6 +11,7 @@ from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.rpc import ChannelPool, serve
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobStore
+from collapipe.scheduler.retention import Retention
 from collapipe.scheduler.servicer import SchedulerServicer
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.service_process import Running, ServiceSettings
@@ -52,6 +53,17 @@ class SchedulerSettings(ServiceSettings):
         description="Mark as failed the jobs that were running or queued when the previous process of the scheduler ended. "
         "Without this flag, they go on.",
     )
+    keep_jobs: int = Field(
+        default=100,
+        ge=1,
+        description="How many jobs that have ended are kept with their models, those that ended last. Older ones are deleted "
+        "on all hosts.",
+    )
+    keep_jobs_days: float = Field(
+        default=0.0,
+        ge=0,
+        description="Days for which a job is kept after its end; 0 for ever. It is deleted when another job ends, or at a start.",
+    )
 
 
 def start(settings: SchedulerSettings, metrics_address: str) -> Running:
@@ -72,6 +84,7 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
         channels,
         registry,
         telemetry,
+        retention=Retention(settings.keep_jobs, settings.keep_jobs_days),
         abandon_jobs=settings.abandon_jobs,
     )
 

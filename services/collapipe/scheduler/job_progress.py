@@ -1,6 +1,7 @@
 """What a job has reached: its document on the disk, and the events that clients watch."""
 
 import logging
+import time
 from typing import Any
 
 from collapipe.scheduler.events import Event, EventLog
@@ -43,6 +44,7 @@ class JobProgress:
         """Sets the final state. Clients see it even if a full disk prevents storing it."""
         outcome = scheduler_pb2.JobState.Name(state).removeprefix("JOB_STATE_").lower()
         metrics.JOBS_ENDED.labels(outcome).inc()
+        self.document.ended_at = time.time()
         try:
             self.set_state(state, message)
         except OSError:

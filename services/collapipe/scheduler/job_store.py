@@ -5,6 +5,7 @@ The directory of a job holds `job.json`, one document for each round in `rounds/
 
 import logging
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -22,8 +23,9 @@ from pydantic import (
 )
 
 from collapipe.documents import read_document, write_document
-from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
+from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
+from collapipe.scheduler.deleted_jobs import DeletedJobs
 from collapipe.scheduler.planner_state import PlannerState
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 
@@ -93,6 +95,14 @@ class JobDocument(_Document):
     labels: list[str] = Field(default_factory=list)
     vocabulary_digest: str = ""
     evaluation: _Evaluation | None = None
+    submitted_at: float = 0.0
+    """Unix time. 0 if an older version took the job."""
+    ended_at: float = 0.0
+    """Unix time. 0 until the job has ended."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state not in _UNFINISHED
 
     @property
     def job(self) -> JobConfig:
@@ -107,7 +117,7 @@ class JobDocument(_Document):
     def status(self) -> scheduler_pb2.JobStatus:
         """Returns the message that describes the job to clients."""
         job = self.job
-        return scheduler_pb2.JobStatus(
+        status = scheduler_pb2.JobStatus(
             job_id=self.job_id,
             state=scheduler_pb2.JobState.Name(self.state),
             message=self.message,
@@ -116,6 +126,13 @@ class JobDocument(_Document):
             name=job.name,
             evaluation=self.evaluation,
         )
+        for field, seconds in (
+            (status.submitted_at, self.submitted_at),
+            (status.ended_at, self.ended_at),
+        ):
+            if seconds:
+                field.FromMilliseconds(int(seconds * 1000))
+        return status
 
 
 class RoundDocument(_Document):
@@ -139,6 +156,7 @@ class JobStore:
         self._directory = directory / "jobs"
         self._lock = threading.RLock()
         self._jobs: dict[str, JobDocument] = {}
+        self.deleted = DeletedJobs(directory)
         for path in self._directory.glob("*/job.json"):
             try:
                 document = _read(path, JobDocument)
@@ -148,6 +166,8 @@ class JobStore:
             except (CorruptDataError, InvalidInputError, ValueError) as error:
                 logger.error("the job in %s is left out, the others are not: %s", path, error)
                 continue
+            if document.has_ended and not document.ended_at:  # An older version stored it.
+                document.ended_at = path.stat().st_mtime
             self._jobs[document.job_id] = document
 
     def take_over(self, *, abandon: bool) -> list[JobDocument]:
@@ -161,6 +181,7 @@ class JobStore:
             if abandon:
                 document.state = scheduler_pb2.JOB_STATE_FAILED
                 document.message = "the scheduler ended while the job ran: resume it"
+                document.ended_at = time.time()
             else:
                 document.state = scheduler_pb2.JOB_STATE_QUEUED
                 document.message = "the scheduler was started again"
@@ -176,6 +197,7 @@ class JobStore:
             job_id=f"{config.name}-{uuid.uuid4().hex[:8]}",
             number=1 + max((job.number for job in self.all()), default=-1),
             config_json=config.to_json(),
+            submitted_at=time.time(),
         )
         return self._add(document)
 
@@ -208,6 +230,7 @@ class JobStore:
                 "state": scheduler_pb2.JOB_STATE_QUEUED,
                 "message": "",
                 "attempt": document.attempt + 1,
+                "ended_at": 0.0,
             }
             return self._add(document.model_copy(update=changes))
 
@@ -250,10 +273,37 @@ class JobStore:
 
     def _add(self, document: JobDocument) -> JobDocument:
         """Stores a queued job. Only a job that is on the disk counts."""
-        self.save(document)
+        self._write(document)
         with self._lock:
             self._jobs[document.job_id] = document
         return document
+
+    def delete(self, job_id: str, reason: str) -> None:
+        """Deletes a job that has ended.
+
+        Args:
+            reason: Who or what asks for it, for the log.
+
+        Raises:
+            NotFoundError: There is no such job.
+            WrongStateError: The job has not ended.
+        """
+        with self._lock:
+            self.check_has_ended(job_id)
+            self.deleted.take(self._directory / job_id)
+            del self._jobs[job_id]
+        logger.info("job %s was deleted: %s", job_id, reason)
+        self.deleted.finish()
+
+    def check_has_ended(self, job_id: str) -> None:
+        """Raises the errors of `delete`."""
+        document = self.get(job_id)
+        if not document.has_ended:
+            state = scheduler_pb2.JobState.Name(document.state).removeprefix("JOB_STATE_")
+            raise WrongStateError(
+                f"job {job_id} is {state.lower()}, and only a job that has ended can be deleted: cancel it first "
+                f"(`collapipe jobs cancel {job_id}`), and wait until it has ended"
+            )
 
     def all(self) -> list[JobDocument]:
         """Returns every job, oldest first."""
@@ -265,11 +315,17 @@ class JobStore:
         with self._lock:
             if job_id not in self._jobs:
                 raise NotFoundError(
-                    f"there is no job {job_id!r}: `collapipe status` lists the jobs"
+                    f"there is no job {job_id!r}: `collapipe jobs list` lists the jobs"
                 )
             return self._jobs[job_id]
 
     def save(self, document: JobDocument) -> None:
+        """Stores a job, unless it was deleted."""
+        with self._lock:
+            if document.job_id in self._jobs:
+                self._write(document)
+
+    def _write(self, document: JobDocument) -> None:
         path = self._directory / document.job_id / "job.json"
         write_document(path, document.model_dump(mode="json"))
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import grpc
 
 from collapipe.certificates import Role
 from collapipe.errors import (
+    CollapipeError,
     CorruptDataError,
     InvalidInputError,
     NotFoundError,
@@ -22,6 +24,7 @@ from collapipe.rpc import (
     SIGN_OF_LIFE_SECONDS,
     ChannelPool,
     check_is_caller,
+    describe_caller,
     work_with_signs_of_life,
 )
 from collapipe.scheduler.decisions import RoundDecision
@@ -32,12 +35,16 @@ from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobDocument, JobStore
 from collapipe.scheduler.model_use import ModelUse
 from collapipe.scheduler.plan_messages import replay
+from collapipe.scheduler.retention import Retention
 from collapipe.scheduler.rollback import roll_back
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.trace_collection import collect_trace
 from collapipe.v1 import plan_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 logger = logging.getLogger(__name__)
+
+_RELEASE_SECONDS = 5.0
+"""How long a deletion waits until nothing uses the job."""
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -50,9 +57,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         registry: HostRegistry,
         telemetry: Telemetry,
         *,
+        retention: Retention,
         abandon_jobs: bool = False,
     ) -> None:
         self._jobs = jobs
+        self._retention = retention
         self._channels = channels
         self._registry = registry
         self._telemetry = telemetry
@@ -67,6 +76,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._closed = False
         for document in jobs.take_over(abandon=abandon_jobs):
             self._enqueue(document)
+        self._delete_expired()
         self._thread = threading.Thread(target=self._run_jobs, name="jobs", daemon=True)
         self._thread.start()
 
@@ -99,7 +109,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.HeartbeatResponse:
         check_is_caller(context, request.host_id)
         self._registry.heartbeat(request.host_id, request.incarnation)
-        return scheduler_pb2.HeartbeatResponse()
+        job_ids, total = self._jobs.deleted.after(request.num_deletions)
+        return scheduler_pb2.HeartbeatResponse(deleted_job_ids=job_ids, num_deletions=total)
 
     def ListHosts(
         self, request: scheduler_pb2.ListHostsRequest, context: grpc.ServicerContext
@@ -159,6 +170,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise NotFoundError(f"job {request.job_id} is not running: there is nothing to cancel")
         if was_queued:
             runner.cancel_queued("the job was cancelled")
+            self._delete_expired()
         else:
             runner.cancel("the job was cancelled")
         return scheduler_pb2.CancelJobResponse()
@@ -208,12 +220,50 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         try:
             yield
             with self._changed:
-                if log is not None and self._logs[job_id] is log:
+                if log is not None and self._logs.get(job_id) is log:
                     del self._logs[job_id]
         finally:
             with self._changed:
                 self._going_back.discard(job_id)
                 self._changed.notify_all()
+
+    def DeleteJob(
+        self, request: scheduler_pb2.DeleteJobRequest, context: grpc.ServicerContext
+    ) -> scheduler_pb2.DeleteJobResponse:
+        job_id = request.job_id
+        self._jobs.check_has_ended(job_id)
+        with self._changed:
+            # A job or a use that has just ended is about to release its hosts.
+            self._changed.wait_for(lambda: not self._is_used(job_id), _RELEASE_SECONDS)
+            if not self._delete(job_id, f"{describe_caller(context)} asked for it"):
+                raise WrongStateError(
+                    f"the model of job {job_id} is used at the moment, and was for the last {_RELEASE_SECONDS:g} s: delete "
+                    "the job when `predict` or `evaluate` has ended"
+                )
+        return scheduler_pb2.DeleteJobResponse()
+
+    def _is_used(self, job_id: str) -> bool:
+        users = [*self._queue, *self._uses, self._running]
+        return job_id in self._going_back or any(
+            user is not None and user.job_id == job_id for user in users
+        )
+
+    def _delete(self, job_id: str, reason: str) -> bool:
+        """Deletes a job, unless it is in use. Returns whether it did. Raises the errors of `JobStore.delete`."""
+        with self._changed:
+            if self._is_used(job_id):
+                return False
+            self._jobs.delete(job_id, reason)
+            self._logs.pop(job_id, None)
+        return True
+
+    def _delete_expired(self) -> None:
+        """Deletes the jobs that are not kept. Those in use are deleted later, when another job has ended."""
+        for job_id, reason in self._retention.expired(self._jobs.all(), time.time()):
+            try:
+                self._delete(job_id, reason)
+            except (CollapipeError, OSError) as error:  # It may be resumed or deleted just now.
+                logger.warning("job %s is kept: %s", job_id, error)
 
     def GetPlans(
         self, request: scheduler_pb2.GetPlansRequest, context: grpc.ServicerContext
@@ -271,6 +321,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         finally:
             with self._changed:
                 self._uses.discard(use)
+                self._changed.notify_all()
 
     def _waits_for(self, use: ModelUse) -> str:
         """Returns what has its turn before a use, in words."""
@@ -309,9 +360,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 logger.exception("job %s ended without an outcome", runner.job_id)
             with self._changed:
                 self._running = None
+                self._changed.notify_all()
                 # A new runner may have resumed the job meanwhile.
                 if self._runners.get(runner.job_id) is runner:
                     del self._runners[runner.job_id]
+            self._delete_expired()
 
 
 @contextmanager

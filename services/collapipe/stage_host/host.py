@@ -175,7 +175,7 @@ def start_stage_host(
 
     server = serve(settings.listen, settings.security, add_all_services, links=links)
     links.link_to(Role.SCHEDULER.value, settings.scheduler)
-    registration = Registration(host, settings.scheduler, channels)
+    registration = Registration(host, settings.scheduler, channels, stores)
     # The sensors of this machine do not measure what an emulated device would draw.
     sensors = None if host.host_id in emulation.current().devices else SensorReader()
 

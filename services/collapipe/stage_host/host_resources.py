@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from collapipe.errors import NotFoundError
@@ -112,6 +112,10 @@ class HostResources:
             with suppress(NotFoundError):
                 return units.blob(digest)
         raise NotFoundError(f"blob {digest} is not held by {self.host_id}")
+
+    def using(self, job_id: str) -> AbstractContextManager[None]:
+        """Keeps what this host has of a job on the disk from being deleted meanwhile."""
+        return self._stores.using(job_id) if self._stores else nullcontext()
 
     def store(self, job_id: str) -> BlobStore | None:
         """Returns the blobs of a job on the disk; `None` if this host keeps nothing on a disk."""

@@ -7,7 +7,9 @@ import uuid
 from collapipe.certificates import Role
 from collapipe.errors import CollapipeError, NotFoundError, PeerLostError, WrongStateError
 from collapipe.rpc import ChannelPool, call
+from collapipe.stage_host.job_deletion import JobDeletion
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
+from collapipe.weights.blob_store import JobStores
 
 logger = logging.getLogger(__name__)
 
@@ -20,13 +22,25 @@ class Registration:
 
     It retries without end, because a device may be switched on before its scheduler. Each process registers
     with a new incarnation, which the constructor sets in `host`.
+
+    Args:
+        stores: The jobs on the disk of the host, of which it deletes those that the scheduler has deleted. `None` if it keeps
+            none.
     """
 
-    def __init__(self, host: scheduler_pb2.Host, scheduler: str, channels: ChannelPool) -> None:
+    def __init__(
+        self,
+        host: scheduler_pb2.Host,
+        scheduler: str,
+        channels: ChannelPool,
+        stores: JobStores | None = None,
+    ) -> None:
         self._host = host
         self._host.incarnation = uuid.uuid4().hex
         self._scheduler = scheduler
         self._channels = channels
+        self._deletion = JobDeletion(stores) if stores is not None else None
+        self._num_deletions = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
         self._thread.start()
@@ -60,13 +74,19 @@ class Registration:
     def _register(self) -> float:
         request = scheduler_pb2.RegisterHostRequest(host=self._host)
         answer = call(self._stub().RegisterHost, request, "the scheduler", _DEADLINE_SECONDS)
+        self._num_deletions = 0  # It may be another scheduler, or one whose state was restored.
         return float(answer.heartbeat_interval.ToTimedelta().total_seconds())
 
     def _heartbeat(self) -> None:
         request = scheduler_pb2.HeartbeatRequest(
-            host_id=self._host.host_id, incarnation=self._host.incarnation
+            host_id=self._host.host_id,
+            incarnation=self._host.incarnation,
+            num_deletions=self._num_deletions,
         )
-        call(self._stub().Heartbeat, request, "the scheduler", _DEADLINE_SECONDS)
+        answer = call(self._stub().Heartbeat, request, "the scheduler", _DEADLINE_SECONDS)
+        if self._deletion is not None:
+            self._deletion.go_on(answer.deleted_job_ids)
+        self._num_deletions = answer.num_deletions
 
     def _stub(self) -> scheduler_pb2_grpc.SchedulerServiceStub:
         channel = self._channels.channel(self._scheduler, Role.SCHEDULER)

@@ -118,10 +118,11 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             )
             return stage_pb2.RunStageResponse(progress=progress)
 
-        try:
-            yield from work_with_signs_of_life(work, sign_of_life, admitted.stop, context)
-        finally:  # If the caller left before the work began, `work` has not ended the session.
-            admitted.end()
+        with self._resources.using(session.attempt.job_id):
+            try:
+                yield from work_with_signs_of_life(work, sign_of_life, admitted.stop, context)
+            finally:  # If the caller left before the work began, `work` has not ended the session.
+                admitted.end()
 
     def ExchangeActivations(
         self,

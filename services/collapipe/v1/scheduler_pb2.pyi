@@ -84,16 +84,22 @@ class RegisterHostResponse(_message.Message):
     def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("host_id", "incarnation")
+    __slots__ = ("host_id", "incarnation", "num_deletions")
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_DELETIONS_FIELD_NUMBER: _ClassVar[int]
     host_id: str
     incarnation: str
-    def __init__(self, host_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    num_deletions: int
+    def __init__(self, host_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_deletions: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("deleted_job_ids", "num_deletions")
+    DELETED_JOB_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DELETIONS_FIELD_NUMBER: _ClassVar[int]
+    deleted_job_ids: _containers.RepeatedScalarFieldContainer[str]
+    num_deletions: int
+    def __init__(self, deleted_job_ids: _Optional[_Iterable[str]] = ..., num_deletions: _Optional[int] = ...) -> None: ...
 
 class ListHostsRequest(_message.Message):
     __slots__ = ()
@@ -160,7 +166,7 @@ class WatchJobResponse(_message.Message):
     def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., log_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation")
+    __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation", "submitted_at", "ended_at")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +174,8 @@ class JobStatus(_message.Message):
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     state: JobState
     message: str
@@ -175,7 +183,9 @@ class JobStatus(_message.Message):
     num_rounds: int
     name: str
     evaluation: _job_pb2.Evaluation
-    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., num_rounds_committed: _Optional[int] = ..., num_rounds: _Optional[int] = ..., name: _Optional[str] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ...) -> None: ...
+    submitted_at: _timestamp_pb2.Timestamp
+    ended_at: _timestamp_pb2.Timestamp
+    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., num_rounds_committed: _Optional[int] = ..., num_rounds: _Optional[int] = ..., name: _Optional[str] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RoundStarted(_message.Message):
     __slots__ = ("round_index", "attempt", "plans")
@@ -232,6 +242,16 @@ class RollBackJobResponse(_message.Message):
     job: JobStatus
     begins_anew: bool
     def __init__(self, job: _Optional[_Union[JobStatus, _Mapping]] = ..., begins_anew: bool = ...) -> None: ...
+
+class DeleteJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class DeleteJobResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GetPlansRequest(_message.Message):
     __slots__ = ("job_id", "round_index")

@@ -75,6 +75,11 @@ class SchedulerServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.RollBackJobRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.RollBackJobResponse.FromString,
                 _registered_method=True)
+        self.DeleteJob = channel.unary_unary(
+                '/collapipe.v1.SchedulerService/DeleteJob',
+                request_serializer=collapipe_dot_v1_dot_scheduler__pb2.DeleteJobRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.DeleteJobResponse.FromString,
+                _registered_method=True)
         self.GetPlans = channel.unary_unary(
                 '/collapipe.v1.SchedulerService/GetPlans',
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetPlansRequest.SerializeToString,
@@ -162,6 +167,13 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteJob(self, request, context):
+        """Deletes a job that has ended. Hosts learn of it from their heartbeats, and delete what they keep of the job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetPlans(self, request, context):
         """Returns the plans of a round, as they were recorded before the round ran.
         """
@@ -240,6 +252,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.RollBackJob,
                     request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.RollBackJobRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_scheduler__pb2.RollBackJobResponse.SerializeToString,
+            ),
+            'DeleteJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteJob,
+                    request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.DeleteJobRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_scheduler__pb2.DeleteJobResponse.SerializeToString,
             ),
             'GetPlans': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPlans,
@@ -484,6 +501,33 @@ class SchedulerService(object):
             '/collapipe.v1.SchedulerService/RollBackJob',
             collapipe_dot_v1_dot_scheduler__pb2.RollBackJobRequest.SerializeToString,
             collapipe_dot_v1_dot_scheduler__pb2.RollBackJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collapipe.v1.SchedulerService/DeleteJob',
+            collapipe_dot_v1_dot_scheduler__pb2.DeleteJobRequest.SerializeToString,
+            collapipe_dot_v1_dot_scheduler__pb2.DeleteJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

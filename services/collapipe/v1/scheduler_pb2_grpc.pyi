@@ -153,6 +153,22 @@ _SchedulerServiceRollBackJobType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceDeleteJobType = typing_extensions.TypeVar(
+    '_SchedulerServiceDeleteJobType',
+    grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.DeleteJobRequest,
+        collapipe.v1.scheduler_pb2.DeleteJobResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.DeleteJobRequest,
+        collapipe.v1.scheduler_pb2.DeleteJobResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.DeleteJobRequest,
+        collapipe.v1.scheduler_pb2.DeleteJobResponse,
+    ],
+)
+
 _SchedulerServiceGetPlansType = typing_extensions.TypeVar(
     '_SchedulerServiceGetPlansType',
     grpc.UnaryUnaryMultiCallable[
@@ -233,7 +249,7 @@ _SchedulerServiceUseModelType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceRollBackJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceRollBackJobType, _SchedulerServiceDeleteJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
     """Serves hosts (registration and heartbeats) and clients (jobs and plans)."""
 
     @typing.overload
@@ -269,6 +285,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
         grpc.UnaryStreamMultiCallable[
             collapipe.v1.scheduler_pb2.RollBackJobRequest,
             collapipe.v1.scheduler_pb2.RollBackJobResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            collapipe.v1.scheduler_pb2.DeleteJobRequest,
+            collapipe.v1.scheduler_pb2.DeleteJobResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.GetPlansRequest,
@@ -327,6 +347,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
             collapipe.v1.scheduler_pb2.RollBackJobResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            collapipe.v1.scheduler_pb2.DeleteJobRequest,
+            collapipe.v1.scheduler_pb2.DeleteJobResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.GetPlansRequest,
             collapipe.v1.scheduler_pb2.GetPlansResponse,
         ],
@@ -371,6 +395,9 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
 
     RollBackJob: _SchedulerServiceRollBackJobType
     """Makes an earlier commit, which the edge server has kept, the last one of a job that does not run."""
+
+    DeleteJob: _SchedulerServiceDeleteJobType
+    """Deletes a job that has ended. Hosts learn of it from their heartbeats, and delete what they keep of the job."""
 
     GetPlans: _SchedulerServiceGetPlansType
     """Returns the plans of a round, as they were recorded before the round ran."""
@@ -421,6 +448,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.scheduler_pb2.RollBackJobRequest,
         collapipe.v1.scheduler_pb2.RollBackJobResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.DeleteJobRequest,
+        collapipe.v1.scheduler_pb2.DeleteJobResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         collapipe.v1.scheduler_pb2.GetPlansRequest,
@@ -510,6 +541,14 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[collapipe.v1.scheduler_pb2.RollBackJobResponse], collections.abc.AsyncIterator[collapipe.v1.scheduler_pb2.RollBackJobResponse]]:
         """Makes an earlier commit, which the edge server has kept, the last one of a job that does not run."""
+
+    @abc.abstractmethod
+    def DeleteJob(
+        self,
+        request: collapipe.v1.scheduler_pb2.DeleteJobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collapipe.v1.scheduler_pb2.DeleteJobResponse, collections.abc.Awaitable[collapipe.v1.scheduler_pb2.DeleteJobResponse]]:
+        """Deletes a job that has ended. Hosts learn of it from their heartbeats, and delete what they keep of the job."""
 
     @abc.abstractmethod
     def GetPlans(

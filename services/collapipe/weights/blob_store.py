@@ -5,17 +5,22 @@ after a crash. Blobs that no commit refers to are deleted later, by `BlobStore.k
 """
 
 import hashlib
+import logging
 import os
 import re
 import shutil
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from collapipe.documents import name_full_disk, sync_directory
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
+
+logger = logging.getLogger(__name__)
 
 Buffer = bytes | memoryview
 
@@ -160,6 +165,7 @@ class JobStores:
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "jobs"
         self._stores: dict[str, BlobStore] = {}
+        self._uses: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def directory(self, job_id: str) -> Path:
@@ -175,6 +181,39 @@ class JobStores:
         """Deletes a folder of this name in the directory of every job."""
         for path in self._directory.glob(f"*/{folder}"):
             shutil.rmtree(path, ignore_errors=True)
+
+    @contextmanager
+    def using(self, job_id: str) -> Iterator[None]:
+        """Keeps the directory of a job from being deleted meanwhile."""
+        with self._lock:
+            self._uses[job_id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._uses[job_id] -= 1
+                self._uses += Counter()  # Forgets jobs that nobody uses.
+
+    def delete_job(self, job_id: str) -> bool:
+        """Deletes the directory of a job, unless it is in use. Returns whether the job has none now.
+
+        Raises:
+            InvalidInputError: The name is no safe path.
+        """
+        directory = self.directory(job_id)
+        # No job has such a name. An earlier process may have died before it had removed all files.
+        doomed = directory.with_name(f".{job_id}")
+        shutil.rmtree(doomed, ignore_errors=True)
+        with self._lock:
+            if job_id in self._uses:
+                return False
+            self._stores.pop(job_id, None)
+            if directory.exists():
+                os.replace(directory, doomed)
+        if doomed.exists():
+            shutil.rmtree(doomed)
+            logger.info("deleted %s, because the scheduler has deleted its job", directory)
+        return True
 
     def store(self, job_id: str) -> BlobStore:
         """Returns the store of a job's blobs, and makes it on the first call."""

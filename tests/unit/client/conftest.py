@@ -38,6 +38,7 @@ class FakeServices(
         self.cancelled: list[str] = []
         self.rolled_back: list[scheduler_pb2.RollBackJobRequest] = []
         self.begins_anew = False
+        self.deleted: list[str] = []
         self.explanation = scheduler_pb2.ExplainDecisionResponse()
         self.plans: list[plan_pb2.Plan] = []
         self.trace: list[scheduler_pb2.GetTraceResponse] = []
@@ -73,6 +74,10 @@ class FakeServices(
             job_id=request.job_id, name="demo", num_rounds_committed=request.num_rounds
         )
         yield scheduler_pb2.RollBackJobResponse(job=job, begins_anew=self.begins_anew)
+
+    def DeleteJob(self, request, context):  # type: ignore[no-untyped-def]
+        self.deleted.append(request.job_id)
+        return scheduler_pb2.DeleteJobResponse()
 
     def ExportModel(self, request, context):  # type: ignore[no-untyped-def]
         yield from self.files

@@ -1,10 +1,14 @@
 import json
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError
+from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import DataConfig, JobConfig, ScheduleConfig, TaskConfig, TrainingConfig
+from collapipe.scheduler import deleted_jobs
 from collapipe.scheduler.job_store import JobStore, RoundDocument
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 from collapipe.v1.plan_pb2 import Plan, Stage
@@ -44,7 +48,7 @@ def test_job_survives_a_restart_unchanged(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     document = store.create(make_job())
     document.state, document.message = scheduler_pb2.JOB_STATE_CANCELLED, "by request"
-    document.num_rounds_committed = 2
+    document.num_rounds_committed, document.ended_at = 2, 1e9
     document.labels, document.vocabulary_digest = ["O", "B-person"], "ab" * 32
     document.evaluation = job_pb2.Evaluation(
         num_rounds=2, metric="accuracy", value=0.75, num_rows=500
@@ -275,3 +279,142 @@ def test_job_that_was_resumed_while_it_went_back_stays_queued(tmp_path: Path) ->
     resumed = store.reopen(make_job())
     assert store.roll_back(job_id, plan_pb2.Commit(num_rounds=1, attempt=3)) is resumed
     assert (resumed.state, resumed.num_rounds_committed) == (scheduler_pb2.JOB_STATE_QUEUED, 1)
+
+
+def test_times_of_a_job_reach_clients_and_a_document_without_them_can_be_read(
+    tmp_path: Path,
+) -> None:
+    store = JobStore(tmp_path)
+    document = store.create(make_job())
+    assert document.status().submitted_at.seconds > 1.7e9
+    assert not document.status().HasField("ended_at")
+    finish(store, document.job_id)
+    path = tmp_path / "jobs" / document.job_id / "job.json"
+    stored = json.loads(path.read_text("utf-8"))
+    del stored["submitted_at"], stored["ended_at"]
+    path.write_text(json.dumps(stored), "utf-8")
+    os.utime(path, (1e9, 1e9))
+    status = JobStore(tmp_path).get(document.job_id).status()
+    assert not status.HasField("submitted_at")
+    assert status.ended_at.seconds == 1e9, "the time of the file stands for the end of the job"
+
+
+def make_finished(store: JobStore, *names: str) -> list[str]:
+    job_ids = [store.create(make_job(name)).job_id for name in names]
+    for job_id in job_ids:
+        finish(store, job_id)
+        store.save_round(job_id, 0, attempt_of(0, "device-0", 8))
+    return job_ids
+
+
+def test_deleted_job_is_gone_and_its_id_is_remembered_after_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = JobStore(tmp_path)
+    doomed, kept = make_finished(store, "doomed", "kept")
+    caplog.set_level("INFO")
+    store.delete(doomed, "a test asked for it")
+    assert f"job {doomed} was deleted: a test asked for it" in caplog.text
+    for each in (store, JobStore(tmp_path)):
+        assert [document.job_id for document in each.all()] == [kept]
+        assert each.deleted.after(0) == ([doomed], 1)
+        with pytest.raises(NotFoundError, match=f"no job '{doomed}'"):
+            each.delete(doomed, "again")
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == [kept]
+    assert list((tmp_path / "deleted").iterdir()) == []
+
+
+@pytest.mark.parametrize("state", [scheduler_pb2.JOB_STATE_QUEUED, scheduler_pb2.JOB_STATE_RUNNING])
+def test_job_that_has_not_ended_is_not_deleted(
+    tmp_path: Path, state: scheduler_pb2.JobState
+) -> None:
+    store = JobStore(tmp_path)
+    document = store.create(make_job())
+    document.state = state
+    with pytest.raises(WrongStateError, match=f"collapipe jobs cancel {document.job_id}"):
+        store.delete(document.job_id, "a test")
+    assert JobStore(tmp_path).get(document.job_id)
+    assert store.deleted.after(0) == ([], 0)
+
+
+def test_late_change_of_a_deleted_job_does_not_bring_it_back(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    (job_id,) = make_finished(store, "doomed")
+    document = store.get(job_id)
+    store.delete(job_id, "a test")
+    store.save(document)
+    assert JobStore(tmp_path).all() == []
+
+
+class _KilledError(BaseException):
+    """Ends a deletion where SIGKILL could."""
+
+
+@pytest.mark.parametrize(
+    ("victim", "num_calls"),
+    [
+        ("sync_directory", 0),
+        ("sync_directory", 1),
+        ("rmtree", 0),
+        ("write_document", 0),
+        ("rmtree", 1),
+    ],
+)
+def test_deletion_that_was_cut_short_ends_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, num_calls: int
+) -> None:
+    store = JobStore(tmp_path)
+    doomed, kept = make_finished(store, "doomed", "kept")
+    left = num_calls
+    owner: Any = shutil if victim == "rmtree" else deleted_jobs
+    real = getattr(owner, victim)
+
+    def killed(*arguments: Any, **options: Any) -> None:
+        nonlocal left
+        if not left:
+            raise _KilledError
+        left -= 1
+        real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, victim, killed)
+        with pytest.raises(_KilledError):
+            store.delete(doomed, "a test")
+    restarted = JobStore(tmp_path)
+    assert [document.job_id for document in restarted.all()] == [kept]
+    assert restarted.deleted.after(0) == ([doomed], 1)
+    assert list((tmp_path / "deleted").iterdir()) == []
+
+
+def test_deletion_on_a_full_disk_makes_room_and_hosts_learn_of_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = JobStore(tmp_path)
+    (job_id,) = make_finished(store, "doomed")
+
+    def full(path: Path, document: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(deleted_jobs, "write_document", full)
+        store.delete(job_id, "a test")
+    assert store.all() == []
+    assert not list(tmp_path.rglob("000000.json")), "the rounds still take room"
+    assert f"removes the rest of job {job_id}" in caplog.text
+    assert JobStore(tmp_path).deleted.after(0) == ([job_id], 1)
+
+
+def test_hosts_get_only_new_ids_and_at_most_the_last_thousand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deleted_jobs, "_REMEMBERED", 3)
+    store = JobStore(tmp_path)
+    job_ids = make_finished(store, *"abcde")
+    for number, job_id in enumerate(job_ids, start=1):
+        store.delete(job_id, "a test")
+        assert store.deleted.after(number - 1) == ([job_id], number)
+        assert store.deleted.after(number) == ([], number)
+    for each in (store, JobStore(tmp_path)):
+        assert each.deleted.after(0) == (job_ids[2:], 5)
+        assert each.deleted.after(1) == (job_ids[2:], 5)
+        assert each.deleted.after(3) == (job_ids[3:], 5)

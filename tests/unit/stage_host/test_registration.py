@@ -26,6 +26,7 @@ from collapipe.v1.scheduler_pb2_grpc import (
     SchedulerServiceServicer,
     add_SchedulerServiceServicer_to_server,
 )
+from collapipe.weights.blob_store import JobStores
 
 PLAIN = Security.insecure()
 
@@ -37,6 +38,8 @@ class Scheduler(SchedulerServiceServicer):
         self.heard: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.refuse_registration: list[CollapipeError] = []
         self.refuse_heartbeat: list[CollapipeError] = []
+        self.deleted: list[str] = []
+        self.acknowledged: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def RegisterHost(
         self, request: RegisterHostRequest, context: grpc.ServicerContext
@@ -55,7 +58,9 @@ class Scheduler(SchedulerServiceServicer):
         self.heard.put(("heartbeat", request.incarnation))
         if self.refuse_heartbeat:
             raise self.refuse_heartbeat.pop(0)
-        return HeartbeatResponse()
+        self.acknowledged.put(request.num_deletions)
+        new = self.deleted[request.num_deletions :]
+        return HeartbeatResponse(deleted_job_ids=new, num_deletions=len(self.deleted))
 
     def hears(self) -> tuple[str, str]:
         return self.heard.get(timeout=20)
@@ -77,9 +82,11 @@ def serving(
 
 
 @contextmanager
-def registered(address: str, security: Security = PLAIN) -> Iterator[Host]:
+def registered(
+    address: str, security: Security = PLAIN, stores: JobStores | None = None
+) -> Iterator[Host]:
     host, channels = Host(host_id="device-1", address="a:1"), ChannelPool(security)
-    keeping = Registration(host, address, channels)
+    keeping = Registration(host, address, channels, stores)
     try:
         yield host
     finally:
@@ -169,3 +176,44 @@ def test_host_waits_for_a_scheduler_that_starts_later(
         with serving(scheduler, address):
             assert scheduler.hears()[0] == "register"
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def wait_until_deleted(stores: JobStores, job_id: str) -> None:
+    for _ in range(1000):
+        if not stores.directory(job_id).exists():
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError(f"{job_id} was not deleted in 20 s")
+
+
+def test_host_deletes_what_the_scheduler_has_deleted_and_a_job_in_use_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler, stores = Scheduler(), JobStores(tmp_path)
+    for job_id in ("used", "old", "kept"):
+        stores.store(job_id)
+    scheduler.deleted = ["unknown", "../kept", "used", "old"]
+    with serving(scheduler) as address, registered(address, stores=stores):
+        with stores.using("used"):
+            wait_until_deleted(stores, "old")
+            while scheduler.acknowledged.get(timeout=20) < 4:
+                pass
+            assert stores.directory("used").exists()
+        wait_until_deleted(stores, "used")
+        stores.store("new")
+        scheduler.deleted = [*scheduler.deleted, "new"]
+        wait_until_deleted(stores, "new")
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["kept"]
+    assert "'../kept' stays here" in caplog.text
+
+
+def test_host_asks_for_all_deletions_again_when_it_registers_again(tmp_path: Path) -> None:
+    scheduler, stores = Scheduler(), JobStores(tmp_path)
+    scheduler.deleted = ["a", "b"]
+    with serving(scheduler) as address, registered(address, stores=stores):
+        while scheduler.acknowledged.get(timeout=20) < 2:
+            pass
+        stores.store("other")
+        scheduler.deleted = ["other", "c"]  # as many as before, at a scheduler that lost its state
+        scheduler.refuse_heartbeat = [NotFoundError("who are you")]
+        wait_until_deleted(stores, "other")

@@ -224,7 +224,7 @@ def flipped() -> list[StreamPart]:
     ],
     ids=["flipped bit", "stray chunk", "cut frame", "too large", "kind", "opening", "empty"],
 )
-def test_damaged_stream_fails_the_session_with_the_reason(
+def test_damaged_stream_blames_the_sender_with_the_reason(
     session: Session, stream: NeighbourStream, parts: list[StreamPart], said: str
 ) -> None:
     session.run_step(0)
@@ -232,7 +232,7 @@ def test_damaged_stream_fails_the_session_with_the_reason(
         stream.send(part)
     failed = session.expect("failed").failed
     assert said in failed.message
-    assert failed.blamed_host_id == ""
+    assert failed.blamed_host_id == "control-unit"
     assert session.next() is None
 
 

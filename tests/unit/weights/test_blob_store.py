@@ -157,3 +157,46 @@ def test_file_is_adopted_once(store: BlobStore, tmp_path: Path) -> None:
         store.adopt(DIGEST, tmp_path / "arrived")
         assert not (tmp_path / "arrived").exists()
     assert files(store) == [DIGEST]
+
+
+def test_job_in_use_is_deleted_after_its_last_use(tmp_path: Path) -> None:
+    stores = JobStores(tmp_path)
+    stores.store("job").put_bytes(DATA)
+    with stores.using("job"):
+        with stores.using("job"):
+            assert not stores.delete_job("job")
+        assert not stores.delete_job("job")
+        assert stores.find(DIGEST).total_bytes == len(DATA)
+    assert stores.delete_job("job")
+    assert list((tmp_path / "jobs").iterdir()) == []
+    with pytest.raises(NotFoundError):
+        stores.find(DIGEST)
+
+
+def test_deleting_a_job_leaves_the_others(tmp_path: Path) -> None:
+    stores = JobStores(tmp_path)
+    for job_id in ("job", "job-2"):
+        stores.store(job_id).put_bytes(DATA)
+    with stores.using("job-2"):
+        assert stores.delete_job("job")
+    assert stores.delete_job("unknown")
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["job-2"]
+    assert b"".join(stores.find(DIGEST).read()) == DATA
+
+
+def test_deletion_that_a_process_left_unfinished_is_finished(tmp_path: Path) -> None:
+    blob = BlobStore(tmp_path / "jobs" / ".job" / "blobs").path(DIGEST)
+    blob.write_bytes(DATA)
+    JobStores(tmp_path).store("job").put_bytes(DATA)
+    assert JobStores(tmp_path).delete_job("job")
+    assert list((tmp_path / "jobs").iterdir()) == []
+
+
+@pytest.mark.parametrize("job_id", ["", ".", "..", "../other", "a/b", "/etc", ".hidden"])
+def test_name_that_is_no_safe_path_deletes_nothing(tmp_path: Path, job_id: str) -> None:
+    stores = JobStores(tmp_path / "state")
+    stores.store("job").put_bytes(DATA)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InvalidInputError):
+        stores.delete_job(job_id)
+    assert sorted(tmp_path.rglob("*")) == before
