@@ -80,6 +80,7 @@ def test_job_goes_on_bit_for_bit_after_a_kill(
         assert testbed.lost() == killer.killed
         assert any(f"{killer.killed[0]} " in message for message in run.messages), run.messages
         assert any(f"without {killer.killed[0]}" in m for m in run.messages), run.messages
+        assert run.codes(killer.killed[0])[:2] == ["HOST_LOST", "HOSTS_CHANGED"], run.incidents
         killer.restart()
     assert final_digests(intact_commit(run)) == undisturbed
     assert testbed.lost() == []

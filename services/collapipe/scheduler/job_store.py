@@ -61,6 +61,7 @@ _State = Annotated[
     int, BeforeValidator(_state_from_name), PlainSerializer(scheduler_pb2.JobState.Name)
 ]
 _Evaluation = Annotated[job_pb2.Evaluation, _parse_as(job_pb2.Evaluation), _MESSAGE_TO_JSON]
+_Trouble = Annotated[scheduler_pb2.JobTrouble, _parse_as(scheduler_pb2.JobTrouble)]
 _Plan = Annotated[plan_pb2.Plan, _parse_as(plan_pb2.Plan), _MESSAGE_TO_JSON]
 
 
@@ -93,6 +94,8 @@ class JobDocument(_Document):
     labels: list[str] = Field(default_factory=list)
     vocabulary_digest: str = ""
     evaluation: _Evaluation | None = None
+    trouble: _Trouble = Field(default_factory=scheduler_pb2.JobTrouble, exclude=True)
+    """What the job lacks at present. It is not stored: a restarted scheduler looks again."""
 
     @property
     def job(self) -> JobConfig:
@@ -115,6 +118,7 @@ class JobDocument(_Document):
             num_rounds=job.training.rounds,
             name=job.name,
             evaluation=self.evaluation,
+            trouble=self.trouble if self.trouble.ByteSize() else None,
         )
 
 
