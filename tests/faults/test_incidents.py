@@ -78,7 +78,7 @@ def test_status_and_incidents_name_a_lost_device_until_the_job_has_recovered(
     (host,) = (h for h in seen["document"]["hosts"] if h["host"]["host_id"] == _VICTIM)
     assert not host["alive"] and host["last_seen"] == missing["last_seen"]
 
-    assert run.codes(_VICTIM) == ["HOST_LOST", "HOST_BACK"], run.incidents
+    assert run.codes(_VICTIM) == ["HOST_LOST", "WAITING_FOR_HOSTS", "HOST_BACK"], run.incidents
     codes = run.codes()
     order = ["HOST_LOST", "ATTEMPT_FAILED", "WAITING_FOR_HOSTS", "HOST_BACK", "RECOVERED"]
     assert sorted(order, key=codes.index) == order, codes

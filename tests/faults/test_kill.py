@@ -76,6 +76,8 @@ def test_job_goes_on_bit_for_bit_after_a_kill(
     run = run_interrupted(testbed, job, MOMENTS[moment], inject)
     assert killer.killed, f"the job ended before the moment of the kill: {run}"
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    if victim == "scheduler":
+        assert {"SCHEDULER_RESTARTED", "RECOVERED"} <= set(run.codes()), run.incidents
     if is_device:
         assert testbed.lost() == killer.killed
         assert any(f"{killer.killed[0]} " in message for message in run.messages), run.messages

@@ -22,7 +22,7 @@ class HostCalls:
     """
 
     def __init__(
-        self, silence_seconds: float, meanwhile: Callable[[], None] = lambda: None
+        self, silence_seconds: float, meanwhile: Callable[[], object] = lambda: None
     ) -> None:
         self._silence_seconds = silence_seconds
         self._meanwhile = meanwhile

@@ -92,6 +92,8 @@ class JobRunner:
         """Whether hosts that were blamed take part because no plan fits without them."""
         self._created = time.monotonic()
         self._is_cancelled = False
+        self._is_taken_over = False
+        """Whether an earlier process of the scheduler ran the job, and this one has committed no round yet."""
 
     @property
     def job_id(self) -> str:
@@ -130,6 +132,7 @@ class JobRunner:
 
     def tell_restart(self) -> None:
         """Tells that this process of the scheduler took the job over from an earlier one."""
+        self._is_taken_over = True
         self._progress.tell(
             scheduler_pb2.INCIDENT_CODE_SCHEDULER_RESTARTED,
             "the scheduler was started again, and goes on with the job",
@@ -228,7 +231,7 @@ class JobRunner:
             while rounds.num_rounds < self._job.training.rounds:
                 self._begin_round(rounds, planner)
                 rounds.run(self._job.training.local_steps)
-                self._tell_recovery(f"{rounds.num_rounds} rounds are committed")
+                self._tell_recovery(f"round {rounds.num_rounds} is committed")
                 self._retries.committed(rounds.num_rounds)
                 self._failure, self._num_infeasible, self._newcomers = "", 0, set()
             self._begin_round(rounds, planner)
@@ -265,12 +268,12 @@ class JobRunner:
             lacking = missing or self._lacking
             waiting_for = ", ".join(map(str, lacking))
             left = min(limit - waited, self._retries.seconds_left())
-            self._look_around(lacking, left)
+            absent = self._look_around(lacking, left)
             if waiting_for != told:
                 self._progress.tell(
                     scheduler_pb2.INCIDENT_CODE_WAITING_FOR_HOSTS,
                     f"waits up to {max(left, 0.0):.0f} s for {waiting_for}",
-                    *(name for name in lacking if isinstance(name, str)),
+                    *(host.host_id for host in absent if host.host_id),
                 )
                 told = waiting_for
             self._say(scheduler_pb2.JOB_STATE_PREPARING, f"waits for {waiting_for}")
@@ -380,8 +383,10 @@ class JobRunner:
 
     def _look_around(
         self, lacking: Sequence[str | Gap] | None = None, waits_seconds: float | None = None
-    ) -> None:
+    ) -> Sequence[scheduler_pb2.MissingHost]:
         """Tells of hosts that are lost or back, and publishes what the job lacks and how long it tries to go on.
+
+        Returns the missing hosts.
 
         Args:
             lacking: What the job waits for. Without it, the job goes on without `_lacking`.
@@ -398,14 +403,16 @@ class JobRunner:
         if left is not None:
             trouble.gives_up_at.CopyFrom(timestamp_after(left))
         self._progress.set_trouble(trouble)
+        return trouble.missing
 
     def _tell_recovery(self, message: str) -> None:
-        """Tells that the job got further, if attempts have failed before."""
-        if failures := self._retries.num_failures:
+        """Tells that the job got further, if attempts have failed or the scheduler was restarted before."""
+        failures = self._retries.num_failures
+        if failures or self._is_taken_over:
             attempts = "1 failed attempt" if failures == 1 else f"{failures} failed attempts"
-            self._progress.tell(
-                scheduler_pb2.INCIDENT_CODE_RECOVERED, f"{message} after {attempts}"
-            )
+            after = attempts if failures else "the restart of the scheduler"
+            self._progress.tell(scheduler_pb2.INCIDENT_CODE_RECOVERED, f"{message} after {after}")
+            self._is_taken_over = False
 
     def _say(self, state: scheduler_pb2.JobState, message: str) -> None:
         """Sets the state. After a failure, the message also says why the job tries again."""

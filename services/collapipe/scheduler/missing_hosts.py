@@ -82,9 +82,7 @@ class MissingHosts:
                 text = f"{host_id} is left out although it sends heartbeats: {host.left_out}"
             elif host.HasField("last_seen"):
                 age = time.time() - host.last_seen.ToMilliseconds() / 1000
-                suspicion = statuses[host_id].suspicion
                 text = f"{host_id} is lost: its last heartbeat was {age:.0f} s ago"
-                text += f", and it is blamed: {suspicion}" if suspicion else ""
             else:
                 text = f"{host_id} has not registered since the scheduler was started"
             self._tell(code, text, host_id)

@@ -113,7 +113,7 @@ class RoundRunner:
         if repeated:
             self._progress.tell(
                 scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
-                f"repeats {repeated} committed rounds, because optimizer states were last copied after round "
+                f"repeats {repeated} committed round{'' if repeated == 1 else 's'}, because optimizer states were last copied after round "
                 f"{self._commit.num_rounds}",
             )
 
