@@ -22,7 +22,14 @@ from collapipe.errors import (
     WrongStateError,
 )
 from collapipe.job import JobConfig
-from collapipe.rpc import ChannelPool, Security, call, open_channel, within_silence
+from collapipe.rpc import (
+    SIGN_OF_LIFE_SECONDS,
+    ChannelPool,
+    Security,
+    call,
+    open_channel,
+    within_silence,
+)
 from collapipe.v1.edge_server_pb2 import ExportModelRequest, ExportModelResponse
 from collapipe.v1.edge_server_pb2_grpc import EdgeServerServiceStub
 from collapipe.v1.generation_pb2 import GenerationOptions
@@ -88,7 +95,10 @@ class CollaPipeClient:
     Args:
         address: Address of the scheduler, "host:port".
         call_timeout: Longest duration of a call of any method that is not about a stream.
-        silence_timeout: How long the peer of a stream may be silent before it counts as lost.
+        silence_timeout: How long the peer of a stream may be silent before it counts as lost. More than 1 s.
+
+    Raises:
+        InvalidInputError: `silence_timeout` is too short.
     """
 
     def __init__(
@@ -103,6 +113,11 @@ class CollaPipeClient:
         self._security = security
         self._call_seconds = call_timeout.total_seconds()
         self._silence_seconds = silence_timeout.total_seconds()
+        if self._silence_seconds <= SIGN_OF_LIFE_SECONDS:
+            raise InvalidInputError(
+                f"silence_timeout is {self._silence_seconds:g} s, but a healthy peer may be silent for "
+                f"{SIGN_OF_LIFE_SECONDS:g} s: use a longer one"
+            )
         self._channels = ChannelPool(security)
 
     def __enter__(self) -> Self:

@@ -1,6 +1,7 @@
 """Shows a running job: as a live picture in a terminal, as lines of text elsewhere, or as lines of JSON."""
 
 import json
+import time
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -11,6 +12,7 @@ from typing_extensions import Self
 
 from collapipe.v1.scheduler_pb2 import WatchJobResponse
 from collapipe_client.message_json import to_document
+from collapipe_client.trouble import incident_lines, say_trouble
 from collapipe_client.view_state import (
     ClusterView,
     JobView,
@@ -70,17 +72,19 @@ class PlainDisplay(Display):
     def show(self, event: WatchJobResponse) -> None:
         before = self.view
         super().show(event)
-        for line in progress_lines(before, self.view):
+        for line in [*incident_lines(event), *progress_lines(before, self.view)]:
             self.note(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
 
 
 class LiveDisplay(Display):
-    """Redraws a picture of the job four times a second. Notes appear above it."""
+    """Redraws a picture of the job four times a second. Notes and incidents appear above it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._live = Live(
-            console=console, refresh_per_second=4, get_renderable=lambda: render(self.view)
+            console=console,
+            refresh_per_second=4,
+            get_renderable=lambda: render(self.view, time.time()),
         )
 
     def __enter__(self) -> Self:
@@ -89,6 +93,11 @@ class LiveDisplay(Display):
 
     def __exit__(self, *exception: object) -> None:
         self._live.stop()
+
+    def show(self, event: WatchJobResponse) -> None:
+        super().show(event)
+        for line in incident_lines(event):
+            self.note(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
 
     def note(self, message: str) -> None:
         self._console.print(message, markup=False, highlight=False)
@@ -103,11 +112,13 @@ def event_document(kind: str, event: WatchJobResponse) -> dict[str, object]:
     }
 
 
-def render(view: JobView) -> RenderableType:
-    """Draws a job."""
+def render(view: JobView, now: float) -> RenderableType:
+    """Draws a job. `now` is the Unix time in seconds."""
     parts: list[RenderableType] = [_headline(view)]
     if view.message:
         parts.append(Text(f"  {view.message}", style=_STATE_STYLES.get(view.state, "yellow")))
+    if view.trouble is not None:
+        parts.append(Text(f"  {say_trouble(view.trouble, now)}", style="yellow"))
     for cluster in view.clusters:
         parts += [_cluster_line(cluster, view.ended), _stage_table(cluster)]
     if view.evaluation is not None:

@@ -38,6 +38,7 @@ def _to_value(field: Any, value: Any) -> Any:
 
 
 def enum_word(value_name: str, enum_name: str) -> str:
-    """Turns `JOB_STATE_RUNNING` of `JobState` into `running`."""
+    """Turns `JOB_STATE_RUNNING` of `JobState` into `running`. Codes, which people search for, keep their capitals."""
     prefix = "".join(f"_{c}" if c.isupper() else c.upper() for c in enum_name).strip("_")
-    return value_name.removeprefix(f"{prefix}_").lower()
+    word = value_name.removeprefix(f"{prefix}_")
+    return word if enum_name.endswith("Code") else word.lower()

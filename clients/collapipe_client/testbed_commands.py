@@ -1,5 +1,6 @@
 """The commands about the local testbed: `collapipe up`, `down`, `status` and `logs`."""
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from collapipe_client.reporting import (
 )
 from collapipe_client.testbed_options import LocalTestbedOptions
 from collapipe_client.testbed_processes import DEFAULT_DEVICES, LOOPBACK, Device
+from collapipe_client.trouble import say_last_seen, say_moment, say_trouble
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
 
 
@@ -137,7 +139,15 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
             for host in hosts:
                 host_table.add_row(*_host_row(host))
             Console().print(host_table)
+            now = time.time()
+            for host in hosts:
+                if host.suspicion:
+                    until = say_moment(host.suspected_until, now)
+                    say(f"  {host.host.host_id} is suspected until {until}: {host.suspicion}")
             Console().print(job_table(jobs))
+            for job in jobs:
+                if trouble := say_trouble(job.trouble, now):
+                    say(f"  job {job.job_id}: {trouble}")
 
 
 def logs(
@@ -181,4 +191,7 @@ def _host_row(status: HostStatus) -> list[str]:
     host = status.host
     role = enum_word(HostRole.Name(host.role), "HostRole")
     cluster = "" if role == "edge_server" else str(host.cluster_index)
-    return [host.host_id, role, cluster, host.address, "yes" if status.alive else "no"]
+    alive = "yes" if status.alive else f"no: {say_last_seen(status, time.time())}"
+    if status.alive and status.suspicion:
+        alive = "suspected"
+    return [host.host_id, role, cluster, host.address, alive]

@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 
 from collapipe.v1.job_pb2 import Evaluation, RoundProgress, StageReport
 from collapipe.v1.plan_pb2 import Stage
-from collapipe.v1.scheduler_pb2 import JobState, JobStatus, RoundStarted, WatchJobResponse
+from collapipe.v1.scheduler_pb2 import (
+    JobState,
+    JobStatus,
+    JobTrouble,
+    RoundStarted,
+    WatchJobResponse,
+)
 from collapipe_client.message_json import enum_word
 
 _STALLED_REPORTS = 3
@@ -56,6 +62,7 @@ class JobView:
     Args:
         state: "queued" to "succeeded", "failed" or "cancelled"; empty before the first event.
         message: The reason for a wait or a failure.
+        trouble: What the job lacks; `None` if nothing.
         elapsed_seconds: Time since the job was submitted.
         round_index: `None` between rounds.
         attempt: From 0.
@@ -66,6 +73,7 @@ class JobView:
     name: str = ""
     state: str = ""
     message: str = ""
+    trouble: JobTrouble | None = None
     elapsed_seconds: float = 0.0
     num_rounds_committed: int = 0
     num_rounds: int = 0
@@ -110,6 +118,7 @@ def _apply_status(view: JobView, status: JobStatus) -> JobView:
         name=status.name or view.name,
         state=state,
         message=status.message,
+        trouble=status.trouble if status.HasField("trouble") else None,
         num_rounds_committed=status.num_rounds_committed,
         num_rounds=status.num_rounds or view.num_rounds,
         evaluation=status.evaluation if status.HasField("evaluation") else view.evaluation,

@@ -268,7 +268,8 @@ class ScheduleConfig(DecisionParameters):
     retry_seconds: float = Field(default=600.0, ge=0, le=1e7)
     """How long a job tries again by itself, or waits for hosts that it has lost, without a committed round. It
     tries again for at most 60 s after a full disk or a restarted host, and for at most 20 s after values that are not
-    finite. Any other error ends it at once. 0 means that every failure does."""
+    finite. Any other error ends it at once. 0 means that every failure does. Otherwise it is at least
+    `silence_seconds`."""
 
 
 class JobConfig(Section):
@@ -298,6 +299,13 @@ class JobConfig(Section):
                 f"({mini_batch}): use one of {divisors(mini_batch)}"
             )
         self._check_slices()
+        retries, silence = self.schedule.retry_seconds, self.schedule.silence_seconds
+        if 0 < retries < silence:
+            raise ValueError(
+                f"schedule.retry_seconds is {retries:g}, but a second attempt may notice a silent host only after "
+                f"schedule.silence_seconds ({silence:g}): use at least {silence:g}, or 0 to end the job with its first "
+                "failure"
+            )
         if isinstance(self.data.train, list) and len(self.data.train) != self.clusters:
             raise ValueError(
                 f"data.train lists {len(self.data.train)} files for {self.clusters} clusters: give one file for "

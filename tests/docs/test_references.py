@@ -4,6 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
+from collapipe.v1.scheduler_pb2 import IncidentCode
 from collapipe_client.job_files import load_job
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -37,6 +38,12 @@ def test_paths_that_documents_name_exist() -> None:
         if not (REPOSITORY / path).exists()
     ]
     assert not missing
+
+
+def test_operations_explain_every_code_of_an_incident() -> None:
+    page = (REPOSITORY / "docs" / "operations.md").read_text("utf-8")
+    codes = {name.removeprefix("INCIDENT_CODE_") for name, _ in IncidentCode.items()}
+    assert set(re.findall(r"^\| `([A-Z_]+)` \|", page, re.MULTILINE)) == codes - {"UNSPECIFIED"}
 
 
 def test_equations_that_code_cites_exist() -> None:

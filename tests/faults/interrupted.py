@@ -19,6 +19,8 @@ from collapipe.v1.scheduler_pb2 import (
     JOB_STATE_CANCELLED,
     JOB_STATE_FAILED,
     JOB_STATE_SUCCEEDED,
+    Incident,
+    IncidentCode,
     JobState,
 )
 from collapipe_client import LocalTestbed
@@ -49,8 +51,17 @@ class Run:
     message: str = ""
     messages: list[str] = field(default_factory=list)
     """Messages of all states, without repetitions."""
+    incidents: list[Incident] = field(default_factory=list)
     attempts: set[int] = field(default_factory=set)
     ended: bool = False
+
+    def codes(self, host_id: str | None = None) -> list[str]:
+        """Returns the codes of the incidents so far, of all or of those about one host."""
+        return [
+            IncidentCode.Name(incident.code).removeprefix("INCIDENT_CODE_")
+            for incident in self.incidents
+            if host_id is None or host_id in incident.host_ids
+        ]
 
     def new_blobs(self, service: str) -> int:
         """Returns the number of blobs that a service has stored in this round."""
@@ -214,6 +225,8 @@ def _take(run: Run, event: Any) -> None:
         run.steps_done = 0
         run.round_index = event.round_started.round_index
         run.attempts.add(event.round_started.attempt)
+    elif event.HasField("incident"):
+        run.incidents.append(event.incident)
     elif event.HasField("progress") and event.progress.cluster_index == 0:
         run.steps_done = event.progress.steps_done
 

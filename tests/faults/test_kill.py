@@ -76,10 +76,13 @@ def test_job_goes_on_bit_for_bit_after_a_kill(
     run = run_interrupted(testbed, job, MOMENTS[moment], inject)
     assert killer.killed, f"the job ended before the moment of the kill: {run}"
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    if victim == "scheduler":
+        assert {"SCHEDULER_RESTARTED", "RECOVERED"} <= set(run.codes()), run.incidents
     if is_device:
         assert testbed.lost() == killer.killed
         assert any(f"{killer.killed[0]} " in message for message in run.messages), run.messages
         assert any(f"without {killer.killed[0]}" in m for m in run.messages), run.messages
+        assert run.codes(killer.killed[0])[:2] == ["HOST_LOST", "HOSTS_CHANGED"], run.incidents
         killer.restart()
     assert final_digests(intact_commit(run)) == undisturbed
     assert testbed.lost() == []

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from collapipe.errors import AttemptFailedError, CancelledError
-from collapipe.rpc import within_silence
+from collapipe.rpc import SIGN_OF_LIFE_SECONDS, within_silence
 
 T = TypeVar("T")
 
@@ -15,10 +15,17 @@ _POLL_SECONDS = 0.2
 
 
 class HostCalls:
-    """The calls of one job to its hosts. A host may be silent for `silence_seconds` between two answers."""
+    """The calls of one job to its hosts. A host may be silent for `silence_seconds` between two answers.
 
-    def __init__(self, silence_seconds: float) -> None:
+    Args:
+        meanwhile: Called at least once a second while the thread of the job waits for calls to end.
+    """
+
+    def __init__(
+        self, silence_seconds: float, meanwhile: Callable[[], object] = lambda: None
+    ) -> None:
         self._silence_seconds = silence_seconds
+        self._meanwhile = meanwhile
         self._cancelled = threading.Event()
         self._cancel_reason = ""
         self._has_failed = False
@@ -76,8 +83,11 @@ class HostCalls:
             return []
         with ThreadPoolExecutor(len(items), "cluster") as executor:
             futures = [executor.submit(work, item) for item in items]
-            done, _ = wait(futures, return_when="FIRST_EXCEPTION")
-            failed = next((future for future in done if future.exception()), None)
+            failed, running = None, set(futures)
+            while running and failed is None:
+                done, running = wait(running, SIGN_OF_LIFE_SECONDS, "FIRST_EXCEPTION")
+                failed = next((future for future in done if future.exception()), None)
+                self._meanwhile()
             if failed is not None:
                 self._has_failed = True  # Calls that other threads start from now on must end, too.
                 self._cancel_calls()
@@ -89,6 +99,7 @@ class HostCalls:
         done = start_detached(work)
         while not done.done():
             wait([done], timeout=_POLL_SECONDS)
+            self._meanwhile()
             if self._cancelled.is_set():
                 raise CancelledError(self._cancel_reason)
         return done.result()

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from collapipe.errors import CollapipeError, NotFoundError, PeerLostError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.telemetry import metrics
@@ -37,6 +39,19 @@ class _Suspect:
 
     since: float
     seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Hosts of one role in one cluster that a job asks for and lacks."""
+
+    role: scheduler_pb2.HostRole
+    cluster_index: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -98,13 +113,14 @@ class HostRegistry:
                 self._suspects.pop(host.host_id, None)
             self._export_counts()
 
-    def suspect(self, host: str) -> None:
+    def suspect(self, host: str, reason: str) -> None:
         """Counts a host as dead until its next heartbeat, and as a suspect for a while after that. A restart ends both.
 
         The time doubles with each suspicion: a host that only others cannot reach still sends heartbeats.
 
         Args:
             host: Its id or its address. An unknown name changes nothing.
+            reason: Why it is blamed.
         """
         with self._lock:
             for host_id, known in self._hosts.items():
@@ -112,7 +128,7 @@ class HostRegistry:
                     before = self._suspects.get(host_id)
                     seconds = 2 * before.seconds if before else _SUSPICION_SECONDS
                     seconds = min(seconds, _LONGEST_SUSPICION_SECONDS)
-                    self._suspects[host_id] = _Suspect(self._clock(), seconds)
+                    self._suspects[host_id] = _Suspect(self._clock(), seconds, reason)
             self._export_counts()
 
     def heartbeat(self, host_id: str, incarnation: str) -> None:
@@ -147,13 +163,7 @@ class HostRegistry:
     def statuses(self) -> list[scheduler_pb2.HostStatus]:
         """Returns the state of every host that ever registered."""
         with self._lock:
-            known = [(h, self._silence(h), self._is_alive(h)) for h in self._hosts.values()]
-        statuses = []
-        for host, silence, is_alive in known:
-            status = scheduler_pb2.HostStatus(host=host, alive=is_alive)
-            status.last_seen.FromMilliseconds(int((time.time() - silence) * 1000))
-            statuses.append(status)
-        return statuses
+            return [self._status(host) for host in self._hosts.values()]
 
     def explain(self, error: CollapipeError) -> str:
         """Returns the text of an error. An error about an address also names the host there."""
@@ -166,6 +176,16 @@ class HostRegistry:
     def metrics_addresses(self) -> list[str]:
         """Returns the addresses at which the living hosts serve /metrics."""
         return [host.metrics_address for host in self.alive() if host.metrics_address]
+
+    def _status(self, host: scheduler_pb2.Host) -> scheduler_pb2.HostStatus:
+        status = scheduler_pb2.HostStatus(host=host, alive=self._is_alive(host))
+        status.last_seen.CopyFrom(timestamp_after(-self._silence(host)))
+        if self._is_left_out(host):
+            suspect = self._suspects[host.host_id]
+            left = suspect.since + suspect.seconds - self._clock()
+            status.suspicion = suspect.reason
+            status.suspected_until.CopyFrom(timestamp_after(left))
+        return status
 
     def _is_alive(self, host: scheduler_pb2.Host) -> bool:
         suspect = self._suspects.get(host.host_id)
@@ -186,14 +206,21 @@ class HostRegistry:
             metrics.HOSTS.labels(name.lower()).set(roles.count(role))
 
 
+def timestamp_after(seconds: float) -> Timestamp:
+    """Returns the time of day some seconds from now."""
+    timestamp = Timestamp()
+    timestamp.FromMilliseconds(int((time.time() + seconds) * 1000))
+    return timestamp
+
+
 def choose_hosts(
     alive: Sequence[scheduler_pb2.Host],
     job: JobConfig,
     *,
     preferred: Collection[str] = (),
     fewer: bool = False,
-) -> tuple[JobHosts | None, list[str]]:
-    """Returns the hosts that take part in a job, and a description of each missing host.
+) -> tuple[JobHosts | None, list[Gap]]:
+    """Returns the hosts that take part in a job, and what is missing.
 
     The hosts are `None` if the job cannot run without the missing ones.
 
@@ -204,19 +231,20 @@ def choose_hosts(
     missing = []
     edge_server = next((host for host in alive if host.role == EDGE_SERVER), None)
     if edge_server is None:
-        missing.append("an edge server")
+        missing.append(Gap(EDGE_SERVER, 0, "an edge server"))
     clusters = []
     for index in range(job.clusters):
         members = [host for host in alive if host.cluster_index == index]
         control_unit = next((host for host in members if host.role == CONTROL_UNIT), None)
         if control_unit is None:
-            missing.append(f"a control unit for cluster {index}")
+            missing.append(Gap(CONTROL_UNIT, index, f"a control unit for cluster {index}"))
         devices = [host for host in members if host.role == DEVICE_AGENT]
         wanted = job.num_devices(index)
         lacking = max(1, wanted or 1) - len(devices)
         if lacking > 0:
             noun = "device" if lacking == 1 else "devices"
-            missing.append(f"{lacking} more {noun} in cluster {index} (have {len(devices)})")
+            text = f"{lacking} more {noun} in cluster {index} (have {len(devices)})"
+            missing.append(Gap(DEVICE_AGENT, index, text))
         if control_unit is not None and devices and (fewer or lacking <= 0):
             ordered = sorted(devices, key=lambda device: device.host_id not in preferred)
             chosen = {device.host_id for device in ordered[:wanted]}

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from collapipe.scheduler.events import Event, EventLog
+from collapipe.scheduler.host_registry import timestamp_after
 from collapipe.scheduler.job_store import JobDocument, JobStore
 from collapipe.telemetry import metrics
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
@@ -31,6 +32,26 @@ class JobProgress:
         """Tells those who watch the job of one event, which is the only argument."""
         self._events.publish(Event(**event))
 
+    def tell(self, code: scheduler_pb2.IncidentCode, message: str, *host_ids: str) -> None:
+        """Publishes and logs that something failed or recovered.
+
+        Args:
+            host_ids: The hosts that it is about.
+        """
+        incident = scheduler_pb2.Incident(
+            code=code, message=message, host_ids=host_ids, time=timestamp_after(0)
+        )
+        name = scheduler_pb2.IncidentCode.Name(code).removeprefix("INCIDENT_CODE_")
+        extra = {"code": name, "job_id": self.job_id, "host_ids": list(host_ids)}
+        logger.warning("%s job %s: %s", name, self.job_id, message, extra=extra)
+        self.publish(incident=incident)
+
+    def set_trouble(self, trouble: scheduler_pb2.JobTrouble) -> None:
+        """Takes what the job lacks now, and publishes it if more than its times has changed."""
+        before, self.document.trouble = self.document.trouble, trouble
+        if _without_times(before) != _without_times(trouble):
+            self.publish(status=self.document.status())
+
     def set_state(self, state: scheduler_pb2.JobState, message: str) -> None:
         """Publishes and stores a state, unless it is the present one."""
         if self._stored == (state, message):
@@ -42,6 +63,7 @@ class JobProgress:
 
     def end(self, state: scheduler_pb2.JobState, message: str) -> None:
         """Sets the final state. Clients see it even if a full disk prevents storing it."""
+        self.document.trouble = scheduler_pb2.JobTrouble()
         outcome = scheduler_pb2.JobState.Name(state).removeprefix("JOB_STATE_").lower()
         metrics.JOBS_ENDED.labels(outcome).inc()
         self.document.ended_at = time.time()
@@ -74,3 +96,12 @@ class JobProgress:
             attempt=self.document.attempt,
             plan_id=plan_id,
         )
+
+
+def _without_times(trouble: scheduler_pb2.JobTrouble) -> scheduler_pb2.JobTrouble:
+    copy = scheduler_pb2.JobTrouble()
+    copy.CopyFrom(trouble)
+    copy.ClearField("gives_up_at")
+    for host in copy.missing:
+        host.ClearField("last_seen")
+    return copy

@@ -24,13 +24,16 @@ from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import (
     DEVICE_AGENT,
     SILENCE_SECONDS,
+    Gap,
     HostRegistry,
     JobHosts,
     choose_hosts,
+    timestamp_after,
 )
 from collapipe.scheduler.job_preparation import JobPreparation
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.retries import Retries
 from collapipe.scheduler.round_runner import RoundRunner
@@ -61,14 +64,19 @@ class JobRunner:
         self._channels = channels
         self._events = events
         self._telemetry = telemetry
-        self._calls = HostCalls(self._job.schedule.silence_seconds)
+        self._calls = HostCalls(self._job.schedule.silence_seconds, self._look_around)
         self._preparation = JobPreparation(self._progress, channels, self._calls)
         self._retries = Retries(self._job.schedule.retry_seconds)
         self._planner: Planner | None = None
         self._used: dict[int, set[str]] = {}
         """Ids of the hosts that the job has used, by cluster index."""
-        self._lacking: list[str] = []
-        """What the job does without at present, in words."""
+        self._taking_part: set[str] = set()
+        """Ids of all hosts of the last round that began."""
+        self._lacking: list[str | Gap] = []
+        """Ids and kinds of hosts that the job does without at present."""
+        self._left_out: dict[str, str] = {}
+        """Ids of hosts that send heartbeats but are not chosen, and why. An empty text stands for suspicion by others."""
+        self._missing = MissingHosts(registry, self._progress.tell)
         self._newcomers: set[str] = set()
         """Devices that have joined since the last commit, and were never used before."""
         self._refused: set[str] = set()
@@ -84,6 +92,8 @@ class JobRunner:
         """Whether hosts that were blamed take part because no plan fits without them."""
         self._created = time.monotonic()
         self._is_cancelled = False
+        self._is_taken_over = False
+        """Whether an earlier process of the scheduler ran the job, and this one has committed no round yet."""
 
     @property
     def job_id(self) -> str:
@@ -108,16 +118,25 @@ class JobRunner:
                 self._progress.set_state(scheduler_pb2.JOB_STATE_QUEUED, str(error))
         except CollapipeError as error:
             message = self._registry.explain(error)
-            logger.warning("job %s failed: %s", self.job_id, message)
+            self._progress.tell(scheduler_pb2.INCIDENT_CODE_JOB_GIVEN_UP, message)
             self._progress.end(scheduler_pb2.JOB_STATE_FAILED, message)
         except Exception as error:
             # A full disk or a bug must not end the thread that runs all jobs.
             logger.exception("job %s failed unexpectedly", self.job_id)
             message = f"the scheduler failed: {type(error).__name__}: {error}; see its log"
+            self._progress.tell(scheduler_pb2.INCIDENT_CODE_JOB_GIVEN_UP, message)
             self._progress.end(scheduler_pb2.JOB_STATE_FAILED, message)
         finally:
             self._close_planner()
             self._events.close()
+
+    def tell_restart(self) -> None:
+        """Tells that this process of the scheduler took the job over from an earlier one."""
+        self._is_taken_over = True
+        self._progress.tell(
+            scheduler_pb2.INCIDENT_CODE_SCHEDULER_RESTARTED,
+            "the scheduler was started again, and goes on with the job",
+        )
 
     def cancel(self, reason: str) -> None:
         """Ends the job. Its last commit remains."""
@@ -148,7 +167,7 @@ class JobRunner:
             if isinstance(failure, DivergedError):
                 self._not_finite.add(failure.host_id)
             if isinstance(failure, PeerLostError):
-                self._registry.suspect(failure.host_id)
+                self._registry.suspect(failure.host_id, f"job {self.job_id}: {failure}")
             no_plan = isinstance(failure, (InfeasibleError, InvalidInputError))
             if no_plan and self._newcomers:
                 names = ", ".join(sorted(self._newcomers))
@@ -161,14 +180,18 @@ class JobRunner:
             self._num_infeasible += no_plan
             self._takes_suspects = no_plan and lacks_devices
             wait = self._retries.after(failure, lacks_hosts=lacks_devices)
-            if wait is None:
-                raise failure
             self._failure = (
                 self._registry.explain(failure)
                 if isinstance(failure, CollapipeError)
                 else f"the scheduler could not use its disk: {failure}"
             )
-            logger.warning("job %s tries again in %g s: %s", self.job_id, wait, self._failure)
+            self._look_around()
+            if wait is None:
+                raise failure
+            self._progress.tell(
+                scheduler_pb2.INCIDENT_CODE_ATTEMPT_FAILED,
+                f"attempt {self._progress.document.attempt + 1} failed, and the next one begins in {wait:g} s: {self._failure}",
+            )
             self._calls.sleep(wait)
 
     def _run_attempt(self) -> None:
@@ -208,10 +231,12 @@ class JobRunner:
             while rounds.num_rounds < self._job.training.rounds:
                 self._begin_round(rounds, planner)
                 rounds.run(self._job.training.local_steps)
+                self._tell_recovery(f"round {rounds.num_rounds} is committed")
                 self._retries.committed(rounds.num_rounds)
                 self._failure, self._num_infeasible, self._newcomers = "", 0, set()
             self._begin_round(rounds, planner)
             rounds.run(local_steps=0)  # Evaluates the final model.
+            self._tell_recovery("the final model is evaluated")
         finally:
             self._copied_candidate = rounds.copied_candidate
 
@@ -221,7 +246,7 @@ class JobRunner:
         Raises:
             InfeasibleError: Hosts were missing for too long.
         """
-        started = time.monotonic()
+        started, told = time.monotonic(), ""
         planned = self._planned_hosts()
         for index, host_ids in planned.items():
             self._used.setdefault(index, set()).update(host_ids)
@@ -240,21 +265,31 @@ class JobRunner:
                 is_early = time.monotonic() - self._created < SILENCE_SECONDS
                 if not (self._lacking and late and is_early):
                     return hosts
-            waiting_for = missing or self._lacking
-            message = f"waits for {', '.join(waiting_for)}" if waiting_for else ""
-            self._say(scheduler_pb2.JOB_STATE_PREPARING, message or "looks for hosts")
+            lacking = missing or self._lacking
+            waiting_for = ", ".join(map(str, lacking))
+            left = min(limit - waited, self._retries.seconds_left())
+            absent = self._look_around(lacking, left)
+            if waiting_for != told:
+                self._progress.tell(
+                    scheduler_pb2.INCIDENT_CODE_WAITING_FOR_HOSTS,
+                    f"waits up to {max(left, 0.0):.0f} s for {waiting_for}",
+                    *(host.host_id for host in absent if host.host_id),
+                )
+                told = waiting_for
+            self._say(scheduler_pb2.JOB_STATE_PREPARING, f"waits for {waiting_for}")
             self._calls.sleep()
-            if min(limit - waited, self._retries.seconds_left()) < 0:
+            if left < 0:
                 cause = f". The attempt before failed: {self._failure}" if self._failure else ""
                 raise InfeasibleError(
-                    f"the job needs {', '.join(waiting_for)}, and has waited for {waited:.0f} s: schedule.{setting} allows "
+                    f"the job needs {waiting_for}, and has waited for {waited:.0f} s: schedule.{setting} allows "
                     f"{limit:g} s since the first failure or the start. Start them (`collapipe up` does so on a local "
                     f"testbed), or ask for fewer devices in a new job{cause}"
                 )
 
-    def _choose(self, *, fewer: bool) -> tuple[JobHosts | None, list[str]]:
+    def _choose(self, *, fewer: bool) -> tuple[JobHosts | None, Sequence[str | Gap]]:
         """Chooses among the living hosts. Devices that were blamed are left out where their cluster has other ones."""
-        alive = [host for host in self._registry.alive() if host.host_id not in self._refused]
+        present = self._registry.alive()
+        alive = [host for host in present if host.host_id not in self._refused]
         trusted = {host.host_id for host in self._registry.alive(suspects=False)}
         trusted -= self._not_finite
         has_trusted = {
@@ -270,22 +305,25 @@ class JobRunner:
                 or host.host_id in trusted
                 or host.cluster_index not in has_trusted
             ]
+        reasons = dict.fromkeys(self._refused, "no plan was possible with it")
+        reasons |= dict.fromkeys(self._not_finite, "it sent values that are not finite")
+        self._left_out = {h.host_id: reasons.get(h.host_id, "") for h in present if h not in alive}
         is_manual = self._job.schedule.strategy == "manual"
         used = {name for names in self._used.values() for name in names}
         if is_manual and used:  # The job file has a number of blocks for each of these devices.
             alive = [h for h in alive if h.role != DEVICE_AGENT or h.host_id in used]
-        present = self._planner.hosts.by_id.keys() if self._planner else used
+        preferred = self._planner.hosts.by_id.keys() if self._planner else used
         hosts, missing = choose_hosts(
-            alive, self._job, preferred=present, fewer=fewer and not is_manual
+            alive, self._job, preferred=preferred, fewer=fewer and not is_manual
         )
         if hosts is not None and is_manual and (lost := self._missing_of(hosts, missing)):
             return None, lost
         return hosts, missing
 
-    def _missing_of(self, hosts: JobHosts, missing: Sequence[str]) -> list[str]:
-        """Returns the ids of missing devices that the job used before and has room for. If there are none, says what the job
+    def _missing_of(self, hosts: JobHosts, missing: Sequence[str | Gap]) -> list[str | Gap]:
+        """Returns the ids of missing devices that the job used before and has room for. If there are none, returns what the job
         file asks for beyond the present hosts."""
-        lost = [
+        lost: list[str | Gap] = [
             host_id
             for index, cluster in enumerate(hosts.clusters)
             if len(cluster.devices) < (self._job.num_devices(index) or math.inf)
@@ -303,7 +341,8 @@ class JobRunner:
         return {}
 
     def _use(self, hosts: JobHosts) -> None:
-        """Remembers which devices the job uses."""
+        """Remembers which hosts the job uses."""
+        self._taking_part = set(hosts.by_id)
         for index, cluster in enumerate(hosts.clusters):
             self._used.setdefault(index, set()).update(d.host_id for d in cluster.devices)
 
@@ -329,12 +368,51 @@ class JobRunner:
             self._lacking = self._missing_of(planner.hosts, missing)
             used = {name for names in self._used.values() for name in names}
             self._newcomers |= {d.host_id for d in planner.hosts.devices} - used
-            self._use(planner.hosts)
-            if planner.hosts != before:
+            changed = self._taking_part ^ planner.hosts.by_id.keys()
+            if self._taking_part and changed:
                 names = ", ".join(device.host_id for device in planner.hosts.devices)
-                logger.info("job %s goes on with %s", self.job_id, names)
-        without = f"runs without {', '.join(self._lacking)}" if self._lacking else ""
+                self._progress.tell(
+                    scheduler_pb2.INCIDENT_CODE_HOSTS_CHANGED,
+                    f"goes on with {names}",
+                    *sorted(changed),
+                )
+            self._use(planner.hosts)
+        self._look_around()
+        without = f"runs without {', '.join(map(str, self._lacking))}" if self._lacking else ""
         self._say(scheduler_pb2.JOB_STATE_RUNNING, without)
+
+    def _look_around(
+        self, lacking: Sequence[str | Gap] | None = None, waits_seconds: float | None = None
+    ) -> Sequence[scheduler_pb2.MissingHost]:
+        """Tells of hosts that are lost or back, and publishes what the job lacks and how long it tries to go on.
+
+        Returns the missing hosts.
+
+        Args:
+            lacking: What the job waits for. Without it, the job goes on without `_lacking`.
+            waits_seconds: How long it still waits.
+        """
+        used = self._taking_part.union(*self._used.values())
+        trouble = scheduler_pb2.JobTrouble(
+            missing=self._missing.look(used, lacking or self._lacking, self._left_out),
+            waiting=lacking is not None,
+            num_failures=self._retries.num_failures,
+            failure=self._failure,
+        )
+        left = self._retries.seconds_to_try() if waits_seconds is None else waits_seconds
+        if left is not None:
+            trouble.gives_up_at.CopyFrom(timestamp_after(left))
+        self._progress.set_trouble(trouble)
+        return trouble.missing
+
+    def _tell_recovery(self, message: str) -> None:
+        """Tells that the job got further, if attempts have failed or the scheduler was restarted before."""
+        failures = self._retries.num_failures
+        if failures or self._is_taken_over:
+            attempts = "1 failed attempt" if failures == 1 else f"{failures} failed attempts"
+            after = attempts if failures else "the restart of the scheduler"
+            self._progress.tell(scheduler_pb2.INCIDENT_CODE_RECOVERED, f"{message} after {after}")
+            self._is_taken_over = False
 
     def _say(self, state: scheduler_pb2.JobState, message: str) -> None:
         """Sets the state. After a failure, the message also says why the job tries again."""

@@ -63,6 +63,7 @@ _State = Annotated[
     int, BeforeValidator(_state_from_name), PlainSerializer(scheduler_pb2.JobState.Name)
 ]
 _Evaluation = Annotated[job_pb2.Evaluation, _parse_as(job_pb2.Evaluation), _MESSAGE_TO_JSON]
+_Trouble = Annotated[scheduler_pb2.JobTrouble, _parse_as(scheduler_pb2.JobTrouble)]
 _Plan = Annotated[plan_pb2.Plan, _parse_as(plan_pb2.Plan), _MESSAGE_TO_JSON]
 
 
@@ -99,6 +100,8 @@ class JobDocument(_Document):
     """Unix time. 0 if an older version took the job."""
     ended_at: float = 0.0
     """Unix time. 0 until the job has ended."""
+    trouble: _Trouble = Field(default_factory=scheduler_pb2.JobTrouble, exclude=True)
+    """What the job lacks at present. It is not stored: a restarted scheduler looks again."""
 
     @property
     def has_ended(self) -> bool:
@@ -125,6 +128,7 @@ class JobDocument(_Document):
             num_rounds=job.training.rounds,
             name=job.name,
             evaluation=self.evaluation,
+            trouble=self.trouble if self.trouble.ByteSize() else None,
         )
         for field, seconds in (
             (status.submitted_at, self.submitted_at),

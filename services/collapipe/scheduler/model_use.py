@@ -164,7 +164,8 @@ class ModelUse:
         planned = {stage.host_id for plan in itertools.islice(plans, 1) for stage in plan.stages}
         started = time.monotonic()
         while True:
-            hosts, missing = choose_hosts(self._registry.alive(), wanted)
+            hosts, gaps = choose_hosts(self._registry.alive(), wanted)
+            missing = [gap.text for gap in gaps]
             waited = time.monotonic() - started
             if hosts is not None:
                 late = planned - {status.host.host_id for status in self._registry.statuses()}

@@ -46,7 +46,10 @@ class Retries:
         self._first_failure_at: float | None = None
         self._first_other_at: float | None = None
         """Time of the first of the present failures that are not about a lost host."""
-        self._num_failures = 0
+        self._ends_at: float | None = None
+        """When the tries end, if the failures go on to be of the kind of the last one."""
+        self.num_failures = 0
+        """Number of failed attempts since the last commit."""
         self._has_committed = False
         self._most_rounds = 0
         self._num_repeats = 0
@@ -56,8 +59,8 @@ class Retries:
 
         The count of repeats starts again only if there were never as many rounds.
         """
-        self._first_failure_at = self._first_other_at = None
-        self._num_failures = 0
+        self._first_failure_at = self._first_other_at = self._ends_at = None
+        self.num_failures = 0
         self._has_committed = True
         if num_rounds > self._most_rounds:
             self._most_rounds, self._num_repeats = num_rounds, 0
@@ -67,6 +70,10 @@ class Retries:
         since = 0.0 if self._first_failure_at is None else self._clock() - self._first_failure_at
         return self._limit_seconds - since
 
+    def seconds_to_try(self) -> float | None:
+        """Returns how long the job still tries again after errors like the last one; `None` after a commit."""
+        return None if self._ends_at is None else self._ends_at - self._clock()
+
     def after(self, error: CollapipeError | OSError, *, lacks_hosts: bool) -> float | None:
         """Returns the seconds to wait before the next try; `None` if the job has to end with this error.
 
@@ -75,9 +82,9 @@ class Retries:
         """
         now = self._clock()
         wait = 0.0
-        if self._num_failures:
-            wait = min(_FIRST_WAIT_SECONDS * 2 ** (self._num_failures - 1), _LONGEST_WAIT_SECONDS)
-        self._num_failures += 1
+        if self.num_failures:
+            wait = min(_FIRST_WAIT_SECONDS * 2 ** (self.num_failures - 1), _LONGEST_WAIT_SECONDS)
+        self.num_failures += 1
         self._num_repeats += self._has_committed
         self._has_committed = False
         if self._first_failure_at is None:
@@ -95,4 +102,5 @@ class Retries:
             return None
         if self._num_repeats > _MOST_REPEATS:
             return None
+        self._ends_at = first + limit
         return wait if now + wait - first < limit else None

@@ -1,6 +1,5 @@
 """Runs the rounds of a job on its present hosts: each round is a transaction (docs/architecture.md)."""
 
-import logging
 import time
 from collections.abc import Sequence
 
@@ -29,8 +28,6 @@ from collapipe.v1 import (
     plan_pb2,
     scheduler_pb2,
 )
-
-logger = logging.getLogger(__name__)
 
 _TRACK = "round"
 """The track of the phases of a round in a trace."""
@@ -114,11 +111,10 @@ class RoundRunner:
                 unit.optimizer_digest = ""
         repeated = last.num_rounds - self._commit.num_rounds
         if repeated:
-            logger.info(
-                "job %s repeats %d rounds, because optimizer states were last copied after round %d",
-                document.job_id,
-                repeated,
-                self._commit.num_rounds,
+            self._progress.tell(
+                scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
+                f"repeats {repeated} committed round{'' if repeated == 1 else 's'}, because optimizer states were last copied after round "
+                f"{self._commit.num_rounds}",
             )
 
     def run(self, local_steps: int) -> None:
@@ -198,7 +194,10 @@ class RoundRunner:
         except InfeasibleError as error:
             if earlier is None or not self._decides_anew:
                 raise
-            logger.warning("round %d cannot be repeated as it was: %s", round_index, error)
+            self._progress.tell(
+                scheduler_pb2.INCIDENT_CODE_PLAN_CHANGED,
+                f"round {round_index + 1} cannot be repeated as it was, and is decided anew: {error}",
+            )
             plans, decision = self._planner.decide(round_index, (), evaluation_only=evaluation_only)
         document = RoundDocument(
             attempt=self._progress.document.attempt,

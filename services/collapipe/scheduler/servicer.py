@@ -75,7 +75,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Ids of the jobs that go back to an earlier commit. They and uses of their models wait in the queue meanwhile."""
         self._closed = False
         for document in jobs.take_over(abandon=abandon_jobs):
-            self._enqueue(document)
+            self._enqueue(document, is_taken_over=True)
         self._delete_expired()
         self._thread = threading.Thread(target=self._run_jobs, name="jobs", daemon=True)
         self._thread.start()
@@ -125,12 +125,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._enqueue(document)
         return scheduler_pb2.SubmitJobResponse(job_id=document.job_id)
 
-    def _enqueue(self, document: JobDocument) -> None:
+    def _enqueue(self, document: JobDocument, *, is_taken_over: bool = False) -> None:
         log = EventLog()
         log.publish(Event(status=document.status()))
         runner = JobRunner(
             document, self._registry, self._jobs, self._channels, log, self._telemetry
         )
+        if is_taken_over:
+            runner.tell_restart()
         with self._changed:
             self._logs[document.job_id] = log
             self._runners[document.job_id] = runner

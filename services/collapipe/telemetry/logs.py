@@ -8,6 +8,9 @@ from typing import Literal
 
 LogFormat = Literal["text", "json"]
 
+_EXTRA_KEYS = ("code", "job_id", "host_ids")
+"""What the records of failures and recoveries of a job have beyond their text."""
+
 
 class _JsonFormatter(logging.Formatter):
     def __init__(self, service: str, host_id: str) -> None:
@@ -25,6 +28,7 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": message,
         }
+        line |= {key: getattr(record, key) for key in _EXTRA_KEYS if hasattr(record, key)}
         return json.dumps(line | self._fixed)
 
 

@@ -31,6 +31,21 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_STATE_SUCCEEDED: _ClassVar[JobState]
     JOB_STATE_FAILED: _ClassVar[JobState]
     JOB_STATE_CANCELLED: _ClassVar[JobState]
+
+class IncidentCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INCIDENT_CODE_UNSPECIFIED: _ClassVar[IncidentCode]
+    INCIDENT_CODE_HOST_LOST: _ClassVar[IncidentCode]
+    INCIDENT_CODE_HOST_LEFT_OUT: _ClassVar[IncidentCode]
+    INCIDENT_CODE_HOST_BACK: _ClassVar[IncidentCode]
+    INCIDENT_CODE_ATTEMPT_FAILED: _ClassVar[IncidentCode]
+    INCIDENT_CODE_WAITING_FOR_HOSTS: _ClassVar[IncidentCode]
+    INCIDENT_CODE_HOSTS_CHANGED: _ClassVar[IncidentCode]
+    INCIDENT_CODE_ROUNDS_REPEATED: _ClassVar[IncidentCode]
+    INCIDENT_CODE_PLAN_CHANGED: _ClassVar[IncidentCode]
+    INCIDENT_CODE_RECOVERED: _ClassVar[IncidentCode]
+    INCIDENT_CODE_SCHEDULER_RESTARTED: _ClassVar[IncidentCode]
+    INCIDENT_CODE_JOB_GIVEN_UP: _ClassVar[IncidentCode]
 HOST_ROLE_UNSPECIFIED: HostRole
 HOST_ROLE_DEVICE_AGENT: HostRole
 HOST_ROLE_CONTROL_UNIT: HostRole
@@ -42,6 +57,18 @@ JOB_STATE_RUNNING: JobState
 JOB_STATE_SUCCEEDED: JobState
 JOB_STATE_FAILED: JobState
 JOB_STATE_CANCELLED: JobState
+INCIDENT_CODE_UNSPECIFIED: IncidentCode
+INCIDENT_CODE_HOST_LOST: IncidentCode
+INCIDENT_CODE_HOST_LEFT_OUT: IncidentCode
+INCIDENT_CODE_HOST_BACK: IncidentCode
+INCIDENT_CODE_ATTEMPT_FAILED: IncidentCode
+INCIDENT_CODE_WAITING_FOR_HOSTS: IncidentCode
+INCIDENT_CODE_HOSTS_CHANGED: IncidentCode
+INCIDENT_CODE_ROUNDS_REPEATED: IncidentCode
+INCIDENT_CODE_PLAN_CHANGED: IncidentCode
+INCIDENT_CODE_RECOVERED: IncidentCode
+INCIDENT_CODE_SCHEDULER_RESTARTED: IncidentCode
+INCIDENT_CODE_JOB_GIVEN_UP: IncidentCode
 
 class Host(_message.Message):
     __slots__ = ("host_id", "role", "address", "cluster_index", "incarnation", "memory_bytes", "speed", "metrics_address", "energy_budget_joules", "busy_watts", "max_transmit_watts", "idle_watts")
@@ -112,14 +139,18 @@ class ListHostsResponse(_message.Message):
     def __init__(self, hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("host", "alive", "last_seen")
+    __slots__ = ("host", "alive", "last_seen", "suspicion", "suspected_until")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    SUSPICION_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTED_UNTIL_FIELD_NUMBER: _ClassVar[int]
     host: Host
     alive: bool
     last_seen: _timestamp_pb2.Timestamp
-    def __init__(self, host: _Optional[_Union[Host, _Mapping]] = ..., alive: bool = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    suspicion: str
+    suspected_until: _timestamp_pb2.Timestamp
+    def __init__(self, host: _Optional[_Union[Host, _Mapping]] = ..., alive: bool = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., suspicion: _Optional[str] = ..., suspected_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class SubmitJobRequest(_message.Message):
     __slots__ = ("config_json", "resume")
@@ -146,13 +177,14 @@ class WatchJobRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., log_id: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
 class WatchJobResponse(_message.Message):
-    __slots__ = ("elapsed_seconds", "status", "round_started", "progress", "evaluation", "round_committed", "log_id", "number")
+    __slots__ = ("elapsed_seconds", "status", "round_started", "progress", "evaluation", "round_committed", "incident", "log_id", "number")
     ELAPSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ROUND_STARTED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     ROUND_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     elapsed_seconds: float
@@ -161,12 +193,13 @@ class WatchJobResponse(_message.Message):
     progress: _job_pb2.RoundProgress
     evaluation: _job_pb2.Evaluation
     round_committed: RoundCommitted
+    incident: Incident
     log_id: str
     number: int
-    def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., log_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., log_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation", "submitted_at", "ended_at")
+    __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation", "submitted_at", "ended_at", "trouble")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +209,7 @@ class JobStatus(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_AT_FIELD_NUMBER: _ClassVar[int]
     ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     state: JobState
     message: str
@@ -185,7 +219,46 @@ class JobStatus(_message.Message):
     evaluation: _job_pb2.Evaluation
     submitted_at: _timestamp_pb2.Timestamp
     ended_at: _timestamp_pb2.Timestamp
-    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., num_rounds_committed: _Optional[int] = ..., num_rounds: _Optional[int] = ..., name: _Optional[str] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    trouble: JobTrouble
+    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., num_rounds_committed: _Optional[int] = ..., num_rounds: _Optional[int] = ..., name: _Optional[str] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trouble: _Optional[_Union[JobTrouble, _Mapping]] = ...) -> None: ...
+
+class JobTrouble(_message.Message):
+    __slots__ = ("missing", "waiting", "num_failures", "failure", "gives_up_at")
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    GIVES_UP_AT_FIELD_NUMBER: _ClassVar[int]
+    missing: _containers.RepeatedCompositeFieldContainer[MissingHost]
+    waiting: bool
+    num_failures: int
+    failure: str
+    gives_up_at: _timestamp_pb2.Timestamp
+    def __init__(self, missing: _Optional[_Iterable[_Union[MissingHost, _Mapping]]] = ..., waiting: bool = ..., num_failures: _Optional[int] = ..., failure: _Optional[str] = ..., gives_up_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class MissingHost(_message.Message):
+    __slots__ = ("host_id", "wanted", "last_seen", "left_out")
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    host_id: str
+    wanted: str
+    last_seen: _timestamp_pb2.Timestamp
+    left_out: str
+    def __init__(self, host_id: _Optional[str] = ..., wanted: _Optional[str] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., left_out: _Optional[str] = ...) -> None: ...
+
+class Incident(_message.Message):
+    __slots__ = ("code", "message", "host_ids", "time")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    HOST_IDS_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    code: IncidentCode
+    message: str
+    host_ids: _containers.RepeatedScalarFieldContainer[str]
+    time: _timestamp_pb2.Timestamp
+    def __init__(self, code: _Optional[_Union[IncidentCode, str]] = ..., message: _Optional[str] = ..., host_ids: _Optional[_Iterable[str]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RoundStarted(_message.Message):
     __slots__ = ("round_index", "attempt", "plans")

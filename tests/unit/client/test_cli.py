@@ -1,5 +1,7 @@
 import json
+import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,15 @@ from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.emulation.links import LinkDescription
 from collapipe.job import JobConfig
 from collapipe.rpc import Security
-from collapipe.v1.scheduler_pb2 import JOB_STATE_FAILED, JOB_STATE_RUNNING, JobStatus
+from collapipe.v1.scheduler_pb2 import (
+    JOB_STATE_FAILED,
+    JOB_STATE_PREPARING,
+    JOB_STATE_RUNNING,
+    Host,
+    HostStatus,
+    JobStatus,
+    JobTrouble,
+)
 from collapipe_client.cli import app
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.local_testbed import LocalTestbed
@@ -201,6 +211,29 @@ def test_status_as_json_lists_hosts_and_jobs(fake: FakeServices) -> None:
     assert document["jobs"][0]["state"] == "running"
     text = _RUNNER.invoke(app, ["status", *_remote(fake)]).stdout
     assert "edge-server" in text and "running" in text
+
+
+def test_status_says_who_is_missing_since_when_and_what_is_suspected(fake: FakeServices) -> None:
+    now = time.time()
+    lost = HostStatus(host=Host(host_id="device-0"), alive=False)
+    lost.last_seen.FromMilliseconds(int((now - 42) * 1000))
+    suspect = HostStatus(host=Host(host_id="device-1"), alive=True, suspicion="it broke its stream")
+    suspect.suspected_until.FromMilliseconds(int((now + 20) * 1000))
+    fake.hosts += [lost, suspect]
+    trouble = JobTrouble(waiting=True, num_failures=2, failure="device-0 is lost")
+    trouble.missing.add(host_id="device-0", last_seen=lost.last_seen)
+    trouble.gives_up_at.FromMilliseconds(int((now + 500) * 1000))
+    fake.jobs = [JobStatus(job_id="job-1", state=JOB_STATE_PREPARING, trouble=trouble)]
+    text = _RUNNER.invoke(app, ["status", *_remote(fake)]).stdout
+    assert re.search(
+        r"job job-1: waits for device-0 \(last heartbeat 4\d s ago, at [-\d: ]+\); "
+        r"2 attempts have failed since the last commit; tries again until [-\d: ]+\n",
+        text,
+    )
+    assert re.search(r"device-1 is suspected until [-\d: ]+: it broke its stream\n", text)
+    document = json.loads(_RUNNER.invoke(app, ["status", "--json", *_remote(fake)]).stdout)
+    missing = document["jobs"][0]["trouble"]["missing"]
+    assert missing[0]["last_seen"] == lost.last_seen.ToJsonString()
 
 
 def test_emulate_gives_profiles_to_devices_in_the_order_of_device_memory() -> None:

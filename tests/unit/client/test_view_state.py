@@ -2,20 +2,26 @@ import io
 from functools import reduce
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
 from collapipe.v1.job_pb2 import Evaluation, RoundProgress, StageReport
 from collapipe.v1.plan_pb2 import Plan, Stage
 from collapipe.v1.scheduler_pb2 import (
+    INCIDENT_CODE_HOST_LOST,
     JOB_STATE_PREPARING,
     JOB_STATE_RUNNING,
     JOB_STATE_SUCCEEDED,
+    Incident,
     JobStatus,
+    JobTrouble,
+    MissingHost,
     RoundCommitted,
     RoundStarted,
     WatchJobResponse,
 )
-from collapipe_client.live_view import render
+from collapipe_client.live_view import event_document, render
+from collapipe_client.trouble import incident_lines, say_trouble
 from collapipe_client.view_state import JobView, apply_event, progress_lines, unit_words
 
 _RANGES = [("control-unit-0", 0, 1), ("device-0-0", 1, 4), ("device-0-1", 4, 7), ("edge", 7, 8)]
@@ -171,7 +177,7 @@ def test_progress_lines_report_a_long_wait_once() -> None:
 def test_picture_shows_state_steps_hosts_and_metric() -> None:
     view = _view(_RUNNING, _STARTED, _progress(3, 1.25, "edge waits for frames"), _EVALUATED)
     console = Console(file=io.StringIO(), width=120)
-    console.print(render(view))
+    console.print(render(view, 0.0))
     picture = console.file.getvalue()  # type: ignore[attr-defined]
     for part in (
         "demo  running  round 1/2",
@@ -183,8 +189,47 @@ def test_picture_shows_state_steps_hosts_and_metric() -> None:
         assert part in picture
 
 
+_LOST = JobTrouble(
+    missing=[
+        MissingHost(host_id="device-0", last_seen=Timestamp(seconds=1000)),
+        MissingHost(host_id="device-1", left_out="it sent values that are not finite"),
+        MissingHost(host_id="device-2"),
+        MissingHost(wanted="an edge server"),
+    ]
+)
+
+
+def test_picture_says_which_hosts_are_missing_and_since_when() -> None:
+    status = JobStatus(name="demo", state=JOB_STATE_RUNNING, trouble=_LOST)
+    console = Console(file=io.StringIO(), width=300)
+    console.print(render(_view(_RUNNING, WatchJobResponse(status=status)), 1042.0))
+    picture = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "  goes on without device-0 (last heartbeat 42 s ago, at " in picture
+    assert (
+        "), device-1 (left out: it sent values that are not finite), device-2 (not registered since the scheduler "
+        "started), an edge server\n" in picture
+    )
+    console.print(render(_view(WatchJobResponse(status=status), _RUNNING), 1042.0))
+    assert console.file.getvalue().count("goes on without") == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("age", "words"), [(119, "119 s ago"), (300, "5 min ago"), (3 * 3600, "3 h ago")]
+)
+def test_age_of_a_heartbeat_has_a_fitting_unit(age: float, words: str) -> None:
+    assert words in say_trouble(_LOST, 1000.0 + age)
+
+
+def test_incident_is_a_line_with_its_code_in_text_and_json() -> None:
+    incident = Incident(code=INCIDENT_CODE_HOST_LOST, message="device-0 is lost")
+    event = WatchJobResponse(incident=incident)
+    assert incident_lines(event) == ["HOST_LOST: device-0 is lost"]
+    assert event_document("incident", event)["code"] == "HOST_LOST"
+    assert incident_lines(_RUNNING) == []
+
+
 def test_picture_of_a_waiting_job_says_which_hosts_are_missing() -> None:
     console = Console(file=io.StringIO(), width=120)
-    console.print(render(_view(_WAITING)))
+    console.print(render(_view(_WAITING), 0.0))
     picture = console.file.getvalue()  # type: ignore[attr-defined]
     assert "waiting for 2 more devices in cluster 0 (have 1)" in picture

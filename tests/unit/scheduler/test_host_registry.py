@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from collapipe.errors import NotFoundError, WrongStateError
@@ -7,6 +9,7 @@ from collapipe.scheduler.host_registry import (
     DEVICE_AGENT,
     EDGE_SERVER,
     SILENCE_SECONDS,
+    Gap,
     HostRegistry,
     choose_hosts,
 )
@@ -45,6 +48,10 @@ def names(hosts: list[Host]) -> list[str]:
     return [host.host_id for host in hosts]
 
 
+def texts(gaps: list[Gap]) -> list[str]:
+    return [gap.text for gap in gaps]
+
+
 def make_job(clusters: int = 1, devices: int | list[int] | None = None) -> JobConfig:
     return JobConfig(
         clusters=clusters,
@@ -81,7 +88,7 @@ def test_suspect_is_dead_until_its_next_heartbeat(name: str) -> None:
     registry = HostRegistry(clock)
     registry.register(device("a"))
     clock.now += 1
-    registry.suspect(name)
+    registry.suspect(name, "it broke its stream")
     assert registry.alive() == []
     clock.now += 0.1
     registry.heartbeat("a", "first")
@@ -91,7 +98,7 @@ def test_suspect_is_dead_until_its_next_heartbeat(name: str) -> None:
 def test_suspect_that_registers_again_is_alive_at_once() -> None:
     registry, _clock = registry_of("a")
     for _ in range(5):
-        registry.suspect("a")
+        registry.suspect("a", "it broke its stream")
     registry.register(device("a", incarnation="second"))
     assert names(registry.alive()) == ["a"]
 
@@ -100,7 +107,7 @@ def test_host_that_only_others_cannot_reach_is_left_out_for_longer_each_time() -
     registry, clock = registry_of("a")
     left_out = []
     for _ in range(5):
-        registry.suspect("a")
+        registry.suspect("a", "it broke its stream")
         start = clock.now
         while not registry.alive(suspects=False):
             clock.now += 0.5
@@ -110,10 +117,22 @@ def test_host_that_only_others_cannot_reach_is_left_out_for_longer_each_time() -
     assert left_out == [10.5, 20.5, 40.5, 60.5, 60.5]
 
 
+def test_status_of_a_suspect_has_the_reason_until_the_suspicion_ends() -> None:
+    registry, clock = registry_of("a", "b")
+    registry.suspect("a", "it broke its stream")
+    suspect, other = registry.statuses()
+    assert suspect.suspicion == "it broke its stream"
+    left = suspect.suspected_until.ToMilliseconds() / 1000 - time.time()
+    assert 0 < left <= 10
+    assert (other.suspicion, other.HasField("suspected_until")) == ("", False)
+    clock.now += 10.5
+    assert registry.statuses()[0].suspicion == ""
+
+
 def test_unknown_name_makes_nobody_a_suspect() -> None:
     registry, _ = registry_of("a")
-    registry.suspect("")
-    registry.suspect("somebody")
+    registry.suspect("", "it broke its stream")
+    registry.suspect("somebody", "it broke its stream")
     assert names(registry.alive()) == ["a"]
 
 
@@ -183,7 +202,7 @@ def test_job_says_everything_that_is_missing() -> None:
         [device("a"), control_unit(0), device("b", cluster=1)], make_job(clusters=2, devices=[3, 2])
     )
     assert chosen is None
-    assert missing == [
+    assert texts(missing) == [
         "an edge server",
         "2 more devices in cluster 0 (have 1)",
         "a control unit for cluster 1",
@@ -193,18 +212,18 @@ def test_job_says_everything_that_is_missing() -> None:
 
 def test_job_without_a_number_of_devices_needs_at_least_one() -> None:
     chosen, missing = choose_hosts([EDGE, control_unit(0)], make_job())
-    assert (chosen, missing) == (None, ["1 more device in cluster 0 (have 0)"])
+    assert (chosen, texts(missing)) == (None, ["1 more device in cluster 0 (have 0)"])
 
 
 def test_cluster_may_have_fewer_devices_if_the_job_goes_on() -> None:
     alive = [EDGE, control_unit(0), device("a"), device("b")]
     hosts, missing = choose_hosts(alive, make_job(devices=3), fewer=True)
-    assert missing == ["1 more device in cluster 0 (have 2)"]
+    assert texts(missing) == ["1 more device in cluster 0 (have 2)"]
     assert hosts is not None
     assert names(hosts.devices) == ["a", "b"]
     hosts, missing = choose_hosts(alive[:2], make_job(devices=3), fewer=True)
     assert hosts is None
-    assert missing == ["3 more devices in cluster 0 (have 0)"]
+    assert texts(missing) == ["3 more devices in cluster 0 (have 0)"]
 
 
 def test_preferred_devices_take_part_before_others_in_registration_order() -> None:

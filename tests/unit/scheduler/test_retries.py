@@ -121,3 +121,17 @@ def test_another_error_after_a_long_wait_for_a_host_has_its_own_time() -> None:
     assert retries.after(LOST, lacks_hosts=True) == 0
     clock.now += 200
     assert len(waits(retries, clock, AttemptFailedError("restarted"))) > 3
+
+
+def test_time_that_is_left_is_that_of_the_kind_of_the_last_error() -> None:
+    clock = Clock()
+    retries = Retries(600.0, clock)
+    assert retries.seconds_to_try() is None
+    retries.after(LOST, lacks_hosts=True)
+    clock.now += 100
+    assert retries.seconds_to_try() == 500
+    retries.after(CorruptDataError("garbled"), lacks_hosts=False)
+    clock.now += 10
+    assert (retries.seconds_to_try(), retries.num_failures) == (50, 2)
+    retries.committed(1)
+    assert (retries.seconds_to_try(), retries.num_failures) == (None, 0)

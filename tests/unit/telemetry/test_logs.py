@@ -24,6 +24,14 @@ def test_text_is_one_line_with_the_host(capsys: pytest.CaptureFixture[str]) -> N
     assert re.fullmatch(r"[-\d]+ [\d:,]+ WARNING device-1 collapipe\.x: took 3 s\n", err)
 
 
+def test_json_has_code_job_and_hosts_of_an_incident(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("json", "scheduler", "scheduler")
+    incident = {"code": "HOST_LOST", "job_id": "demo-1", "host_ids": ["device-0"]}
+    logging.getLogger("collapipe.x").warning("device-0 is lost", extra=incident)
+    line = json.loads(capsys.readouterr().err)
+    assert line.items() >= incident.items()
+
+
 def test_json_is_one_object_a_line_even_with_a_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

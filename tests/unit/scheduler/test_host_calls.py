@@ -1,0 +1,34 @@
+"""How the calls of a job end, and what happens while they run."""
+
+import threading
+
+import pytest
+
+from collapipe.errors import AttemptFailedError
+from collapipe.scheduler.host_calls import HostCalls
+
+LIMIT_SECONDS = 20.0
+
+
+def test_job_looks_around_while_it_waits_for_calls() -> None:
+    looked = threading.Event()
+    calls = HostCalls(5.0, looked.set)
+    assert calls.in_parallel(lambda item: (item, looked.wait(LIMIT_SECONDS)), [1, 2]) == [
+        (1, True),
+        (2, True),
+    ]
+    looked.clear()
+    assert calls.run_detached(lambda: looked.wait(LIMIT_SECONDS))
+
+
+def test_first_failure_is_raised_although_others_have_succeeded_before() -> None:
+    looked = threading.Event()
+
+    def work(item: int) -> int:
+        if item:
+            assert looked.wait(LIMIT_SECONDS)
+            raise AttemptFailedError(f"call {item} failed")
+        return item
+
+    with pytest.raises(AttemptFailedError, match="call 2 failed"):
+        HostCalls(5.0, looked.set).in_parallel(work, [0, 2])
