@@ -14,6 +14,7 @@ from collapipe.errors import WrongStateError
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.host_registry import EDGE_SERVER, HostRegistry
 from collapipe.scheduler.job_store import JobStore
+from collapipe.scheduler.retention import Retention
 from collapipe.scheduler.servicer import SchedulerServicer
 from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc, plan_pb2, scheduler_pb2
 
@@ -68,7 +69,9 @@ def registry() -> HostRegistry:
 @pytest.fixture
 def scheduler(jobs: JobStore, registry: HostRegistry) -> Iterator[SchedulerServicer]:
     channels = ChannelPool(Security.insecure())
-    servicer = SchedulerServicer(jobs, channels, registry, Mock())
+    servicer = SchedulerServicer(
+        jobs, channels, registry, Mock(), retention=Retention(num_jobs=100, days=0)
+    )
     yield servicer
     servicer.close()
 
