@@ -30,17 +30,17 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63ollapipe/v1/scheduler.proto\x12\x0c\x63ollapipe.v1\x1a\x16\x63ollapipe/v1/job.proto\x1a\x1c\x63ollapipe/v1/model_use.proto\x1a\x17\x63ollapipe/v1/plan.proto\x1a\x18\x63ollapipe/v1/trace.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9a\x02\n\x04Host\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12$\n\x04role\x18\x02 \x01(\x0e\x32\x16.collapipe.v1.HostRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x15\n\rcluster_index\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\r\n\x05speed\x18\x07 \x01(\x01\x12\x17\n\x0fmetrics_address\x18\x08 \x01(\t\x12\x1c\n\x14\x65nergy_budget_joules\x18\t \x01(\x01\x12\x12\n\nbusy_watts\x18\n \x01(\x01\x12\x1a\n\x12max_transmit_watts\x18\x0b \x01(\x01\x12\x12\n\nidle_watts\x18\x0c \x01(\x01\"7\n\x13RegisterHostRequest\x12 \n\x04host\x18\x01 \x01(\x0b\x32\x12.collapipe.v1.Host\"M\n\x14RegisterHostResponse\x12\x35\n\x12heartbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"8\n\x10HeartbeatRequest\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x13\n\x11HeartbeatResponse\"\x12\n\x10ListHostsRequest\"<\n\x11ListHostsResponse\x12\'\n\x05hosts\x18\x01 \x03(\x0b\x32\x18.collapipe.v1.HostStatus\"l\n\nHostStatus\x12 \n\x04host\x18\x01 \x01(\x0b\x32\x12.collapipe.v1.Host\x12\r\n\x05\x61live\x18\x02 \x01(\x08\x12-\n\tlast_seen\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"7\n\x10SubmitJobRequest\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\x0e\n\x06resume\x18\x02 \x01(\x08\"#\n\x11SubmitJobResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"@\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06log_id\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\"\xce\x02\n\x10WatchJobResponse\x12\x17\n\x0f\x65lapsed_seconds\x18\x01 \x01(\x01\x12)\n\x06status\x18\x02 \x01(\x0b\x32\x17.collapipe.v1.JobStatusH\x00\x12\x33\n\rround_started\x18\x03 \x01(\x0b\x32\x1a.collapipe.v1.RoundStartedH\x00\x12/\n\x08progress\x18\x04 \x01(\x0b\x32\x1b.collapipe.v1.RoundProgressH\x00\x12.\n\nevaluation\x18\x05 \x01(\x0b\x32\x18.collapipe.v1.EvaluationH\x00\x12\x37\n\x0fround_committed\x18\x06 \x01(\x0b\x32\x1c.collapipe.v1.RoundCommittedH\x00\x12\x0e\n\x06log_id\x18\x07 \x01(\t\x12\x0e\n\x06number\x18\x08 \x01(\x04\x42\x07\n\x05\x65vent\"\xd5\x01\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.collapipe.v1.JobState\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x1c\n\x14num_rounds_committed\x18\x04 \x01(\r\x12\x12\n\nnum_rounds\x18\x05 \x01(\r\x12\x0c\n\x04name\x18\x06 \x01(\t\x12\x31\n\nevaluation\x18\x07 \x01(\x0b\x32\x18.collapipe.v1.EvaluationH\x00\x88\x01\x01\x42\r\n\x0b_evaluation\"W\n\x0cRoundStarted\x12\x13\n\x0bround_index\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12!\n\x05plans\x18\x03 \x03(\x0b\x32\x12.collapipe.v1.Plan\"j\n\x0eRoundCommitted\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12-\n\tsummaries\x18\x02 \x03(\x0b\x32\x1a.collapipe.v1.RoundSummary\x12\x15\n\rround_seconds\x18\x03 \x01(\x01\"\x11\n\x0fListJobsRequest\"9\n\x10ListJobsResponse\x12%\n\x04jobs\x18\x01 \x03(\x0b\x32\x17.collapipe.v1.JobStatus\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x13\n\x11\x43\x61ncelJobResponse\"8\n\x12RollBackJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nnum_rounds\x18\x02 \x01(\r\"P\n\x13RollBackJobResponse\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x17.collapipe.v1.JobStatus\x12\x13\n\x0b\x62\x65gins_anew\x18\x02 \x01(\x08\"6\n\x0fGetPlansRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"5\n\x10GetPlansResponse\x12!\n\x05plans\x18\x01 \x03(\x0b\x32\x12.collapipe.v1.Plan\"=\n\x16\x45xplainDecisionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"E\n\x17\x45xplainDecisionResponse\x12\x13\n\x0b\x65xplanation\x18\x01 \x01(\t\x12\x15\n\rdecision_json\x18\x02 \x01(\t\"<\n\x15ReplayDecisionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"d\n\x16ReplayDecisionResponse\x12$\n\x08recorded\x18\x01 \x03(\x0b\x32\x12.collapipe.v1.Plan\x12$\n\x08replayed\x18\x02 \x03(\x0b\x32\x12.collapipe.v1.Plan\"6\n\x0fGetTraceRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"\xb5\x01\n\x10GetTraceResponse\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x1c\n\x14\x63lock_offset_seconds\x18\x02 \x01(\x01\x12!\n\x19\x63lock_uncertainty_seconds\x18\x03 \x01(\x01\x12\x1b\n\x13unix_offset_seconds\x18\x04 \x01(\x01\x12!\n\x05spans\x18\x05 \x03(\x0b\x32\x12.collapipe.v1.Span\x12\x0f\n\x07missing\x18\x06 \x01(\t\"X\n\x0fUseModelRequest\x12,\n\x05start\x18\x01 \x01(\x0b\x32\x1b.collapipe.v1.UseModelStartH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"D\n\rUseModelStart\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12#\n\x03use\x18\x02 \x01(\x0b\x32\x16.collapipe.v1.ModelUse\"=\n\x10UseModelResponse\x12)\n\x06output\x18\x01 \x01(\x0b\x32\x19.collapipe.v1.ModelOutput*x\n\x08HostRole\x12\x19\n\x15HOST_ROLE_UNSPECIFIED\x10\x00\x12\x1a\n\x16HOST_ROLE_DEVICE_AGENT\x10\x01\x12\x1a\n\x16HOST_ROLE_CONTROL_UNIT\x10\x02\x12\x19\n\x15HOST_ROLE_EDGE_SERVER\x10\x03*\xb3\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x17\n\x13JOB_STATE_PREPARING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x04\x12\x14\n\x10JOB_STATE_FAILED\x10\x05\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x06\x32\xb3\x08\n\x10SchedulerService\x12U\n\x0cRegisterHost\x12!.collapipe.v1.RegisterHostRequest\x1a\".collapipe.v1.RegisterHostResponse\x12L\n\tHeartbeat\x12\x1e.collapipe.v1.HeartbeatRequest\x1a\x1f.collapipe.v1.HeartbeatResponse\x12L\n\tListHosts\x12\x1e.collapipe.v1.ListHostsRequest\x1a\x1f.collapipe.v1.ListHostsResponse\x12L\n\tSubmitJob\x12\x1e.collapipe.v1.SubmitJobRequest\x1a\x1f.collapipe.v1.SubmitJobResponse\x12K\n\x08WatchJob\x12\x1d.collapipe.v1.WatchJobRequest\x1a\x1e.collapipe.v1.WatchJobResponse0\x01\x12I\n\x08ListJobs\x12\x1d.collapipe.v1.ListJobsRequest\x1a\x1e.collapipe.v1.ListJobsResponse\x12L\n\tCancelJob\x12\x1e.collapipe.v1.CancelJobRequest\x1a\x1f.collapipe.v1.CancelJobResponse\x12T\n\x0bRollBackJob\x12 .collapipe.v1.RollBackJobRequest\x1a!.collapipe.v1.RollBackJobResponse0\x01\x12I\n\x08GetPlans\x12\x1d.collapipe.v1.GetPlansRequest\x1a\x1e.collapipe.v1.GetPlansResponse\x12^\n\x0f\x45xplainDecision\x12$.collapipe.v1.ExplainDecisionRequest\x1a%.collapipe.v1.ExplainDecisionResponse\x12[\n\x0eReplayDecision\x12#.collapipe.v1.ReplayDecisionRequest\x1a$.collapipe.v1.ReplayDecisionResponse\x12K\n\x08GetTrace\x12\x1d.collapipe.v1.GetTraceRequest\x1a\x1e.collapipe.v1.GetTraceResponse0\x01\x12M\n\x08UseModel\x12\x1d.collapipe.v1.UseModelRequest\x1a\x1e.collapipe.v1.UseModelResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63ollapipe/v1/scheduler.proto\x12\x0c\x63ollapipe.v1\x1a\x16\x63ollapipe/v1/job.proto\x1a\x1c\x63ollapipe/v1/model_use.proto\x1a\x17\x63ollapipe/v1/plan.proto\x1a\x18\x63ollapipe/v1/trace.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9a\x02\n\x04Host\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12$\n\x04role\x18\x02 \x01(\x0e\x32\x16.collapipe.v1.HostRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x15\n\rcluster_index\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\r\n\x05speed\x18\x07 \x01(\x01\x12\x17\n\x0fmetrics_address\x18\x08 \x01(\t\x12\x1c\n\x14\x65nergy_budget_joules\x18\t \x01(\x01\x12\x12\n\nbusy_watts\x18\n \x01(\x01\x12\x1a\n\x12max_transmit_watts\x18\x0b \x01(\x01\x12\x12\n\nidle_watts\x18\x0c \x01(\x01\"7\n\x13RegisterHostRequest\x12 \n\x04host\x18\x01 \x01(\x0b\x32\x12.collapipe.v1.Host\"M\n\x14RegisterHostResponse\x12\x35\n\x12heartbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"8\n\x10HeartbeatRequest\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x13\n\x11HeartbeatResponse\"\x12\n\x10ListHostsRequest\"<\n\x11ListHostsResponse\x12\'\n\x05hosts\x18\x01 \x03(\x0b\x32\x18.collapipe.v1.HostStatus\"l\n\nHostStatus\x12 \n\x04host\x18\x01 \x01(\x0b\x32\x12.collapipe.v1.Host\x12\r\n\x05\x61live\x18\x02 \x01(\x08\x12-\n\tlast_seen\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"7\n\x10SubmitJobRequest\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\x0e\n\x06resume\x18\x02 \x01(\x08\"#\n\x11SubmitJobResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"@\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06log_id\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\"\xce\x02\n\x10WatchJobResponse\x12\x17\n\x0f\x65lapsed_seconds\x18\x01 \x01(\x01\x12)\n\x06status\x18\x02 \x01(\x0b\x32\x17.collapipe.v1.JobStatusH\x00\x12\x33\n\rround_started\x18\x03 \x01(\x0b\x32\x1a.collapipe.v1.RoundStartedH\x00\x12/\n\x08progress\x18\x04 \x01(\x0b\x32\x1b.collapipe.v1.RoundProgressH\x00\x12.\n\nevaluation\x18\x05 \x01(\x0b\x32\x18.collapipe.v1.EvaluationH\x00\x12\x37\n\x0fround_committed\x18\x06 \x01(\x0b\x32\x1c.collapipe.v1.RoundCommittedH\x00\x12\x0e\n\x06log_id\x18\x07 \x01(\t\x12\x0e\n\x06number\x18\x08 \x01(\x04\x42\x07\n\x05\x65vent\"\xd5\x01\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.collapipe.v1.JobState\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x1c\n\x14num_rounds_committed\x18\x04 \x01(\r\x12\x12\n\nnum_rounds\x18\x05 \x01(\r\x12\x0c\n\x04name\x18\x06 \x01(\t\x12\x31\n\nevaluation\x18\x07 \x01(\x0b\x32\x18.collapipe.v1.EvaluationH\x00\x88\x01\x01\x42\r\n\x0b_evaluation\"W\n\x0cRoundStarted\x12\x13\n\x0bround_index\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12!\n\x05plans\x18\x03 \x03(\x0b\x32\x12.collapipe.v1.Plan\"\x81\x01\n\x0eRoundCommitted\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12-\n\tsummaries\x18\x02 \x03(\x0b\x32\x1a.collapipe.v1.RoundSummary\x12\x15\n\rround_seconds\x18\x03 \x01(\x01\x12\x15\n\rlate_clusters\x18\x04 \x03(\r\"\x11\n\x0fListJobsRequest\"9\n\x10ListJobsResponse\x12%\n\x04jobs\x18\x01 \x03(\x0b\x32\x17.collapipe.v1.JobStatus\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x13\n\x11\x43\x61ncelJobResponse\"8\n\x12RollBackJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nnum_rounds\x18\x02 \x01(\r\"P\n\x13RollBackJobResponse\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x17.collapipe.v1.JobStatus\x12\x13\n\x0b\x62\x65gins_anew\x18\x02 \x01(\x08\"6\n\x0fGetPlansRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"5\n\x10GetPlansResponse\x12!\n\x05plans\x18\x01 \x03(\x0b\x32\x12.collapipe.v1.Plan\"=\n\x16\x45xplainDecisionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"E\n\x17\x45xplainDecisionResponse\x12\x13\n\x0b\x65xplanation\x18\x01 \x01(\t\x12\x15\n\rdecision_json\x18\x02 \x01(\t\"<\n\x15ReplayDecisionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"d\n\x16ReplayDecisionResponse\x12$\n\x08recorded\x18\x01 \x03(\x0b\x32\x12.collapipe.v1.Plan\x12$\n\x08replayed\x18\x02 \x03(\x0b\x32\x12.collapipe.v1.Plan\"6\n\x0fGetTraceRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"\xb5\x01\n\x10GetTraceResponse\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x1c\n\x14\x63lock_offset_seconds\x18\x02 \x01(\x01\x12!\n\x19\x63lock_uncertainty_seconds\x18\x03 \x01(\x01\x12\x1b\n\x13unix_offset_seconds\x18\x04 \x01(\x01\x12!\n\x05spans\x18\x05 \x03(\x0b\x32\x12.collapipe.v1.Span\x12\x0f\n\x07missing\x18\x06 \x01(\t\"X\n\x0fUseModelRequest\x12,\n\x05start\x18\x01 \x01(\x0b\x32\x1b.collapipe.v1.UseModelStartH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"D\n\rUseModelStart\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12#\n\x03use\x18\x02 \x01(\x0b\x32\x16.collapipe.v1.ModelUse\"=\n\x10UseModelResponse\x12)\n\x06output\x18\x01 \x01(\x0b\x32\x19.collapipe.v1.ModelOutput*x\n\x08HostRole\x12\x19\n\x15HOST_ROLE_UNSPECIFIED\x10\x00\x12\x1a\n\x16HOST_ROLE_DEVICE_AGENT\x10\x01\x12\x1a\n\x16HOST_ROLE_CONTROL_UNIT\x10\x02\x12\x19\n\x15HOST_ROLE_EDGE_SERVER\x10\x03*\xb3\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x17\n\x13JOB_STATE_PREPARING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x04\x12\x14\n\x10JOB_STATE_FAILED\x10\x05\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x06\x32\xb3\x08\n\x10SchedulerService\x12U\n\x0cRegisterHost\x12!.collapipe.v1.RegisterHostRequest\x1a\".collapipe.v1.RegisterHostResponse\x12L\n\tHeartbeat\x12\x1e.collapipe.v1.HeartbeatRequest\x1a\x1f.collapipe.v1.HeartbeatResponse\x12L\n\tListHosts\x12\x1e.collapipe.v1.ListHostsRequest\x1a\x1f.collapipe.v1.ListHostsResponse\x12L\n\tSubmitJob\x12\x1e.collapipe.v1.SubmitJobRequest\x1a\x1f.collapipe.v1.SubmitJobResponse\x12K\n\x08WatchJob\x12\x1d.collapipe.v1.WatchJobRequest\x1a\x1e.collapipe.v1.WatchJobResponse0\x01\x12I\n\x08ListJobs\x12\x1d.collapipe.v1.ListJobsRequest\x1a\x1e.collapipe.v1.ListJobsResponse\x12L\n\tCancelJob\x12\x1e.collapipe.v1.CancelJobRequest\x1a\x1f.collapipe.v1.CancelJobResponse\x12T\n\x0bRollBackJob\x12 .collapipe.v1.RollBackJobRequest\x1a!.collapipe.v1.RollBackJobResponse0\x01\x12I\n\x08GetPlans\x12\x1d.collapipe.v1.GetPlansRequest\x1a\x1e.collapipe.v1.GetPlansResponse\x12^\n\x0f\x45xplainDecision\x12$.collapipe.v1.ExplainDecisionRequest\x1a%.collapipe.v1.ExplainDecisionResponse\x12[\n\x0eReplayDecision\x12#.collapipe.v1.ReplayDecisionRequest\x1a$.collapipe.v1.ReplayDecisionResponse\x12K\n\x08GetTrace\x12\x1d.collapipe.v1.GetTraceRequest\x1a\x1e.collapipe.v1.GetTraceResponse0\x01\x12M\n\x08UseModel\x12\x1d.collapipe.v1.UseModelRequest\x1a\x1e.collapipe.v1.UseModelResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collapipe.v1.scheduler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HOSTROLE']._serialized_start=2965
-  _globals['_HOSTROLE']._serialized_end=3085
-  _globals['_JOBSTATE']._serialized_start=3088
-  _globals['_JOBSTATE']._serialized_end=3267
+  _globals['_HOSTROLE']._serialized_start=2989
+  _globals['_HOSTROLE']._serialized_end=3109
+  _globals['_JOBSTATE']._serialized_start=3112
+  _globals['_JOBSTATE']._serialized_end=3291
   _globals['_HOST']._serialized_start=217
   _globals['_HOST']._serialized_end=499
   _globals['_REGISTERHOSTREQUEST']._serialized_start=501
@@ -69,42 +69,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBSTATUS']._serialized_end=1619
   _globals['_ROUNDSTARTED']._serialized_start=1621
   _globals['_ROUNDSTARTED']._serialized_end=1708
-  _globals['_ROUNDCOMMITTED']._serialized_start=1710
-  _globals['_ROUNDCOMMITTED']._serialized_end=1816
-  _globals['_LISTJOBSREQUEST']._serialized_start=1818
-  _globals['_LISTJOBSREQUEST']._serialized_end=1835
-  _globals['_LISTJOBSRESPONSE']._serialized_start=1837
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1894
-  _globals['_CANCELJOBREQUEST']._serialized_start=1896
-  _globals['_CANCELJOBREQUEST']._serialized_end=1930
-  _globals['_CANCELJOBRESPONSE']._serialized_start=1932
-  _globals['_CANCELJOBRESPONSE']._serialized_end=1951
-  _globals['_ROLLBACKJOBREQUEST']._serialized_start=1953
-  _globals['_ROLLBACKJOBREQUEST']._serialized_end=2009
-  _globals['_ROLLBACKJOBRESPONSE']._serialized_start=2011
-  _globals['_ROLLBACKJOBRESPONSE']._serialized_end=2091
-  _globals['_GETPLANSREQUEST']._serialized_start=2093
-  _globals['_GETPLANSREQUEST']._serialized_end=2147
-  _globals['_GETPLANSRESPONSE']._serialized_start=2149
-  _globals['_GETPLANSRESPONSE']._serialized_end=2202
-  _globals['_EXPLAINDECISIONREQUEST']._serialized_start=2204
-  _globals['_EXPLAINDECISIONREQUEST']._serialized_end=2265
-  _globals['_EXPLAINDECISIONRESPONSE']._serialized_start=2267
-  _globals['_EXPLAINDECISIONRESPONSE']._serialized_end=2336
-  _globals['_REPLAYDECISIONREQUEST']._serialized_start=2338
-  _globals['_REPLAYDECISIONREQUEST']._serialized_end=2398
-  _globals['_REPLAYDECISIONRESPONSE']._serialized_start=2400
-  _globals['_REPLAYDECISIONRESPONSE']._serialized_end=2500
-  _globals['_GETTRACEREQUEST']._serialized_start=2502
-  _globals['_GETTRACEREQUEST']._serialized_end=2556
-  _globals['_GETTRACERESPONSE']._serialized_start=2559
-  _globals['_GETTRACERESPONSE']._serialized_end=2740
-  _globals['_USEMODELREQUEST']._serialized_start=2742
-  _globals['_USEMODELREQUEST']._serialized_end=2830
-  _globals['_USEMODELSTART']._serialized_start=2832
-  _globals['_USEMODELSTART']._serialized_end=2900
-  _globals['_USEMODELRESPONSE']._serialized_start=2902
-  _globals['_USEMODELRESPONSE']._serialized_end=2963
-  _globals['_SCHEDULERSERVICE']._serialized_start=3270
-  _globals['_SCHEDULERSERVICE']._serialized_end=4345
+  _globals['_ROUNDCOMMITTED']._serialized_start=1711
+  _globals['_ROUNDCOMMITTED']._serialized_end=1840
+  _globals['_LISTJOBSREQUEST']._serialized_start=1842
+  _globals['_LISTJOBSREQUEST']._serialized_end=1859
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1861
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1918
+  _globals['_CANCELJOBREQUEST']._serialized_start=1920
+  _globals['_CANCELJOBREQUEST']._serialized_end=1954
+  _globals['_CANCELJOBRESPONSE']._serialized_start=1956
+  _globals['_CANCELJOBRESPONSE']._serialized_end=1975
+  _globals['_ROLLBACKJOBREQUEST']._serialized_start=1977
+  _globals['_ROLLBACKJOBREQUEST']._serialized_end=2033
+  _globals['_ROLLBACKJOBRESPONSE']._serialized_start=2035
+  _globals['_ROLLBACKJOBRESPONSE']._serialized_end=2115
+  _globals['_GETPLANSREQUEST']._serialized_start=2117
+  _globals['_GETPLANSREQUEST']._serialized_end=2171
+  _globals['_GETPLANSRESPONSE']._serialized_start=2173
+  _globals['_GETPLANSRESPONSE']._serialized_end=2226
+  _globals['_EXPLAINDECISIONREQUEST']._serialized_start=2228
+  _globals['_EXPLAINDECISIONREQUEST']._serialized_end=2289
+  _globals['_EXPLAINDECISIONRESPONSE']._serialized_start=2291
+  _globals['_EXPLAINDECISIONRESPONSE']._serialized_end=2360
+  _globals['_REPLAYDECISIONREQUEST']._serialized_start=2362
+  _globals['_REPLAYDECISIONREQUEST']._serialized_end=2422
+  _globals['_REPLAYDECISIONRESPONSE']._serialized_start=2424
+  _globals['_REPLAYDECISIONRESPONSE']._serialized_end=2524
+  _globals['_GETTRACEREQUEST']._serialized_start=2526
+  _globals['_GETTRACEREQUEST']._serialized_end=2580
+  _globals['_GETTRACERESPONSE']._serialized_start=2583
+  _globals['_GETTRACERESPONSE']._serialized_end=2764
+  _globals['_USEMODELREQUEST']._serialized_start=2766
+  _globals['_USEMODELREQUEST']._serialized_end=2854
+  _globals['_USEMODELSTART']._serialized_start=2856
+  _globals['_USEMODELSTART']._serialized_end=2924
+  _globals['_USEMODELRESPONSE']._serialized_start=2926
+  _globals['_USEMODELRESPONSE']._serialized_end=2987
+  _globals['_SCHEDULERSERVICE']._serialized_start=3294
+  _globals['_SCHEDULERSERVICE']._serialized_end=4369
 # @@protoc_insertion_point(module_scope)
