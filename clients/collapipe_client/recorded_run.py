@@ -77,7 +77,7 @@ class RecordedRun:
 
     Args:
         plans: For each round, the plan of each cluster.
-        gradient_norms: For each round and cluster, the norm of each step.
+        gradient_norms: For each round and cluster that was not late, the norm of each step.
         attempts: For each round, how often it was started. The last time it was committed.
     """
 
@@ -185,7 +185,15 @@ def read_run(path: Path) -> RecordedRun:
         path,
         job,
         [tuple(map(_cluster_plan, started[index].plans)) for index in rounds],
-        [[summary.gradient_norms for summary in committed[index].summaries] for index in rounds],
+        # A late cluster has no norms.
+        [
+            [
+                summary.gradient_norms
+                for summary in committed[index].summaries
+                if summary.gradient_norms
+            ]
+            for index in rounds
+        ],
         [starts[index] for index in rounds],
     )
 

@@ -68,6 +68,7 @@ class JobView:
         attempt: From 0.
         evaluation: The last one; `None` before the first.
         round_seconds: Duration of the last committed round; `None` before the first.
+        late_clusters: The clusters without which it was committed.
     """
 
     name: str = ""
@@ -82,6 +83,7 @@ class JobView:
     clusters: tuple[ClusterView, ...] = ()
     evaluation: Evaluation | None = None
     round_seconds: float | None = None
+    late_clusters: tuple[int, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -106,6 +108,7 @@ def apply_event(view: JobView, event: WatchJobResponse) -> JobView:
                 view,
                 num_rounds_committed=event.round_committed.num_rounds,
                 round_seconds=event.round_committed.round_seconds,
+                late_clusters=tuple(event.round_committed.late_clusters),
                 round_index=None,
             )
     return view
@@ -210,8 +213,15 @@ def progress_lines(before: JobView, after: JobView) -> list[str]:
     if after.evaluation is not None and after.evaluation != before.evaluation:
         lines.append(say_evaluation(after.evaluation))
     if after.round_index is None and before.round_index is not None:
-        lines.append(f"{_round_words(before)} committed in {after.round_seconds or 0:.1f} s")
+        late = f" {late_words(after)}" if after.late_clusters else ""
+        lines.append(f"{_round_words(before)} committed in {after.round_seconds or 0:.1f} s{late}")
     return lines
+
+
+def late_words(view: JobView) -> str:
+    """Names the clusters without which the last round was committed."""
+    plural = "s" if len(view.late_clusters) > 1 else ""
+    return f"without cluster{plural} {', '.join(map(str, view.late_clusters))} (late)"
 
 
 def say_evaluation(evaluation: Evaluation) -> str:

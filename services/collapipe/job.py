@@ -265,6 +265,14 @@ class ScheduleConfig(DecisionParameters):
     it sets `memory_bytes`, and on control units if each of them sets it."""
     wait_for_hosts_seconds: float = Field(default=60.0, gt=0, le=1e7)
     """How long a job waits for its hosts to register."""
+    round_deadline_seconds: float = Field(default=0.0, ge=0, le=1e7)
+    """When this time has passed since the first cluster began to train in a round, `min_clusters` clusters are enough to
+    commit it. The others are late: their training is stopped and dropped, and they take part in the next round. 0 means that
+    every round waits for all clusters. A cluster that fails is not late: its round is tried again. Hosts keep their
+    optimizer states twice while they train."""
+    min_clusters: int = Field(default=0, ge=0)
+    """Clusters that must have ended a round for a commit after `round_deadline_seconds`. With fewer, the round waits for
+    more. 0 means all clusters, so that no cluster is ever late."""
     retry_seconds: float = Field(default=600.0, ge=0, le=1e7)
     """How long a job tries again by itself, or waits for hosts that it has lost, without a committed round. It
     tries again for at most 60 s after a full disk or a restarted host, and for at most 20 s after values that are not
@@ -305,6 +313,11 @@ class JobConfig(Section):
                 f"schedule.retry_seconds is {retries:g}, but a second attempt may notice a silent host only after "
                 f"schedule.silence_seconds ({silence:g}): use at least {silence:g}, or 0 to end the job with its first "
                 "failure"
+            )
+        if self.schedule.min_clusters > self.clusters:
+            raise ValueError(
+                f"schedule.min_clusters is {self.schedule.min_clusters}, but the job has {self.clusters} clusters: use at "
+                "most this number, or 0 for all clusters"
             )
         if isinstance(self.data.train, list) and len(self.data.train) != self.clusters:
             raise ValueError(
@@ -368,6 +381,12 @@ class JobConfig(Section):
         steps = self.training.rounds * self.training.local_steps
         per_micro_batch = self.training.update_per == "micro_batch"
         return steps * self.schedule.num_micro_batches if per_micro_batch else steps
+
+    @property
+    def may_leave_out_clusters(self) -> bool:
+        """Whether a round may be committed without its late clusters."""
+        schedule = self.schedule
+        return schedule.round_deadline_seconds > 0 and 0 < schedule.min_clusters < self.clusters
 
     def num_devices(self, cluster_index: int) -> int | None:
         """Returns how many devices a cluster must use; `None` means all registered devices."""

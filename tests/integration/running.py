@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,8 @@ class FinishedJob:
     """The start of each attempt at a round."""
     summaries: list[list[RoundSummary]] = field(default_factory=list)
     """The summary of each cluster, for each round."""
+    late_clusters: dict[int, list[int]] = field(default_factory=dict)
+    """The clusters without which a round was committed, by the index of the round."""
     evaluations: list[Evaluation] = field(default_factory=list)
 
     @cached_property
@@ -89,7 +92,13 @@ class FinishedJob:
         return self.state / service / "jobs" / self.job_id
 
 
-def run_job(testbed: LocalTestbed, job: JobConfig, *, resume: bool = False) -> FinishedJob:
+def run_job(
+    testbed: LocalTestbed,
+    job: JobConfig,
+    *,
+    resume: bool = False,
+    on_event: Callable[[Any], None] = lambda event: None,
+) -> FinishedJob:
     """Runs a job to its end, or continues the last job of its name. Fails if the job fails."""
     deadline = time.monotonic() + _LIMIT_SECONDS
     with testbed.client() as client:
@@ -104,6 +113,9 @@ def run_job(testbed: LocalTestbed, job: JobConfig, *, resume: bool = False) -> F
                 finished.evaluations.append(event.evaluation)
             elif event.HasField("round_committed"):
                 finished.summaries.append(list(event.round_committed.summaries))
+                committed = event.round_committed
+                finished.late_clusters[committed.num_rounds - 1] = list(committed.late_clusters)
+            on_event(event)
             if time.monotonic() > deadline:
                 client.cancel(finished.job_id)
                 raise AssertionError(

@@ -6,6 +6,7 @@ It uses only the job file, the initial model and the rows of `collapipe`.
 import copy
 import random
 import tempfile
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -84,11 +85,17 @@ class Client:
         return [micro_batch.tensors for micro_batch in micro_batches]
 
 
-def train_job(job: JobConfig) -> Trained:
-    """Runs a job from the initial model to the last round."""
+def train_job(job: JobConfig, late_clusters: Mapping[int, Collection[int]] = {}) -> Trained:
+    """Runs a job from the initial model to the last round.
+
+    Args:
+        late_clusters: The clusters that do not take part in a round, by the index of the round.
+    """
     clients = make_clients(job)
     for round_index in range(job.training.rounds):
-        arrived = [client.train_round(round_index) for client in clients]
+        late = late_clusters.get(round_index, ())
+        present = [client for client in clients if client.cluster_index not in late]
+        arrived = [client.train_round(round_index) for client in present]
         if len(clients) > 1:
             random.Random(round_index).shuffle(arrived)
             averaged = average(arrived)

@@ -65,7 +65,8 @@ class ClusterRound:
             self._run(emit)
         except CollapipeError as error:
             if self._copy is not None:
-                self._copy.cancel()  # The next attempt begins at the restore point.
+                # The next attempt begins at the restore point. After a late round, the next round goes on with the copy.
+                self._copy.cancel()
             raise self._pipeline.failure_cause(error) from None
         finally:
             self._pipeline.close()
@@ -89,6 +90,7 @@ class ClusterRound:
             stages=self._pipeline.stage_reports(),
             waiting_for=self._pipeline.waiting_for(),
             candidate_copied=self._has_copy(),
+            training_began=started is not None,
         )
         return control_unit_pb2.RunRoundResponse(progress=progress)
 

@@ -52,13 +52,22 @@ def stage_configuration(
         step_index=request.base.step_index,
         total_steps=request.total_steps,
         silence_seconds=job.schedule.silence_seconds,
-        # The edge server has stored its own at the commit.
-        kept_optimizer_digests=[
-            state.optimizer_digest
-            for state in request.candidate.units
-            if state.optimizer_digest and stage.address != request.edge_address
-        ],
+        kept_optimizer_digests=_kept_optimizer_digests(
+            request, job, is_edge_server=stage.address == request.edge_address
+        ),
     )
+
+
+def _kept_optimizer_digests(
+    request: control_unit_pb2.RunRoundRequest, job: JobConfig, *, is_edge_server: bool
+) -> list[str]:
+    """Returns the optimizer states that a host keeps although its units train on."""
+    # The edge server has stored its own of the candidate at the commit.
+    units = [] if is_edge_server else list(request.candidate.units)
+    if job.may_leave_out_clusters:
+        # If the cluster is late, it begins its next round with these states, too.
+        units += request.base.units
+    return list(dict.fromkeys(unit.optimizer_digest for unit in units if unit.optimizer_digest))
 
 
 def _other_hosts(addresses: Sequence[str | None], own_address: str) -> list[str]:

@@ -173,23 +173,25 @@ class GlobalModel:
         candidate_copied: bool = False,
         is_candidate: bool = False,
         keep_commits: int = 1,
+        late_clusters: Sequence[int] = (),
         store_moments: Callable[[plan_pb2.Commit], None] = lambda commit: None,
     ) -> plan_pb2.Commit:
-        """Commits the averages of the prepared states of all clusters.
+        """Commits the averages of the prepared states of all clusters that are not late.
 
         A repeated request changes nothing but the restore point.
 
         Args:
-            clusters: The state of each cluster, in cluster order.
+            clusters: The state of each cluster, in cluster order. That of a late cluster only gets the new weights.
             pushed: Has the weights that the clusters pushed.
             candidate_copied: Whether the candidate becomes the restore point.
             is_candidate: Whether the new commit becomes the candidate.
             keep_commits: Number of the last commits whose weights are kept, the new one included.
+            late_clusters: Clusters that are left out of the average.
             store_moments: Stores the optimizer states of the edge server's own units that a commit names.
 
         Raises:
             WrongStateError: The round is not the next one, or the attempt did not push these states.
-            InvalidInputError: A cluster or a unit is missing, or no cluster has samples.
+            InvalidInputError: A cluster or a unit is missing, all clusters are late, or no cluster has samples.
             CorruptDataError: What a cluster pushed is damaged, does not fit its unit, or is not finite.
         """
         last = self.commit()
@@ -215,7 +217,13 @@ class GlobalModel:
                     f"cluster {cluster.cluster_index} prepared units {found}, but the model has units {expected}: run "
                     "the same version everywhere"
                 )
-        averages = list(pushed.averages(attempt, clusters))
+        present = [cluster for cluster in clusters if cluster.cluster_index not in late_clusters]
+        if not present:
+            raise InvalidInputError(
+                f"all clusters are late for round {attempt.round_index}, but a commit needs the weights of at least one: "
+                "run the same version everywhere"
+            )
+        averages = list(pushed.averages(attempt, present))
         for before, average in zip(last.global_units, averages, strict=True):
             # A commit that was cut short may have moved the file already.
             moved = not average.path.exists()
@@ -237,6 +245,7 @@ class GlobalModel:
             global_units=global_units,
             attempt=attempt.attempt,
             anew_since=last.anew_since,
+            late_clusters=late_clusters,
         )
         earlier = {n: kept for n, kept in _kept_commits(last).items() if n < commit.num_rounds}
         newest = sorted(earlier, reverse=True)[: keep_commits - 1]

@@ -1,5 +1,7 @@
 """Keeps the weights that the clusters push during an attempt, and averages each unit when all clusters have sent it.
 
+If a round is committed without late clusters, the units are averaged at the commit.
+
 A cluster may push an encoded delta instead of weights. It is decoded just before the average.
 
 Everything lies in files apart from the committed blobs, in the folder `pushed` of the job. An older attempt is
@@ -219,7 +221,8 @@ class PushedUnits:
         self._attempt: plan_pb2.Attempt | None = None
         self._lock = threading.Lock()
         self._pushes: dict[tuple[int, int], _Push] = {}
-        self._averages: dict[int, Future[Averaged]] = {}
+        self._averages: dict[tuple[int, tuple[int, ...]], Future[Averaged]] = {}
+        """The average of a unit, by its index and the clusters in it."""
         self._waiting_averages: list[Future[Averaged]] = []
         """The first halves of `_averages`: what still has to be averaged, before it is synced."""
         # One unit at a time is averaged, which bounds the memory. Meanwhile the one before is synced to the disk.
@@ -277,7 +280,7 @@ class PushedUnits:
     def averages(
         self, attempt: plan_pb2.Attempt, clusters: Sequence[plan_pb2.ClusterState]
     ) -> Iterator[Averaged]:
-        """Yields the average of each unit, in unit order, and waits until it is ready.
+        """Yields the average of each unit over some clusters, in unit order, and waits until it is ready.
 
         Raises:
             WrongStateError: A unit was not pushed by this attempt with the given digest.
@@ -302,7 +305,10 @@ class PushedUnits:
                     # The digest of what a delta decodes to is known only after the decoding.
                     if push is None or not push.digest or push.num_samples != cluster.num_samples:
                         raise not_pushed(cluster, state)
-            averages = [self._averages[state.unit_index] for state in clusters[0].units]
+            indices = [cluster.cluster_index for cluster in clusters]
+            averages = [
+                self._begin_average(state.unit_index, indices) for state in clusters[0].units
+            ]
         for position, average in enumerate(averages):
             try:
                 averaged = average.result()
@@ -357,14 +363,24 @@ class PushedUnits:
         with self._lock:
             if self._attempt is None or order(unit.attempt) != order(self._attempt):
                 return
-            pushes = [self._pushes.get((cluster, index)) for cluster in range(self._num_clusters)]
-            complete = [push for push in pushes if push is not None and push.digest]
-            if len(complete) == self._num_clusters and index not in self._averages:
-                target = self._directory / f"average-{index}"
-                average = SPANS.span("averaging", "average", unit=index)(_average)
-                averaged = self._averaging.submit(average, complete, target)
-                self._waiting_averages.append(averaged)
-                self._averages[index] = self._syncing.submit(_synced, averaged)
+            clusters = range(self._num_clusters)
+            pushes = [self._pushes.get((cluster, index)) for cluster in clusters]
+            if all(push is not None and push.digest for push in pushes):
+                self._begin_average(index, clusters)
+
+    def _begin_average(self, index: int, clusters: Sequence[int]) -> Future[Averaged]:
+        """Returns the average of a unit over clusters that have pushed it. Begins it unless it has begun already."""
+        key = index, tuple(clusters)
+        if key not in self._averages:
+            target = self._directory / f"average-{index}"
+            if len(clusters) < self._num_clusters:  # An average over all may still be written.
+                target = target.with_name(f"{target.name}-of-{len(clusters)}")
+            average = SPANS.span("averaging", "average", unit=index)(_average)
+            pushes = [self._pushes[cluster, index] for cluster in clusters]
+            averaged = self._averaging.submit(average, pushes, target)
+            self._waiting_averages.append(averaged)
+            self._averages[key] = self._syncing.submit(_synced, averaged)
+        return self._averages[key]
 
 
 def _average(pushes: Sequence[_Push], target: Path) -> Averaged:

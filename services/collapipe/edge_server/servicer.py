@@ -94,6 +94,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                         candidate_copied=request.candidate_copied,
                         is_candidate=request.is_candidate,
                         keep_commits=request.keep_commits,
+                        late_clusters=request.late_clusters,
                         store_moments=self._store_moments,
                     )
                     pushed.drop(attempt)

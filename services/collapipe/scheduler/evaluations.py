@@ -14,6 +14,8 @@ class Evaluations:
         self._task_kind = task_kind
         self._num_clusters = num_clusters
         self._lock = threading.Lock()
+        self._num_rounds = 0
+        """Committed rounds of the current model."""
         self._counted: dict[int, dict[str, float]] = {}
         """What each cluster that has evaluated the current model has counted, by its index."""
 
@@ -26,6 +28,10 @@ class Evaluations:
             num_rounds: Committed rounds of the evaluated model.
         """
         with self._lock:
+            if (
+                num_rounds != self._num_rounds
+            ):  # A late cluster may not have evaluated the model before.
+                self._num_rounds, self._counted = num_rounds, {}
             self._counted[cluster_index] = dict(counted.sums)
             if len(self._counted) < self._num_clusters:
                 return None

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from collapipe.errors import AttemptFailedError, CancelledError
-from collapipe.rpc import SIGN_OF_LIFE_SECONDS, within_silence
+from collapipe.rpc import within_silence
 
 T = TypeVar("T")
 
@@ -77,17 +77,27 @@ class HostCalls:
             raise AttemptFailedError(f"{host_id} gave no answer when it was asked to {task}")
         return last[0]
 
-    def in_parallel(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-        """Calls `work` for all items at the same time. The first failure ends all calls and is raised."""
+    def in_parallel(
+        self,
+        work: Callable[[Any], T],
+        items: Sequence[Any],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> list[T]:
+        """Calls `work` for all items at the same time. The first failure ends all calls and is raised.
+
+        Args:
+            meanwhile: Called several times a second until all work has ended.
+        """
         if not items:
             return []
         with ThreadPoolExecutor(len(items), "cluster") as executor:
             futures = [executor.submit(work, item) for item in items]
             failed, running = None, set(futures)
             while running and failed is None:
-                done, running = wait(running, SIGN_OF_LIFE_SECONDS, "FIRST_EXCEPTION")
+                done, running = wait(running, _POLL_SECONDS, "FIRST_EXCEPTION")
                 failed = next((future for future in done if future.exception()), None)
                 self._meanwhile()
+                meanwhile()
             if failed is not None:
                 self._has_failed = True  # Calls that other threads start from now on must end, too.
                 self._cancel_calls()

@@ -151,6 +151,9 @@ class RoundDocument(_Document):
     """The document of `RoundDecision.to_json`."""
     total_steps: int
     """Optimizer steps of the whole job, as the learning rate of this round takes them."""
+    late_clusters: list[int] = Field(default_factory=list)
+    """The clusters without which the round is committed, ascending. They are stored before the commit, so that a repeated
+    round has the same clusters."""
 
 
 class JobStore:

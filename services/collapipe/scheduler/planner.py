@@ -34,7 +34,7 @@ from collapipe.scheduler.round_problem import ModelSizes, build_problem
 from collapipe.scheduler.telemetry_window import MIN_SCRAPES, Telemetry
 from collapipe.telemetry import metrics
 from collapipe.telemetry.estimates import Estimates
-from collapipe.v1 import job_pb2, plan_pb2
+from collapipe.v1 import job_pb2, plan_pb2, stage_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -216,9 +216,31 @@ class Planner:
         decision: RoundDecision,
         summaries: Sequence[job_pb2.RoundSummary],
         seconds: float,
+        *,
+        has_late: bool = False,
     ) -> None:
-        """Adds the measured times and energy of a round, which took `seconds` from decision to commit."""
+        """Adds the measured times and energy of a round, which took `seconds` from decision to commit.
+
+        Args:
+            has_late: Whether clusters were late. The times of such a round are those of the deadline, so they are not used.
+        """
         self._current_plans = decision.plans
+        if not has_late:
+            self._add_times(decision, summaries, seconds)
+        self._has_committed = True
+        budgets = {
+            host_id: host.energy_budget_joules
+            for host_id, host in self._hosts.by_id.items()
+            if host.energy_budget_joules
+        }
+        self._knowledge.update_backlogs(_energy_joules(decision, summaries, seconds), budgets)
+
+    def _add_times(
+        self,
+        decision: RoundDecision,
+        summaries: Sequence[job_pb2.RoundSummary],
+        seconds: float,
+    ) -> None:
         trained = [s.configure_seconds + s.training_seconds + s.gather_seconds for s in summaries]
         evaluated = [t + s.evaluation_seconds for t, s in zip(trained, summaries, strict=True)]
         observed = seconds - max(evaluated) + max(trained)
@@ -254,13 +276,6 @@ class Planner:
                             for t in summary.fetched
                         }
                     )
-        self._has_committed = True
-        budgets = {
-            host_id: host.energy_budget_joules
-            for host_id, host in self._hosts.by_id.items()
-            if host.energy_budget_joules
-        }
-        self._knowledge.update_backlogs(_energy_joules(decision, summaries, seconds), budgets)
 
     def close(self) -> None:
         if self._explorer is not None:
@@ -382,7 +397,10 @@ def _energy_joules(
         for stage in cluster.stages:
             watts = hosts[stage.host_id].busy_watts
             sending = stage.energy_joules - passes * watts * stage.compute_seconds
-            busy = times[stage.host_id].forward_seconds + times[stage.host_id].backward_seconds
+            measured = times.get(
+                stage.host_id, stage_pb2.StageTimes()
+            )  # A late cluster may lack it.
+            busy = measured.forward_seconds + measured.backward_seconds
             energy[stage.host_id] = energy.get(stage.host_id, 0.0) + sending + watts * busy
     return energy
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from collapipe.errors import (
     AttemptFailedError,
@@ -16,6 +17,7 @@ from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import RoundDocument
+from collapipe.scheduler.late_clusters import LateClusters
 from collapipe.scheduler.planner import Planner
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
@@ -63,7 +65,10 @@ class RoundRunner:
         self._decides_anew = decides_anew
         self._evaluations = Evaluations(self._job.task.kind, self._job.clusters)
         self._previous_plans: list[plan_pb2.Plan | None] = [None] * self._job.clusters
-        self._candidate_plans: list[plan_pb2.Plan] = []
+        """The plan of the last round of each cluster for which it was not late: these hosts have its optimizer states."""
+        self._candidate_plans: list[plan_pb2.Plan | None] = []
+        self._round_calls: dict[int, Any] = {}
+        """The call of each cluster in the present round, by its index."""
         self._has_copy: set[int] = set()
         """Indices of the clusters whose control units have the optimizer states of the present candidate."""
         self._begin_at(prepared.commit, copied_candidate)
@@ -132,6 +137,9 @@ class RoundRunner:
         with SPANS.span(_TRACK, "plan"):
             document, decision = self._plan(round_index, evaluation_only=not local_steps)
         plans = document.plans
+        recorded = document.late_clusters if self._is_repeated(round_index) else None
+        # An evaluation waits for all clusters.
+        late = LateClusters(self._job, recorded if local_steps else [])
         if local_steps:
             self._planner.round_started(decision)
             self._progress.publish(
@@ -142,51 +150,65 @@ class RoundRunner:
         try:
             with SPANS.span(_TRACK, "run"):
                 prepared = self._calls.in_parallel(
-                    lambda plan: self._run_cluster(plan, local_steps, document.total_steps), plans
+                    lambda plan: self._run_cluster(plan, local_steps, document.total_steps, late),
+                    plans,
+                    meanwhile=lambda: self._stop_calls(late.decide()),
                 )
         except CollapipeError as error:
             outcome = "cancelled" if isinstance(error, CancelledError) else "aborted"
             metrics.ROUND_SECONDS.labels(outcome).observe(time.monotonic() - started)
             raise
-        self._previous_plans = list(plans)
-        copied = self._commit.HasField("candidate") and all(p.candidate_copied for p in prepared)
+        for plan in plans:
+            if plan.cluster_index not in late.late:
+                self._previous_plans[plan.cluster_index] = plan
+        copied = self.copied_candidate is not None
         if not local_steps:
             if copied:  # The last commit is repeated with the new restore point.
                 last = self._progress.attempt(round_index - 1)
                 self._commit_round(last, [], candidate_copied=True)
             return
+        late_clusters = sorted(late.late)
+        if late_clusters != document.late_clusters:
+            document.late_clusters = late_clusters
+            self._progress.jobs.save_round(attempt.job_id, round_index, document)
         with SPANS.span(_TRACK, "commit"):
-            states = [cluster.state for cluster in prepared]
             self._commit = self._commit_round(
-                attempt, states, candidate_copied=copied, is_candidate=self._makes_candidate()
+                attempt,
+                [cluster.state for cluster in prepared],
+                candidate_copied=copied,
+                is_candidate=self._makes_candidate(),
+                late_clusters=late_clusters,
             )
         self._restore_point = self._commit.restore_point
         if self._commit.candidate.num_rounds == self._commit.num_rounds:
-            self._candidate_plans = list(plans)
+            self._candidate_plans = list(self._previous_plans)
             self._has_copy = set()
         summaries = [cluster.summary for cluster in prepared]
         seconds = time.monotonic() - started
-        _export_phases(summaries, seconds)
-        self._planner.round_committed(decision, summaries, seconds)
+        _export_phases(summaries, seconds, late_clusters)
+        self._planner.round_committed(decision, summaries, seconds, has_late=bool(late_clusters))
         self._progress.jobs.save_planner_state(attempt.job_id, self._planner.state())
         self._progress.committed(self._commit)
         self._progress.publish(
             round_committed=scheduler_pb2.RoundCommitted(
-                num_rounds=self._commit.num_rounds, summaries=summaries, round_seconds=seconds
+                num_rounds=self._commit.num_rounds,
+                summaries=summaries,
+                round_seconds=seconds,
+                late_clusters=late_clusters,
             )
         )
 
     def _plan(
         self, round_index: int, *, evaluation_only: bool
     ) -> tuple[RoundDocument, RoundDecision]:
-        """Decides and records a round. A repeated round keeps its recorded micro-batches, slices and upload
-        codecs, if a plan with them fits the hosts. Attempts before the last return to a commit without optimizer states
-        do not count."""
+        """Decides and records a round. A repeated round keeps its recorded late clusters, and also its micro-batches, slices
+        and upload codecs, if a plan with them fits the hosts. Attempts before the last return to a commit without optimizer
+        states do not count."""
         job_id, jobs = self._progress.job_id, self._progress.jobs
         earlier = jobs.find_round(job_id, round_index)
         if earlier is not None and earlier.attempt < self._commit.anew_since:
             earlier = None
-        is_repeated = round_index < self._progress.document.num_rounds_reached
+        repeated = earlier if self._is_repeated(round_index) else None
         try:
             plans, decision = self._planner.decide(
                 round_index, earlier.plans if earlier else (), evaluation_only=evaluation_only
@@ -203,15 +225,30 @@ class RoundRunner:
             attempt=self._progress.document.attempt,
             plans=plans,
             decision=decision.to_json(),
-            total_steps=earlier.total_steps if earlier and is_repeated else self._job.total_steps,
+            total_steps=repeated.total_steps if repeated else self._job.total_steps,
+            late_clusters=repeated.late_clusters if repeated else [],
         )
         jobs.save_round(job_id, round_index, document)
         return document, decision
 
+    def _is_repeated(self, round_index: int) -> bool:
+        """Returns whether an earlier attempt has committed a round."""
+        return round_index < self._progress.document.num_rounds_reached
+
+    def _stop_calls(self, late: frozenset[int]) -> None:
+        """Ends the calls of late clusters, as far as they have begun."""
+        for index in late:
+            if (call := self._round_calls.get(index)) is not None:
+                call.cancel()
+
     def _run_cluster(
-        self, plan: plan_pb2.Plan, local_steps: int, total_steps: int
+        self, plan: plan_pb2.Plan, local_steps: int, total_steps: int, late: LateClusters
     ) -> control_unit_pb2.RoundPrepared:
+        """Runs the part of one cluster. A late cluster returns the state from which it began."""
         index = plan.cluster_index
+        unprepared = control_unit_pb2.RoundPrepared(state=self._commit.clusters[index])
+        if index in late.late:
+            return unprepared
         hosts = self._planner.hosts
         control_unit, edge_server = hosts.clusters[index].control_unit, hosts.edge_server
         previous = self._previous_plans[index]
@@ -235,30 +272,43 @@ class RoundRunner:
         )
         if self._commit.HasField("candidate"):
             request.candidate.CopyFrom(self._commit.candidate.clusters[index])
-            request.candidate_stages.extend(self._candidate_plans[index].stages)
+            # A cluster that was always late has its optimizer states on the disks already.
+            candidate_plan = self._candidate_plans[index]
+            request.candidate_stages.extend(candidate_plan.stages if candidate_plan else ())
             request.wait_for_copy = not local_steps or self._makes_candidate()
         channel = self._channels.channel(control_unit.address)
         stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
-        call = stub.RunRound(request, wait_for_ready=True)
+        call = self._round_calls[index] = stub.RunRound(request, wait_for_ready=True)
         prepared = None
-        for response in self._calls.answers(call, control_unit.host_id, "run its round"):
-            event = response.WhichOneof("event")
-            if event == "progress":
-                if response.progress.candidate_copied:
-                    self._has_copy.add(index)
-                self._progress.publish(progress=response.progress)
-            elif event == "evaluation":
-                evaluation = self._evaluations.add(
-                    index, response.evaluation, self._commit.num_rounds
-                )
-                if evaluation is not None:
-                    self._progress.document.evaluation = evaluation
-                    self._progress.publish(evaluation=evaluation)
-            elif event == "prepared":
-                prepared = response.prepared
+        try:
+            for response in self._calls.answers(call, control_unit.host_id, "run its round"):
+                event = response.WhichOneof("event")
+                if event == "progress":
+                    progress = response.progress
+                    if progress.candidate_copied:
+                        self._has_copy.add(index)
+                    if progress.training_began:
+                        late.training_began()
+                    unprepared.summary.CopyFrom(job_pb2.RoundSummary(stages=progress.stages))
+                    self._progress.publish(progress=progress)
+                elif event == "evaluation":
+                    evaluation = self._evaluations.add(
+                        index, response.evaluation, self._commit.num_rounds
+                    )
+                    if evaluation is not None:
+                        self._progress.document.evaluation = evaluation
+                        self._progress.publish(evaluation=evaluation)
+                elif event == "prepared":
+                    prepared = response.prepared
+                    if prepared.candidate_copied:
+                        self._has_copy.add(index)
+        except CollapipeError:
+            if index in late.late:
+                return unprepared
+            raise
         if prepared is None:
             raise AttemptFailedError(f"{control_unit.host_id} ended its round without a result")
-        return prepared
+        return prepared if late.ended(index) else unprepared
 
     def _commit_round(
         self,
@@ -267,6 +317,7 @@ class RoundRunner:
         *,
         candidate_copied: bool,
         is_candidate: bool = False,
+        late_clusters: Sequence[int] = (),
     ) -> plan_pb2.Commit:
         edge_server = self._planner.hosts.edge_server
         request = edge_server_pb2.CommitRoundRequest(
@@ -275,6 +326,7 @@ class RoundRunner:
             candidate_copied=candidate_copied,
             is_candidate=is_candidate,
             keep_commits=self._job.training.keep_commits,
+            late_clusters=late_clusters,
         )
         channel = self._channels.channel(edge_server.address)
         stub = edge_server_pb2_grpc.EdgeServerServiceStub(channel)
@@ -292,9 +344,16 @@ class RoundRunner:
         return (self._commit.num_rounds + 1) % self._job.training.replicate_every == 0
 
 
-def _export_phases(summaries: Sequence[job_pb2.RoundSummary], seconds: float) -> None:
+def _export_phases(
+    summaries: Sequence[job_pb2.RoundSummary], seconds: float, late_clusters: Sequence[int]
+) -> None:
     metrics.ROUND_SECONDS.labels("committed").observe(seconds)
     for index, summary in enumerate(summaries):
+        # The series exists from the first round on, so that Prometheus sees it grow.
+        late_rounds = metrics.LATE_ROUNDS.labels(str(index))
+        if index in late_clusters:
+            late_rounds.inc()
+            continue
         for phase, phase_seconds in (
             ("configure", summary.configure_seconds),
             ("train", summary.training_seconds),

@@ -329,6 +329,11 @@ class ResidentUnits:
             The units in order, and how many of them were held in the wanted state already.
         """
         units, num_reused = [], 0
+
+        def fetch_unless_kept(unit_index: int, digest: str) -> bytes:
+            kept = self._kept.get(digest)
+            return b"".join(kept.read()) if kept is not None else fetch(unit_index, digest)
+
         for unit_index, digests in sorted(wanted.items()):
             unit = self._units.get(unit_index)
             if unit is None:
@@ -341,7 +346,7 @@ class ResidentUnits:
                 num_reused += 1
             else:
                 self._units.pop(unit_index, None)  # if `load` fails, the half-loaded unit is gone
-                unit.load(digests, fetch)
+                unit.load(digests, fetch_unless_kept)
             unit.upload_codec = upload_codec
             self._units[unit_index] = unit
             units.append(unit)

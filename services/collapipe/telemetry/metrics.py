@@ -213,6 +213,11 @@ JOBS_ENDED = Counter("collapipe_jobs_ended_total", "Jobs that ended, by outcome.
 MOVED_BLOCKS = Counter(
     "collapipe_moved_blocks_total", "Blocks that moved to another host.", ("cluster",)
 )
+LATE_ROUNDS = Counter(
+    "collapipe_late_rounds_total",
+    "Rounds that were committed without a cluster, because it was late.",
+    ("cluster",),
+)
 PLACED_BLOCKS = Gauge("collapipe_placed_blocks", "Blocks that a host runs.", ("host",))
 PLANNED_MICRO_BATCHES = Gauge(
     "collapipe_planned_micro_batches", "Micro-batches of a mini-batch in the plan.", ("cluster",)

@@ -71,18 +71,20 @@ class PushUnitResponse(_message.Message):
     def __init__(self, received_bytes: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class CommitRoundRequest(_message.Message):
-    __slots__ = ("attempt", "clusters", "candidate_copied", "is_candidate", "keep_commits")
+    __slots__ = ("attempt", "clusters", "candidate_copied", "is_candidate", "keep_commits", "late_clusters")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_COPIED_FIELD_NUMBER: _ClassVar[int]
     IS_CANDIDATE_FIELD_NUMBER: _ClassVar[int]
     KEEP_COMMITS_FIELD_NUMBER: _ClassVar[int]
+    LATE_CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     clusters: _containers.RepeatedCompositeFieldContainer[_plan_pb2.ClusterState]
     candidate_copied: bool
     is_candidate: bool
     keep_commits: int
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., clusters: _Optional[_Iterable[_Union[_plan_pb2.ClusterState, _Mapping]]] = ..., candidate_copied: bool = ..., is_candidate: bool = ..., keep_commits: _Optional[int] = ...) -> None: ...
+    late_clusters: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., clusters: _Optional[_Iterable[_Union[_plan_pb2.ClusterState, _Mapping]]] = ..., candidate_copied: bool = ..., is_candidate: bool = ..., keep_commits: _Optional[int] = ..., late_clusters: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CommitRoundResponse(_message.Message):
     __slots__ = ("commit",)

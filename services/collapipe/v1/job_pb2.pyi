@@ -24,7 +24,7 @@ class BlobSource(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class RoundProgress(_message.Message):
-    __slots__ = ("cluster_index", "steps_done", "local_steps", "loss", "samples_per_second", "stages", "waiting_for", "candidate_copied")
+    __slots__ = ("cluster_index", "steps_done", "local_steps", "loss", "samples_per_second", "stages", "waiting_for", "candidate_copied", "training_began")
     CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class RoundProgress(_message.Message):
     STAGES_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_COPIED_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_BEGAN_FIELD_NUMBER: _ClassVar[int]
     cluster_index: int
     steps_done: int
     local_steps: int
@@ -41,7 +42,8 @@ class RoundProgress(_message.Message):
     stages: _containers.RepeatedCompositeFieldContainer[StageReport]
     waiting_for: str
     candidate_copied: bool
-    def __init__(self, cluster_index: _Optional[int] = ..., steps_done: _Optional[int] = ..., local_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., candidate_copied: bool = ...) -> None: ...
+    training_began: bool
+    def __init__(self, cluster_index: _Optional[int] = ..., steps_done: _Optional[int] = ..., local_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., candidate_copied: bool = ..., training_began: bool = ...) -> None: ...
 
 class StageReport(_message.Message):
     __slots__ = ("host_id", "start_unit", "stop_unit", "busy_ratio", "times")

@@ -108,7 +108,7 @@ class ClusterState(_message.Message):
     def __init__(self, cluster_index: _Optional[int] = ..., units: _Optional[_Iterable[_Union[UnitState, _Mapping]]] = ..., cursor: _Optional[_Union[DataCursor, _Mapping]] = ..., num_samples: _Optional[int] = ..., step_index: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("job_id", "num_rounds", "global_units", "clusters", "attempt", "restore_point", "candidate", "history", "anew_since")
+    __slots__ = ("job_id", "num_rounds", "global_units", "clusters", "attempt", "restore_point", "candidate", "history", "anew_since", "late_clusters")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_UNITS_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class Commit(_message.Message):
     CANDIDATE_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     ANEW_SINCE_FIELD_NUMBER: _ClassVar[int]
+    LATE_CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     num_rounds: int
     global_units: _containers.RepeatedCompositeFieldContainer[UnitState]
@@ -127,7 +128,8 @@ class Commit(_message.Message):
     candidate: Commit
     history: _containers.RepeatedCompositeFieldContainer[Commit]
     anew_since: int
-    def __init__(self, job_id: _Optional[str] = ..., num_rounds: _Optional[int] = ..., global_units: _Optional[_Iterable[_Union[UnitState, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterState, _Mapping]]] = ..., attempt: _Optional[int] = ..., restore_point: _Optional[_Union[Commit, _Mapping]] = ..., candidate: _Optional[_Union[Commit, _Mapping]] = ..., history: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., anew_since: _Optional[int] = ...) -> None: ...
+    late_clusters: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job_id: _Optional[str] = ..., num_rounds: _Optional[int] = ..., global_units: _Optional[_Iterable[_Union[UnitState, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterState, _Mapping]]] = ..., attempt: _Optional[int] = ..., restore_point: _Optional[_Union[Commit, _Mapping]] = ..., candidate: _Optional[_Union[Commit, _Mapping]] = ..., history: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., anew_since: _Optional[int] = ..., late_clusters: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
     __slots__ = ("family", "task", "config_json", "pretrained")

@@ -271,14 +271,16 @@ class RoundStarted(_message.Message):
     def __init__(self, round_index: _Optional[int] = ..., attempt: _Optional[int] = ..., plans: _Optional[_Iterable[_Union[_plan_pb2.Plan, _Mapping]]] = ...) -> None: ...
 
 class RoundCommitted(_message.Message):
-    __slots__ = ("num_rounds", "summaries", "round_seconds")
+    __slots__ = ("num_rounds", "summaries", "round_seconds", "late_clusters")
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     SUMMARIES_FIELD_NUMBER: _ClassVar[int]
     ROUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LATE_CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     num_rounds: int
     summaries: _containers.RepeatedCompositeFieldContainer[_job_pb2.RoundSummary]
     round_seconds: float
-    def __init__(self, num_rounds: _Optional[int] = ..., summaries: _Optional[_Iterable[_Union[_job_pb2.RoundSummary, _Mapping]]] = ..., round_seconds: _Optional[float] = ...) -> None: ...
+    late_clusters: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_rounds: _Optional[int] = ..., summaries: _Optional[_Iterable[_Union[_job_pb2.RoundSummary, _Mapping]]] = ..., round_seconds: _Optional[float] = ..., late_clusters: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()

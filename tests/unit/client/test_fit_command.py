@@ -13,6 +13,7 @@ from collapipe.v1.scheduler_pb2 import RoundCommitted, RoundStarted, WatchJobRes
 from collapipe.v1.tensor_pb2 import CODEC_FP32, CODEC_INT8
 from collapipe_client.cli import app
 from collapipe_client.live_view import event_document
+from collapipe_client.recorded_run import read_run
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -78,7 +79,7 @@ def _round(
     if committed:
         done = RoundCommitted(num_rounds=index + 1)
         for norm in norms:
-            done.summaries.add(gradient_norms=[norm])
+            done.summaries.add(gradient_norms=[norm] if norm else [])
         events.append(_event(round_committed=done))
     return events
 
@@ -119,6 +120,13 @@ def _refusal(*files: str) -> str:
     result = _RUNNER.invoke(app, ["fit", *files])
     assert result.exit_code == 2, result.output
     return result.stderr
+
+
+def test_late_cluster_has_no_norms_to_count(tmp_path: Path) -> None:
+    norms = [[3.0, 4.0], [5.0, 0.0]]  # without the second cluster in the second round
+    rounds = [event for index in range(2) for event in _round(index, norms[index])]
+    path = _write(tmp_path / "late.jsonl", _job(2, 10, 8, 2), *rounds)
+    assert read_run(Path(path)).trained_run().squared_gradient_norm == (12.5 + 25) / 2
 
 
 def test_fit_finds_the_constants_that_the_runs_were_made_with(tmp_path: Path) -> None:

@@ -101,6 +101,16 @@ def test_unit_words_name_the_range(start: int, stop: int, words: str) -> None:
     assert unit_words(start, stop, 8) == words
 
 
+@pytest.mark.parametrize(
+    ("late", "words"),
+    [([1], " without cluster 1 (late)"), ([0, 2], " without clusters 0, 2 (late)"), ([], "")],
+)
+def test_late_clusters_are_named_when_a_round_is_committed(late: list[int], words: str) -> None:
+    committed = RoundCommitted(num_rounds=1, round_seconds=12.5, late_clusters=late)
+    lines = _lines(_RUNNING, _STARTED, WatchJobResponse(round_committed=committed))
+    assert lines[-1] == f"round 1/2 committed in 12.5 s{words}"
+
+
 def test_view_of_a_round_in_progress() -> None:
     view = _view(_WAITING, _RUNNING, _STARTED, _progress(3, loss=1.25))
     assert (view.name, view.state, view.round_index, view.num_rounds) == ("demo", "running", 0, 2)

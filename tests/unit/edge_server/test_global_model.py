@@ -2,17 +2,18 @@ import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from collapipe.edge_server.global_model import GlobalModel
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
-from collapipe.v1.plan_pb2 import Attempt, Commit, DataCursor
+from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, DataCursor
 from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors
 
-from .edges import Edge
+from .edges import SAMPLES, Edge
 
 # --- the initial model
 
@@ -84,6 +85,51 @@ def test_commit_keeps_the_optimizer_state_and_the_cursor_of_each_cluster(edge: E
         assert cluster.units[-1].optimizer_digest == state.units[-1].optimizer_digest
         assert (cluster.cursor, cluster.step_index) == (state.cursor, state.step_index)
         assert cluster.num_samples == state.num_samples
+
+
+def test_round_without_a_late_cluster_averages_the_others_and_keeps_its_state(
+    tmp_path: Path, vocabulary: bytes
+) -> None:
+    edge = Edge(tmp_path / "job", vocabulary, num_clusters=3)
+    edge.prepare()
+    before = edge.commit(edge.train_all())
+    states = edge.train_all()
+    trained = [edge.weights(list(state.units)) for state in states]
+    # The late cluster has pushed one of its units already.
+    attempt = Attempt(job_id="job", round_index=1, attempt=2)
+    late = ClusterState(cluster_index=1, num_samples=SAMPLES[1], units=states[1].units[:1])
+    for state in (states[0], late, states[2]):
+        edge.push(attempt, state)
+    states[1] = before.clusters[1]
+    commit = edge.commit(states, round_index=1, late_clusters=[1])
+    for name, tensor in edge.weights(list(commit.global_units)).items():
+        expected = (
+            SAMPLES[0] * trained[0][name].double().numpy()
+            + SAMPLES[2] * trained[2][name].double().numpy()
+        ) / (SAMPLES[0] + SAMPLES[2])
+        np.testing.assert_allclose(tensor.double().numpy(), expected, rtol=1e-6, err_msg=name)
+    assert commit.late_clusters == [1]
+    assert edge.model.commit() == commit
+    kept = commit.clusters[1]
+    for unit, earlier, averaged in zip(
+        kept.units, before.clusters[1].units, commit.global_units, strict=True
+    ):
+        assert unit.optimizer_digest == earlier.optimizer_digest
+        assert unit.weights_digest == averaged.weights_digest != earlier.weights_digest
+    assert kept.units[-1].optimizer_digest in edge.blobs()
+    assert (kept.cursor, kept.step_index) == (
+        before.clusters[1].cursor,
+        before.clusters[1].step_index,
+    )
+    # The next round has all clusters again.
+    assert edge.commit(edge.train_all(), round_index=2).late_clusters == []
+
+
+def test_commit_without_all_clusters_is_refused(edge: Edge) -> None:
+    before = edge.model.commit()
+    with pytest.raises(InvalidInputError, match="all clusters are late for round 0"):
+        edge.commit(edge.train_all(), late_clusters=[0, 1])
+    assert edge.model.commit() == before
 
 
 def test_global_model_equals_a_single_cluster_bit_for_bit(

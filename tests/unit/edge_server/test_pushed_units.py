@@ -278,6 +278,19 @@ def test_delta_that_decodes_to_other_weights_than_those_of_the_sender_is_refused
         list(pushed.averages(Attempt(job_id="job"), states))
 
 
+def test_average_without_a_late_cluster_has_the_weights_of_the_others(pushed: PushedUnits) -> None:
+    delta = delta_of(1)
+    decoded = TensorBlob(delta.weights).digest
+    # The average over both clusters has begun already.
+    states = [push(pushed, 0), push_delta(pushed, 1, delta.tensors, decoded)]
+    for state, digest in zip(states, (blob_of(0).digest, decoded), strict=True):
+        (average,) = pushed.averages(Attempt(job_id="job"), [state])
+        assert average.digest == digest
+        assert hashlib.sha256(average.path.read_bytes()).hexdigest() == digest
+    (average,) = pushed.averages(Attempt(job_id="job"), states)
+    assert average.digest not in (blob_of(0).digest, decoded)
+
+
 def test_garbage_instead_of_a_delta_is_refused(pushed: PushedUnits) -> None:
     states = [push(pushed, 0), push_delta(pushed, 1, {"large": torch.zeros(3)}, "some digest")]
     with pytest.raises(CorruptDataError, match="a delta contains 'large' with shape"):

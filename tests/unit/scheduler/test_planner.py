@@ -383,6 +383,20 @@ def test_blocks_leave_a_device_with_a_slow_uplink_until_it_is_restored() -> None
     assert found[7][narrow] > 0
 
 
+def test_times_of_a_round_with_late_clusters_are_not_used() -> None:
+    taking_part, source, clock = hosts(budget_joules=0.5), Source(), Clock()
+    deciding = planner(taking_part, knowledge(taking_part), source, clock)
+    run_round(deciding, clock, 0, summary(taking_part))
+    before = deciding.state().knowledge.model_copy(deep=True)
+    _, decision = deciding.decide(1, ())
+    deciding.round_started(decision)
+    # A late cluster may not even have reports of its stages.
+    deciding.round_committed(decision, [RoundSummary()], 500.0, has_late=True)
+    after = deciding.state().knowledge
+    assert after.fixed_seconds == before.fixed_seconds
+    assert after.backlogs != before.backlogs  # energy was used all the same
+
+
 @pytest.mark.parametrize("reason", ["solver_slow", "solver_failed", "telemetry_missing"])
 def test_replay_of_plans_that_were_kept_returns_them(reason: str) -> None:
     taking_part = hosts()

@@ -128,6 +128,17 @@ def test_state_of_lossy_uploads_counts_if_the_strategy_may_use_them() -> None:
     assert found == {"dssra": (24000, 4000), "pipeline": (16000, 4000)}
 
 
+def test_kept_optimizer_states_count_if_clusters_may_be_late() -> None:
+    taking_part = hosts()
+    config = job(round_deadline_seconds=60, min_clusters=1)
+    changes = {"clusters": 2, "training": config.training}
+    for codecs, expected in ((["fp32"], 24000), (["int8"], 36000)):
+        changes["training"] = config.training.model_copy(update={"upload_codecs": codecs})
+        two = config.model_copy(update=changes)
+        model = build_problem(two, SIZES, taking_part, knowledge(taking_part), round_index=0).model
+        assert model.state_bytes(1, 2) == expected
+
+
 def test_measured_time_of_embedding_and_head_replaces_the_guess() -> None:
     taking_part = hosts()
     known = knowledge(taking_part, seconds=(0.01, 0.02, 0.04))

@@ -1,5 +1,7 @@
 """How attempts at a round are recorded; whole jobs run in tests/integration."""
 
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,15 +9,18 @@ from typing import Any
 import pytest
 
 from collapipe.errors import AttemptFailedError, InfeasibleError
+from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.late_clusters import LateClusters
 from collapipe.scheduler.round_runner import RoundRunner
+from collapipe.v1.control_unit_pb2 import RoundPrepared
 from collapipe.v1.job_pb2 import BlobSource
-from collapipe.v1.plan_pb2 import Commit, ModelSpec, Plan
+from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, ModelSpec, Plan
 
 from .jobs import SIZES, hosts, job
 
@@ -129,6 +134,75 @@ def test_rounds_after_a_return_without_optimizer_states_are_decided_anew(tmp_pat
             run_round(store, document, planner, anew_since=1 if attempt else 0)
         recorded = store.round(document.job_id, 0)
         assert recorded.plans[0].num_micro_batches == expected
+
+
+class CommitReachedError(Exception):
+    """Ends a round when it would be committed."""
+
+
+def run_to_commit(
+    store: JobStore, document: JobDocument, ended: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Runs a round of three clusters, of which some have ended when the deadline passes.
+
+    Returns:
+        The clusters that trained, and the late ones that the commit would leave out.
+    """
+    states = [ClusterState(cluster_index=index) for index in range(3)]
+    commit = Commit(clusters=states, restore_point=Commit(clusters=states))
+    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit)
+    progress = JobProgress(document, store, EventLog())
+    planner: Any = ScriptedPlanner("device-0", 4, 4, 4)
+    channels = ChannelPool(Security.insecure())
+    runner = RoundRunner(progress, prepared, planner, channels, HostCalls(5.0))
+    trained, left_out = [], []
+    has_ended = threading.Barrier(max(len(ended), 1))
+
+    def run_cluster(plan: Plan, steps: int, total: int, late: LateClusters) -> RoundPrepared:
+        index = plan.cluster_index
+        if index not in late.late:
+            trained.append(index)
+            late.training_began()
+            if index in ended:
+                has_ended.wait(5)
+                late.ended(index)
+            else:
+                while index not in late.decide():
+                    time.sleep(0.01)
+        return RoundPrepared(state=ClusterState(cluster_index=index))
+
+    def commit_round(attempt: Attempt, states: Sequence[ClusterState], **options: Any) -> Commit:
+        assert [state.cluster_index for state in states] == [0, 1, 2]
+        left_out.extend(options["late_clusters"])
+        # A commit that the scheduler does not see must be repeated with the same clusters.
+        assert store.round(document.job_id, 0).late_clusters == left_out
+        raise CommitReachedError
+
+    runner._run_cluster = run_cluster  # type: ignore[method-assign]
+    runner._commit_round = commit_round  # type: ignore[method-assign,assignment]
+    with pytest.raises(CommitReachedError):
+        runner.run(local_steps=1)
+    return sorted(trained), left_out
+
+
+def test_repeated_round_has_the_recorded_clusters_whatever_the_deadline_says(
+    tmp_path: Path,
+) -> None:
+    store = JobStore(tmp_path)
+    schedule = {"min_clusters": 2, "round_deadline_seconds": 1e-6}
+    three = {**job().model_dump(), "clusters": 3}
+    three["schedule"] |= schedule
+    document = store.create(JobConfig.model_validate(three))
+    assert run_to_commit(store, document, ended=[0, 2]) == ([0, 1, 2], [1])
+    # It was not committed, so others may be late in the next attempt.
+    document.attempt = 1
+    assert run_to_commit(store, document, ended=[1, 2]) == ([0, 1, 2], [0])
+    document.attempt, document.num_rounds_reached = 2, 1  # the commit was found
+    assert run_to_commit(store, document, ended=[1, 2]) == ([1, 2], [0])
+    three["schedule"] |= {"round_deadline_seconds": 0}
+    changes = {"config_json": JobConfig.model_validate(three).to_json(), "attempt": 3}
+    document = document.model_copy(update=changes)
+    assert run_to_commit(store, document, ended=[1, 2]) == ([1, 2], [0])
 
 
 def test_each_round_decides_its_own_micro_batches(tmp_path: Path) -> None:

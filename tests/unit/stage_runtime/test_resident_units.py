@@ -345,6 +345,12 @@ def trained(
     return unit, digest
 
 
+def states_of(unit: ResidentUnit) -> dict[str, Tensor]:
+    blob = unit.optimizer_blob
+    assert blob is not None
+    return load_tensors(b"".join(blob.read()))
+
+
 def test_kept_state_stays_readable_while_its_unit_trains_on(
     resident: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
 ) -> None:
@@ -365,6 +371,25 @@ def test_state_of_a_unit_that_has_moved_away_stays_readable(
 ) -> None:
     _, digest = trained(resident, shelf, initial[BLOCK])
     resident.retain([])
+    assert hashlib.sha256(b"".join(resident.blob(digest).read())).hexdigest() == digest
+
+
+def test_unit_of_a_late_round_gets_its_kept_state_back(
+    resident: ResidentUnits, shelf: Shelf, initial: dict[int, StateDigests]
+) -> None:
+    unit, digest = trained(resident, shelf, initial[BLOCK])
+    expected = {name: tensor.clone() for name, tensor in states_of(unit).items()}
+    step(unit, 2)
+    resident.drop_unsealed()  # the round was late
+    resident.keep_moments([digest])
+    shelf.fetched.clear()
+    wanted = StateDigests(initial[BLOCK].weights, digest)
+    (again,), _ = resident.take({BLOCK: wanted}, shelf.fetch)
+    assert shelf.fetched == [(BLOCK, wanted.weights)]
+    assert again is not unit
+    found = states_of(again)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    step(again, 3)  # It may be late again.
     assert hashlib.sha256(b"".join(resident.blob(digest).read())).hexdigest() == digest
 
 

@@ -134,6 +134,17 @@ def test_evaluation_is_made_when_the_last_cluster_has_counted() -> None:
     assert math.isnan(compute_metrics("instruction", clusters[1])["perplexity"])
 
 
+def test_counts_of_another_model_are_forgotten() -> None:
+    evaluations = Evaluations("classification", 2)
+    sums = EvaluationSums(sums={"rows": 2, "right": 1})
+    assert evaluations.add(0, sums, 1) is None
+    # The other cluster was late before it had evaluated that model.
+    assert evaluations.add(1, sums, 2) is None
+    evaluation = evaluations.add(0, sums, 2)
+    assert evaluation is not None
+    assert (evaluation.num_rounds, evaluation.num_rows) == (2, 4)
+
+
 def test_every_row_is_evaluated_once_also_when_rows_are_appended(
     make_job: Callable[..., JobConfig], texts: Callable[..., str]
 ) -> None:

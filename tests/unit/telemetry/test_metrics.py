@@ -96,6 +96,7 @@ def test_every_metric_has_our_prefix_and_a_base_unit() -> None:
     counted = (
         "samples",
         "steps",
+        "rounds",
         "hosts",
         "batches",
         "blocks",

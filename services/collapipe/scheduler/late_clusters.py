@@ -1,0 +1,63 @@
+"""Decides which clusters of a round are late."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from collapipe.job import JobConfig
+
+
+class LateClusters:
+    """The late clusters of one round. Several threads may use it.
+
+    Args:
+        recorded: The late clusters if they are known already, because the round is repeated. Deadlines then do not count.
+            `None` for a round that is decided now.
+        clock: Returns a time in seconds from any fixed start.
+    """
+
+    def __init__(
+        self,
+        job: JobConfig,
+        recorded: Sequence[int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job = job
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._late = frozenset(recorded or ())
+        self._is_open = recorded is None and job.may_leave_out_clusters
+        """Whether clusters may still become late."""
+        self._began_at: float | None = None
+        self._ended: set[int] = set()
+
+    @property
+    def late(self) -> frozenset[int]:
+        return self._late
+
+    def training_began(self) -> None:
+        """Tells that a cluster trains. The deadline counts from the first call."""
+        with self._lock:
+            if self._began_at is None:
+                self._began_at = self._clock()
+
+    def ended(self, cluster_index: int) -> bool:
+        """Tells that a cluster has ended its round. Returns whether its result counts: it does not if the cluster is late."""
+        with self._lock:
+            if cluster_index not in self._late:
+                self._ended.add(cluster_index)
+            return cluster_index in self._ended
+
+    def decide(self) -> frozenset[int]:
+        """Returns the late clusters. Once there are some, they stay the same."""
+        schedule = self._job.schedule
+        with self._lock:
+            if (
+                self._is_open
+                and self._began_at is not None
+                and self._clock() - self._began_at >= schedule.round_deadline_seconds
+                and len(self._ended) >= schedule.min_clusters
+            ):
+                self._late = frozenset(range(self._job.clusters)) - self._ended
+                self._is_open = False
+            return self._late

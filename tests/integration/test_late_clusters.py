@@ -1,0 +1,108 @@
+"""Tests that rounds do not wait for a cluster that is too slow, and that it takes part again later."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reference.tiny_jobs import make_job
+
+from collapipe.emulation.device_profiles import DEVICE_PROFILES
+from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
+from collapipe.job import JobConfig
+from collapipe_client import LocalTestbed
+from integration.running import FinishedJob, run_job
+from integration.test_exact import check_equals_reference
+from integration.test_uploads import check_equals_one_process
+
+PROFILE = "raspberry-pi-4"
+SLOW = Emulation(
+    devices={
+        # A second for each micro-batch
+        "device-1-1": EmulatedDevice(
+            profile=PROFILE, slowdown=1 / DEVICE_PROFILES[PROFILE].seconds_per_micro_batch
+        )
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
+    folder = tmp_path_factory.mktemp("testbed")
+    with LocalTestbed([2, 2], folder, emulation=Emulation()) as testbed:
+        testbed.wait_until_registered()
+        yield testbed
+
+
+def job_with_deadline(folder: Path, name: str, **training: Any) -> JobConfig:
+    """Returns a job whose slow cluster would need 16 s for a round, but gets 4 s. Blocks move in every round."""
+    return make_job(
+        folder,
+        name=name,
+        num_rows=(21, 33),
+        devices_per_cluster=2,
+        training={"local_steps": 4, "decay": "constant", **training},
+        schedule={
+            "strategy": "manual",
+            "segments": [[1, 2], [2, 1]],
+            "round_deadline_seconds": 4,
+            "min_clusters": 1,
+        },
+    )
+
+
+def run_with_a_slow_cluster(testbed: LocalTestbed, job: JobConfig, times: int = 2) -> FinishedJob:
+    """Runs a job. From the second round on, cluster 1 is slow until rounds were committed without it so many times."""
+    num_late = 0
+
+    def on_event(event: Any) -> None:
+        nonlocal num_late
+        if event.HasField("round_started") and event.round_started.round_index == 1:
+            testbed.emulate(SLOW)
+        elif event.HasField("round_committed") and 1 in event.round_committed.late_clusters:
+            num_late += 1
+            if num_late == times:
+                testbed.emulate(Emulation())
+
+    try:
+        finished = run_job(testbed, job, on_event=on_event)
+    finally:
+        testbed.emulate(Emulation())
+    assert num_late >= times
+    return finished
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_rounds_are_committed_without_a_slow_cluster_and_then_with_it_again(
+    testbed: LocalTestbed, tmp_path: Path, codec: str
+) -> None:
+    training = {"rounds": 8, "replicate_every": 2, "upload_codecs": [codec]}
+    job = job_with_deadline(tmp_path, codec, **training)
+    finished = run_with_a_slow_cluster(testbed, job)
+    assert finished.late_clusters[7] == [], finished.late_clusters
+    late = next(index for index, clusters in finished.late_clusters.items() if clusters == [1])
+    assert not finished.summaries[late][1].losses
+    # The optimizer states, too: a late cluster goes on from those of its last committed round.
+    if codec == "fp32":
+        check_equals_reference(job, finished)
+    else:
+        check_equals_one_process(job, finished)
+    assert finished.commit.restore_point.num_rounds == 8
+
+
+def test_repeated_rounds_have_the_same_clusters_and_the_same_bits(
+    testbed: LocalTestbed, tmp_path: Path
+) -> None:
+    job = job_with_deadline(tmp_path, "repeating", rounds=4, replicate_every=10)
+    first = run_with_a_slow_cluster(testbed, job, times=1)
+    assert first.commit.restore_point.num_rounds == 0
+    longer = {
+        "training": job.training.model_copy(update={"rounds": 6, "replicate_every": 6}),
+        "schedule": job.schedule.model_copy(update={"round_deadline_seconds": 0.0}),
+    }
+    job = job.model_copy(update=longer)
+    again = run_job(testbed, job, resume=True)
+    assert [started.round_index for started in again.started] == list(range(6))
+    assert again.late_clusters == {**first.late_clusters, 4: [], 5: []}
+    assert again.losses(1)[: len(first.losses(1))] == first.losses(1)
+    check_equals_reference(job, again)

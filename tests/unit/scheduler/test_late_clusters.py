@@ -1,0 +1,98 @@
+"""Which clusters of a round are late."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from collapipe.errors import InvalidInputError
+from collapipe.job import JobConfig
+from collapipe.scheduler.late_clusters import LateClusters
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def job(**schedule: Any) -> JobConfig:
+    document = {"task": {"kind": "classification"}, "clusters": 3, "schedule": schedule}
+    return JobConfig.from_dict(document, "JOB.toml")
+
+
+DEADLINE = job(round_deadline_seconds=10, min_clusters=2)
+
+
+def test_clusters_that_have_not_ended_at_the_deadline_are_late(clock: Clock) -> None:
+    late = LateClusters(DEADLINE, clock=clock)
+    late.training_began()
+    clock.now += 6
+    late.training_began()  # The deadline counts from the first cluster.
+    assert late.ended(0) and late.ended(2)
+    clock.now += 3.9
+    assert late.decide() == frozenset()
+    clock.now += 0.2
+    assert late.decide() == late.late == {1}
+    assert not late.ended(1), "a result that comes later counts"
+    assert late.decide() == {1}
+
+
+def test_deadline_waits_until_enough_clusters_have_ended(clock: Clock) -> None:
+    late = LateClusters(DEADLINE, clock=clock)
+    late.training_began()
+    clock.now += 1000
+    assert late.decide() == frozenset()
+    assert late.ended(1)
+    assert late.decide() == frozenset()
+    assert late.ended(0)
+    assert late.decide() == {2}
+
+
+def test_deadline_does_not_count_before_the_training(clock: Clock) -> None:
+    late = LateClusters(DEADLINE, clock=clock)
+    clock.now += 1000
+    assert late.ended(0) and late.ended(1)
+    assert late.decide() == frozenset()
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {},
+        {"min_clusters": 1},
+        {"round_deadline_seconds": 10},
+        {"round_deadline_seconds": 10, "min_clusters": 3},
+    ],
+)
+def test_nobody_is_late_without_a_deadline_or_if_all_clusters_are_needed(
+    clock: Clock, schedule: dict[str, Any]
+) -> None:
+    late = LateClusters(job(**schedule), clock=clock)
+    late.training_began()
+    assert late.ended(0) and late.ended(1)
+    clock.now += 1000
+    assert late.decide() == frozenset()
+
+
+@pytest.mark.parametrize("recorded", [[], [1]])
+def test_repeated_round_has_the_recorded_late_clusters(clock: Clock, recorded: list[int]) -> None:
+    late = LateClusters(DEADLINE, recorded, clock)
+    assert late.late == set(recorded)
+    late.training_began()
+    assert late.ended(2)
+    clock.now += 1000
+    assert late.ended(0)
+    assert late.decide() == set(recorded)
+
+
+def test_more_clusters_than_the_job_has_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="min_clusters is 4, but the job has 3 clusters"):
+        job(min_clusters=4)
