@@ -41,12 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _OneTestbed(LoadFileScheduling):
-    """Gives all tests of a file to one worker process, and all that share a testbed or a Docker Engine."""
+    """Gives all tests of a file to one worker process, and all of tests/integration, which share a testbed."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        if file in ("tests/containers/test_compose.py", "tests/containers/test_images.py"):
-            return "engine"
         return "integration" if file.startswith("tests/integration/") else file
 
 
