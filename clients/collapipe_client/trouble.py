@@ -12,6 +12,7 @@ from collapipe.v1.scheduler_pb2 import (
     WatchJobResponse,
 )
 from collapipe_client.message_json import enum_word
+from collapipe_client.quantities import say_age
 
 
 def say_trouble(trouble: JobTrouble, now: float) -> str:
@@ -38,13 +39,7 @@ def incident_lines(event: WatchJobResponse) -> list[str]:
 
 def say_last_seen(host: HostStatus | MissingHost, now: float) -> str:
     """Says when the last heartbeat of a host arrived, in words."""
-    seconds = max(0.0, now - host.last_seen.ToMilliseconds() / 1000)
-    if seconds < 120:
-        age = f"{seconds:.0f} s"
-    elif seconds < 2 * 3600:
-        age = f"{seconds / 60:.0f} min"
-    else:
-        age = f"{seconds / 3600:.0f} h"
+    age = say_age(now - host.last_seen.ToMilliseconds() / 1000)
     return f"last heartbeat {age} ago, at {say_moment(host.last_seen, now)}"
 
 

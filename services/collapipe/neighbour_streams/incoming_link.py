@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import torch
-
 from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import DivergedError
@@ -100,7 +98,8 @@ class IncomingLink:
 
     def _complete(self, frame: Frame) -> None:
         for tensor in frame.tensors.values():
-            if not torch.isfinite(tensor).all():
+            # The sum takes a fortieth of the time. A sum may also overflow, so only the elements decide.
+            if not tensor.sum().isfinite() and not tensor.isfinite().all():
                 raise DivergedError(
                     f"{self.sender} sent values that are not finite in micro-batch {frame.micro_batch} of step "
                     f"{frame.step_index}",

@@ -164,7 +164,7 @@ class JobRunner:
                 return
             except (CollapipeError, OSError) as error:
                 failure = error
-            if isinstance(failure, DivergedError):
+            if isinstance(failure, DivergedError) and failure.host_id:
                 self._not_finite.add(failure.host_id)
             if isinstance(failure, PeerLostError):
                 self._registry.suspect(failure.host_id, f"job {self.job_id}: {failure}")

@@ -112,11 +112,6 @@ class JobDocument(_Document):
         """The parsed job file."""
         return JobConfig.from_json(self.config_json)
 
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether the job waits for its turn or runs."""
-        return self.state in _UNFINISHED
-
     def status(self) -> scheduler_pb2.JobStatus:
         """Returns the message that describes the job to clients."""
         job = self.job
@@ -183,7 +178,7 @@ class JobStore:
         Args:
             abandon: Mark them as failed instead, and return none.
         """
-        unfinished = [document for document in self.all() if document.is_unfinished]
+        unfinished = [document for document in self.all() if not document.has_ended]
         for document in unfinished:
             if abandon:
                 document.state = scheduler_pb2.JOB_STATE_FAILED
@@ -222,7 +217,7 @@ class JobStore:
                     f"there is no job named {config.name!r} to resume: run it without --resume first"
                 )
             document = jobs[-1]
-            if document.is_unfinished:
+            if not document.has_ended:
                 raise InvalidInputError(
                     f"job {document.job_id} is still running: wait for it or cancel it"
                 )
@@ -272,7 +267,7 @@ class JobStore:
                 document.num_rounds_reached = num_rounds
             if document.evaluation is not None and document.evaluation.num_rounds > num_rounds:
                 document.evaluation = None
-            if not document.is_unfinished and num_rounds < document.job.training.rounds:
+            if document.has_ended and num_rounds < document.job.training.rounds:
                 document.state = scheduler_pb2.JOB_STATE_CANCELLED
                 document.message = f"went back to {num_rounds} committed rounds: resume it"
             self.save(document)

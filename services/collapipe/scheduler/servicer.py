@@ -202,7 +202,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """
         with self._changed:
             document, running = self._jobs.get(job_id), self._running
-            if document.is_unfinished:
+            if not document.has_ended:
                 state = scheduler_pb2.JobState.Name(document.state).removeprefix("JOB_STATE_")
                 raise WrongStateError(
                     f"job {job_id} is {state.lower()}, and only a job that is over can go back to an earlier commit: wait for "

@@ -224,7 +224,8 @@ def test_picture_says_which_hosts_are_missing_and_since_when() -> None:
 
 
 @pytest.mark.parametrize(
-    ("age", "words"), [(119, "119 s ago"), (300, "5 min ago"), (3 * 3600, "3 h ago")]
+    ("age", "words"),
+    [(59, "59 s ago"), (119, "1 min ago"), (300, "5 min ago"), (3 * 3600, "3 h ago")],
 )
 def test_age_of_a_heartbeat_has_a_fitting_unit(age: float, words: str) -> None:
     assert words in say_trouble(_LOST, 1000.0 + age)

@@ -163,3 +163,10 @@ def test_values_that_are_not_finite_blame_the_sender(
     with pytest.raises(DivergedError, match="a sent values that are not finite") as raised:
         arrivals.take(sent)
     assert raised.value.host_id == "a" and arrivals.frames.empty()
+
+
+def test_finite_values_arrive_although_their_sum_overflows(emulation: ChangingEmulation) -> None:
+    arrivals = Arrivals(emulation)
+    sent = Frame(FrameKind.FORWARD, 0, 0, {ACTIVATION: torch.full((2, 8), 3e38)})
+    arrivals.take(sent)
+    assert torch.equal(arrivals.next()[1].tensors[ACTIVATION], sent.tensors[ACTIVATION])
