@@ -100,6 +100,22 @@ def test_job_repeats_all_rounds_if_nothing_was_copied_before_a_device_died(
     assert final_digests(intact_commit(run)) == undisturbed
 
 
+def test_only_the_cluster_that_lost_a_device_repeats_rounds(
+    testbed: LocalTestbed, undisturbed: list[str], tmp_path: Path
+) -> None:
+    job = make_interruptible_job(tmp_path, training={"replicate_every": 10})
+    killer = Killer(testbed, "middle device")
+    run = run_interrupted(
+        testbed, job, lambda run: run.round_index == 2 and run.steps_done >= 1, killer.kill
+    )
+    assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    assert [incident.message for incident in run.incidents if "repeats" in incident.message] == [
+        "repeats 2 committed rounds and round 3 without cluster 1, whose results of this round are kept"
+    ]
+    killer.restart()
+    assert final_digests(intact_commit(run)) == undisturbed
+
+
 def test_job_without_retries_fails_names_the_process_and_resumes(
     testbed: LocalTestbed, undisturbed: list[str], tmp_path: Path
 ) -> None:

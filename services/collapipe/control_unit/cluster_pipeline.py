@@ -220,6 +220,8 @@ class ClusterPipeline:
     ) -> tuple[list[plan_pb2.UnitState], list[job_pb2.WeightsTransfer]]:
         """Applies the last update, and waits until the edge server has the new weights of every unit.
 
+        A round that is committed already pushes nothing.
+
         Args:
             num_samples: Training rows of the cluster.
 
@@ -229,7 +231,7 @@ class ClusterPipeline:
         self._phase = "finishing the round"
         command = stage_pb2.FinishRound(
             pending_gradient_scale=self._pending_scale,
-            edge_address=self._request.edge_address,
+            edge_address="" if self._request.is_committed else self._request.edge_address,
             edge_host_id=self._request.edge_host_id,
             num_samples=num_samples,
         )

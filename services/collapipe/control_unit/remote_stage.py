@@ -43,7 +43,7 @@ class RemoteStage:
         self._task = "be configured"
         self._requests.put(Request(configure=configure))
         stub = stage_pb2_grpc.StageServiceStub(channels.channel(stage.address))
-        self._call = stub.RunStage(iter(self._requests), wait_for_ready=True)
+        self._call = stub.RunStage(iter(self._requests))
         threading.Thread(target=self._receive, name=f"stage {self.host_id}", daemon=True).start()
 
     def send(self, request: Request, task: str) -> None:

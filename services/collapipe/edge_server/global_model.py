@@ -247,9 +247,6 @@ class GlobalModel:
             anew_since=last.anew_since,
             late_clusters=late_clusters,
         )
-        earlier = {n: kept for n, kept in _kept_commits(last).items() if n < commit.num_rounds}
-        newest = sorted(earlier, reverse=True)[: keep_commits - 1]
-        commit.history.extend(_for_history(earlier[num_rounds]) for num_rounds in newest)
         for cluster in clusters:
             state = commit.clusters.add()
             state.CopyFrom(cluster)
@@ -261,6 +258,12 @@ class GlobalModel:
         if attempt.attempt == last.attempt and last.HasField("candidate"):
             kept = commit.restore_point if candidate_copied else commit.candidate
             kept.CopyFrom(last.candidate)
+        earlier = {n: kept for n, kept in _kept_commits(last).items() if n < commit.num_rounds}
+        for position, num_rounds in enumerate(sorted(earlier, reverse=True), 1):
+            # A cluster that lost a host repeats the rounds since the restore point, maybe without the other clusters.
+            is_repeated = len(clusters) > 1 and num_rounds > commit.restore_point.num_rounds
+            if position < keep_commits or is_repeated:
+                commit.history.append(_for_history(earlier[num_rounds]))
         if is_candidate:
             store_moments(commit)
             commit.candidate.CopyFrom(_without_other_commits(commit))

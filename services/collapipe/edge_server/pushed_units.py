@@ -5,8 +5,8 @@ If a round is committed without late clusters, the units are averaged at the com
 A cluster may push an encoded delta instead of weights. It is decoded just before the average.
 
 Everything lies in files apart from the committed blobs, in the folder `pushed` of the job. An older attempt is
-refused, and a newer one deletes the files of the older one. Nothing here has to survive a crash: a round that
-was not committed runs again.
+refused. A newer attempt at the same round keeps the units that have arrived, until their cluster pushes them again; any
+other attempt deletes them. Nothing here has to survive a crash: a round that was not committed runs again.
 """
 
 import hashlib
@@ -64,6 +64,7 @@ class Averaged:
 class _Push:
     """The weights of one unit of one cluster, as far as they have arrived."""
 
+    attempt: plan_pb2.Attempt
     path: Path
     file: BinaryIO
     total_bytes: int
@@ -260,12 +261,13 @@ class PushedUnits:
             self._enter(unit.attempt)
             key = unit.cluster_index, unit.unit_index
             push = self._pushes.get(key)
-            if push is None or push.is_broken:
+            if push is None or push.is_broken or order(push.attempt) != order(unit.attempt):
+                self._forget(key)
                 path = self._directory / f"cluster-{unit.cluster_index}-unit-{unit.unit_index}"
                 path.unlink(missing_ok=True)
-                file = open(path, "wb")  # noqa: SIM115  # `_end` or `_drop` closes it.
+                file = open(path, "wb")  # noqa: SIM115  # `_end` or `_forget` closes it.
                 push = self._pushes[key] = _Push(
-                    path, file, unit.total_bytes, unit.num_samples, base_path
+                    unit.attempt, path, file, unit.total_bytes, unit.num_samples, base_path
                 )
             announced = unit.total_bytes, unit.num_samples, base_path
             if (push.total_bytes, push.num_samples, push.base_path) != announced:
@@ -283,7 +285,7 @@ class PushedUnits:
         """Yields the average of each unit over some clusters, in unit order, and waits until it is ready.
 
         Raises:
-            WrongStateError: A unit was not pushed by this attempt with the given digest.
+            WrongStateError: A unit was not pushed with the given digest, by this attempt or an earlier one at its round.
             InvalidInputError: The states of the clusters cannot be averaged.
             CorruptDataError: What a cluster pushed is damaged, does not fit its unit, or is not finite.
         """
@@ -342,20 +344,34 @@ class PushedUnits:
                 f"{self._attempt.round_index}, attempt {self._attempt.attempt}"
             )
         if self._attempt is None or order(attempt) > order(self._attempt):
-            self._drop()
+            if self._attempt is None or attempt.round_index != self._attempt.round_index:
+                self._drop()
+            for key in [key for key, push in self._pushes.items() if not push.digest]:
+                self._forget(key)
             self._attempt = attempt
             with name_full_disk(self._directory):
                 self._directory.mkdir(parents=True, exist_ok=True)
 
+    def _forget(self, key: tuple[int, int]) -> None:
+        """Forgets what was pushed of a unit of a cluster, and the averages with it. Its stream may write no more."""
+        push = self._pushes.pop(key, None)
+        if push is None:
+            return
+        with push.lock:
+            push.turn += 1
+            with suppress(OSError):  # A full disk cannot take the last bytes either.
+                push.file.close()
+        cluster_index, unit_index = key
+        for name in [name for name in self._averages if name[0] == unit_index]:
+            if cluster_index in name[1]:
+                self._averages.pop(name).cancel()
+
     def _drop(self) -> None:
-        for push in self._pushes.values():
-            with push.lock:
-                push.turn += 1
-                with suppress(OSError):  # A full disk cannot take the last bytes either.
-                    push.file.close()
         for average in (*self._waiting_averages, *self._averages.values()):
             average.cancel()
-        self._pushes, self._averages, self._waiting_averages = {}, {}, []
+        self._averages, self._waiting_averages = {}, []
+        for key in list(self._pushes):
+            self._forget(key)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _average_if_complete(self, unit: edge_server_pb2.PushedUnit) -> None:

@@ -82,26 +82,33 @@ class HostCalls:
         work: Callable[[Any], T],
         items: Sequence[Any],
         meanwhile: Callable[[], None] = lambda: None,
+        ends_all: Callable[[BaseException], bool] = lambda error: True,
     ) -> list[T]:
-        """Calls `work` for all items at the same time. The first failure ends all calls and is raised.
+        """Calls `work` for all items at the same time. Raises the first failure after all work has ended.
 
         Args:
             meanwhile: Called several times a second until all work has ended.
+            ends_all: Whether a failure ends all calls at once.
         """
         if not items:
             return []
         with ThreadPoolExecutor(len(items), "cluster") as executor:
             futures = [executor.submit(work, item) for item in items]
-            failed, running = None, set(futures)
-            while running and failed is None:
+            first_failed, running = None, set(futures)
+            while running:
                 done, running = wait(running, _POLL_SECONDS, "FIRST_EXCEPTION")
-                failed = next((future for future in done if future.exception()), None)
+                failures = [(future, error) for future in done if (error := future.exception())]
+                if failures and first_failed is None:
+                    first_failed = failures[0][0]
+                if not self._has_failed and any(ends_all(error) for _, error in failures):
+                    self._has_failed = (
+                        True  # Calls that other threads start from now on must end, too.
+                    )
+                    self._cancel_calls()
                 self._meanwhile()
                 meanwhile()
-            if failed is not None:
-                self._has_failed = True  # Calls that other threads start from now on must end, too.
-                self._cancel_calls()
-                failed.result()
+            if first_failed is not None:
+                first_failed.result()
             return [future.result() for future in futures]
 
     def run_detached(self, work: Callable[[], T]) -> T:

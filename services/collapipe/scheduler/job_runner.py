@@ -33,6 +33,7 @@ from collapipe.scheduler.host_registry import (
 from collapipe.scheduler.job_preparation import JobPreparation
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.kept_results import KeptResults
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.retries import Retries
@@ -88,6 +89,8 @@ class JobRunner:
         self._failure = ""
         """Why the last attempt failed, until a round is committed."""
         self._copied_candidate: int | None = None
+        self._kept: KeptResults | None = None
+        """What clusters keep from the attempt before."""
         self._takes_suspects = False
         """Whether hosts that were blamed take part because no plan fits without them."""
         self._created = time.monotonic()
@@ -225,6 +228,7 @@ class JobRunner:
             self._channels,
             self._calls,
             self._copied_candidate,
+            self._kept,
             decides_anew=decides_anew,
         )
         try:
@@ -239,6 +243,7 @@ class JobRunner:
             self._tell_recovery("the final model is evaluated")
         finally:
             self._copied_candidate = rounds.copied_candidate
+            self._kept = rounds.kept_results
 
     def _wait_for_hosts(self) -> JobHosts:
         """Returns the hosts of the job. After a first round, fewer devices than before will do.

@@ -217,15 +217,15 @@ class Planner:
         summaries: Sequence[job_pb2.RoundSummary],
         seconds: float,
         *,
-        has_late: bool = False,
+        is_typical: bool = True,
     ) -> None:
         """Adds the measured times and energy of a round, which took `seconds` from decision to commit.
 
         Args:
-            has_late: Whether clusters were late. The times of such a round are those of the deadline, so they are not used.
+            is_typical: Whether all clusters ran in this attempt, and none was late. The times of another round are not used.
         """
         self._current_plans = decision.plans
-        if not has_late:
+        if is_typical:
             self._add_times(decision, summaries, seconds)
         self._has_committed = True
         budgets = {

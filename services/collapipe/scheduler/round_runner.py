@@ -1,7 +1,8 @@
 """Runs the rounds of a job on its present hosts: each round is a transaction (docs/architecture.md)."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from collapipe.errors import (
@@ -9,6 +10,8 @@ from collapipe.errors import (
     CancelledError,
     CollapipeError,
     InfeasibleError,
+    InvalidInputError,
+    PeerLostError,
 )
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.decisions import RoundDecision
@@ -17,6 +20,11 @@ from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import RoundDocument
+from collapipe.scheduler.kept_results import (
+    KeptResult,
+    KeptResults,
+    weights_since_restore_point,
+)
 from collapipe.scheduler.late_clusters import LateClusters
 from collapipe.scheduler.planner import Planner
 from collapipe.telemetry import metrics
@@ -38,10 +46,13 @@ _TRACK = "round"
 class RoundRunner:
     """Runs rounds of one attempt at a job, from the restore point on.
 
+    If clusters had ended the next round when the attempt before failed, only the others repeat rounds.
+
     Args:
         planner: Has the hosts that take part. Its owner may change them between two rounds.
         copied_candidate: Number of committed rounds of the candidate whose optimizer states all control units had on
             their disks in an earlier attempt.
+        kept: What clusters have kept from the attempt before.
         decides_anew: Whether a repeated round may get other micro-batches, slices and codecs if no plan fits otherwise.
     """
 
@@ -53,6 +64,7 @@ class RoundRunner:
         channels: ChannelPool,
         calls: HostCalls,
         copied_candidate: int | None = None,
+        kept: KeptResults | None = None,
         *,
         decides_anew: bool = True,
     ) -> None:
@@ -71,6 +83,9 @@ class RoundRunner:
         """The call of each cluster in the present round, by its index."""
         self._has_copy: set[int] = set()
         """Indices of the clusters whose control units have the optimizer states of the present candidate."""
+        self._kept = kept
+        self._is_behind = False
+        """Whether some clusters have to repeat committed rounds alone."""
         self._begin_at(prepared.commit, copied_candidate)
 
     @property
@@ -84,6 +99,11 @@ class RoundRunner:
         if self._commit.HasField("candidate") and len(self._has_copy) == self._job.clusters:
             return self._commit.candidate.num_rounds
         return None
+
+    @property
+    def kept_results(self) -> KeptResults | None:
+        """What the clusters that have ended the next round keep if this attempt fails."""
+        return self._kept
 
     @property
     def state_holders(self) -> set[str]:
@@ -107,6 +127,10 @@ class RoundRunner:
             )
         self._restore_point = last.restore_point
         self._commit = plan_pb2.Commit()
+        if self._goes_on_with_kept(last):
+            self._commit.CopyFrom(last)
+            self._commit.ClearField("candidate")
+            return
         self._commit.CopyFrom(self._restore_point)
         if last.num_rounds >= self._job.training.rounds:
             # Only the evaluation is missing, which needs no optimizer states.
@@ -122,6 +146,75 @@ class RoundRunner:
                 f"{self._commit.num_rounds}",
             )
 
+    def _goes_on_with_kept(self, last: plan_pb2.Commit) -> bool:
+        """Returns whether only clusters without a kept result repeat rounds, and prepares for it."""
+        kept = self._kept.usable(last, self._planner.hosts) if self._kept else None
+        rounds = range(last.restore_point.num_rounds, last.num_rounds)
+        recorded = [self._progress.jobs.find_round(last.job_id, index) for index in rounds]
+        if (
+            weights_since_restore_point(last) is None
+            or None in recorded
+            or any(document and document.attempt < last.anew_since for document in recorded)
+        ):
+            kept = None
+        self._kept = kept
+        if kept is None:
+            return False
+        self._is_behind = True
+        self._evaluations = kept.evaluations
+        for index, result in kept.results.items():
+            self._previous_plans[index] = result.message
+        return True
+
+    def _catch_up(self) -> None:
+        """Repeats the committed rounds since the restore point with the clusters that kept no result. They push nothing.
+
+        Raises:
+            AttemptFailedError: The rounds gave other optimizer states than before.
+            CollapipeError: A cluster failed.
+        """
+        assert self._kept is not None
+        commit, kept = self._commit, self._kept
+        behind = [i for i in range(self._job.clusters) if i not in kept.results]
+        num_repeated = commit.num_rounds - self._restore_point.num_rounds
+        rounds = f"{num_repeated} committed round{'' if num_repeated == 1 else 's'} and round {commit.num_rounds + 1}"
+        self._progress.tell(
+            scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
+            f"repeats {rounds} without {_named(kept.results)}, whose results of this round are kept",
+        )
+        restore_point = plan_pb2.Commit()
+        restore_point.CopyFrom(self._restore_point)
+        states = {index: restore_point.clusters[index] for index in behind}
+        for committed in weights_since_restore_point(commit) or ():
+            round_index = committed.num_rounds - 1
+            recorded = self._progress.jobs.round(self._progress.job_id, round_index)
+            plans, _ = self._planner.decide(round_index, recorded.plans)
+            running = set(behind) - set(recorded.late_clusters)
+            plans = [plan for plan in plans if plan.cluster_index in running]
+            requests = [
+                self._request(plan, round_index, states[plan.cluster_index], recorded.total_steps)
+                for plan in plans
+            ]
+            for request in requests:
+                request.is_committed = True
+            prepared = self._calls.in_parallel(self._call_control_unit, requests)
+            for plan, result in zip(plans, prepared, strict=True):
+                states[plan.cluster_index] = result.state
+                self._previous_plans[plan.cluster_index] = plan
+            for state in states.values():
+                for unit, weights in zip(state.units, committed.global_units, strict=True):
+                    unit.weights_digest = weights.weights_digest
+                    unit.frozen_digest = weights.frozen_digest
+        for index, state in states.items():
+            found = [unit.optimizer_digest for unit in state.units]
+            if found != [unit.optimizer_digest for unit in commit.clusters[index].units]:
+                self._kept = None
+                raise AttemptFailedError(
+                    f"cluster {index} has repeated {num_repeated} rounds, but has other optimizer states than before: its hosts "
+                    "compute differently, so all clusters repeat these rounds"
+                )
+        self._is_behind = False
+
     def run(self, local_steps: int) -> None:
         """Plans, runs and commits one round. Without local steps, it only evaluates: it commits no round, but may move
         the restore point.
@@ -131,6 +224,15 @@ class RoundRunner:
             OSError: A document could not be stored.
         """
         started = time.monotonic()
+        if self._is_behind:
+            try:
+                self._catch_up()
+            except InfeasibleError:
+                if (
+                    self._decides_anew
+                ):  # The rounds cannot be repeated alone. The next attempt may change them.
+                    self._kept = None
+                raise
         round_index = self._commit.num_rounds
         attempt = self._progress.attempt(round_index)
         SPANS.begin_round(attempt.job_id, round_index, attempt.attempt)
@@ -147,20 +249,37 @@ class RoundRunner:
                     round_index=round_index, attempt=attempt.attempt, plans=plans
                 )
             )
+        earlier = self._kept.results if self._kept else {}
+        results: dict[int, control_unit_pb2.RoundPrepared] = {}
+
+        def run_cluster(plan: plan_pb2.Plan) -> control_unit_pb2.RoundPrepared:
+            index = plan.cluster_index
+            if index in earlier and late.ended(index):
+                result = earlier[index].prepared
+            else:
+                result = self._run_cluster(plan, local_steps, document.total_steps, late)
+            results[index] = result
+            return result
+
         try:
             with SPANS.span(_TRACK, "run"):
                 prepared = self._calls.in_parallel(
-                    lambda plan: self._run_cluster(plan, local_steps, document.total_steps, late),
+                    run_cluster,
                     plans,
                     meanwhile=lambda: self._stop_calls(late.decide()),
+                    ends_all=lambda error: self._ends_all(error) or not local_steps,
                 )
         except CollapipeError as error:
+            if local_steps:
+                self._keep(results, late, plans, decision)
             outcome = "cancelled" if isinstance(error, CancelledError) else "aborted"
             metrics.ROUND_SECONDS.labels(outcome).observe(time.monotonic() - started)
             raise
+        self._kept = None
         for plan in plans:
-            if plan.cluster_index not in late.late:
-                self._previous_plans[plan.cluster_index] = plan
+            index = plan.cluster_index
+            if index not in late.late:
+                self._previous_plans[index] = earlier[index].message if index in earlier else plan
         copied = self.copied_candidate is not None
         if not local_steps:
             if copied:  # The last commit is repeated with the new restore point.
@@ -186,7 +305,16 @@ class RoundRunner:
         summaries = [cluster.summary for cluster in prepared]
         seconds = time.monotonic() - started
         _export_phases(summaries, seconds, late_clusters)
-        self._planner.round_committed(decision, summaries, seconds, has_late=bool(late_clusters))
+        ran = [
+            earlier[index].plan if index in earlier else plan
+            for index, plan in enumerate(decision.plans)
+        ]
+        self._planner.round_committed(
+            replace(decision, plans=tuple(ran)),
+            summaries,
+            seconds,
+            is_typical=not late_clusters and not earlier,
+        )
         self._progress.jobs.save_planner_state(attempt.job_id, self._planner.state())
         self._progress.committed(self._commit)
         self._progress.publish(
@@ -235,6 +363,40 @@ class RoundRunner:
         """Returns whether an earlier attempt has committed a round."""
         return round_index < self._progress.document.num_rounds_reached
 
+    def _ends_all(self, error: BaseException) -> bool:
+        """Returns whether a failure of one cluster ends the round of the others at once. Otherwise they end their round first."""
+        if isinstance(error, PeerLostError):
+            return error.host_id == self._planner.hosts.edge_server.host_id
+        return not isinstance(error, CollapipeError) or isinstance(
+            error, (CancelledError, InvalidInputError, InfeasibleError)
+        )
+
+    def _keep(
+        self,
+        results: Mapping[int, control_unit_pb2.RoundPrepared],
+        late: LateClusters,
+        plans: Sequence[plan_pb2.Plan],
+        decision: RoundDecision,
+    ) -> None:
+        """Keeps the results of the clusters that have ended a round which failed."""
+        hosts = self._planner.hosts
+        earlier = self._kept.results if self._kept else {}
+        kept = KeptResults(
+            last_commit=(self._commit.attempt, self._commit.num_rounds),
+            edge_server=hosts.edge_server.incarnation,
+            evaluations=self._evaluations,
+        )
+        for index, prepared in results.items():
+            if index in earlier:
+                kept.results[index] = earlier[index]
+            elif index not in late.late:
+                ids = [stage.host_id for stage in plans[index].stages]
+                incarnations = {host_id: hosts.by_id[host_id].incarnation for host_id in ids}
+                kept.results[index] = KeptResult(
+                    prepared, plans[index], decision.plans[index], incarnations
+                )
+        self._kept = kept
+
     def _stop_calls(self, late: frozenset[int]) -> None:
         """Ends the calls of late clusters, as far as they have begun."""
         for index in late:
@@ -249,18 +411,49 @@ class RoundRunner:
         unprepared = control_unit_pb2.RoundPrepared(state=self._commit.clusters[index])
         if index in late.late:
             return unprepared
-        hosts = self._planner.hosts
-        control_unit, edge_server = hosts.clusters[index].control_unit, hosts.edge_server
-        previous = self._previous_plans[index]
-        request = control_unit_pb2.RunRoundRequest(
-            attempt=self._progress.attempt(self._commit.num_rounds, plan.plan_id),
+        request = self._request(
+            plan, self._commit.num_rounds, self._commit.clusters[index], total_steps
+        )
+        request.local_steps = local_steps
+        request.evaluate = self._evaluates(local_steps)
+        if self._commit.HasField("candidate"):
+            request.candidate.CopyFrom(self._commit.candidate.clusters[index])
+            # A cluster that was always late has its optimizer states on the disks already.
+            candidate_plan = self._candidate_plans[index]
+            request.candidate_stages.extend(candidate_plan.stages if candidate_plan else ())
+            request.wait_for_copy = not local_steps or self._makes_candidate()
+
+        def on_progress(progress: job_pb2.RoundProgress) -> None:
+            if progress.training_began:
+                late.training_began()
+            unprepared.summary.CopyFrom(job_pb2.RoundSummary(stages=progress.stages))
+
+        try:
+            prepared = self._call_control_unit(request, on_progress)
+        except CollapipeError:
+            if index in late.late:
+                return unprepared
+            raise
+        return prepared if late.ended(index) else unprepared
+
+    def _request(
+        self,
+        plan: plan_pb2.Plan,
+        round_index: int,
+        base: plan_pb2.ClusterState,
+        total_steps: int,
+    ) -> control_unit_pb2.RunRoundRequest:
+        """Returns the request that trains a round of one cluster, without an evaluation or a copy."""
+        index = plan.cluster_index
+        edge_server, previous = self._planner.hosts.edge_server, self._previous_plans[index]
+        return control_unit_pb2.RunRoundRequest(
+            attempt=self._progress.attempt(round_index, plan.plan_id),
             job=self._progress.spec,
             model=self._prepared.model,
             plan=plan,
-            base=self._commit.clusters[index],
+            base=base,
             labels=self._progress.document.labels,
-            local_steps=local_steps,
-            evaluate=self._evaluates(local_steps),
+            local_steps=self._job.training.local_steps,
             previous_stages=previous.stages if previous else (),
             edge_address=edge_server.address,
             edge_host_id=edge_server.host_id,
@@ -270,45 +463,40 @@ class RoundRunner:
             total_steps=total_steps,
             anew_since=self._commit.anew_since,
         )
-        if self._commit.HasField("candidate"):
-            request.candidate.CopyFrom(self._commit.candidate.clusters[index])
-            # A cluster that was always late has its optimizer states on the disks already.
-            candidate_plan = self._candidate_plans[index]
-            request.candidate_stages.extend(candidate_plan.stages if candidate_plan else ())
-            request.wait_for_copy = not local_steps or self._makes_candidate()
+
+    def _call_control_unit(
+        self,
+        request: control_unit_pb2.RunRoundRequest,
+        on_progress: Callable[[job_pb2.RoundProgress], None] = lambda progress: None,
+    ) -> control_unit_pb2.RoundPrepared:
+        """Lets a control unit run a round, publishes what it tells, and returns the result."""
+        index = request.plan.cluster_index
+        control_unit = self._planner.hosts.clusters[index].control_unit
         channel = self._channels.channel(control_unit.address)
         stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
         call = self._round_calls[index] = stub.RunRound(request, wait_for_ready=True)
         prepared = None
-        try:
-            for response in self._calls.answers(call, control_unit.host_id, "run its round"):
-                event = response.WhichOneof("event")
-                if event == "progress":
-                    progress = response.progress
-                    if progress.candidate_copied:
-                        self._has_copy.add(index)
-                    if progress.training_began:
-                        late.training_began()
-                    unprepared.summary.CopyFrom(job_pb2.RoundSummary(stages=progress.stages))
-                    self._progress.publish(progress=progress)
-                elif event == "evaluation":
-                    evaluation = self._evaluations.add(
-                        index, response.evaluation, self._commit.num_rounds
-                    )
-                    if evaluation is not None:
-                        self._progress.document.evaluation = evaluation
-                        self._progress.publish(evaluation=evaluation)
-                elif event == "prepared":
-                    prepared = response.prepared
-                    if prepared.candidate_copied:
-                        self._has_copy.add(index)
-        except CollapipeError:
-            if index in late.late:
-                return unprepared
-            raise
+        for response in self._calls.answers(call, control_unit.host_id, "run its round"):
+            event = response.WhichOneof("event")
+            if event == "progress":
+                if response.progress.candidate_copied:
+                    self._has_copy.add(index)
+                on_progress(response.progress)
+                self._progress.publish(progress=response.progress)
+            elif event == "evaluation":
+                evaluation = self._evaluations.add(
+                    index, response.evaluation, request.attempt.round_index
+                )
+                if evaluation is not None:
+                    self._progress.document.evaluation = evaluation
+                    self._progress.publish(evaluation=evaluation)
+            elif event == "prepared":
+                prepared = response.prepared
+                if prepared.candidate_copied:
+                    self._has_copy.add(index)
         if prepared is None:
             raise AttemptFailedError(f"{control_unit.host_id} ended its round without a result")
-        return prepared if late.ended(index) else unprepared
+        return prepared
 
     def _commit_round(
         self,
@@ -342,6 +530,12 @@ class RoundRunner:
     def _makes_candidate(self) -> bool:
         """Returns whether the optimizer states of the next commit are to be copied."""
         return (self._commit.num_rounds + 1) % self._job.training.replicate_every == 0
+
+
+def _named(clusters: Collection[int]) -> str:
+    """Returns clusters in words, such as "clusters 0, 2"."""
+    indices = ", ".join(map(str, sorted(clusters)))
+    return f"cluster{'' if len(clusters) == 1 else 's'} {indices}"
 
 
 def _export_phases(

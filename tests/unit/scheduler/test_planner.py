@@ -391,7 +391,7 @@ def test_times_of_a_round_with_late_clusters_are_not_used() -> None:
     _, decision = deciding.decide(1, ())
     deciding.round_started(decision)
     # A late cluster may not even have reports of its stages.
-    deciding.round_committed(decision, [RoundSummary()], 500.0, has_late=True)
+    deciding.round_committed(decision, [RoundSummary()], 500.0, is_typical=False)
     after = deciding.state().knowledge
     assert after.fixed_seconds == before.fixed_seconds
     assert after.backlogs != before.backlogs  # energy was used all the same
