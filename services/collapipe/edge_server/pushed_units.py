@@ -264,7 +264,6 @@ class PushedUnits:
             if push is None or push.is_broken or order(push.attempt) != order(unit.attempt):
                 self._forget(key)
                 path = self._directory / f"cluster-{unit.cluster_index}-unit-{unit.unit_index}"
-                path.unlink(missing_ok=True)
                 file = open(path, "wb")  # noqa: SIM115  # `_end` or `_forget` closes it.
                 push = self._pushes[key] = _Push(
                     unit.attempt, path, file, unit.total_bytes, unit.num_samples, base_path
@@ -353,7 +352,7 @@ class PushedUnits:
                 self._directory.mkdir(parents=True, exist_ok=True)
 
     def _forget(self, key: tuple[int, int]) -> None:
-        """Forgets what was pushed of a unit of a cluster, and the averages with it. Its stream may write no more."""
+        """Deletes what was pushed of a unit of a cluster, and forgets the averages with it. Its stream may write no more."""
         push = self._pushes.pop(key, None)
         if push is None:
             return
@@ -361,6 +360,7 @@ class PushedUnits:
             push.turn += 1
             with suppress(OSError):  # A full disk cannot take the last bytes either.
                 push.file.close()
+        push.path.unlink(missing_ok=True)
         cluster_index, unit_index = key
         for name in [name for name in self._averages if name[0] == unit_index]:
             if cluster_index in name[1]:

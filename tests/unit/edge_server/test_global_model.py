@@ -423,14 +423,22 @@ def test_last_commits_are_kept_without_what_only_the_last_one_needs(
 
 def test_number_of_kept_commits_may_change(edge: Edge) -> None:
     commit_rounds(edge, 0, 1, 2, keep_commits=4)
-    assert numbers(edge.commit(edge.train_all(), 3, keep_commits=2)) == [3]
-    assert numbers(edge.commit(edge.train_all(), 4, keep_commits=1)) == []
+    edge.commit(edge.train_all(), 3, keep_commits=2, is_candidate=True)
+    moved = edge.commit(edge.train_all(), 4, keep_commits=1, candidate_copied=True)
+    assert (moved.restore_point.num_rounds, numbers(moved)) == (4, [])
     # While fewer commits are there than may be kept, the restore point is one of them.
-    for round_index, kept in ((5, [5, 1]), (6, [6, 5]), (7, [7, 6])):
+    for round_index, kept in ((5, [5, 4]), (6, [6, 5]), (7, [7, 6, 5])):
         commit = edge.commit(edge.train_all(), round_index, keep_commits=3)
         assert numbers(commit) == kept
     named = {unit.weights_digest for kept in commit.history for unit in kept.global_units}
     assert named <= edge.blobs()
+
+
+def test_clusters_can_repeat_all_rounds_since_the_restore_point(edge: Edge) -> None:
+    commits = commit_rounds(edge, 0, 1, 2, 3, 4, keep_commits=1)
+    assert [numbers(commit) for commit in commits] == [[], [], [2], [3, 2], [4, 3, 2]]
+    weights = {unit.weights_digest for commit in commits for unit in commit.global_units}
+    assert weights <= edge.blobs()
 
 
 def test_repeated_round_replaces_later_commits(edge: Edge) -> None:
@@ -489,9 +497,11 @@ def test_older_attempts_cannot_commit_after_the_job_went_back(edge: Edge) -> Non
 
 def test_commit_that_is_not_kept_is_refused_with_those_that_are(edge: Edge) -> None:
     commit_rounds(edge, 0, 1, 2, 3, keep_commits=2)
+    edge.commit(edge.train_all(), 4, keep_commits=2, is_candidate=True)
+    edge.commit(edge.train_all(), 5, keep_commits=2, candidate_copied=True)
     before, blobs = edge.model.commit(), edge.blobs()
-    for num_rounds in (0, 2, 5):
-        with pytest.raises(NotFoundError, match="keeps the weights after 1, 3, 4 rounds"):
+    for num_rounds in (0, 3, 7):
+        with pytest.raises(NotFoundError, match="keeps the weights after 5, 6 rounds"):
             edge.model.roll_back(num_rounds, attempt=5)
     assert (edge.model.commit(), edge.blobs()) == (before, blobs)
 
@@ -504,13 +514,16 @@ def test_only_blobs_of_the_commit_the_restore_point_and_the_vocabulary_are_kept(
 ) -> None:
     kept, commit = [], Commit()
     for round_index in range(3):
-        commit = edge.commit(edge.train_all(), round_index)
+        commit = edge.commit(
+            edge.train_all(), round_index, is_candidate=True, candidate_copied=True
+        )
         kept.append(edge.blobs())
-    named = {unit.weights_digest for unit in commit.global_units}
-    named |= {cluster.units[-1].optimizer_digest for cluster in commit.clusters}
-    named |= {unit.weights_digest for unit in commit.restore_point.global_units}
+    named = set()
+    for one in (commit, commit.restore_point):
+        named |= {unit.weights_digest for unit in one.global_units}
+        named |= {cluster.units[-1].optimizer_digest for cluster in one.clusters}
     assert kept[-1] == named | {edge.store.put_bytes(vocabulary)}
-    assert len(set(map(len, kept))) == 1, "the store grows with the rounds"
+    assert len(kept[-2]) == len(kept[-1]), "the store grows with the rounds"
 
 
 def test_export_loads_with_transformers(edge: Edge, tmp_path: Path) -> None:

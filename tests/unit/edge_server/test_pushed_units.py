@@ -146,6 +146,36 @@ def test_older_attempt_is_refused_and_its_files_are_deleted(
         list(pushed.averages(Attempt(job_id="job"), [state]))
 
 
+def test_newer_attempt_at_a_round_takes_what_other_clusters_pushed_before(
+    pushed: PushedUnits, tmp_path: Path
+) -> None:
+    kept, failed = push(pushed, 0), push(pushed, 1)
+    (before,) = pushed.averages(Attempt(job_id="job"), [kept, failed])
+    blob = blob_of(3)
+    again = pushed.begin(announce(1, blob, attempt=1))
+    assert again.received_bytes == 0
+    with pytest.raises(WrongStateError, match="was not pushed"):
+        list(pushed.averages(Attempt(job_id="job", attempt=1), [kept, failed]))
+    for piece in blob.read():
+        again.write(piece)
+    again.complete(blob.digest)
+    with pytest.raises(WrongStateError, match="was not pushed"):
+        list(pushed.averages(Attempt(job_id="job", attempt=1), [kept, failed]))
+    failed.units[0].weights_digest = blob.digest
+    (average,) = pushed.averages(Attempt(job_id="job", attempt=1), [kept, failed])
+    assert average.cluster_digests == (blob_of(0).digest, blob.digest)
+    assert average.digest != before.digest
+
+
+def test_attempt_at_another_round_deletes_what_was_pushed(
+    pushed: PushedUnits, tmp_path: Path
+) -> None:
+    kept = push(pushed, 0)
+    with pytest.raises(WrongStateError, match="was not pushed"):
+        list(pushed.averages(Attempt(job_id="job", attempt=1, round_index=1), [kept]))
+    assert list((tmp_path / "pushed").iterdir()) == []
+
+
 @pytest.mark.parametrize("garble", ["other bytes", "too few", "too many"])
 def test_bytes_that_are_not_those_of_the_digest_are_refused(
     pushed: PushedUnits, garble: str

@@ -32,3 +32,18 @@ def test_first_failure_is_raised_although_others_have_succeeded_before() -> None
 
     with pytest.raises(AttemptFailedError, match="call 2 failed"):
         HostCalls(5.0, looked.set).in_parallel(work, [0, 2])
+
+
+def test_other_calls_end_first_if_a_failure_does_not_end_all() -> None:
+    has_failed, ended = threading.Event(), []
+
+    def work(item: int) -> None:
+        if item:
+            has_failed.set()
+            raise AttemptFailedError("call 1 failed")
+        assert has_failed.wait(LIMIT_SECONDS)
+        ended.append(item)
+
+    with pytest.raises(AttemptFailedError, match="call 1 failed"):
+        HostCalls(5.0).in_parallel(work, [0, 1], ends_all=lambda error: False)
+    assert ended == [0]
