@@ -68,7 +68,9 @@ class ClusterPipeline:
         self._pending_scale = 0.0
         self._micro_batches_under_way = False
         self._stall_detector = StallDetector(job.schedule.silence_seconds)
-        self._overtime_detector = OvertimeDetector(job.schedule.silence_seconds)
+        self._overtime_detector = OvertimeDetector(
+            job.schedule.silence_seconds, request.predicted_step_seconds
+        )
         self._phase = "configuring stages"
         configuration = stage_configuration(request, job, 0, own_address)
         self._local = StageSession(configuration, resources, self._receive_backward)
@@ -294,6 +296,16 @@ class ClusterPipeline:
         return self._reports
 
     def waiting_for(self) -> str:
+        """Returns what every stage waits for, in words; empty while some stage computes and is not slow."""
+        overtime = self._overtime_detector
+        if self._micro_batches_under_way and self._computing() and overtime.is_slow:
+            return (
+                f"{self._phase}: {' and '.join(self._computing())} computes slowly: nothing has moved for {overtime.seconds:.0f} s, "
+                f"and the round is given up after {overtime.limit_seconds:.0f} s"
+            )
+        return self._all_wait_for()
+
+    def _all_wait_for(self) -> str:
         """Returns what every stage waits for, in words; empty while some stage computes."""
         waits = self._waits()
         if not all(waits.values()):
@@ -307,9 +319,12 @@ class ClusterPipeline:
         waits = {self._stages[0].host_id: self._local.waiting_for}
         return waits | {remote.host_id: remote.progress.waiting_for for remote in self._remotes}
 
+    def _computing(self) -> list[str]:
+        return [host_id for host_id, task in self._waits().items() if not task]
+
     def abort_if_stalled(self) -> None:
         """Aborts the attempt if micro-batches are under way, and nothing has moved for too long."""
-        waiting_for = self.waiting_for()
+        waiting_for = self._all_wait_for()
         received = sum(remote.progress.received_bytes for remote in self._remotes)
         is_stalled = self._stall_detector.is_stalled(
             waiting_for if self._micro_batches_under_way else "",
@@ -318,7 +333,7 @@ class ClusterPipeline:
         if is_stalled:
             silence = self._job.schedule.silence_seconds
             self.abort(AttemptFailedError(f"nothing has moved for {silence:g} s ({waiting_for})"))
-        computing = [host_id for host_id, task in self._waits().items() if not task]
+        computing = self._computing()
         is_over = self._overtime_detector.is_over(
             computing if self._micro_batches_under_way else (),
             received + self._local.received_bytes,

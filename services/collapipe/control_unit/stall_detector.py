@@ -6,9 +6,12 @@ from collections.abc import Sequence
 _TIMES_THE_LONGEST_STEP = 10
 _LEAST_SILENCES = 6
 """A stage may compute for at least this many times the allowed silence."""
+_TIMES_THE_PREDICTION = 30
 _FIRST_STEP_SECONDS = 3600.0
-"""How long a stage may compute before any step of the round is done, which says how slow its host is. A single host that
-runs all units receives nothing during a whole step."""
+"""How long a stage may compute before any step of the round is done, if nothing is predicted. A single host that runs all units
+receives nothing during a whole step."""
+_SLOW_SHARE = 1 / 3
+"""A stage is shown as slow after this share of the time that it may compute."""
 
 
 class StallDetector:
@@ -35,11 +38,16 @@ class StallDetector:
 class OvertimeDetector:
     """Compares how long stages compute, while nothing moves, with the longest training step of the round so far.
 
-    Before the first step begins, nothing is compared: an evaluation may take any time.
+    In the first step, it compares with the prediction. Before that step begins, nothing is compared: an evaluation may take
+    any time.
+
+    Args:
+        predicted_seconds: Predicted time of a step; 0 if there is no prediction.
     """
 
-    def __init__(self, silence_seconds: float) -> None:
+    def __init__(self, silence_seconds: float, predicted_seconds: float = 0.0) -> None:
         self._least_seconds = _LEAST_SILENCES * silence_seconds
+        self._predicted_seconds = predicted_seconds
         self._longest_step_seconds: float | None = None
         self._step_began_at: float | None = None
         self._progress_at = time.monotonic()
@@ -49,7 +57,8 @@ class OvertimeDetector:
     def limit_seconds(self) -> float:
         """How long a stage may compute while nothing moves."""
         if self._longest_step_seconds is None:
-            return max(self._least_seconds, _FIRST_STEP_SECONDS)
+            first = _TIMES_THE_PREDICTION * self._predicted_seconds or _FIRST_STEP_SECONDS
+            return max(self._least_seconds, first)
         return max(self._least_seconds, _TIMES_THE_LONGEST_STEP * self._longest_step_seconds)
 
     def step_began(self) -> None:
@@ -72,5 +81,14 @@ class OvertimeDetector:
         """
         if received_bytes != self._received_bytes or not computing:
             self._received_bytes, self._progress_at = received_bytes, time.monotonic()
-        has_begun = self._step_began_at is not None
-        return has_begun and time.monotonic() - self._progress_at > self.limit_seconds
+        return self.seconds > self.limit_seconds
+
+    @property
+    def seconds(self) -> float:
+        """How long stages have computed while nothing moved; 0 before the first step."""
+        return 0.0 if self._step_began_at is None else time.monotonic() - self._progress_at
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether stages have computed for so long that a person should see it."""
+        return self.seconds > _SLOW_SHARE * self.limit_seconds

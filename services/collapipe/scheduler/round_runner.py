@@ -257,7 +257,8 @@ class RoundRunner:
             if index in earlier and late.ended(index):
                 result = earlier[index].prepared
             else:
-                result = self._run_cluster(plan, local_steps, document.total_steps, late)
+                predicted = decision.prediction.clusters[index].mini_batch_seconds
+                result = self._run_cluster(plan, local_steps, document.total_steps, late, predicted)
             results[index] = result
             return result
 
@@ -404,7 +405,12 @@ class RoundRunner:
                 call.cancel()
 
     def _run_cluster(
-        self, plan: plan_pb2.Plan, local_steps: int, total_steps: int, late: LateClusters
+        self,
+        plan: plan_pb2.Plan,
+        local_steps: int,
+        total_steps: int,
+        late: LateClusters,
+        predicted_step_seconds: float,
     ) -> control_unit_pb2.RoundPrepared:
         """Runs the part of one cluster. A late cluster returns the state from which it began."""
         index = plan.cluster_index
@@ -416,6 +422,7 @@ class RoundRunner:
         )
         request.local_steps = local_steps
         request.evaluate = self._evaluates(local_steps)
+        request.predicted_step_seconds = predicted_step_seconds
         if self._commit.HasField("candidate"):
             request.candidate.CopyFrom(self._commit.candidate.clusters[index])
             # A cluster that was always late has its optimizer states on the disks already.

@@ -78,6 +78,25 @@ def test_first_step_may_take_long(clock: Clock) -> None:
     assert detector.is_over(["device-0-0"], 0)
 
 
+def test_first_step_may_take_thirty_times_as_long_as_predicted(clock: Clock) -> None:
+    detector = OvertimeDetector(silence_seconds=5.0, predicted_seconds=4.0)
+    detector.step_began()
+    assert detector.limit_seconds == 120.0
+    clock.now += 40.0
+    assert not detector.is_slow
+    clock.now += 0.1
+    assert detector.is_slow
+    clock.now += 80.0
+    assert detector.is_over(["device-0-0"], 0)
+
+
+def test_stage_is_not_slow_before_the_first_step(clock: Clock) -> None:
+    detector = OvertimeDetector(silence_seconds=5.0, predicted_seconds=4.0)
+    clock.now += 1e6
+    assert not detector.is_slow
+    assert detector.seconds == 0.0
+
+
 def test_quick_steps_leave_at_least_six_silences(clock: Clock) -> None:
     detector = OvertimeDetector(silence_seconds=5.0)
     detector.step_began()

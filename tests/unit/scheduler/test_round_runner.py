@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,9 @@ from .jobs import SIZES, hosts, job
 
 
 class Decision:
+    plans = (None, None, None)
+    prediction = SimpleNamespace(clusters=[SimpleNamespace(mini_batch_seconds=0.0)] * 3)
+
     def to_json(self) -> dict[str, Any]:
         return {}
 
@@ -158,7 +162,9 @@ def run_to_commit(
     trained, left_out = [], []
     has_ended = threading.Barrier(max(len(ended), 1))
 
-    def run_cluster(plan: Plan, steps: int, total: int, late: LateClusters) -> RoundPrepared:
+    def run_cluster(
+        plan: Plan, steps: int, total: int, late: LateClusters, predicted: float
+    ) -> RoundPrepared:
         index = plan.cluster_index
         if index not in late.late:
             trained.append(index)
