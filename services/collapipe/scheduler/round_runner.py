@@ -1,9 +1,8 @@
 """Runs the rounds of a job on its present hosts: each round is a transaction (docs/architecture.md)."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from collapipe.errors import (
     AttemptFailedError,
@@ -14,8 +13,8 @@ from collapipe.errors import (
     PeerLostError,
 )
 from collapipe.rpc import ChannelPool
+from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.decisions import RoundDecision
-from collapipe.scheduler.evaluations import Evaluations
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
@@ -31,7 +30,6 @@ from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
 from collapipe.v1 import (
     control_unit_pb2,
-    control_unit_pb2_grpc,
     edge_server_pb2,
     edge_server_pb2_grpc,
     job_pb2,
@@ -75,18 +73,17 @@ class RoundRunner:
         self._channels = channels
         self._calls = calls
         self._decides_anew = decides_anew
-        self._evaluations = Evaluations(self._job.task.kind, self._job.clusters)
         self._previous_plans: list[plan_pb2.Plan | None] = [None] * self._job.clusters
         """The plan of the last round of each cluster for which it was not late: these hosts have its optimizer states."""
         self._candidate_plans: list[plan_pb2.Plan | None] = []
-        self._round_calls: dict[int, Any] = {}
-        """The call of each cluster in the present round, by its index."""
-        self._has_copy: set[int] = set()
-        """Indices of the clusters whose control units have the optimizer states of the present candidate."""
-        self._kept = kept
-        self._is_behind = False
-        """Whether some clusters have to repeat committed rounds alone."""
-        self._begin_at(prepared.commit, copied_candidate)
+        last = self._with_copied_candidate(prepared.commit, copied_candidate)
+        self._kept = self._usable(kept, last)
+        """The results of the next round that clusters have kept."""
+        self._is_behind = self._kept is not None
+        """Whether the other clusters have to repeat committed rounds alone."""
+        self._clusters = ClusterCalls(progress, planner, channels, calls, self._kept)
+        self._restore_point = last.restore_point
+        self._commit = self._beginning(last)
 
     @property
     def num_rounds(self) -> int:
@@ -96,7 +93,10 @@ class RoundRunner:
     @property
     def copied_candidate(self) -> int | None:
         """Number of committed rounds of the candidate, if all clusters have copied its optimizer states."""
-        if self._commit.HasField("candidate") and len(self._has_copy) == self._job.clusters:
+        if (
+            self._commit.HasField("candidate")
+            and len(self._clusters.has_copy) == self._job.clusters
+        ):
             return self._commit.candidate.num_rounds
         return None
 
@@ -110,61 +110,53 @@ class RoundRunner:
         """Ids of the hosts whose memory has units of the last commit."""
         return {stage.host_id for plan in self._previous_plans if plan for stage in plan.stages}
 
-    def _begin_at(self, last: plan_pb2.Commit, copied_candidate: int | None) -> None:
-        """Chooses the commit from which this attempt continues, given the last commit.
-
-        If all control units have copied the candidate, it becomes the restore point first.
-        """
+    def _with_copied_candidate(
+        self, last: plan_pb2.Commit, copied_candidate: int | None
+    ) -> plan_pb2.Commit:
+        """Returns the last commit. If all control units have copied its candidate, the candidate is the restore point."""
         document = self._progress.document
         document.num_rounds_reached = max(document.num_rounds_reached, last.num_rounds)
-        if last.HasField("candidate") and last.candidate.num_rounds == copied_candidate:
-            last = self._commit_round(
-                plan_pb2.Attempt(
-                    job_id=document.job_id, round_index=last.num_rounds - 1, attempt=last.attempt
-                ),
-                [],
-                candidate_copied=True,
-            )
-        self._restore_point = last.restore_point
-        self._commit = plan_pb2.Commit()
-        if self._goes_on_with_kept(last):
-            self._commit.CopyFrom(last)
-            self._commit.ClearField("candidate")
-            return
-        self._commit.CopyFrom(self._restore_point)
+        if not last.HasField("candidate") or last.candidate.num_rounds != copied_candidate:
+            return last
+        attempt = plan_pb2.Attempt(
+            job_id=document.job_id, round_index=last.num_rounds - 1, attempt=last.attempt
+        )
+        return self._commit_round(attempt, [], candidate_copied=True)
+
+    def _usable(self, kept: KeptResults | None, last: plan_pb2.Commit) -> KeptResults | None:
+        """Returns the results that clusters have kept, if the other clusters can repeat their rounds alone."""
+        if kept is None or weights_since_restore_point(last) is None:
+            return None
+        rounds = range(last.restore_point.num_rounds, last.num_rounds)
+        for recorded in (self._progress.jobs.find_round(last.job_id, index) for index in rounds):
+            if recorded is None or recorded.attempt < last.anew_since:
+                return None
+        return kept.usable(last, self._planner.hosts)
+
+    def _beginning(self, last: plan_pb2.Commit) -> plan_pb2.Commit:
+        """Returns the commit from which this attempt goes on."""
+        commit = plan_pb2.Commit()
+        if self._kept is not None:
+            commit.CopyFrom(last)
+            commit.ClearField("candidate")
+            for index, result in self._kept.results.items():
+                self._previous_plans[index] = result.message
+            return commit
+        commit.CopyFrom(self._restore_point)
         if last.num_rounds >= self._job.training.rounds:
             # Only the evaluation is missing, which needs no optimizer states.
-            self._commit.CopyFrom(last)
-            self._commit.ClearField("candidate")
-            for unit in (unit for cluster in self._commit.clusters for unit in cluster.units):
+            commit.CopyFrom(last)
+            commit.ClearField("candidate")
+            for unit in (unit for cluster in commit.clusters for unit in cluster.units):
                 unit.optimizer_digest = ""
-        repeated = last.num_rounds - self._commit.num_rounds
+        repeated = last.num_rounds - commit.num_rounds
         if repeated:
             self._progress.tell(
                 scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
                 f"repeats {repeated} committed round{'' if repeated == 1 else 's'}, because optimizer states were last copied after round "
-                f"{self._commit.num_rounds}",
+                f"{commit.num_rounds}",
             )
-
-    def _goes_on_with_kept(self, last: plan_pb2.Commit) -> bool:
-        """Returns whether only clusters without a kept result repeat rounds, and prepares for it."""
-        kept = self._kept.usable(last, self._planner.hosts) if self._kept else None
-        rounds = range(last.restore_point.num_rounds, last.num_rounds)
-        recorded = [self._progress.jobs.find_round(last.job_id, index) for index in rounds]
-        if (
-            weights_since_restore_point(last) is None
-            or None in recorded
-            or any(document and document.attempt < last.anew_since for document in recorded)
-        ):
-            kept = None
-        self._kept = kept
-        if kept is None:
-            return False
-        self._is_behind = True
-        self._evaluations = kept.evaluations
-        for index, result in kept.results.items():
-            self._previous_plans[index] = result.message
-        return True
+        return commit
 
     def _catch_up(self) -> None:
         """Repeats the committed rounds since the restore point with the clusters that kept no result. They push nothing.
@@ -197,7 +189,7 @@ class RoundRunner:
             ]
             for request in requests:
                 request.is_committed = True
-            prepared = self._calls.in_parallel(self._call_control_unit, requests)
+            prepared = self._calls.in_parallel(self._clusters.run, requests)
             for plan, result in zip(plans, prepared, strict=True):
                 states[plan.cluster_index] = result.state
                 self._previous_plans[plan.cluster_index] = plan
@@ -267,7 +259,7 @@ class RoundRunner:
                 prepared = self._calls.in_parallel(
                     run_cluster,
                     plans,
-                    meanwhile=lambda: self._stop_calls(late.decide()),
+                    meanwhile=lambda: self._clusters.stop(late.decide()),
                     ends_all=lambda error: self._ends_all(error) or not local_steps,
                 )
         except CollapipeError as error:
@@ -302,7 +294,7 @@ class RoundRunner:
         self._restore_point = self._commit.restore_point
         if self._commit.candidate.num_rounds == self._commit.num_rounds:
             self._candidate_plans = list(self._previous_plans)
-            self._has_copy = set()
+            self._clusters.has_copy = set()
         summaries = [cluster.summary for cluster in prepared]
         seconds = time.monotonic() - started
         _export_phases(summaries, seconds, late_clusters)
@@ -385,7 +377,7 @@ class RoundRunner:
         kept = KeptResults(
             last_commit=(self._commit.attempt, self._commit.num_rounds),
             edge_server=hosts.edge_server.incarnation,
-            evaluations=self._evaluations,
+            evaluations=self._clusters.evaluations,
         )
         for index, prepared in results.items():
             if index in earlier:
@@ -397,12 +389,6 @@ class RoundRunner:
                     prepared, plans[index], decision.plans[index], incarnations
                 )
         self._kept = kept
-
-    def _stop_calls(self, late: frozenset[int]) -> None:
-        """Ends the calls of late clusters, as far as they have begun."""
-        for index in late:
-            if (call := self._round_calls.get(index)) is not None:
-                call.cancel()
 
     def _run_cluster(
         self,
@@ -436,7 +422,7 @@ class RoundRunner:
             unprepared.summary.CopyFrom(job_pb2.RoundSummary(stages=progress.stages))
 
         try:
-            prepared = self._call_control_unit(request, on_progress)
+            prepared = self._clusters.run(request, on_progress)
         except CollapipeError:
             if index in late.late:
                 return unprepared
@@ -470,40 +456,6 @@ class RoundRunner:
             total_steps=total_steps,
             anew_since=self._commit.anew_since,
         )
-
-    def _call_control_unit(
-        self,
-        request: control_unit_pb2.RunRoundRequest,
-        on_progress: Callable[[job_pb2.RoundProgress], None] = lambda progress: None,
-    ) -> control_unit_pb2.RoundPrepared:
-        """Lets a control unit run a round, publishes what it tells, and returns the result."""
-        index = request.plan.cluster_index
-        control_unit = self._planner.hosts.clusters[index].control_unit
-        channel = self._channels.channel(control_unit.address)
-        stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
-        call = self._round_calls[index] = stub.RunRound(request, wait_for_ready=True)
-        prepared = None
-        for response in self._calls.answers(call, control_unit.host_id, "run its round"):
-            event = response.WhichOneof("event")
-            if event == "progress":
-                if response.progress.candidate_copied:
-                    self._has_copy.add(index)
-                on_progress(response.progress)
-                self._progress.publish(progress=response.progress)
-            elif event == "evaluation":
-                evaluation = self._evaluations.add(
-                    index, response.evaluation, request.attempt.round_index
-                )
-                if evaluation is not None:
-                    self._progress.document.evaluation = evaluation
-                    self._progress.publish(evaluation=evaluation)
-            elif event == "prepared":
-                prepared = response.prepared
-                if prepared.candidate_copied:
-                    self._has_copy.add(index)
-        if prepared is None:
-            raise AttemptFailedError(f"{control_unit.host_id} ended its round without a result")
-        return prepared
 
     def _commit_round(
         self,

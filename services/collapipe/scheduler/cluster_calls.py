@@ -1,0 +1,84 @@
+"""The calls that let control units run rounds."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from collapipe.errors import AttemptFailedError
+from collapipe.rpc import ChannelPool
+from collapipe.scheduler.evaluations import Evaluations
+from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.job_progress import JobProgress
+from collapipe.scheduler.kept_results import KeptResults
+from collapipe.scheduler.planner import Planner
+from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2
+
+
+class ClusterCalls:
+    """The calls of one attempt. Several threads may use it, one for each cluster.
+
+    Args:
+        kept: What clusters have kept from the attempt before, with their evaluations.
+    """
+
+    def __init__(
+        self,
+        progress: JobProgress,
+        planner: Planner,
+        channels: ChannelPool,
+        calls: HostCalls,
+        kept: KeptResults | None,
+    ) -> None:
+        job = progress.job
+        self._progress = progress
+        self._planner = planner
+        self._channels = channels
+        self._calls = calls
+        self._running: dict[int, Any] = {}
+        """The last call of each cluster, by its index."""
+        self.evaluations = kept.evaluations if kept else Evaluations(job.task.kind, job.clusters)
+        self.has_copy: set[int] = set()
+        """Indices of the clusters whose control units have the optimizer states of the present candidate."""
+
+    def run(
+        self,
+        request: control_unit_pb2.RunRoundRequest,
+        on_progress: Callable[[job_pb2.RoundProgress], None] = lambda progress: None,
+    ) -> control_unit_pb2.RoundPrepared:
+        """Lets a control unit run a round, publishes what it tells, and returns the result.
+
+        Raises:
+            CollapipeError: The round failed, or was ended.
+        """
+        index = request.plan.cluster_index
+        control_unit = self._planner.hosts.clusters[index].control_unit
+        channel = self._channels.channel(control_unit.address)
+        stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
+        call = self._running[index] = stub.RunRound(request, wait_for_ready=True)
+        prepared = None
+        for response in self._calls.answers(call, control_unit.host_id, "run its round"):
+            event = response.WhichOneof("event")
+            if event == "progress":
+                if response.progress.candidate_copied:
+                    self.has_copy.add(index)
+                on_progress(response.progress)
+                self._progress.publish(progress=response.progress)
+            elif event == "evaluation":
+                evaluation = self.evaluations.add(
+                    index, response.evaluation, request.attempt.round_index
+                )
+                if evaluation is not None:
+                    self._progress.document.evaluation = evaluation
+                    self._progress.publish(evaluation=evaluation)
+            elif event == "prepared":
+                prepared = response.prepared
+                if prepared.candidate_copied:
+                    self.has_copy.add(index)
+        if prepared is None:
+            raise AttemptFailedError(f"{control_unit.host_id} ended its round without a result")
+        return prepared
+
+    def stop(self, clusters: Iterable[int]) -> None:
+        """Ends the calls of clusters, as far as they have begun."""
+        for index in clusters:
+            if (call := self._running.get(index)) is not None:
+                call.cancel()
