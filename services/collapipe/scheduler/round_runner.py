@@ -10,6 +10,7 @@ from collapipe.errors import (
     CollapipeError,
     InfeasibleError,
 )
+from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.evaluations import Evaluations
@@ -185,7 +186,7 @@ class RoundRunner:
             self._has_copy = set()
         summaries = [cluster.summary for cluster in prepared]
         seconds = time.monotonic() - started
-        _export_phases(summaries, seconds, late_clusters)
+        _export_phases(self._job, summaries, seconds, late_clusters)
         self._planner.round_committed(decision, summaries, seconds, has_late=bool(late_clusters))
         self._progress.jobs.save_planner_state(attempt.job_id, self._planner.state())
         self._progress.committed(self._commit)
@@ -345,12 +346,16 @@ class RoundRunner:
 
 
 def _export_phases(
-    summaries: Sequence[job_pb2.RoundSummary], seconds: float, late_clusters: Sequence[int]
+    job: JobConfig,
+    summaries: Sequence[job_pb2.RoundSummary],
+    seconds: float,
+    late_clusters: Sequence[int],
 ) -> None:
     metrics.ROUND_SECONDS.labels("committed").observe(seconds)
     for index, summary in enumerate(summaries):
+        cluster = str(job.host_clusters[index])
         # The series exists from the first round on, so that Prometheus sees it grow.
-        late_rounds = metrics.LATE_ROUNDS.labels(str(index))
+        late_rounds = metrics.LATE_ROUNDS.labels(cluster)
         if index in late_clusters:
             late_rounds.inc()
             continue
@@ -360,4 +365,4 @@ def _export_phases(
             ("gather", summary.gather_seconds),
             ("evaluate", summary.evaluation_seconds),
         ):
-            metrics.ROUND_PHASE_SECONDS.labels(str(index), phase).set(phase_seconds)
+            metrics.ROUND_PHASE_SECONDS.labels(cluster, phase).set(phase_seconds)
