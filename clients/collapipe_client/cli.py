@@ -228,9 +228,9 @@ def _testbed_for(
         with endpoint.client() as client:
             yield client, None
         return
-    counts = options.read_counts(job.clusters) or [
-        job.num_devices(index) or DEFAULT_DEVICES for index in range(job.clusters)
-    ]
+    counts = options.read_counts(1 + max(job.host_clusters)) or _wanted_devices(
+        job, DEFAULT_DEVICES
+    )
     _check_fits(job, counts)
     clusters = options.read_clusters(counts)
     emulation = options.read_emulation(counts)
@@ -249,14 +249,22 @@ def _testbed_for(
 
 def _check_fits(job: JobConfig, counts: list[int]) -> None:
     """Refuses a job that would wait for hosts that the testbed does not have."""
-    needed = [job.num_devices(index) or 1 for index in range(job.clusters)]
+    needed = _wanted_devices(job, 1)
     fits = len(needed) <= len(counts) and all(n <= c for n, c in zip(needed, counts, strict=False))
     if not fits:
         raise InvalidInputError(
             f"the job {job.name!r} needs {_say_counts(needed)}, the testbed has {_say_counts(counts)}: change "
-            "`clusters` and `devices_per_cluster` of the job with --set, or give the testbed other --devices (if "
+            "`clusters`, `use_clusters` and `devices_per_cluster` of the job with --set, or give the testbed other --devices (if "
             "it is running: `collapipe down`, then `collapipe up --clusters N --devices K,K`)"
         )
+
+
+def _wanted_devices(job: JobConfig, default: int) -> list[int]:
+    """Returns the devices that a testbed needs in each cluster, up to the last one that the job uses."""
+    counts = [1] * (1 + max(job.host_clusters))
+    for index, host_cluster in enumerate(job.host_clusters):
+        counts[host_cluster] = job.num_devices(index) or default
+    return counts
 
 
 def _say_counts(counts: list[int]) -> str:

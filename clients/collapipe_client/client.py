@@ -317,8 +317,8 @@ class CollaPipeClient:
 
         Args:
             job: The job's id, or its name for the newest job of that name.
-            texts: At most 256 go into one use of the model. Further uses take turns with jobs, so a job that trains on may
-                commit a newer model in between.
+            texts: At most 256 go into one use of the model. Further uses take turns with jobs on the same cluster, so a job
+                that trains on may commit a newer model in between.
             max_new_tokens: Most tokens of an answer. `None` stands for the job's `task.max_new_tokens`.
             temperature: 0 always chooses the most probable token. Otherwise tokens are drawn.
             top_k: Tokens to draw from: the most probable ones. 0 means all.

@@ -289,6 +289,9 @@ class JobConfig(Section):
     """Seed of everything random: weights, order of rows, dropout."""
     clusters: int = Field(default=1, ge=1, le=1000)
     """Number of clusters. Their indices are 0 to clusters - 1."""
+    use_clusters: list[int] | None = None
+    """The cluster of the deployment on which each cluster of the job runs. Without it, these are 0 to clusters - 1. Jobs
+    that share no cluster run at the same time. Each control unit must be able to read its data there."""
     devices_per_cluster: int | list[int] | None = None
     """Number of devices that each cluster uses, in registration order. Without it, a cluster uses all of its
     registered devices and needs at least one."""
@@ -353,6 +356,13 @@ class JobConfig(Section):
             raise ValueError(
                 f"devices_per_cluster is {counts}: a cluster needs at least 1 device to run its blocks"
             )
+        used = self.use_clusters
+        if used is not None and len(used) != self.clusters:
+            raise ValueError(
+                f"use_clusters lists {len(used)} numbers for {self.clusters} clusters: give one for each cluster"
+            )
+        if used is not None and (min(used) < 0 or len(set(used)) < len(used)):
+            raise ValueError(f"use_clusters is {used}: use different numbers from 0 on")
         return self
 
     def _check_slices(self) -> None:
@@ -387,6 +397,11 @@ class JobConfig(Section):
         """Whether a round may be committed without its late clusters."""
         schedule = self.schedule
         return schedule.round_deadline_seconds > 0 and 0 < schedule.min_clusters < self.clusters
+
+    @property
+    def host_clusters(self) -> list[int]:
+        """The cluster of the deployment on which each cluster of the job runs."""
+        return list(range(self.clusters)) if self.use_clusters is None else self.use_clusters
 
     def num_devices(self, cluster_index: int) -> int | None:
         """Returns how many devices a cluster must use; `None` means all registered devices."""

@@ -51,6 +51,7 @@ class ClusterRound:
         self._state_directory = state_directory
         self._copy = copy
         self._cluster_index = request.plan.cluster_index
+        self._cluster_label = str(job.host_clusters[self._cluster_index])
         self._summary = job_pb2.RoundSummary()
         self._steps_done = 0
         self._training_started: float | None = None
@@ -139,7 +140,7 @@ class ClusterRound:
     def _train(self, emit: Emit) -> plan_pb2.DataCursor:
         """Trains the mini-batches of the round. Returns the position in the data after them."""
         training, summary = self._job.training, self._summary
-        cluster = str(self._cluster_index)
+        cluster = self._cluster_label
         base = self._request.base.cursor
         cursor = begin_round(Cursor(base.epoch, base.offset, base.num_rows), self._num_rows())
         num_micro_batches = self._request.plan.num_micro_batches
@@ -201,7 +202,7 @@ class ClusterRound:
         predictions = self._pipeline.evaluate(batches) if batches else []
         sums = self._task.sums(predictions)
         for name, value in compute_metrics(self._job.task.kind, sums).items():
-            metrics.EVALUATION_METRIC.labels(str(self._cluster_index), name).set(value)
+            metrics.EVALUATION_METRIC.labels(self._cluster_label, name).set(value)
         return job_pb2.EvaluationSums(sums=sums)
 
 

@@ -52,6 +52,7 @@ def stage_configuration(
         step_index=request.base.step_index,
         total_steps=request.total_steps,
         silence_seconds=job.schedule.silence_seconds,
+        host_cluster=job.host_clusters[request.plan.cluster_index],
         kept_optimizer_digests=_kept_optimizer_digests(
             request, job, is_edge_server=stage.address == request.edge_address
         ),

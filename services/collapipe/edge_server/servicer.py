@@ -35,10 +35,10 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         resources.keep_unit = self._keep_unit
         self._changing = threading.Lock()
         self._opening = threading.Lock()
-        self._pushed_job = ""
         for folder in ("pushed", "exports"):  # An earlier process may have died meanwhile.
             stores.delete(folder)
-        self._pushed: PushedUnits | None = None
+        self._pushed: dict[str, tuple[frozenset[int], PushedUnits]] = {}
+        """What is pushed for each job that trains, and the clusters of the deployment that it has."""
 
     def PrepareJob(
         self, request: edge_server_pb2.PrepareJobRequest, context: grpc.ServicerContext
@@ -48,6 +48,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         def work(emit: Callable[[edge_server_pb2.PrepareJobResponse], None]) -> None:
             job_id, source = request.job.job_id, request.vocabulary
             with self._stores.using(job_id), self._changing:
+                _refuse_if_alone(context)
                 store = self._stores.store(job_id)
                 store_blob(store, self._channels, source.digest, [source.address])
                 model = self._model(job_id)
@@ -56,7 +57,8 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 model.prepare(job_id, job, list(request.labels), vocabulary)
                 spec, num_blocks = model.model_spec()
                 commit = model.commit()
-                self._pushed_units(job_id)  # From now on, only this job's units are pushed.
+                if request.host_clusters:
+                    self._expect_pushes(job_id, frozenset(request.host_clusters))
                 adapter = adapter_for(spec.family, spec.task, spec.config_json)
                 answer = edge_server_pb2.PrepareJobResponse(
                     commit=commit,
@@ -166,14 +168,9 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                         yield edge_server_pb2.ExportModelResponse(chunk=chunk)
 
     def _begin(self, unit: edge_server_pb2.PushedUnit) -> PushStream:
-        """Begins a push. Refuses it unless it belongs to the next round of the job that was prepared last."""
+        """Begins a push. Refuses it unless it belongs to the next round of a job that trains."""
         job_id = unit.attempt.job_id
-        with self._opening:
-            pushed = self._pushed if job_id == self._pushed_job else None
-        if pushed is None:
-            raise WrongStateError(
-                f"a unit of job {job_id!r} cannot be pushed: the job that runs here is {self._pushed_job!r}"
-            )
+        pushed = self._pushed_units(job_id)
         with self._stores.using(job_id):
             self._model(job_id).check_is_next(unit.attempt)
             return pushed.begin(unit)
@@ -186,21 +183,32 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 blob = self._resources.held_blob(state.optimizer_digest)
                 store.put(state.optimizer_digest, blob.read(), is_checked=True)
 
-    def _pushed_units(self, job_id: str) -> PushedUnits:
-        """Returns what the clusters push for a job. Drops what they pushed for an earlier one."""
+    def _expect_pushes(self, job_id: str, host_clusters: frozenset[int]) -> None:
+        """Lets the clusters push for a job. Drops what they pushed for earlier ones."""
         with self._opening:
-            if self._pushed is None or job_id != self._pushed_job:
-                if self._pushed is not None:
-                    self._pushed.close()
+            for other, (clusters, pushed) in list(self._pushed.items()):
+                if other != job_id and clusters & host_clusters:
+                    pushed.close()
+                    del self._pushed[other]
+            if job_id not in self._pushed:
                 model = self._model(job_id)
-                self._pushed = PushedUnits(
+                pushed = PushedUnits(
                     self._stores.directory(job_id) / "pushed",
                     len(model.commit().clusters),
                     model.unit_bytes(),
                     model.global_weights,
                 )
-                self._pushed_job = job_id
-            return self._pushed
+                self._pushed[job_id] = host_clusters, pushed
+
+    def _pushed_units(self, job_id: str) -> PushedUnits:
+        """Returns what the clusters push for a job that trains."""
+        with self._opening:
+            if job_id in self._pushed:
+                return self._pushed[job_id][1]
+            names = ", ".join(sorted(self._pushed)) or "none"
+        raise WrongStateError(
+            f"a unit of job {job_id!r} cannot be pushed or averaged: the jobs that train here are {names}"
+        )
 
     def _model(self, job_id: str) -> GlobalModel:
         """Returns the model of a job; raises `NotFoundError` if this host has nothing of the job."""

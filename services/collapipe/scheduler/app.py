@@ -53,6 +53,11 @@ class SchedulerSettings(ServiceSettings):
         description="Mark as failed the jobs that were running or queued when the previous process of the scheduler ended. "
         "Without this flag, they go on.",
     )
+    jobs_at_once: int = Field(
+        default=8,
+        ge=1,
+        description="How many jobs and uses of models run at the same time, if they share no cluster. The others wait.",
+    )
     keep_jobs: int = Field(
         default=100,
         ge=1,
@@ -67,7 +72,7 @@ class SchedulerSettings(ServiceSettings):
 
 
 def start(settings: SchedulerSettings, metrics_address: str) -> Running:
-    """Starts the server and the thread that runs jobs."""
+    """Starts the server and the jobs of the last process."""
     emulation = EmulationFile(settings.emulation)
     emulation.current()  # Refuses a file that cannot be used.
     # In the emulation file, every scheduler has the name of its role, which its hosts know.
@@ -85,6 +90,7 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
         registry,
         telemetry,
         retention=Retention(settings.keep_jobs, settings.keep_jobs_days),
+        jobs_at_once=settings.jobs_at_once,
         abandon_jobs=settings.abandon_jobs,
     )
 

@@ -44,7 +44,7 @@ class _Suspect:
 
 @dataclass(frozen=True)
 class Gap:
-    """Hosts of one role in one cluster that a job asks for and lacks."""
+    """Hosts of one role in one cluster of the deployment that a job asks for and lacks."""
 
     role: scheduler_pb2.HostRole
     cluster_index: int
@@ -60,6 +60,11 @@ class ClusterHosts:
 
     control_unit: scheduler_pb2.Host
     devices: tuple[scheduler_pb2.Host, ...]
+
+    @property
+    def host_cluster(self) -> int:
+        """The cluster of the deployment."""
+        return self.control_unit.cluster_index
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,11 @@ class HostRegistry:
             hosts = [host for host in self._hosts.values() if self._is_alive(host)]
             return [host for host in hosts if suspects or not self._is_left_out(host)]
 
+    def heard(self) -> list[scheduler_pb2.Host]:
+        """Returns the hosts whose last heartbeat is recent, even if a job has blamed them since."""
+        with self._lock:
+            return [h for h in self._hosts.values() if self._silence(h) <= SILENCE_SECONDS]
+
     def statuses(self) -> list[scheduler_pb2.HostStatus]:
         """Returns the state of every host that ever registered."""
         with self._lock:
@@ -233,18 +243,19 @@ def choose_hosts(
     if edge_server is None:
         missing.append(Gap(EDGE_SERVER, 0, "an edge server"))
     clusters = []
-    for index in range(job.clusters):
-        members = [host for host in alive if host.cluster_index == index]
+    for index, host_cluster in enumerate(job.host_clusters):
+        members = [host for host in alive if host.cluster_index == host_cluster]
         control_unit = next((host for host in members if host.role == CONTROL_UNIT), None)
         if control_unit is None:
-            missing.append(Gap(CONTROL_UNIT, index, f"a control unit for cluster {index}"))
+            text = f"a control unit for cluster {host_cluster}"
+            missing.append(Gap(CONTROL_UNIT, host_cluster, text))
         devices = [host for host in members if host.role == DEVICE_AGENT]
         wanted = job.num_devices(index)
         lacking = max(1, wanted or 1) - len(devices)
         if lacking > 0:
             noun = "device" if lacking == 1 else "devices"
-            text = f"{lacking} more {noun} in cluster {index} (have {len(devices)})"
-            missing.append(Gap(DEVICE_AGENT, index, text))
+            text = f"{lacking} more {noun} in cluster {host_cluster} (have {len(devices)})"
+            missing.append(Gap(DEVICE_AGENT, host_cluster, text))
         if control_unit is not None and devices and (fewer or lacking <= 0):
             ordered = sorted(devices, key=lambda device: device.host_id not in preferred)
             chosen = {device.host_id for device in ordered[:wanted]}

@@ -67,7 +67,10 @@ class JobPreparation:
         vocabulary = known or loaded[0].vocabulary
         self._progress.set_state(scheduler_pb2.JOB_STATE_PREPARING, "making the model")
         request = edge_server_pb2.PrepareJobRequest(
-            job=self._progress.spec, labels=labels, vocabulary=vocabulary
+            job=self._progress.spec,
+            labels=labels,
+            vocabulary=vocabulary,
+            host_clusters=self._progress.job.host_clusters,
         )
         stub = edge_server_pb2_grpc.EdgeServerServiceStub(
             self._channels.channel(edge_server.address)

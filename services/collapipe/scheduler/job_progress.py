@@ -61,6 +61,13 @@ class JobProgress:
         self.save()
         self._stored = state, message
 
+    def say(self, message: str) -> None:
+        """Publishes a message beside the present state, unless it is the present one. It is not stored: a restarted scheduler
+        looks again."""
+        if message != self.document.message:
+            self.document.message = message
+            self.publish(status=self.document.status())
+
     def end(self, state: scheduler_pb2.JobState, message: str) -> None:
         """Sets the final state. Clients see it even if a full disk prevents storing it."""
         self.document.trouble = scheduler_pb2.JobTrouble()

@@ -39,6 +39,7 @@ from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.retries import Retries
 from collapipe.scheduler.round_runner import RoundRunner
 from collapipe.scheduler.telemetry_window import Telemetry
+from collapipe.telemetry.spans import SPANS
 from collapipe.v1 import scheduler_pb2
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,11 @@ class JobRunner:
         return self._progress.job_id
 
     @property
+    def host_clusters(self) -> frozenset[int]:
+        """The clusters of the deployment that nobody else uses meanwhile."""
+        return frozenset(self._job.host_clusters)
+
+    @property
     def description(self) -> str:
         """What others wait for, in words."""
         num_rounds = self._job.training.rounds
@@ -124,7 +130,7 @@ class JobRunner:
             self._progress.tell(scheduler_pb2.INCIDENT_CODE_JOB_GIVEN_UP, message)
             self._progress.end(scheduler_pb2.JOB_STATE_FAILED, message)
         except Exception as error:
-            # A full disk or a bug must not end the thread that runs all jobs.
+            # A full disk or a bug must not leave the job without an outcome.
             logger.exception("job %s failed unexpectedly", self.job_id)
             message = f"the scheduler failed: {type(error).__name__}: {error}; see its log"
             self._progress.tell(scheduler_pb2.INCIDENT_CODE_JOB_GIVEN_UP, message)
@@ -132,6 +138,7 @@ class JobRunner:
         finally:
             self._close_planner()
             self._events.close()
+            SPANS.end_job(self.job_id)
 
     def tell_restart(self) -> None:
         """Tells that this process of the scheduler took the job over from an earlier one."""
@@ -145,6 +152,10 @@ class JobRunner:
         """Ends the job. Its last commit remains."""
         self._is_cancelled = True
         self._calls.cancel(reason)
+
+    def say_waiting(self, reason: str) -> None:
+        """Publishes what a queued job waits for."""
+        self._progress.say(reason)
 
     def cancel_queued(self, reason: str) -> None:
         """Ends a job that will not get its turn."""
@@ -358,7 +369,8 @@ class JobRunner:
             PeerLostError: A host is gone that has what the next round needs.
             WrongStateError: Such a host was restarted.
         """
-        before, now = planner.hosts, {host.host_id: host for host in self._registry.alive()}
+        # That another job has blamed a host does not end this attempt.
+        before, now = planner.hosts, {host.host_id: host for host in self._registry.heard()}
         units = [cluster.control_unit.host_id for cluster in before.clusters]
         for host_id in (before.edge_server.host_id, *units, *sorted(rounds.state_holders)):
             if host_id not in now:

@@ -173,12 +173,14 @@ class JobStore:
             self._jobs[document.job_id] = document
 
     def take_over(self, *, abandon: bool) -> list[JobDocument]:
-        """Queues the unfinished jobs of the last process of the scheduler for a next attempt, and returns them.
+        """Queues the unfinished jobs of the last process of the scheduler for a next attempt, and returns them: first those
+        that had begun, so that they go on first.
 
         Args:
             abandon: Mark them as failed instead, and return none.
         """
         unfinished = [document for document in self.all() if not document.has_ended]
+        unfinished.sort(key=lambda document: document.state == scheduler_pb2.JOB_STATE_QUEUED)
         for document in unfinished:
             if abandon:
                 document.state = scheduler_pb2.JOB_STATE_FAILED

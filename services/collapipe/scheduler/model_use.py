@@ -1,4 +1,4 @@
-"""Uses the model of a job: it takes its turn in the queue of the jobs, and asks the control unit of cluster 0."""
+"""Uses the model of a job: it takes its turn in the queue of the jobs, and asks the control unit of the job's cluster 0."""
 
 import itertools
 import threading
@@ -36,7 +36,7 @@ _LATE_HOST_SECONDS = 15.0
 
 
 class ModelUse:
-    """One use of a model. The thread that runs jobs gives it its turn, and another thread takes its outputs.
+    """One use of a model. One thread gives it its turn, and another one takes its outputs.
 
     Args:
         chunks: The bytes of the files to evaluate.
@@ -56,7 +56,10 @@ class ModelUse:
         self._registry = registry
         self._jobs = jobs
         self._channels = channels
-        self._calls = HostCalls(jobs.get(start.job_id).job.schedule.silence_seconds)
+        job = jobs.get(start.job_id).job
+        self.host_clusters = frozenset(job.host_clusters[:1])
+        """The clusters of the deployment that nobody else uses meanwhile."""
+        self._calls = HostCalls(job.schedule.silence_seconds)
         self._has_turn = threading.Event()
         self._ended = threading.Event()
         self._client_tasks: dict[str, float | None] = {
@@ -158,7 +161,8 @@ class ModelUse:
 
         Waits a moment for the other hosts of the last plan, too, unless they have registered and are gone again.
         """
-        wanted = document.job.model_copy(update={"clusters": 1, "devices_per_cluster": None})
+        one = {"clusters": 1, "devices_per_cluster": None, "use_clusters": [*self.host_clusters]}
+        wanted = document.job.model_copy(update=one)
         limit = document.job.schedule.wait_for_hosts_seconds
         plans = self._recorded_plans(document.num_rounds_committed)
         planned = {stage.host_id for plan in itertools.islice(plans, 1) for stage in plan.stages}

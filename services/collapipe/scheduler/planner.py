@@ -369,8 +369,9 @@ class Planner:
             for host_id, segment in plan.segments.items():
                 placed[host_id] += segment.num_blocks
             before = self._current_plans[index] if self._current_plans else None
-            metrics.MOVED_BLOCKS.labels(str(index)).inc(num_moved_blocks(before, plan))
-            metrics.PLANNED_MICRO_BATCHES.labels(str(index)).set(plan.num_micro_batches)
+            cluster = str(self._job.host_clusters[index])
+            metrics.MOVED_BLOCKS.labels(cluster).inc(num_moved_blocks(before, plan))
+            metrics.PLANNED_MICRO_BATCHES.labels(cluster).set(plan.num_micro_batches)
         for host_id, num_blocks in placed.items():
             metrics.PLACED_BLOCKS.labels(host_id).set(num_blocks)
 

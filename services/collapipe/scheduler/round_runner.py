@@ -12,6 +12,7 @@ from collapipe.errors import (
     InvalidInputError,
     PeerLostError,
 )
+from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.decisions import RoundDecision
@@ -297,7 +298,7 @@ class RoundRunner:
             self._clusters.has_copy = set()
         summaries = [cluster.summary for cluster in prepared]
         seconds = time.monotonic() - started
-        _export_phases(summaries, seconds, late_clusters)
+        _export_phases(self._job, summaries, seconds, late_clusters)
         ran = [
             earlier[index].plan if index in earlier else plan
             for index, plan in enumerate(decision.plans)
@@ -498,12 +499,16 @@ def _named(clusters: Collection[int]) -> str:
 
 
 def _export_phases(
-    summaries: Sequence[job_pb2.RoundSummary], seconds: float, late_clusters: Sequence[int]
+    job: JobConfig,
+    summaries: Sequence[job_pb2.RoundSummary],
+    seconds: float,
+    late_clusters: Sequence[int],
 ) -> None:
     metrics.ROUND_SECONDS.labels("committed").observe(seconds)
     for index, summary in enumerate(summaries):
+        cluster = str(job.host_clusters[index])
         # The series exists from the first round on, so that Prometheus sees it grow.
-        late_rounds = metrics.LATE_ROUNDS.labels(str(index))
+        late_rounds = metrics.LATE_ROUNDS.labels(cluster)
         if index in late_clusters:
             late_rounds.inc()
             continue
@@ -513,4 +518,4 @@ def _export_phases(
             ("gather", summary.gather_seconds),
             ("evaluate", summary.evaluation_seconds),
         ):
-            metrics.ROUND_PHASE_SECONDS.labels(str(index), phase).set(phase_seconds)
+            metrics.ROUND_PHASE_SECONDS.labels(cluster, phase).set(phase_seconds)

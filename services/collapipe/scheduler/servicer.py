@@ -1,6 +1,5 @@
 """Serves the RPCs of protos/collapipe/v1/scheduler.proto."""
 
-import itertools
 import json
 import logging
 import threading
@@ -39,6 +38,7 @@ from collapipe.scheduler.retention import Retention
 from collapipe.scheduler.rollback import roll_back
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.trace_collection import collect_trace
+from collapipe.scheduler.turns import Turn, turns
 from collapipe.v1 import plan_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,12 @@ _RELEASE_SECONDS = 5.0
 """How long a deletion waits until nothing uses the job."""
 
 
+_MOST_NAMED = 3
+"""How many of those for which a queued job waits its status names."""
+
+
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Serves hosts and clients, and runs jobs and uses of models one after another."""
+    """Serves hosts and clients, and runs jobs and uses of models: those that share no cluster at the same time."""
 
     def __init__(
         self,
@@ -58,16 +62,19 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         telemetry: Telemetry,
         *,
         retention: Retention,
+        jobs_at_once: int,
         abandon_jobs: bool = False,
     ) -> None:
         self._jobs = jobs
         self._retention = retention
+        self._jobs_at_once = jobs_at_once
         self._channels = channels
         self._registry = registry
         self._telemetry = telemetry
         self._changed = threading.Condition()
         self._queue: deque[JobRunner | ModelUse] = deque()
-        self._running: JobRunner | ModelUse | None = None
+        self._running: dict[JobRunner | ModelUse, threading.Thread] = {}
+        """The thread of each, in the order in which they began."""
         self._uses: set[ModelUse] = set()
         self._runners: dict[str, JobRunner] = {}
         self._logs: dict[str, EventLog] = {}
@@ -77,7 +84,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         for document in jobs.take_over(abandon=abandon_jobs):
             self._enqueue(document, is_taken_over=True)
         self._delete_expired()
-        self._thread = threading.Thread(target=self._run_jobs, name="jobs", daemon=True)
+        self._thread = threading.Thread(target=self._give_turns, name="jobs", daemon=True)
         self._thread.start()
 
     def RegisterHost(
@@ -201,14 +208,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             WrongStateError: The job is not over, its model is in use, or it goes back already.
         """
         with self._changed:
-            document, running = self._jobs.get(job_id), self._running
+            document = self._jobs.get(job_id)
             if not document.has_ended:
                 state = scheduler_pb2.JobState.Name(document.state).removeprefix("JOB_STATE_")
                 raise WrongStateError(
                     f"job {job_id} is {state.lower()}, and only a job that is over can go back to an earlier commit: wait for "
                     "its end, or cancel it"
                 )
-            if isinstance(running, ModelUse) and running.job_id == job_id:
+            if any(isinstance(one, ModelUse) and one.job_id == job_id for one in self._running):
                 raise WrongStateError(
                     f"the model of job {job_id} is in use, so the job cannot go back to an earlier commit: wait until the "
                     "use has ended"
@@ -245,10 +252,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.DeleteJobResponse()
 
     def _is_used(self, job_id: str) -> bool:
-        users = [*self._queue, *self._uses, self._running]
-        return job_id in self._going_back or any(
-            user is not None and user.job_id == job_id for user in users
-        )
+        users = [*self._queue, *self._uses, *self._running]
+        return job_id in self._going_back or any(user.job_id == job_id for user in users)
 
     def _delete(self, job_id: str, reason: str) -> bool:
         """Deletes a job, unless it is in use. Returns whether it did. Raises the errors of `JobStore.delete`."""
@@ -306,7 +311,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         request_iterator: Iterator[scheduler_pb2.UseModelRequest],
         context: grpc.ServicerContext,
     ) -> Iterator[scheduler_pb2.UseModelResponse]:
-        """Uses the model of a job, behind the jobs and uses that came before."""
+        """Uses the model of a job, behind the jobs and uses that came before and share a cluster with it."""
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("part") != "start":
             raise InvalidInputError("a use of a model begins with UseModelStart")
@@ -328,13 +333,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _waits_for(self, use: ModelUse) -> str:
         """Returns what has its turn before a use, in words."""
         with self._changed:
-            running = self._running
-            before = list(itertools.takewhile(lambda queued: queued is not use, self._queue))
-        ahead = [running, *before] if running is not None else before
+            ahead = next((turn.ahead for turn in self._turns() if turn.entry is use), ())
         return "; then ".join(one.description for one in ahead)
 
     def close(self) -> None:
-        """Stops the running job, ends all uses of models, and starts no other. Jobs go on when the scheduler runs again."""
+        """Stops the running jobs, ends all uses of models, and starts no other. Jobs go on when the scheduler runs again."""
         with self._changed:
             self._closed = True
             runners, uses = list(self._runners.values()), list(self._uses)
@@ -345,28 +348,58 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             use.cancel("the scheduler was stopped: use the model when it runs again")
             use.give_up_turn()
         self._thread.join()
+        for thread in list(self._running.values()):
+            thread.join()
 
-    def _run_jobs(self) -> None:
-        while True:
-            with self._changed:
-                while not self._closed and (
-                    not self._queue or self._queue[0].job_id in self._going_back
-                ):
-                    self._changed.wait()
-                if self._closed:
-                    return
-                runner = self._running = self._queue.popleft()
-            try:
-                runner.run()
-            except Exception:  # This thread runs all later jobs, too.
-                logger.exception("job %s ended without an outcome", runner.job_id)
-            with self._changed:
-                self._running = None
-                self._changed.notify_all()
-                # A new runner may have resumed the job meanwhile.
-                if self._runners.get(runner.job_id) is runner:
-                    del self._runners[runner.job_id]
+    def _turns(self) -> Iterator[Turn[JobRunner | ModelUse]]:
+        return turns(self._queue, list(self._running), self._jobs_at_once, self._going_back)
+
+    def _give_turns(self) -> None:
+        """Starts the jobs and uses whose turn has come, whenever something has changed."""
+        with self._changed:
+            while not self._closed:
+                for turn in list(self._turns()):
+                    if turn.may_begin:
+                        self._start(turn.entry)
+                    elif isinstance(turn.entry, JobRunner):
+                        turn.entry.say_waiting(_behind(turn))
+                self._changed.wait()
+
+    def _start(self, entry: JobRunner | ModelUse) -> None:
+        self._queue.remove(entry)
+        thread = threading.Thread(
+            target=self._run, args=(entry,), name=f"job {entry.job_id}", daemon=True
+        )
+        self._running[entry] = thread
+        thread.start()
+
+    def _run(self, entry: JobRunner | ModelUse) -> None:
+        try:
+            entry.run()
+        except Exception:  # What it has must be free for others in any case.
+            logger.exception("job %s ended without an outcome", entry.job_id)
+        with self._changed:
+            del self._running[entry]
+            # A new runner may have resumed the job meanwhile.
+            if self._runners.get(entry.job_id) is entry:
+                del self._runners[entry.job_id]
             self._delete_expired()
+            self._changed.notify_all()
+
+
+def _behind(turn: Turn[JobRunner | ModelUse]) -> str:
+    """Returns what a queued job waits for."""
+    if not turn.ahead:
+        return "waits until the job has gone back to an earlier commit"
+    if turn.entry.host_clusters.isdisjoint(turn.ahead[0].host_clusters):
+        return f"waits until one of the {len(turn.ahead)} that run ends, because --jobs-at-once allows no more"
+    names = [
+        f"{'job' if isinstance(one, JobRunner) else 'a use of the model of job'} {one.job_id}"
+        for one in turn.ahead[:_MOST_NAMED]
+    ]
+    if more := len(turn.ahead) - len(names):
+        names.append(f"{more} more")
+    return f"waits for {', '.join(names)} to end"
 
 
 @contextmanager

@@ -60,4 +60,6 @@ class Telemetry:
             knowledge.host_priors(),
             end=end,
             max_age_seconds=max(min_seconds, self.source.max_gap_seconds),
+            # The edge server may work for other jobs, too.
+            clusters={str(cluster.host_cluster) for cluster in hosts.clusters},
         )

@@ -11,6 +11,7 @@ from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter, adapter_for, read_frozen
 from collapipe.rpc import ChannelPool
 from collapipe.stage_runtime import ComputeDevice, EmulatedProcessor, ResidentUnits
+from collapipe.telemetry.spans import SPANS
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.v1 import edge_server_pb2, stage_pb2
 from collapipe.weights.blob_cache import BlobCache
@@ -53,24 +54,29 @@ class HostResources:
         self._stores = stores
         self._model_dir = model_dir
         self._lock = threading.Lock()
-        self._job_id = ""
+        self._job_of_clusters: dict[int, str] = {}
         self._units_of_clusters: dict[int, ResidentUnits] = {}
+        """By the cluster of the deployment, like `_job_of_clusters`. Only an edge server has several."""
 
     def resident_units(
         self, configure: stage_pb2.ConfigureStage, training: TrainingConfig
     ) -> ResidentUnits:
-        """Returns the units of a job and cluster. The units of an earlier job are dropped."""
+        """Returns the units of a job and cluster. All units of the job that had the cluster before are dropped."""
+        cluster, job_id = configure.host_cluster, configure.attempt.job_id
         with self._lock:  # An edge server opens the sessions of all clusters at once.
-            if configure.attempt.job_id != self._job_id:
-                self._units_of_clusters = {}
-                self._job_id = configure.attempt.job_id
-            cluster_index = configure.plan.cluster_index
-            if cluster_index not in self._units_of_clusters:
+            before = self._job_of_clusters.get(cluster, job_id)
+            if before != job_id:
+                SPANS.end_job(before)
+                for index, owner in list(self._job_of_clusters.items()):
+                    if owner == before:
+                        del self._job_of_clusters[index], self._units_of_clusters[index]
+            if cluster not in self._units_of_clusters:
                 model = configure.model
                 adapter = adapter_for(model.family, model.task, model.config_json)
                 units = ResidentUnits(adapter, training, self.device)
-                self._units_of_clusters[cluster_index] = units
-            return self._units_of_clusters[cluster_index]
+                self._job_of_clusters[cluster] = job_id
+                self._units_of_clusters[cluster] = units
+            return self._units_of_clusters[cluster]
 
     def local_frozen(
         self, name: str, adapter: ModelAdapter, unit_index: int, digest: str

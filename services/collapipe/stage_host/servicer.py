@@ -1,4 +1,4 @@
-"""StageService: admits one session of each cluster at a time, and runs its commands.
+"""StageService: admits one session of each cluster of the deployment at a time, and runs its commands.
 
 A session or a stream of an older attempt is refused.
 """
@@ -71,6 +71,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._resources = resources
         self._lock = threading.Lock()
         self._admitted: dict[int, _AdmittedSession] = {}
+        """By the cluster of the deployment."""
         self._latest: dict[tuple[int, str], plan_pb2.Attempt] = {}
 
     def RunStage(
@@ -154,9 +155,9 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                     f"round {attempt.round_index}, attempt {attempt.attempt} of job {attempt.job_id} is not "
                     f"newer than round {latest.round_index}, attempt {latest.attempt}, which was served already"
                 )
-            predecessor = admitted.predecessor = self._admitted.get(cluster_index)
+            predecessor = admitted.predecessor = self._admitted.get(configure.host_cluster)
             self._latest[cluster_index, attempt.job_id] = attempt
-            self._admitted[cluster_index] = admitted
+            self._admitted[configure.host_cluster] = admitted
         if predecessor is not None:
             predecessor.stop(WrongStateError("a newer attempt took over"))
         return admitted
@@ -164,11 +165,15 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
     def _session_of(self, opening: stage_pb2.OpenLink) -> StageSession:
         """Returns the session for a stream of the previous stage. Refuses a second stream."""
         with self._lock:
-            admitted = self._admitted.get(opening.cluster_index)
+            wanted = opening.attempt, opening.cluster_index
+            sessions = self._admitted.values()
+            admitted = next(
+                (a for a in sessions if (a.session.attempt, a.session.cluster_index) == wanted),
+                None,
+            )
             if (
                 admitted is None
                 or admitted.ended.is_set()
-                or admitted.session.attempt != opening.attempt
                 or admitted.session.stage_index != opening.stage_index
                 or opening.stage_index == 0  # The first stage has no previous stage.
                 or admitted.has_upstream

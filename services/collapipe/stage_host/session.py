@@ -55,7 +55,7 @@ class StageSession:
         self.stage_index = configure.stage_index
         self._configure = configure
         self._resources = resources
-        self._cluster_index = configure.plan.cluster_index
+        self.cluster_index = configure.plan.cluster_index
         self._in_flight = configure.plan.stages[self.stage_index].in_flight
         self._num_slices = configure.plan.num_slices or 1
         self._training = TrainingConfig.model_validate_json(configure.training_json)
@@ -117,7 +117,7 @@ class StageSession:
         def fetching(unit_index: int) -> Iterator[Moved]:
             nonlocal fetched_bytes, fetch_seconds
             started = time.perf_counter()
-            track = f"weights of cluster {self._cluster_index}"
+            track = f"weights of cluster {self._configure.host_cluster}"
             with SPANS.span(track, "fetch", unit=unit_index) as moved:
                 yield moved
             fetched_bytes += moved.num_bytes
@@ -182,7 +182,8 @@ class StageSession:
             training=self._training,
             device=resources.device,
             seed=configure.seed,
-            cluster_index=self._cluster_index,
+            cluster_index=self.cluster_index,
+            host_cluster=configure.host_cluster,
             round_index=configure.attempt.round_index,
             stage_index=self.stage_index,
             in_flight=self._in_flight,
@@ -197,7 +198,7 @@ class StageSession:
             self.mailbox,
             self._to_next_stage.put,
             self._send_backward,
-            StageMetrics(self._cluster_index, self.stage_index, resources.busy_watts),
+            StageMetrics(configure.host_cluster, self.stage_index, resources.busy_watts),
             resources.processor,
         )
         return stage_pb2.StageConfigured(
@@ -251,7 +252,7 @@ class StageSession:
         )
         states = []
         for unit in self._units:
-            track = f"weights of cluster {self._cluster_index}"
+            track = f"weights of cluster {self._configure.host_cluster}"
             with SPANS.span(track, "seal", unit=unit.unit_index):
                 digests = unit.seal()
             states.append(
@@ -308,7 +309,7 @@ class StageSession:
         blob = upload.blob
         announced = edge_server_pb2.PushedUnit(
             attempt=self.attempt,
-            cluster_index=self._cluster_index,
+            cluster_index=self.cluster_index,
             unit_index=upload.unit_index,
             total_bytes=blob.total_bytes,
             num_samples=command.num_samples,
@@ -343,7 +344,7 @@ class StageSession:
     def _open_stream_to_next_stage(self) -> StreamToNextStage:
         next_index = self.stage_index + 1
         opening = stage_pb2.OpenLink(
-            attempt=self.attempt, cluster_index=self._cluster_index, stage_index=next_index
+            attempt=self.attempt, cluster_index=self.cluster_index, stage_index=next_index
         )
         address = self._configure.plan.stages[next_index].address
         stub = stage_pb2_grpc.StageServiceStub(self._resources.channels.channel(address))
@@ -362,7 +363,7 @@ class StageSession:
     def _links_with(self, neighbour_index: int, outbox: Outbox[Frame]) -> NeighbourLinks:
         plan, links = self._configure.plan, self._resources.links
         neighbour = plan.stages[neighbour_index]
-        stage_labels = (str(self._cluster_index), str(self.stage_index))
+        stage_labels = (str(self._configure.host_cluster), str(self.stage_index))
         settings = link_settings(plan, self.stage_index, neighbour_index)
         incoming = IncomingLink(
             neighbour.host_id,

@@ -74,7 +74,7 @@ class ForwardStage:
         self._modules = modules[:-1] if self._head is not None else modules
         self._has_embedding = bool(units) and units[0].unit_index == 0
         self._work = StageWork(modules, context.adapter.attention_size)
-        self._track = f"compute for cluster {context.cluster_index}"
+        self._track = f"compute for cluster {context.host_cluster}"
         """The track of this stage in a trace. The edge server has a stage for each cluster."""
         self.waiting_for = _IDLE
         """Completes the sentence "The stage waits to ...". Empty while the stage computes."""

@@ -33,6 +33,8 @@ class StageContext:
     device: ComputeDevice
     seed: int
     cluster_index: int
+    host_cluster: int = 0
+    """The cluster of the deployment, for traces."""
     round_index: int
     stage_index: int
     in_flight: int

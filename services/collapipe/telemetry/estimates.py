@@ -5,7 +5,7 @@ never 0. An implausible value is left out, and `rejected` says so. Each estimate
 much work was measured for it. If that is little, its reader can use the profile instead.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import ConfigDict
@@ -46,16 +46,17 @@ def estimate(
     *,
     end: float,
     max_age_seconds: float,
+    clusters: Collection[str] | None = None,
 ) -> Estimates:
     """Computes all estimates of a window; `priors` are the profiles by host id.
 
-    The other arguments are those of `SampleWindow`.
+    The other arguments are those of `SampleWindow` and `estimate_host`.
     """
     window = SampleWindow(series, hosts, end=end, max_age_seconds=max_age_seconds)
     return Estimates(
         end=end,
         hosts={
-            host: estimate_host(window, host, priors.get(host, HostPrior()))
+            host: estimate_host(window, host, priors.get(host, HostPrior()), clusters)
             for host in window.hosts
         },
         clusters=estimate_clusters(window),

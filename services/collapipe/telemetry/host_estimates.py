@@ -1,5 +1,6 @@
 """Estimates of a host: its compute time, its power, its optimizer time and its memory."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from collapipe.telemetry.sample_window import ABOVE_ZERO, Group, SampleWindow
@@ -60,12 +61,19 @@ class _Work:
     steps: float = 0.0
 
 
-def estimate_host(window: SampleWindow, host: str, prior: HostPrior) -> HostEstimate:
-    """Computes the estimate of one host."""
-    work = _work(window, host)
+def estimate_host(
+    window: SampleWindow, host: str, prior: HostPrior, clusters: Collection[str] | None = None
+) -> HostEstimate:
+    """Computes the estimate of one host.
+
+    Args:
+        clusters: The clusters whose stages count, except for its power. `None` means all.
+    """
+    work = _work(window, host, clusters)
     seconds_per_sample, end_seconds_per_sample = _seconds_per_sample(window, host, prior, work)
     is_measured = seconds_per_sample is not None or end_seconds_per_sample is not None
-    busy_seconds = work.computing_seconds + work.update_seconds
+    whole = _work(window, host, None)
+    busy_seconds = whole.computing_seconds + whole.update_seconds
     step_seconds = None
     if work.steps:
         what = f"{host}: seconds per optimizer step"
@@ -88,10 +96,10 @@ def estimate_host(window: SampleWindow, host: str, prior: HostPrior) -> HostEsti
     )
 
 
-def _work(window: SampleWindow, host: str) -> _Work:
+def _work(window: SampleWindow, host: str, clusters: Collection[str] | None) -> _Work:
     work = _Work()
-    for group, _ in window.groups("stage"):
-        if group.host != host:
+    for group, cluster in window.groups("cluster"):
+        if group.host != host or (clusters is not None and cluster not in clusters):
             continue
         passes = window.increases(
             group,

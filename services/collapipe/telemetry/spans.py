@@ -53,8 +53,9 @@ class Moved:
 class SpanLog:
     """The last spans of a process, in a ring of fixed size. It is thread-safe.
 
-    A span belongs to the round that was current when it ended. A host works for one round at a time, so the
-    code that records needs no label.
+    A round lasts until its job begins the next one or is over, and all spans that end meanwhile belong to it. So the code that records
+    needs no label. A host works for one job at a time, but a round of an edge server or a scheduler has the spans of the
+    jobs beside it, too.
     """
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
@@ -69,11 +70,15 @@ class SpanLog:
         self._lock = threading.Lock()
 
     def begin_round(self, job_id: str, round_index: int, attempt: int) -> None:
-        """Makes an attempt at a round the current one. Several sessions on a host may begin the same one."""
+        """Makes an attempt at a round the current one of its job. Several sessions on a host may begin the same one."""
         key = (job_id, round_index, attempt)
         with self._lock:
             if not self._rounds or self._rounds[-1][0] != key:
                 self._rounds.append((key, self._count))
+
+    def end_job(self, job_id: str) -> None:
+        """Ends the current round of a job that is over."""
+        self.begin_round(job_id, -1, -1)
 
     def record(
         self,
@@ -118,10 +123,11 @@ class SpanLog:
         """Yields the spans of an attempt that are still in the ring, in the order in which they ended."""
         with self._lock:
             ring, labels = bytes(self._ring), list(self._labels)
-            ends = [*(first for _, first in self._rounds), self._count][1:]
+            begun = [entry for entry in self._rounds if entry[0][0] == job_id]
+            ends = [*(first for _, first in begun), self._count][1:]
             ranges = [
                 range(max(first, self._count - self._capacity), end)
-                for (key, first), end in zip(self._rounds, ends, strict=True)
+                for (key, first), end in zip(begun, ends, strict=True)
                 if key == (job_id, round_index, attempt)
             ]
         for positions in ranges:

@@ -107,7 +107,9 @@ class Cluster:
         # The scheduler orders labels in the same way.
         self._labels = sorted(data.labels, key=lambda label: (label != "O", label))
         self._vocabulary = data.vocabulary
-        request = PrepareJobRequest(job=spec, labels=self._labels, vocabulary=data.vocabulary)
+        request = PrepareJobRequest(
+            job=spec, labels=self._labels, vocabulary=data.vocabulary, host_clusters=[0]
+        )
         prepared = _last(self._edge_server().PrepareJob(request, timeout=SECONDS))
         self.last_commit = prepared.commit
         self._restore_point = prepared.commit.restore_point

@@ -76,7 +76,7 @@ def test_late_calls_about_a_deleted_job_are_refused_and_make_no_directory(
     stores: JobStores, tmp_path: Path
 ) -> None:
     with serving(stores) as (servicer, stub):
-        servicer._pushed_units("job")  # as if the job had run last
+        servicer._expect_pushes("job", frozenset({0}))  # as if the job had run last
         assert stores.delete_job("job")
         unit = PushedUnit(attempt=Attempt(job_id="job"), total_bytes=3)
         for call in (

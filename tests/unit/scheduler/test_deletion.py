@@ -59,6 +59,7 @@ class Scheduler:
             self.registry,
             None,  # type: ignore[arg-type]
             retention=retention,
+            jobs_at_once=8,
         )
 
     def run(self, runner: JobRunner) -> None:

@@ -1,6 +1,7 @@
 import time
 
 import pytest
+from pydantic import ValidationError
 
 from collapipe.errors import NotFoundError, WrongStateError
 from collapipe.job import DataConfig, JobConfig, TaskConfig
@@ -195,6 +196,47 @@ def test_job_without_a_number_of_devices_takes_all_of_its_cluster() -> None:
     chosen, _ = choose_hosts(hosts, make_job(clusters=2))
     assert chosen is not None
     assert [names(list(cluster.devices)) for cluster in chosen.clusters] == [["a", "c"], ["b"]]
+
+
+def test_job_takes_the_clusters_of_the_deployment_that_it_names() -> None:
+    hosts = [EDGE, control_unit(0), control_unit(3), device("a"), device("b", 3)]
+    job = make_job(clusters=2).model_copy(update={"use_clusters": [3, 1]})
+    chosen, missing = choose_hosts(hosts, job)
+    assert chosen is None
+    assert texts(missing) == [
+        "a control unit for cluster 1",
+        "1 more device in cluster 1 (have 0)",
+    ]
+    chosen, _ = choose_hosts([*hosts, control_unit(1), device("c", 1)], job)
+    assert chosen is not None
+    assert [names(list(cluster.devices)) for cluster in chosen.clusters] == [["b"], ["c"]]
+    assert [cluster.host_cluster for cluster in chosen.clusters] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("use_clusters", "error"),
+    [
+        ([0], "use_clusters lists 1 numbers for 2 clusters: give one for each cluster"),
+        ([1, 1], r"use_clusters is \[1, 1\]: use different numbers from 0 on"),
+        ([-1, 0], r"use_clusters is \[-1, 0\]: use different numbers from 0 on"),
+    ],
+)
+def test_clusters_of_the_deployment_that_make_no_sense_are_refused(
+    use_clusters: list[int], error: str
+) -> None:
+    with pytest.raises(ValidationError, match=error):
+        JobConfig(task=TaskConfig(kind="ner"), clusters=2, use_clusters=use_clusters)
+
+
+def test_host_that_a_job_has_blamed_is_still_heard() -> None:
+    clock = Clock()
+    registry = HostRegistry(clock)
+    registry.register(EDGE)
+    registry.suspect("edge-server", "job a lost it")
+    assert registry.alive() == []
+    assert names(registry.heard()) == ["edge-server"]
+    clock.now += SILENCE_SECONDS + 1
+    assert registry.heard() == []
 
 
 def test_job_says_everything_that_is_missing() -> None:

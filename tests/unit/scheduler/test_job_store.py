@@ -78,6 +78,15 @@ def test_job_that_ran_when_the_scheduler_ended_goes_on_as_a_new_attempt(tmp_path
     assert JobStore(tmp_path).get(document.job_id) == document
 
 
+def test_jobs_that_had_begun_go_on_before_those_that_were_queued(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    queued, running = store.create(make_job()), store.create(make_job())
+    running.state = scheduler_pb2.JOB_STATE_PREPARING
+    store.save(running)
+    taken = JobStore(tmp_path).take_over(abandon=False)
+    assert [document.job_id for document in taken] == [running.job_id, queued.job_id]
+
+
 def test_abandoned_job_is_failed_and_can_be_resumed(tmp_path: Path) -> None:
     store = ended_store(tmp_path)
     (document,) = (each for each in store.all() if each.job.name == "job")

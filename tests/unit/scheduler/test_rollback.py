@@ -70,7 +70,7 @@ def registry() -> HostRegistry:
 def scheduler(jobs: JobStore, registry: HostRegistry) -> Iterator[SchedulerServicer]:
     channels = ChannelPool(Security.insecure())
     servicer = SchedulerServicer(
-        jobs, channels, registry, Mock(), retention=Retention(num_jobs=100, days=0)
+        jobs, channels, registry, Mock(), jobs_at_once=8, retention=Retention(num_jobs=100, days=0)
     )
     yield servicer
     servicer.close()

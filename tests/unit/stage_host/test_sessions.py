@@ -221,6 +221,39 @@ def test_another_job_may_begin_at_its_first_attempt(host: StageHost) -> None:
     assert_alive(host.ready(0, job_id="other"))
 
 
+def test_sessions_of_two_jobs_on_other_clusters_stay_beside_each_other(host: StageHost) -> None:
+    def ready(job_id: str, host_cluster: int) -> Session:
+        configure = host.configure(job_id=job_id)
+        configure.host_cluster = host_cluster
+        session = host.open(configure)
+        session.expect("configured")
+        return session
+
+    first, second = ready("first", 4), ready("second", 5)
+    assert_alive(first)
+    assert_alive(second)
+    units_of = host.resources._units_of_clusters
+    kept = units_of[5]
+    third = ready("third", 4)
+    assert first.expect("failed").failed.message == "a newer attempt took over"
+    assert_alive(second)
+    assert_alive(third)
+    assert units_of.keys() == {4, 5}
+    assert units_of[5] is kept
+
+
+def test_units_of_all_clusters_of_a_job_go_when_another_job_takes_one(host: StageHost) -> None:
+    for job_id, clusters in (("wide", (0, 1)), ("other", (2,)), ("narrow", (1,))):
+        for round_index, host_cluster in enumerate(clusters):
+            configure = host.configure(job_id=job_id, round_index=round_index)
+            configure.host_cluster = host_cluster
+            session = host.open(configure)
+            session.expect("configured")
+            session.close()
+    assert host.resources._job_of_clusters == {2: "other", 1: "narrow"}
+    assert host.resources._units_of_clusters.keys() == {2, 1}
+
+
 def test_late_attempt_of_an_earlier_job_is_refused(host: StageHost) -> None:
     host.ready(5, round_index=5).close()
     session = host.ready(0, job_id="other")

@@ -103,6 +103,18 @@ def test_host_of_several_clusters_sums_over_its_stages() -> None:
     assert host.micro_batches == 15
 
 
+def test_clusters_of_other_jobs_count_for_the_power_of_a_host_only() -> None:
+    both = [
+        *stage("c:1", "0", "3", block_samples=0, end_unit_seconds=6),
+        *stage("c:1", "1", "2", forward=20, backward=20, block_samples=0, end_unit_seconds=40),
+        series("c:1", "energy_joules_total", 0, 92, sensor="rapl"),
+    ]
+    got = estimate(both, HOSTS, {}, end=END, max_age_seconds=5.0, clusters={"0"})
+    host = got.hosts["edge-server"]
+    assert (host.end_seconds_per_sample, host.micro_batches) == (6 / 40, 10)
+    assert (host.busy_seconds, host.busy_watts) == (46, 2)
+
+
 def test_fixed_cost_above_the_measured_time_leaves_a_small_share_of_the_profile() -> None:
     got = estimated(stage(), device=HostPrior(0.05, seconds_per_micro_batch=1.0))
     assert got.hosts["device"].seconds_per_sample == pytest.approx(0.05 * 0.05)

@@ -75,6 +75,21 @@ def test_spans_belong_to_the_round_that_was_current() -> None:
     assert not list(log.of_round("another job", 0, 0))
 
 
+def test_round_lasts_until_its_job_begins_another_or_is_over_whatever_other_jobs_do() -> None:
+    log = SpanLog()
+    log.begin_round("job", 0, 0)
+    record(log, range(1))
+    log.begin_round("other", 0, 0)
+    record(log, range(1, 2))
+    log.begin_round("job", 1, 0)
+    record(log, range(2, 3))
+    log.end_job("job")
+    record(log, range(3, 4))
+    assert recorded(log, 0) == [0, 1]
+    assert recorded(log, 1) == [2]
+    assert [span.step for span in log.of_round("other", 0, 0)] == [1, 2, 3]
+
+
 def test_round_that_the_ring_has_forgotten_has_no_spans() -> None:
     log = SpanLog(capacity=10)
     log.begin_round("job", 0, 0)
