@@ -1,12 +1,23 @@
-"""Measures a scheduler that many hosts use: heartbeats, hosts that come and go, and a reconnection of all at once.
+"""Puts the load of many hosts and clients on a scheduler and an edge server.
 
     python -m benchmarks.load --hosts 1000 --seconds 120
 
-The scheduler is a real process. This process imitates the hosts: each has a TCP connection of its own, over loopback, and
-sends a heartbeat at the interval that the scheduler asks for. Every second, one host in 200 registers again as a new process.
-No host trains, so no plan is made and no stream is open.
+The scheduler and the edge server are real processes, and run a real job: one cluster for ten devices, the strategy `dssra`,
+and a BERT of ten tiny blocks. The hosts are imitated (benchmarks/imitated_clusters.py says how): the scheduler measures,
+plans, scrapes and commits as always, and the edge server runs the heads of all clusters and averages what they push. What
+the devices would compute is left out, so a round takes its ten steps of two seconds and the time of both services.
 
-Prints one JSON object: times in ms, and the memory in MB and the threads of the scheduler at a quarter of the time and at the end.
+Meanwhile, over loopback:
+
+- Every host has a TCP connection of its own, and sends a heartbeat at the interval that the scheduler asks for.
+- Each cluster has one more device, which no plan uses. Some of these register again as new processes: one host in 200 of all
+  hosts in each second.
+- 200 clients watch the job, from a third process.
+- In the middle, all hosts open new connections and register again at once.
+
+All processes share this machine, so the times contain what they take from each other. Prints one JSON object: times in ms,
+memory in MB, and the threads of both services at a quarter of the time and at the end. `plan_ms` is the time from a commit to
+the start of the next round. The exit status is 1 if a call or an attempt at a round failed.
 """
 
 import argparse
@@ -19,99 +30,250 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from benchmarks.imitated_clusters import DEVICES_PER_CLUSTER, HOSTS_PER_CLUSTER, address_of
+from collapipe.job import JobConfig
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-_HOSTS_PER_CLUSTER = 10
 _CHURN_PER_SECOND = 1 / 200
 _CALL_SECONDS = 30.0
+_START_SECONDS = 600.0
+_BLOCKS = 10
 
 
 class ImitatedHost:
-    """A host that only registers and sends heartbeats."""
+    """The part of a host that registers and sends heartbeats.
 
-    def __init__(self, number: int, scheduler: str) -> None:
+    Args:
+        position: Place in the cluster: 0 is the control unit, and the last one is the device that comes and goes.
+        ports: Those at which the imitated clusters serve calls and metrics.
+    """
+
+    def __init__(
+        self, cluster_index: int, position: int, scheduler: str, ports: tuple[int, int]
+    ) -> None:
+        is_device = position > 0
+        role = "device" if is_device else "control-unit"
         self._host = scheduler_pb2.Host(
-            host_id=f"device-{number}",
-            role=scheduler_pb2.HOST_ROLE_DEVICE_AGENT,
-            address=f"10.0.0.1:{number + 1}",
-            cluster_index=number // _HOSTS_PER_CLUSTER,
+            host_id=f"{role}-{cluster_index}" + (f"-{position}" if is_device else ""),
+            role=scheduler_pb2.HOST_ROLE_DEVICE_AGENT
+            if is_device
+            else scheduler_pb2.HOST_ROLE_CONTROL_UNIT,
+            address=address_of(cluster_index, position, ports[0]),
+            metrics_address=address_of(cluster_index, position, ports[1]),
+            cluster_index=cluster_index,
+            incarnation=uuid.uuid4().hex,
         )
         self._scheduler = scheduler
-        self._channel: grpc.aio.Channel | None = None
+        self.comes_and_goes = position == HOSTS_PER_CLUSTER - 1
+        self._one_call = asyncio.Lock()
         self.heartbeat_seconds: list[float] = []
         self.failures = 0
 
-    async def connect(self) -> float:
-        """Opens a new connection, and registers as a new process. Returns the interval of heartbeats in seconds."""
-        if self._channel is not None:
-            await self._channel.close()
-        # Otherwise all channels of a process share one connection.
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        self._channel = grpc.aio.insecure_channel(self._scheduler, options)
-        self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
-        self._host.incarnation = uuid.uuid4().hex
-        request = scheduler_pb2.RegisterHostRequest(host=self._host)
-        answer = await self._stub.RegisterHost(request, timeout=_CALL_SECONDS, wait_for_ready=True)
+    async def connect(self, *, is_new_process: bool = False) -> float:
+        """Opens a new connection, and registers. Returns the interval of heartbeats in seconds."""
+        async with self._one_call:
+            # Otherwise all channels of a process share one connection.
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            # The former channel is closed here, as soon as nothing refers to it. Its method `close` would look at all tasks.
+            self._channel = grpc.aio.insecure_channel(self._scheduler, options)
+            self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+            if is_new_process:
+                self._host.incarnation = uuid.uuid4().hex
+            request = scheduler_pb2.RegisterHostRequest(host=self._host)
+            answer = await self._stub.RegisterHost(
+                request, timeout=_CALL_SECONDS, wait_for_ready=True
+            )
         return float(answer.heartbeat_interval.ToTimedelta().total_seconds())
 
-    async def run(self, until: float, interval: float) -> None:
-        """Sends heartbeats. Some hosts register again instead."""
+    async def run(self, interval: float) -> None:
+        """Sends heartbeats until it is cancelled. A host that comes and goes sometimes registers again instead."""
+        churn = _CHURN_PER_SECOND * interval * HOSTS_PER_CLUSTER if self.comes_and_goes else 0.0
         await asyncio.sleep(random.uniform(0, interval))
-        while time.monotonic() < until:
+        while True:
             started = time.monotonic()
             try:
-                if random.random() < _CHURN_PER_SECOND * interval:
-                    await self.connect()
+                if random.random() < churn:
+                    await self.connect(is_new_process=True)
                 else:
                     request = scheduler_pb2.HeartbeatRequest(
                         host_id=self._host.host_id, incarnation=self._host.incarnation
                     )
-                    await self._stub.Heartbeat(request, timeout=_CALL_SECONDS)
-                    self.heartbeat_seconds.append(time.monotonic() - started)
+                    async with self._one_call:
+                        began = time.monotonic()
+                        await self._stub.Heartbeat(request, timeout=_CALL_SECONDS)
+                        self.heartbeat_seconds.append(time.monotonic() - began)
             except grpc.aio.AioRpcError:
                 self.failures += 1
             await asyncio.sleep(max(0.0, interval - (time.monotonic() - started)))
 
 
-async def reconnect(hosts: list[ImitatedHost]) -> tuple[float, float]:
+async def connect_all(hosts: Sequence[ImitatedHost]) -> tuple[float, float]:
     """Registers all hosts at once. Returns the seconds until the last one is registered, and the heartbeats' interval."""
+
+    async def register(host: ImitatedHost) -> float:
+        while True:
+            try:
+                return await host.connect()
+            except grpc.aio.AioRpcError:
+                host.failures += 1
+
     started = time.monotonic()
-    intervals = await asyncio.gather(*(host.connect() for host in hosts))
+    intervals = await asyncio.gather(*map(register, hosts))
     return time.monotonic() - started, intervals[0]
 
 
-async def load(scheduler: str, pid: int, num_hosts: int, seconds: float) -> dict[str, Any]:
-    """Runs the load, and returns what it measured."""
-    hosts = [ImitatedHost(number, scheduler) for number in range(num_hosts)]
-    first_seconds, interval = await reconnect(hosts)
-    until = time.monotonic() + seconds
-    running = [asyncio.create_task(host.run(until, interval)) for host in hosts]
-    await asyncio.sleep(seconds / 4)
-    early = process_size(pid)
-    await asyncio.gather(*running)
-    late = process_size(pid)
-    storm_seconds, _ = await reconnect(hosts)
-    times = [1000 * each for host in hosts for each in host.heartbeat_seconds]
-    percentiles = statistics.quantiles(times, n=1000)
-    return {
-        "hosts": num_hosts,
-        "heartbeats": len(times),
-        "failures": sum(host.failures for host in hosts),
-        "heartbeat_ms": {
-            "median": round(percentiles[499], 1),
-            "p99": round(percentiles[989], 1),
-            "longest": round(max(times), 1),
-        },
-        "all_register_ms": round(1000 * first_seconds),
-        "all_reconnect_ms": round(1000 * storm_seconds),
-        "scheduler_early": early,
-        "scheduler_late": late,
+class RoundTimes:
+    """Watches the job until its end, and keeps what a round took."""
+
+    def __init__(self) -> None:
+        self.first_round = asyncio.Event()
+        self.plan_seconds: list[float] = []
+        self.round_seconds: list[float] = []
+        self.failures: list[str] = []
+        self._committed_at: float | None = None
+
+    async def watch(self, stub: Any, job_id: str) -> None:
+        async for event in stub.WatchJob(scheduler_pb2.WatchJobRequest(job_id=job_id)):
+            kind = event.WhichOneof("event")
+            if kind == "round_started":
+                self.first_round.set()
+                if self._committed_at is not None:
+                    self.plan_seconds.append(event.elapsed_seconds - self._committed_at)
+            elif kind == "round_committed":
+                self._committed_at = event.elapsed_seconds
+                self.round_seconds.append(event.round_committed.round_seconds)
+            elif kind == "incident" and event.incident.code in (
+                scheduler_pb2.INCIDENT_CODE_ATTEMPT_FAILED,
+                scheduler_pb2.INCIDENT_CODE_JOB_GIVEN_UP,
+            ):
+                self.failures.append(event.incident.message)
+                self._committed_at = None
+
+
+async def watch_as_many(scheduler: str, job_id: str, num_watchers: int) -> None:
+    """Watches a job with many clients, until it ends. Prints what they saw, as JSON."""
+    longest, num_events, num_failures = 0.0, 0, 0
+
+    async def watch() -> None:
+        nonlocal longest, num_events, num_failures
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(scheduler, options) as channel:
+            # These clients leave the events as they are. So this process takes little time of the machine.
+            call: Any = channel.unary_stream(
+                "/collapipe.v1.SchedulerService/WatchJob",
+                scheduler_pb2.WatchJobRequest.SerializeToString,
+            )
+            before = time.monotonic()
+            try:
+                async for _ in call(scheduler_pb2.WatchJobRequest(job_id=job_id)):
+                    longest = max(longest, time.monotonic() - before)
+                    before = time.monotonic()
+                    num_events += 1
+            except grpc.aio.AioRpcError:
+                num_failures += 1
+
+    await asyncio.gather(*(watch() for _ in range(num_watchers)))
+    seen = {
+        "watchers": num_watchers,
+        "events": num_events,
+        "failures": num_failures,
+        "longest_silence_ms": round(1000 * longest),
     }
+    print(json.dumps(seen))
+
+
+async def load(
+    scheduler: dict[str, Any],
+    edge_server: dict[str, Any],
+    ports: tuple[int, int],
+    job: JobConfig,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Runs the load, and returns what it measured.
+
+    Args:
+        scheduler: The ready file of the scheduler.
+        edge_server: That of the edge server.
+        ports: Those at which the imitated clusters serve calls and metrics.
+    """
+    address = scheduler["address"]
+    hosts = [
+        ImitatedHost(cluster_index, position, address, ports)
+        for cluster_index in range(job.clusters)
+        for position in range(HOSTS_PER_CLUSTER)
+    ]
+    # The job takes the devices that registered first, and those that come and go are not among them.
+    staying = [host for host in hosts if not host.comes_and_goes]
+    first_seconds, interval = await connect_all(staying)
+    await connect_all([host for host in hosts if host.comes_and_goes])
+    running = [asyncio.create_task(host.run(interval)) for host in hosts]
+    rounds = RoundTimes()
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        submitted = time.monotonic()
+        answer = await stub.SubmitJob(scheduler_pb2.SubmitJobRequest(config_json=job.to_json()))
+        watching = asyncio.create_task(rounds.watch(stub, answer.job_id))
+        starting = asyncio.create_task(rounds.first_round.wait())
+        await asyncio.wait(
+            {watching, starting}, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not starting.done():
+            raise RuntimeError(f"no round began: {rounds.failures}")
+        start_seconds = time.monotonic() - submitted
+        line = [sys.executable, "-m", "benchmarks.load", f"--watch={answer.job_id}"]
+        line += [f"--scheduler={address}", f"--watchers={options.watchers}"]
+        watchers = await asyncio.create_subprocess_exec(*line, stdout=subprocess.PIPE)
+        for host in hosts:
+            host.heartbeat_seconds.clear()
+        await asyncio.sleep(options.seconds / 4)
+        early = process_size(scheduler["pid"]), process_size(edge_server["pid"])
+        await asyncio.sleep(options.seconds / 4)
+        storm_seconds, _ = await connect_all(hosts)
+        await asyncio.sleep(options.seconds / 2)
+        late = process_size(scheduler["pid"]), process_size(edge_server["pid"])
+        heartbeats = [each for host in hosts for each in host.heartbeat_seconds]
+        if not watching.done():
+            await stub.CancelJob(scheduler_pb2.CancelJobRequest(job_id=answer.job_id))
+        await watching
+        seen, _ = await watchers.communicate()
+        for task in running:
+            task.cancel()
+    return {
+        "hosts": len(hosts),
+        "clusters": job.clusters,
+        "seconds": options.seconds,
+        "failures": sum(host.failures for host in hosts),
+        "failed_attempts": rounds.failures,
+        "heartbeats": len(heartbeats),
+        "heartbeat_ms": distribution(heartbeats),
+        "rounds": len(rounds.round_seconds),
+        "round_ms": distribution(rounds.round_seconds),
+        "plan_ms": distribution(rounds.plan_seconds),
+        "watching": json.loads(seen),
+        "all_register_ms": round(1000 * first_seconds),
+        "first_round_ms": round(1000 * start_seconds),
+        "all_reconnect_ms": round(1000 * storm_seconds),
+        "scheduler_early": early[0],
+        "scheduler_late": late[0],
+        "edge_server_early": early[1],
+        "edge_server_late": late[1],
+    }
+
+
+def distribution(seconds: Sequence[float]) -> dict[str, float]:
+    """Returns the median, the 99th percentile and the largest of some times, in ms. It is empty without two times."""
+    if len(seconds) < 2:
+        return {}
+    percentiles = statistics.quantiles(seconds, n=1000, method="inclusive")
+    chosen = {"median": percentiles[499], "p99": percentiles[989], "longest": max(seconds)}
+    return {name: round(1000 * value, 1) for name, value in chosen.items()}
 
 
 def process_size(pid: int) -> dict[str, int]:
@@ -121,25 +283,88 @@ def process_size(pid: int) -> dict[str, int]:
     return {"memory_mb": int(status["VmRSS"].split()[0]) // 1024, "threads": int(status["Threads"])}
 
 
+def make_job(folder: Path, num_clusters: int) -> JobConfig:
+    """Returns a job of many rounds with a tiny model, and writes its rows."""
+    data = folder / "rows.jsonl"
+    rows = ({"text": f"row {n} is {n % 7} times good", "label": str(n % 2)} for n in range(400))
+    data.write_text("\n".join(map(json.dumps, rows)))
+    return JobConfig.model_validate(
+        {
+            "name": "load",
+            "clusters": num_clusters,
+            "devices_per_cluster": DEVICES_PER_CLUSTER,
+            "task": {"kind": "classification", "max_length": 16},
+            "data": {"train": str(data)},
+            "model": {
+                "vocabulary_size": 300,
+                "config": {
+                    "hidden_size": 16,
+                    "num_attention_heads": 2,
+                    "intermediate_size": 32,
+                    "num_hidden_layers": _BLOCKS,
+                },
+            },
+            "training": {
+                "rounds": 1_000_000,
+                "local_steps": 10,
+                "mini_batch": 2,
+                "clip_norm": 0,
+                "evaluate_every": 0,
+            },
+            "schedule": {"strategy": "dssra", "num_micro_batches": 2},
+        }
+    )
+
+
+@contextmanager
+def started(folder: Path, name: str, *arguments: str) -> Iterator[dict[str, Any]]:
+    """Starts a process, and returns its ready file. Ends it afterwards. Its log is in the folder."""
+    ready = folder / f"{name}.json"
+    line = [sys.executable, "-m", name, f"--ready-file={ready}", *arguments]
+    with open(folder / f"{name}.log", "wb") as log, subprocess.Popen(line, stderr=log) as process:
+        try:
+            while not ready.exists():
+                if process.poll() is not None:
+                    raise RuntimeError((folder / f"{name}.log").read_text())
+                time.sleep(0.1)
+            yield json.loads(ready.read_text())
+        finally:
+            process.terminate()
+
+
 def main() -> None:
-    """Starts a scheduler and puts the load on it."""
+    """Starts the services and puts the load on them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hosts", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--watchers", type=int, default=200)
+    parser.add_argument("--watch", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--scheduler", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        ready = Path(folder) / "ready.json"
-        line = [sys.executable, "-m", "collapipe.scheduler", "--insecure", "--listen=127.0.0.1:0"]
-        line += [f"--state-dir={folder}/state", f"--ready-file={ready}"]
-        with subprocess.Popen(line, stderr=subprocess.DEVNULL) as scheduler:
-            try:
-                while not ready.exists():
-                    time.sleep(0.1)
-                address = json.loads(ready.read_text())["address"]
-                work = load(address, scheduler.pid, options.hosts, options.seconds)
-                print(json.dumps(asyncio.run(work), indent=2))
-            finally:
-                scheduler.terminate()
+    if options.watch:
+        asyncio.run(watch_as_many(options.scheduler, options.watch, options.watchers))
+        return
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+
+        def start(name: str, *arguments: str) -> dict[str, Any]:
+            return stack.enter_context(started(folder, name, *arguments))
+
+        plain = ("--insecure", "--listen=127.0.0.1:0")
+        clusters = start("benchmarks.imitated_clusters")
+        scheduler = start("collapipe.scheduler", *plain, f"--state-dir={folder}/scheduler")
+        edge_server = start(
+            "collapipe.edge_server",
+            *plain,
+            f"--scheduler={scheduler['address']}",
+            f"--state-dir={folder}/edge",
+        )
+        ports = clusters["port"], clusters["metrics_port"]
+        job = make_job(folder, options.hosts // DEVICES_PER_CLUSTER)
+        found = asyncio.run(load(scheduler, edge_server, ports, job, options))
+    print(json.dumps(found, indent=2))
+    if found["failures"] or found["failed_attempts"] or found["watching"]["failures"]:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

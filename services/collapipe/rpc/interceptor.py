@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,11 +29,22 @@ _KINDS = {
 The keys say whether requests and responses are streams.
 """
 
+STREAM_THREADS = 1024
+"""Most streams of one method that a server works on at the same time. An open stream is one call and takes one thread.
+
+An edge server has two streams for each cluster of a job, by two methods, and a scheduler one for each client that watches a job.
+A job has at most 1,000 clusters. A thread that waits costs little, and is only made when all others are busy."""
+
+UNARY_THREADS = 64
+"""Most other calls of one method that a server works on at the same time. They end soon, so the next ones hardly wait."""
+
 _HEALTH = "/grpc.health.v1.Health/"
 
 
 class CallInterceptor(grpc.ServerInterceptor):
     """Wraps every handler but those of the health service. Without permissions, it allows every call.
+
+    Each method has threads of its own. So streams that stay open hold up no heartbeats, and no streams of other methods.
 
     Args:
         links: The links of the answers; `None` if nothing shapes them.
@@ -41,6 +53,7 @@ class CallInterceptor(grpc.ServerInterceptor):
     def __init__(self, permissions: Permissions | None, links: OutgoingLinks | None = None) -> None:
         self._permissions = permissions
         self._links = links
+        self._pools: dict[str, ThreadPoolExecutor] = {}
 
     def intercept_service(
         self,
@@ -49,7 +62,7 @@ class CallInterceptor(grpc.ServerInterceptor):
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         handler = continuation(handler_call_details)
         method = handler_call_details.method
-        # Every peer may check the health. A wrapped health service would also lose its own thread.
+        # Every peer may check the health.
         if handler is None or method.startswith(_HEALTH):
             return handler
         kind = (bool(handler.request_streaming), bool(handler.response_streaming))
@@ -67,7 +80,16 @@ class CallInterceptor(grpc.ServerInterceptor):
                 yield from function(request, context)
 
         wrapped = stream_answers if handler.response_streaming else answer
+        # gRPC looks for this attribute.
+        vars(wrapped)["experimental_thread_pool"] = self._pool(method, is_stream=any(kind))
         return factory(wrapped, handler.request_deserializer, handler.response_serializer)
+
+    def _pool(self, method: str, *, is_stream: bool) -> ThreadPoolExecutor:
+        """Returns the threads of a method. Only one thread of gRPC calls this, the one that takes in all calls."""
+        if method not in self._pools:
+            num_threads = STREAM_THREADS if is_stream else UNARY_THREADS
+            self._pools[method] = ThreadPoolExecutor(num_threads, method.rpartition("/")[2])
+        return self._pools[method]
 
     @contextmanager
     def _around_call(

@@ -13,12 +13,6 @@ from collapipe.rpc.options import PUBLIC_SERVER_OPTIONS, SERVER_OPTIONS
 from collapipe.rpc.permissions import PERMISSIONS, Permissions
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 
-MAX_CONCURRENT_CALLS = 256
-"""Most calls that a server works on at the same time. An open stream is one call.
-
-An edge server needs two streams for each cluster, and one for each host that pushes. A device needs three. A scheduler needs one for each client
-that watches a job."""
-
 _DRAIN_SECONDS = 5.0
 
 
@@ -57,21 +51,18 @@ def serve(
     Raises:
         InvalidInputError: The address is invalid or in use.
     """
-    pool = ThreadPoolExecutor(MAX_CONCURRENT_CALLS, thread_name_prefix="call")
+    # The interceptor gives each method threads of its own. Only health checks use this one, so a server whose calls are
+    # all busy is still healthy.
+    health_pool = ThreadPoolExecutor(1, thread_name_prefix="health")
     server = grpc.server(
-        pool,
+        health_pool,
         interceptors=[CallInterceptor(None if security.is_insecure else permissions, links)],
         options=SERVER_OPTIONS if security.asks_callers else PUBLIC_SERVER_OPTIONS,
     )
-    # Health checks have their own thread, because a server whose calls are all busy is still healthy.
-    health_pool = ThreadPoolExecutor(1, thread_name_prefix="health")
     health_servicer = health.HealthServicer(
         experimental_non_blocking=True,
         experimental_thread_pool=health_pool,
     )
-    # Without this attribute of Check, the health service uses that thread for Watch only. `vars` is needed
-    # because mypy allows no attributes of methods.
-    vars(health.HealthServicer)["Check"].experimental_thread_pool = health_pool
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     credentials = security.server_credentials()
     try:

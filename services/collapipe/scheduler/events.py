@@ -1,5 +1,6 @@
 """The event log of a job, which any number of clients can watch."""
 
+import itertools
 import threading
 import time
 import uuid
@@ -13,9 +14,18 @@ Event = scheduler_pb2.WatchJobResponse
 _KEPT_EVENTS = 2000
 """Number of events kept for late watchers. A long job drops its oldest events."""
 
+_PROGRESS_PER_SECOND = 1000.0
+"""Progress events that all watchers of a job get in a second, together. Each takes about 0.1 ms of the scheduler."""
+
+_LEAST_PAUSE_SECONDS = 0.2
+"""Least time in which a watcher gets no further progress."""
+
 
 class EventLog:
-    """The events of one job, in order. Of the progress events, only the last of each cluster is kept."""
+    """The events of one job, in order. Of the progress events, only the last of each cluster is kept.
+
+    Every watcher gets other events at once. With many watchers or clusters, each gets progress less often.
+    """
 
     def __init__(self) -> None:
         self.log_id = uuid.uuid4().hex
@@ -24,6 +34,9 @@ class EventLog:
         self._events: deque[tuple[int, Event]] = deque(maxlen=_KEPT_EVENTS)
         self._progress: dict[int, tuple[int, Event]] = {}
         self._num_events = 0
+        self._last_other = 0
+        """Number of the last event that is no progress."""
+        self._num_watchers = 0
         self._closed = False
 
     def publish(self, event: Event) -> None:
@@ -36,7 +49,8 @@ class EventLog:
                 self._progress[event.progress.cluster_index] = (self._num_events, event)
             else:
                 self._events.append((self._num_events, event))
-            self._changed.notify_all()
+                self._last_other = self._num_events
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Ends the log. Watchers stop after its last event."""
@@ -52,15 +66,39 @@ class EventLog:
         Args:
             seen: Number of the last event that is left out.
         """
+        with self._changed:
+            self._num_watchers += 1
+        try:
+            yield from self._watch(silence_seconds, seen)
+        finally:
+            with self._changed:
+                self._num_watchers -= 1
+
+    def _watch(self, silence_seconds: float, seen: int) -> Iterator[Event | None]:
+        progress_at = heard_at = time.monotonic()
         while True:
             with self._changed:
-                if seen == self._num_events and not self._closed:
-                    self._changed.wait(silence_seconds)
-                kept = [*self._events, *self._progress.values()]
-                new_events = sorted((e for e in kept if e[0] > seen), key=lambda e: e[0])
-                seen, closed = self._num_events, self._closed
-            yield from (event for _, event in new_events)
+                if not self._closed and self._last_other <= seen:
+                    wait_until = min(progress_at, heard_at + silence_seconds)
+                    self._changed.wait(max(wait_until - time.monotonic(), 0.0))
+                new_events, closed = [], self._closed
+                if closed or self._last_other > seen or time.monotonic() >= progress_at:
+                    new_events = self._after(seen)
+                    seen = self._num_events
+                    shares = self._num_watchers * len(self._progress)
+                    pause = max(_LEAST_PAUSE_SECONDS, shares / _PROGRESS_PER_SECOND)
+                    progress_at = time.monotonic() + pause
+            yield from new_events
             if closed:
                 return
-            if not new_events:
+            if not new_events and time.monotonic() >= heard_at + silence_seconds:
                 yield None
+            elif not new_events:
+                continue
+            heard_at = time.monotonic()
+
+    def _after(self, seen: int) -> list[Event]:
+        """Returns the kept events with a number above `seen`, in order."""
+        others = itertools.takewhile(lambda kept: kept[0] > seen, reversed(self._events))
+        new_events = [*others, *(kept for kept in self._progress.values() if kept[0] > seen)]
+        return [event for _, event in sorted(new_events, key=lambda kept: kept[0])]

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -99,6 +100,9 @@ class HostRegistry:
         self._hosts: dict[str, scheduler_pb2.Host] = {}
         self._last_seen: dict[str, float] = {}
         self._suspects: dict[str, _Suspect] = {}
+        for role, name in ROLE_NAMES.items():
+            # Counting 1,200 hosts takes 0.5 ms, and they send 600 heartbeats in a second.
+            metrics.HOSTS.labels(name.lower()).set_function(partial(self._count_alive, role))
 
     def register(self, host: scheduler_pb2.Host) -> None:
         """Adds a host. A host that registers again after a restart keeps its place in the order."""
@@ -116,7 +120,6 @@ class HostRegistry:
             self._last_seen[host.host_id] = self._clock()
             if before is None or before.incarnation != host.incarnation:
                 self._suspects.pop(host.host_id, None)
-            self._export_counts()
 
     def suspect(self, host: str, reason: str) -> None:
         """Counts a host as dead until its next heartbeat, and as a suspect for a while after that. A restart ends both.
@@ -134,7 +137,6 @@ class HostRegistry:
                     seconds = 2 * before.seconds if before else _SUSPICION_SECONDS
                     seconds = min(seconds, _LONGEST_SUSPICION_SECONDS)
                     self._suspects[host_id] = _Suspect(self._clock(), seconds, reason)
-            self._export_counts()
 
     def heartbeat(self, host_id: str, incarnation: str) -> None:
         """Records that a host is alive.
@@ -153,7 +155,6 @@ class HostRegistry:
                     "one of the two processes"
                 )
             self._last_seen[host_id] = self._clock()
-            self._export_counts()
 
     def alive(self, *, suspects: bool = True) -> list[scheduler_pb2.Host]:
         """Returns the hosts whose last heartbeat is recent, in registration order.
@@ -210,10 +211,9 @@ class HostRegistry:
     def _silence(self, host: scheduler_pb2.Host) -> float:
         return self._clock() - self._last_seen[host.host_id]
 
-    def _export_counts(self) -> None:
-        roles = [host.role for host in self.alive()]
-        for role, name in ROLE_NAMES.items():
-            metrics.HOSTS.labels(name.lower()).set(roles.count(role))
+    def _count_alive(self, role: int) -> int:
+        """Returns how many hosts of a role are alive, for each scrape."""
+        return sum(host.role == role for host in self.alive())
 
 
 def timestamp_after(seconds: float) -> Timestamp:

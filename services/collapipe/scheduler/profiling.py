@@ -33,6 +33,10 @@ _BY_SPEED = ("dssra", "titanic", "titanic_best", "proportional", "vanilla_fl")
 _PROFILE_SECONDS = 240.0
 """Deadline of a profile. On a slow device most of it is needed to import the model's code."""
 
+_PROFILES_AT_ONCE = 100
+_PROBES_AT_ONCE = 16
+"""Threads that wait for hosts. If hundreds of them had answers at once, heartbeats would wait for seconds."""
+
 _PROBES_PER_ROUND = 4
 """A probe takes a third of a second and slows down the streams of the round, so there are only a few."""
 
@@ -66,7 +70,7 @@ def profile_hosts(
         host.host_id: HostKnowledge(seconds_per_sample=1 / (host.speed or 1.0)) for host in profiled
     }
     if profiled and (needs_speed or needs_memory):
-        with ThreadPoolExecutor(len(profiled), "profile") as executor:
+        with ThreadPoolExecutor(min(len(profiled), _PROFILES_AT_ONCE), "profile") as executor:
             profiles = list(
                 executor.map(lambda host: _profile(job, model, host, channels), profiled)
             )
@@ -142,22 +146,33 @@ def probe_links(
     interface and measure each other. A link whose probe fails gets rate 0, so no plan uses it.
     """
     by_id = hosts.by_id
-    waiting = [pair for pair in _all_pairs(hosts) if ">".join(pair) not in known]
+    # By each of the two hosts. A dict keeps the order of its keys.
+    waiting: dict[str, dict[tuple[str, str], None]] = {host_id: {} for host_id in by_id}
+    for pair in _all_pairs(hosts):
+        if ">".join(pair) not in known:
+            waiting[pair[0]][pair] = waiting[pair[1]][pair] = None
     running: dict[Future[LinkKnowledge], tuple[str, str]] = {}
     found: dict[str, LinkKnowledge] = {}
-    with ThreadPoolExecutor(len(by_id) // 2, "probe") as executor:
-        while waiting or running:
-            busy = {host_id for pair in running.values() for host_id in pair}
-            for pair in list(waiting):
-                if busy.isdisjoint(pair):
-                    waiting.remove(pair)
-                    busy.update(pair)
-                    sender, receiver = by_id[pair[0]], by_id[pair[1]]
-                    running[executor.submit(_probe, sender, receiver, channels)] = pair
+    idle, freed = set(by_id), list(by_id)
+    with ThreadPoolExecutor(min(len(by_id) // 2, _PROBES_AT_ONCE), "probe") as executor:
+        while True:
+            # Only the links of hosts that have just become idle can begin. With 1,000 devices, looking at all waiting links
+            # after each probe would take minutes.
+            for host_id in freed:
+                next_pair = next(filter(idle.issuperset, waiting[host_id]), None)
+                if next_pair is not None:
+                    idle.difference_update(next_pair)
+                    for end in next_pair:
+                        del waiting[end][next_pair]
+                    sender, receiver = (by_id[end] for end in next_pair)
+                    running[executor.submit(_probe, sender, receiver, channels)] = next_pair
+            if not running:
+                return found
             done, _ = wait(running, return_when=FIRST_COMPLETED)
+            freed = [host_id for future in done for host_id in running[future]]
+            idle.update(freed)
             for future in done:
                 found[">".join(running.pop(future))] = future.result()
-    return found
 
 
 @dataclass

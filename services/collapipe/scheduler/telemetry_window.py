@@ -23,7 +23,7 @@ class Telemetry:
     """The scheduler's access to the measurements of its hosts.
 
     Args:
-        interval_seconds: Time between two scrapes.
+        interval_seconds: Least time between two scrapes of a host.
         now: Clock of the samples, in Unix seconds.
     """
 
@@ -42,7 +42,7 @@ class Telemetry:
             earliest: The window never starts before this time.
         """
         end = self.now()
-        min_seconds = MIN_SCRAPES * self.interval_seconds
+        min_seconds = MIN_SCRAPES * max(self.interval_seconds, self.source.pass_seconds)
         try:
             series = self.source.window(max(earliest, min(since, end - min_seconds)), end)
         except CollapipeError as error:

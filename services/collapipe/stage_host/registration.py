@@ -5,7 +5,13 @@ import threading
 import uuid
 
 from collapipe.certificates import Role
-from collapipe.errors import CollapipeError, NotFoundError, PeerLostError, WrongStateError
+from collapipe.errors import (
+    CancelledError,
+    CollapipeError,
+    NotFoundError,
+    PeerLostError,
+    WrongStateError,
+)
 from collapipe.rpc import ChannelPool, call
 from collapipe.stage_host.job_deletion import JobDeletion
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -63,7 +69,8 @@ class Registration:
             except WrongStateError as error:
                 logger.warning("%s", error)
                 self._closed.wait(10 * _RETRY_SECONDS)
-            except PeerLostError as error:
+            # A busy scheduler may end a call at its deadline before this host does. The call then looks cancelled.
+            except (PeerLostError, CancelledError) as error:
                 failures += 1
                 logger.info("cannot reach the scheduler (try %d): %s", failures, error)
                 self._closed.wait(_RETRY_SECONDS)

@@ -140,7 +140,7 @@ def test_drain_ends_calls_that_take_longer() -> None:
 def test_server_whose_calls_are_all_busy_is_healthy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("collapipe.rpc.server.MAX_CONCURRENT_CALLS", 1)
+    monkeypatch.setattr("collapipe.rpc.interceptor.UNARY_THREADS", 1)
     begun, finish = threading.Event(), threading.Event()
     told_to_finish: list[bool] = []
 
@@ -159,3 +159,23 @@ def test_server_whose_calls_are_all_busy_is_healthy(
         finish.set()
         working.result(timeout=20)
     assert told_to_finish == [True], "health waited for a call to end"
+
+
+def test_streams_that_stay_open_hold_up_no_other_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collapipe.rpc.interceptor.STREAM_THREADS", 2)
+    finish = threading.Event()
+
+    def watch(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield b"begun"
+        assert finish.wait(20)
+
+    with serving(ECHO | {"unary_stream": watch}) as served:
+        method = served.channel.unary_stream(f"/{SERVICE}/unary_stream")
+        watchers = [method(b"", timeout=30) for _ in range(2)]
+        assert [next(watcher) for watcher in watchers] == [b"begun"] * 2
+        watchers.append(method(b"", timeout=30))
+        for arity in ("unary_unary", "stream_unary", "stream_stream"):
+            assert served.call(arity, timeout=10)
+        assert not any(watcher.done() for watcher in watchers)  # type: ignore[attr-defined]
+        finish.set()
+        assert [answer for watcher in watchers for answer in watcher] == [b"begun"]

@@ -78,6 +78,7 @@ class Source:
 
     name: str = "scripted"
     max_gap_seconds: float = 0.0
+    pass_seconds: float = 0.0
     series: Sequence[Series] | None = None
     asked: list[tuple[float, float]] = field(default_factory=list)
 

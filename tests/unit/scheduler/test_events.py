@@ -115,3 +115,32 @@ def test_events_carry_their_elapsed_time() -> None:
     assert one is not None
     assert two is not None
     assert 0 <= one.elapsed_seconds <= two.elapsed_seconds < 60
+
+
+def test_watcher_of_too_much_progress_gets_it_before_the_next_other_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(events, "_PROGRESS_PER_SECOND", 1e-3)
+    log = EventLog()
+    log.publish(progress(0, 1))
+    watched = log.watch(0.01)
+    first = next(watched)
+    assert first is not None
+    assert first.progress.steps_done == 1
+    log.publish(progress(0, 2))
+    assert [next(watched), next(watched)] == [None, None]
+    log.publish(progress(1, 3))
+    log.publish(status(4))
+    log.publish(progress(0, 5))
+    log.close()
+    assert texts_of(watched) == ["1: 3", "4", "0: 5"]
+
+
+def test_watcher_gets_progress_without_another_event() -> None:
+    log = EventLog()
+    watched = log.watch(SILENCE)
+    for steps in range(3):
+        log.publish(progress(0, steps))
+        event = next(watched)
+        assert event is not None
+        assert event.progress.steps_done == steps

@@ -1,6 +1,7 @@
 import time
 
 import pytest
+from prometheus_client import REGISTRY
 from pydantic import ValidationError
 
 from collapipe.errors import NotFoundError, WrongStateError
@@ -273,3 +274,13 @@ def test_preferred_devices_take_part_before_others_in_registration_order() -> No
     hosts, _ = choose_hosts(alive, make_job(devices=2), preferred={"c", "b"})
     assert hosts is not None
     assert names(hosts.devices) == ["b", "c"]
+
+
+def test_exported_count_of_hosts_falls_without_a_further_heartbeat() -> None:
+    def exported() -> float | None:
+        return REGISTRY.get_sample_value("collapipe_hosts", {"role": "device_agent"})
+
+    _registry, clock = registry_of("a", "b")
+    assert exported() == 2
+    clock.now += SILENCE_SECONDS + 0.1
+    assert exported() == 0

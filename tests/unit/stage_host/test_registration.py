@@ -11,7 +11,13 @@ import pytest
 from unit.rpc.authorities import Authority
 
 from collapipe.certificates import pki
-from collapipe.errors import CollapipeError, InvalidInputError, NotFoundError, WrongStateError
+from collapipe.errors import (
+    CancelledError,
+    CollapipeError,
+    InvalidInputError,
+    NotFoundError,
+    WrongStateError,
+)
 from collapipe.rpc import ChannelPool, Security, serve
 from collapipe.stage_host import registration
 from collapipe.stage_host.registration import Registration
@@ -162,6 +168,18 @@ def test_refused_host_logs_the_reason_and_retries(caplog: pytest.LogCaptureFixtu
         heard = [scheduler.hears()[0] for _ in range(2)]
     assert heard == ["register", "register"]
     assert "the scheduler refuses this host: a host needs a role" in caplog.text
+
+
+def test_heartbeat_that_the_scheduler_ended_is_no_refusal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scheduler = Scheduler()
+    scheduler.refuse_heartbeat = [CancelledError("the deadline was over")]
+    with caplog.at_level(logging.INFO), serving(scheduler) as address, registered(address):
+        heard = [scheduler.hears()[0] for _ in range(4)]
+    assert heard == ["register", "heartbeat", "register", "heartbeat"]
+    assert "cannot reach the scheduler (try 1)" in caplog.text
+    assert "refuses" not in caplog.text
 
 
 def test_host_waits_for_a_scheduler_that_starts_later(

@@ -59,7 +59,7 @@ def test_metrics_of_training_have_their_names_and_labels() -> None:
     metrics.TRAINING_LOSS.labels("82").set(0.25)
     metrics.EVALUATION_METRIC.labels("82", "accuracy").set(0.75)
     metrics.JOB_METRIC.labels("accuracy").set(0.5)
-    metrics.HOSTS.labels("device_agent").set(3)
+    metrics.HOSTS.labels("device_agent").set_function(lambda: 3)
     assert value("collapipe_trained_samples_total", cluster="82") == 16
     assert value("collapipe_training_loss", cluster="82") == 0.25
     assert value("collapipe_evaluation_metric", cluster="82", metric="accuracy") == 0.75

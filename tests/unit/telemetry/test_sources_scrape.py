@@ -235,3 +235,15 @@ def test_page_with_too_many_series_is_refused() -> None:
 
 def test_page_without_needed_metrics_has_no_samples() -> None:
     assert parse_page(b"<html>hello</html>") == {}
+
+
+def test_many_hosts_are_scraped_at_a_limited_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "_PAGES_PER_SECOND", 5)
+    started = time.monotonic()
+    with answering(lambda form: (200, page(1))) as address:
+        other_name = address.replace("127.0.0.1", "localhost")
+        with scraping(address, other_name) as source:
+            eventually(lambda: points_of(source, address) + points_of(source, other_name) >= 4)
+            assert time.monotonic() - started >= 3 / 5
+            assert source.pass_seconds == 2 / 5
+            assert source.max_gap_seconds > 40

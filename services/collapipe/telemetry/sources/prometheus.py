@@ -49,6 +49,7 @@ class PrometheusSource:
 
     name = "prometheus"
     max_gap_seconds = 0.0
+    pass_seconds = 0.0
 
     def __init__(self, url: str, timeout_seconds: float = 5.0) -> None:
         try:

@@ -73,6 +73,10 @@ class TelemetrySource(Protocol):
     def max_gap_seconds(self) -> float:
         """Longest time between two samples of a host that answers; 0 if the source never skips a scrape."""
 
+    @property
+    def pass_seconds(self) -> float:
+        """Time in which the source scrapes all hosts once, if they are many; else less than the interval."""
+
     def window(self, start: float, end: float) -> Sequence[Series]:
         """Returns every sample of the metrics in `NEEDED` from `start` to `end`, in Unix seconds, both included.
 
