@@ -35,7 +35,7 @@ JobArguments = Annotated[
 @jobs_app.command("list")
 @takes_option_groups
 def list_jobs(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
-    """List the jobs, oldest first. Their age counts from when they were submitted."""
+    """List the jobs, oldest first. Their age counts from when they were submitted. The edge server's disk holds their models."""
     with (
         exit_codes(as_json),
         termination_as_interrupt(),
@@ -93,14 +93,15 @@ def delete(
 
 def job_table(jobs: Iterable[JobStatus]) -> Table:
     """Returns a table with a line for each job."""
-    table = plain_table("job", "name", "state", "rounds", "age", "message")
+    table = plain_table("job", "name", "state", "rounds", "age", "disk", "message")
     for job in jobs:
         state = enum_word(JobState.Name(job.state), "JobState")
         rounds = f"{job.num_rounds_committed}/{job.num_rounds}"
         age = ""
         if job.HasField("submitted_at"):
             age = say_age(time.time() - job.submitted_at.ToMilliseconds() / 1000)
-        table.add_row(job.job_id, job.name, state, rounds, age, job.message)
+        disk = f"{job.stored_bytes / 1e6:,.1f} MB" if job.stored_bytes else ""
+        table.add_row(job.job_id, job.name, state, rounds, age, disk, job.message)
     return table
 
 

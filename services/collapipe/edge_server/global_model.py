@@ -139,6 +139,10 @@ class GlobalModel:
         units = self.commit().global_units
         return [self._store.total_bytes(unit.weights_digest) for unit in units]
 
+    def stored_bytes(self) -> int:
+        """Returns the bytes of all blobs of the job. Frozen weights, which jobs share, do not count."""
+        return sum(path.stat().st_size for path in self._store.files())
+
     def frozen_bytes(self) -> list[int]:
         """Returns the size of the frozen weights of each unit; raises `NotFoundError`."""
         digests = [unit.frozen_digest for unit in self.commit().global_units]

@@ -68,6 +68,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                     unit_bytes=model.unit_bytes(),
                     frozen_bytes=model.frozen_bytes(),
                     frozen_memory_share=adapter.frozen_memory_share,
+                    stored_bytes=model.stored_bytes(),
                 )
             emit(answer)
 
@@ -89,7 +90,8 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 SPANS.begin_round(job_id, attempt.round_index, attempt.attempt)
                 with SPANS.span("commit", "commit"):
                     pushed = self._pushed_units(job_id)
-                    commit = self._model(job_id).commit_round(
+                    model = self._model(job_id)
+                    commit = model.commit_round(
                         attempt,
                         request.clusters,
                         pushed,
@@ -101,7 +103,8 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                     )
                     pushed.drop(attempt)
                 metrics.AGGREGATION_SECONDS.observe(time.perf_counter() - started)
-            emit(edge_server_pb2.CommitRoundResponse(commit=commit))
+            stored_bytes = model.stored_bytes()
+            emit(edge_server_pb2.CommitRoundResponse(commit=commit, stored_bytes=stored_bytes))
 
         yield from work_with_signs_of_life(
             work, edge_server_pb2.CommitRoundResponse, _finish_anyway, context

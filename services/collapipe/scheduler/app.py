@@ -69,6 +69,12 @@ class SchedulerSettings(ServiceSettings):
         ge=0,
         description="Days for which a job is kept after its end; 0 for ever. It is deleted when another job ends, or at a start.",
     )
+    keep_jobs_gb: float = Field(
+        default=0.0,
+        ge=0,
+        description="How many GB (1e9 bytes) of the edge server's disk the jobs that have ended may take with their weights and "
+        "optimizer states; 0 for any number. Those that ended first are deleted.",
+    )
 
 
 def start(settings: SchedulerSettings, metrics_address: str) -> Running:
@@ -89,7 +95,9 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
         channels,
         registry,
         telemetry,
-        retention=Retention(settings.keep_jobs, settings.keep_jobs_days),
+        retention=Retention(
+            settings.keep_jobs, settings.keep_jobs_days, int(settings.keep_jobs_gb * 1e9)
+        ),
         jobs_at_once=settings.jobs_at_once,
         abandon_jobs=settings.abandon_jobs,
     )

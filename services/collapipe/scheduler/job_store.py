@@ -100,6 +100,8 @@ class JobDocument(_Document):
     """Unix time. 0 if an older version took the job."""
     ended_at: float = 0.0
     """Unix time. 0 until the job has ended."""
+    stored_bytes: int = 0
+    """Bytes of its weights and optimizer states on the edge server's disk, after the last commit."""
     trouble: _Trouble = Field(default_factory=scheduler_pb2.JobTrouble, exclude=True)
     """What the job lacks at present. It is not stored: a restarted scheduler looks again."""
 
@@ -122,6 +124,7 @@ class JobDocument(_Document):
             num_rounds_committed=self.num_rounds_committed,
             num_rounds=job.training.rounds,
             name=job.name,
+            stored_bytes=self.stored_bytes,
             evaluation=self.evaluation,
             trouble=self.trouble if self.trouble.ByteSize() else None,
         )

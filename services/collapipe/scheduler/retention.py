@@ -15,10 +15,12 @@ class Retention:
     Args:
         num_jobs: How many jobs that have ended are kept. The last to end are kept.
         days: How long after its end a job is kept. 0 means for ever.
+        num_bytes: How many bytes these jobs may take on the edge server's disk. 0 means any number.
     """
 
     num_jobs: int
     days: float
+    num_bytes: int = 0
 
     def expired(self, jobs: Iterable[JobDocument], now: float) -> Iterator[tuple[str, str]]:
         """Yields the id of each job that is not kept, and the reason.
@@ -28,7 +30,9 @@ class Retention:
         """
         ended = [document for document in jobs if document.has_ended]
         ended.sort(key=lambda document: (document.ended_at, document.number), reverse=True)
+        num_bytes = 0
         for position, document in enumerate(ended):
+            num_bytes += document.stored_bytes
             if position >= self.num_jobs:
                 yield (
                     document.job_id,
@@ -36,3 +40,8 @@ class Retention:
                 )
             elif self.days and now - document.ended_at > self.days * _DAY_SECONDS:
                 yield document.job_id, f"--keep-jobs-days {self.days:g}: it ended earlier"
+            elif self.num_bytes and num_bytes > self.num_bytes:
+                yield (
+                    document.job_id,
+                    f"--keep-jobs-gb {self.num_bytes / 1e9:g}: with the jobs that ended after it, it takes {num_bytes / 1e9:.1f} GB",
+                )

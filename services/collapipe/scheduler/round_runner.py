@@ -479,7 +479,9 @@ class RoundRunner:
         channel = self._channels.channel(edge_server.address)
         stub = edge_server_pb2_grpc.EdgeServerServiceStub(channel)
         call = stub.CommitRound(request, wait_for_ready=True)
-        return self._calls.last_answer(call, edge_server.host_id, "commit the round").commit
+        answer = self._calls.last_answer(call, edge_server.host_id, "commit the round")
+        self._progress.document.stored_bytes = answer.stored_bytes
+        return answer.commit
 
     def _evaluates(self, local_steps: int) -> bool:
         """Returns whether the round begins with an evaluation of the model that it starts from."""

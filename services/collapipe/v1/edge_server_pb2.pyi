@@ -21,7 +21,7 @@ class PrepareJobRequest(_message.Message):
     def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., host_clusters: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PrepareJobResponse(_message.Message):
-    __slots__ = ("commit", "model", "num_blocks", "unit_bytes", "hidden_size", "frozen_bytes", "frozen_memory_share")
+    __slots__ = ("commit", "model", "num_blocks", "unit_bytes", "hidden_size", "frozen_bytes", "frozen_memory_share", "stored_bytes")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class PrepareJobResponse(_message.Message):
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     FROZEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     FROZEN_MEMORY_SHARE_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     commit: _plan_pb2.Commit
     model: _plan_pb2.ModelSpec
     num_blocks: int
@@ -36,7 +37,8 @@ class PrepareJobResponse(_message.Message):
     hidden_size: int
     frozen_bytes: _containers.RepeatedScalarFieldContainer[int]
     frozen_memory_share: float
-    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., num_blocks: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ..., frozen_bytes: _Optional[_Iterable[int]] = ..., frozen_memory_share: _Optional[float] = ...) -> None: ...
+    stored_bytes: int
+    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., num_blocks: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ..., frozen_bytes: _Optional[_Iterable[int]] = ..., frozen_memory_share: _Optional[float] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
 
 class PushUnitRequest(_message.Message):
     __slots__ = ("unit", "chunk", "digest")
@@ -89,10 +91,12 @@ class CommitRoundRequest(_message.Message):
     def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., clusters: _Optional[_Iterable[_Union[_plan_pb2.ClusterState, _Mapping]]] = ..., candidate_copied: bool = ..., is_candidate: bool = ..., keep_commits: _Optional[int] = ..., late_clusters: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CommitRoundResponse(_message.Message):
-    __slots__ = ("commit",)
+    __slots__ = ("commit", "stored_bytes")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     commit: _plan_pb2.Commit
-    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ...) -> None: ...
+    stored_bytes: int
+    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
 
 class RollBackRequest(_message.Message):
     __slots__ = ("job_id", "num_rounds", "attempt")

@@ -199,7 +199,7 @@ class WatchJobResponse(_message.Message):
     def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., log_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation", "submitted_at", "ended_at", "trouble")
+    __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation", "submitted_at", "ended_at", "trouble", "stored_bytes")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +210,7 @@ class JobStatus(_message.Message):
     SUBMITTED_AT_FIELD_NUMBER: _ClassVar[int]
     ENDED_AT_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     state: JobState
     message: str
@@ -220,7 +221,8 @@ class JobStatus(_message.Message):
     submitted_at: _timestamp_pb2.Timestamp
     ended_at: _timestamp_pb2.Timestamp
     trouble: JobTrouble
-    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., num_rounds_committed: _Optional[int] = ..., num_rounds: _Optional[int] = ..., name: _Optional[str] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trouble: _Optional[_Union[JobTrouble, _Mapping]] = ...) -> None: ...
+    stored_bytes: int
+    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., num_rounds_committed: _Optional[int] = ..., num_rounds: _Optional[int] = ..., name: _Optional[str] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trouble: _Optional[_Union[JobTrouble, _Mapping]] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
 
 class JobTrouble(_message.Message):
     __slots__ = ("missing", "waiting", "num_failures", "failure", "gives_up_at")

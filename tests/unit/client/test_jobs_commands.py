@@ -16,7 +16,9 @@ _RUNNER = CliRunner()
 @pytest.fixture
 def remote(fake: FakeServices) -> list[str]:
     """The options that choose a scheduler with three jobs, two of one name."""
-    running = JobStatus(job_id="a-1", name="a", state=JOB_STATE_RUNNING, num_rounds=5)
+    running = JobStatus(
+        job_id="a-1", name="a", state=JOB_STATE_RUNNING, num_rounds=5, stored_bytes=4_210_000_000
+    )
     running.submitted_at.FromSeconds(int(time.time() - 3 * 3600 - 60))
     ended = [
         JobStatus(job_id=job_id, name="b", state=JOB_STATE_CANCELLED, message="by request")
@@ -27,11 +29,11 @@ def remote(fake: FakeServices) -> list[str]:
     return ["--scheduler", fake.address, "--insecure"]
 
 
-def test_list_shows_state_rounds_age_and_message(remote: list[str]) -> None:
+def test_list_shows_state_rounds_age_disk_and_message(remote: list[str]) -> None:
     lines = _RUNNER.invoke(app, ["jobs", "list", *remote]).stdout.splitlines()
     assert [line.split() for line in lines] == [
-        ["job", "name", "state", "rounds", "age", "message"],
-        ["a-1", "a", "running", "0/5", "3", "h"],
+        ["job", "name", "state", "rounds", "age", "disk", "message"],
+        ["a-1", "a", "running", "0/5", "3", "h", "4,210.0", "MB"],
         ["b-1", "b", "cancelled", "0/0", "by", "request"],
         ["b-2", "b", "cancelled", "0/0", "by", "request"],
     ]

@@ -57,6 +57,16 @@ def test_jobs_go_when_they_are_too_old(days: float, gone: list[str]) -> None:
     assert expired(Retention(100, days), documents) == gone
 
 
+def test_jobs_that_ended_first_go_until_the_others_take_few_bytes() -> None:
+    documents = jobs({"a": 4, "b": 3, "c": 2, "d": 1})
+    for document, num_bytes in zip(documents, (1, 500, 30, 600), strict=True):
+        document.stored_bytes = num_bytes
+    assert expired(Retention(100, 0, 1000), documents) == ["b", "a"]
+    assert expired(Retention(100, 0, 630), documents) == ["b", "a"]
+    assert expired(Retention(100, 0, 1131), documents) == []
+    assert expired(Retention(100, 0, 599), documents) == ["d", "c", "b", "a"]
+
+
 def test_reasons_name_the_setting() -> None:
     reasons = [reason for _, reason in Retention(2, 3).expired(jobs({"a": 1, "b": 5, "c": 2}), NOW)]
     assert reasons == ["--keep-jobs 2: 2 jobs ended after it"]
