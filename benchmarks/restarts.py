@@ -52,6 +52,7 @@ PHASES = {
 }
 """The moment of each phase. The optimizer states are copied beside the training."""
 
+_LIMIT_SECONDS = 300.0
 _HELD_OUT_ROWS = 1500
 """So many that an evaluation takes longer than the second after which progress is reported."""
 
@@ -76,7 +77,7 @@ def disturb(
         restart(testbed, victim)
 
     moment = MOMENTS[PHASES[phase]]
-    outcome = judge_interrupted(testbed, run, undisturbed, moment, kill_and_restart)
+    outcome = judge_interrupted(testbed, run, undisturbed, moment, kill_and_restart, _LIMIT_SECONDS)
     mend(testbed, run)
     if not kills:
         return {"outcome": f"the phase did not come: {outcome}"}
