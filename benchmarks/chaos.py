@@ -20,7 +20,6 @@ import random
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faulty_service import CLOCKS, DAMAGED_BYTES, NOT_FINITE
-from benchmarks.namespaced_testbed import NamespacedTestbed, run
+from benchmarks.namespaced_testbed import NamespacedTestbed, isolate, run
 
 ROOT = Path(__file__).parents[1]
 # Tests and this benchmark disturb and check the same job.
@@ -40,19 +39,16 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from faults.interrupted import (  # noqa: E402
     Run,
-    final_digests,
-    intact_commit,
+    judge_interrupted,
     make_interruptible_job,
-    run_interrupted,
+    mend,
     undisturbed_digests,
 )
 from killed_processes import kill, restart  # noqa: E402
 
-from collapipe.errors import CollapipeError  # noqa: E402
-from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED  # noqa: E402
 from collapipe_client.processes import ProcessRecord  # noqa: E402
 
-_DEVICES = [3, 1]
+DEVICES = [3, 1]
 _TRAINING = {"rounds": 12, "replicate_every": 2}
 _LATEST_FAULT_SECONDS = 8.0
 _DISK_BYTES = 64 << 20
@@ -178,33 +174,21 @@ def run_seed(
             timer.start()
 
     started = time.monotonic()
-    outcome, done = "", Run(job, testbed.workspace.state)
-    try:
-        run_interrupted(
-            testbed, job, lambda run: True, have_all, limit_seconds=_LIMIT_SECONDS, run=done
-        )
-        if done.final_state != JOB_STATE_SUCCEEDED:
-            outcome = f"the job ended: {done.message}"
-        elif final_digests(intact_commit(done)) != undisturbed:
-            outcome = "other bits"
-    except Exception as error:
-        outcome = f"{type(error).__name__}: {error}"
+    done = Run(job, testbed.workspace.state)
+    outcome = judge_interrupted(
+        testbed, done, undisturbed, lambda run: True, have_all, _LIMIT_SECONDS
+    )
     seconds = time.monotonic() - started
     for timer in timers:
         timer.join()
     testbed.heal()
-    for name in testbed.lost():
-        restart(testbed, name)
-    testbed.wait_until_registered()
-    if outcome and done.job_id and not done.final_state:
-        with testbed.client() as client, suppress(CollapipeError):
-            client.cancel(done.job_id)
+    mend(testbed, done)
     for jobs in testbed.workspace.state.glob("*/jobs"):  # The disks are small.
         if done.job_id:
             shutil.rmtree(jobs / done.job_id, ignore_errors=True)
     return {
         "seed": seed,
-        "outcome": "; ".join([outcome, *errors]).strip("; ") or "equal",
+        "outcome": "; ".join([outcome, *errors]),
         "seconds": round(seconds, 1),
         "attempts": len(done.attempts),
         "hit": any(fault.at_seconds < seconds for fault in faults),
@@ -236,10 +220,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--results", type=Path, help="file of results, one JSON object a line")
     options = parser.parse_args()
-    if os.environ.get("COLLAPIPE_CHAOS") != "isolated":
-        line = ["unshare", "--net", "--mount", sys.executable, "-m", "benchmarks.chaos"]
-        environment = {**os.environ, "COLLAPIPE_CHAOS": "isolated"}
-        sys.exit(subprocess.run([*line, *sys.argv[1:]], check=False, env=environment).returncode)
+    isolate("benchmarks.chaos")
     results = []
     if options.results and options.results.exists():
         results = [json.loads(line) for line in options.results.read_text().splitlines()]
@@ -249,7 +230,7 @@ def main() -> None:
         folder = Path(name)
         with (
             small_disks(folder / "testbed"),
-            NamespacedTestbed(_DEVICES, folder / "testbed") as testbed,
+            NamespacedTestbed(DEVICES, folder / "testbed") as testbed,
         ):
             testbed.wait_until_registered()
             undisturbed = undisturbed_digests(testbed, folder, training=_TRAINING)

@@ -1,7 +1,7 @@
 """A local testbed whose processes have a network namespace each, so that services and the links between them can have faults.
 
 A bridge connects the namespaces. Needs root and the programs `ip`, `tc` and `nft`. The caller must have a network
-namespace of its own, as `unshare --net` gives it: nothing else on the machine is touched.
+namespace of its own, as `isolate` gives it: nothing else on the machine is touched.
 """
 
 import os
@@ -23,6 +23,16 @@ def run(line: str) -> None:
     subprocess.run(line.split(), check=True, capture_output=True, text=True)
 
 
+def isolate(module: str) -> None:
+    """Runs this program again in network and mount namespaces of its own, and exits as it does. Returns in the second run."""
+    if os.environ.get("COLLAPIPE_ISOLATED"):
+        run("ip link set lo up")
+        return
+    line = ["unshare", "--net", "--mount", sys.executable, "-m", module, *sys.argv[1:]]
+    environment = {**os.environ, "COLLAPIPE_ISOLATED": "yes"}
+    sys.exit(subprocess.run(line, check=False, env=environment).returncode)
+
+
 class NamespacedTestbed(LocalTestbed):
     """A testbed with one namespace for each service. Use it in `with`."""
 
@@ -38,7 +48,6 @@ class NamespacedTestbed(LocalTestbed):
         return list(self._addresses)
 
     def start(self) -> None:
-        run("ip link set lo up")
         run("ip link add br0 type bridge")
         run(f"ip addr add {_NETWORK}.1/24 dev br0")
         run("ip link set br0 up")

@@ -100,9 +100,9 @@ def main() -> None:
                 "clusters": options.clusters,
                 "devices": options.devices,
                 "kills": len(kills),
-                **_summary("detection", [k.detection_seconds for k in kills]),
-                **_summary("recovery", [k.recovery_seconds for k in kills]),
-                **_summary(
+                **summary("detection", [k.detection_seconds for k in kills]),
+                **summary("recovery", [k.recovery_seconds for k in kills]),
+                **summary(
                     "beyond_detection", [k.recovery_seconds - k.detection_seconds for k in kills]
                 ),
             }
@@ -110,7 +110,8 @@ def main() -> None:
     )
 
 
-def _summary(name: str, seconds: list[float]) -> dict[str, float]:
+def summary(name: str, seconds: list[float]) -> dict[str, float]:
+    """Returns the median and the worst value under keys that begin with a name."""
     return {
         f"{name}_median": round(statistics.median(seconds), 2),
         f"{name}_worst": round(max(seconds), 2),

@@ -119,7 +119,8 @@ def render(view: JobView, now: float) -> RenderableType:
     if view.message:
         parts.append(Text(f"  {view.message}", style=_STATE_STYLES.get(view.state, "yellow")))
     if view.trouble is not None:
-        parts.append(Text(f"  {say_trouble(view.trouble, now)}", style="yellow"))
+        trouble = say_trouble(view.trouble, now, view.message)
+        parts.append(Text(f"  {trouble}", style="yellow"))
     for cluster in view.clusters:
         parts += [_cluster_line(cluster, view.ended), _stage_table(cluster)]
     if view.evaluation is not None:

@@ -25,7 +25,7 @@ from collapipe_client.reporting import (
 )
 from collapipe_client.testbed_options import LocalTestbedOptions
 from collapipe_client.testbed_processes import DEFAULT_DEVICES, LOOPBACK, Device
-from collapipe_client.trouble import say_last_seen, say_moment, say_trouble
+from collapipe_client.trouble import say_clock, say_last_seen, say_moment, say_trouble
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
 
 
@@ -140,13 +140,15 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
                 host_table.add_row(*_host_row(host))
             Console().print(host_table)
             now = time.time()
+            if clock := say_clock(hosts, now):
+                say(f"  {clock}")
             for host in hosts:
                 if host.suspicion:
                     until = say_moment(host.suspected_until, now)
                     say(f"  {host.host.host_id} is suspected until {until}: {host.suspicion}")
             Console().print(job_table(jobs))
             for job in jobs:
-                if trouble := say_trouble(job.trouble, now):
+                if trouble := say_trouble(job.trouble, now, job.message):
                     say(f"  job {job.job_id}: {trouble}")
 
 

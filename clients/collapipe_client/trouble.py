@@ -1,5 +1,6 @@
 """Says in words what a job lacks, since when, and how long it tries to go on."""
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -14,16 +15,25 @@ from collapipe.v1.scheduler_pb2 import (
 from collapipe_client.message_json import enum_word
 from collapipe_client.quantities import say_age
 
+_CLOCK_SECONDS = 30.0
+"""A living host has sent a heartbeat in the last 10 s. If that seems to be this much earlier or later, clocks differ."""
 
-def say_trouble(trouble: JobTrouble, now: float) -> str:
-    """Says what a job lacks; "" if nothing. `now` is the Unix time in seconds."""
+
+def say_trouble(trouble: JobTrouble, now: float, message: str = "") -> str:
+    """Says what a job lacks and why attempts failed; "" if nothing.
+
+    Args:
+        now: Unix time in seconds.
+        message: The message of the job, which is shown, too. A failure that it names is not repeated.
+    """
     parts = []
     if trouble.missing:
         hosts = ", ".join(_say_missing(host, now) for host in trouble.missing)
         parts.append(f"{'waits for' if trouble.waiting else 'goes on without'} {hosts}")
     if failures := trouble.num_failures:
         attempts = "1 attempt has" if failures == 1 else f"{failures} attempts have"
-        parts.append(f"{attempts} failed since the last commit")
+        reason = f" ({trouble.failure})" if trouble.failure not in message else ""
+        parts.append(f"{attempts} failed since the last commit{reason}")
     if trouble.HasField("gives_up_at"):
         parts.append(f"tries again until {say_moment(trouble.gives_up_at, now)}")
     return "; ".join(parts)
@@ -39,8 +49,23 @@ def incident_lines(event: WatchJobResponse) -> list[str]:
 
 def say_last_seen(host: HostStatus | MissingHost, now: float) -> str:
     """Says when the last heartbeat of a host arrived, in words."""
-    age = say_age(now - host.last_seen.ToMilliseconds() / 1000)
-    return f"last heartbeat {age} ago, at {say_moment(host.last_seen, now)}"
+    seconds = now - host.last_seen.ToMilliseconds() / 1000
+    moment = say_moment(host.last_seen, now)
+    if seconds < -_CLOCK_SECONDS:
+        return f"last heartbeat at {moment}, which is in the future: check the clocks of the scheduler and of this machine"
+    return f"last heartbeat {say_age(seconds)} ago, at {moment}"
+
+
+def say_clock(hosts: Iterable[HostStatus], now: float) -> str:
+    """Says how far the scheduler's clock is off this one, as the heartbeats of living hosts show; "" if they agree."""
+    heard = [host.last_seen.ToMilliseconds() / 1000 for host in hosts if host.alive]
+    ahead = max(heard, default=now) - now
+    if abs(ahead) < _CLOCK_SECONDS:
+        return ""
+    return (
+        f"the scheduler's clock is about {say_age(round(abs(ahead), -1))} {'ahead of' if ahead > 0 else 'behind'} the clock of this "
+        "machine, so times and ages here are wrong by as much: on both machines, run `sudo timedatectl set-ntp true`"
+    )
 
 
 def say_moment(timestamp: Timestamp, now: float) -> str:

@@ -6,13 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format
+from killed_processes import restart
 from reference.tiny_jobs import make_job
 
+from collapipe.errors import CollapipeError
 from collapipe.job import JobConfig
 from collapipe.v1.plan_pb2 import Commit, Plan
 from collapipe.v1.scheduler_pb2 import (
@@ -22,6 +25,7 @@ from collapipe.v1.scheduler_pb2 import (
     Incident,
     IncidentCode,
     JobState,
+    RoundCommitted,
 )
 from collapipe_client import LocalTestbed
 
@@ -44,6 +48,8 @@ class Run:
     round_index: int = -1
     steps_done: int = 0
     """Steps of cluster 0 in this round."""
+    evaluates: bool = False
+    """Whether a cluster has evaluated for at least a second in this round."""
     plans: Sequence[Plan] = ()
     blobs_before: dict[str, set[str]] = field(default_factory=dict)
     """Names of the blobs that each service had when the round began."""
@@ -53,6 +59,8 @@ class Run:
     """Messages of all states, without repetitions."""
     incidents: list[Incident] = field(default_factory=list)
     attempts: set[int] = field(default_factory=set)
+    commits: list[tuple[float, RoundCommitted]] = field(default_factory=list)
+    """All commits, each with the time at which its event arrived, on the monotonic clock."""
     ended: bool = False
 
     def codes(self, host_id: str | None = None) -> list[str]:
@@ -87,8 +95,12 @@ class Run:
 Moment = Callable[[Run], bool]
 
 MOMENTS: dict[str, Moment] = {
+    "plan": lambda run: run.round_index == 0 and len(run.commits) == 1,
     "configure": lambda run: run.round_index == 1,
+    # Only a round that begins with an evaluation of some seconds has this moment.
+    "evaluate": lambda run: run.round_index == 1 and run.evaluates,
     "step": lambda run: run.round_index == 1 and run.steps_done >= 1,
+    "gather": lambda run: run.round_index == 1 and run.steps_done == run.job.training.local_steps,
     # The control unit has copied the moments of its own unit, and those of one unit of a device.
     "copy": lambda run: run.round_index == 1 and run.new_blobs("control-unit-0") >= 2,
     # The edge server has one average among its blobs.
@@ -96,6 +108,14 @@ MOMENTS: dict[str, Moment] = {
     "committed": lambda run: run.num_rounds_committed() == 2,
 }
 """Conditions for moments in the second of three rounds, at which a fault is injected."""
+
+SERVICES: dict[str, Callable[[Run], str]] = {
+    "scheduler": lambda run: "scheduler",
+    "edge server": lambda run: "edge-server",
+    "control unit": lambda run: "control-unit-0",
+    "middle device": lambda run: run.plans[0].stages[2].host_id,
+}
+"""One host of each service, given a run whose first round has begun."""
 
 
 def make_interruptible_job(
@@ -164,6 +184,34 @@ def run_interrupted(
     return run
 
 
+def judge_interrupted(
+    testbed: LocalTestbed,
+    run: Run,
+    undisturbed: Sequence[str],
+    moment: Moment,
+    inject: Callable[[Run], object],
+    limit_seconds: float = _LIMIT_SECONDS,
+) -> str:
+    """Runs `run.job` with a fault. Returns "equal" if it ended with the undisturbed digests, otherwise what was wrong."""
+    try:
+        run_interrupted(testbed, run.job, moment, inject, limit_seconds=limit_seconds, run=run)
+        if run.final_state != JOB_STATE_SUCCEEDED:
+            return f"the job ended: {run.message}"
+        return "equal" if final_digests(intact_commit(run)) == undisturbed else "other bits"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def mend(testbed: LocalTestbed, run: Run) -> None:
+    """Starts all lost processes again, and cancels the job if it has not ended."""
+    for name in testbed.lost():
+        restart(testbed, name)
+    testbed.wait_until_registered()
+    if run.job_id and not run.final_state:
+        with testbed.client() as client, suppress(CollapipeError):
+            client.cancel(run.job_id)
+
+
 def resume(testbed: LocalTestbed, broken: Run) -> Run:
     """Resumes a job that has ended, after all hosts have registered again."""
     testbed.wait_until_registered()
@@ -222,13 +270,23 @@ def _take(run: Run, event: Any) -> None:
         services = ("edge-server", "control-unit-0", "control-unit-1")
         run.blobs_before = {service: run.blobs(service) for service in services}
         run.plans = event.round_started.plans
-        run.steps_done = 0
+        run.steps_done, run.evaluates = 0, False
         run.round_index = event.round_started.round_index
         run.attempts.add(event.round_started.attempt)
     elif event.HasField("incident"):
         run.incidents.append(event.incident)
-    elif event.HasField("progress") and event.progress.cluster_index == 0:
-        run.steps_done = event.progress.steps_done
+    elif event.HasField("round_committed"):
+        run.commits.append((time.monotonic(), event.round_committed))
+    elif event.HasField("progress"):
+        progress = event.progress
+        if progress.cluster_index == 0:
+            run.steps_done = progress.steps_done
+        is_later = progress.training_began or progress.steps_done
+        # While all stages wait, the text begins with the phase. Otherwise, some stage computes.
+        run.evaluates |= not is_later and progress.waiting_for.partition(":")[0] in (
+            "",
+            "evaluating",
+        )
 
 
 def undisturbed_digests(testbed: LocalTestbed, folder: Path, **overrides: Any) -> list[str]:

@@ -13,6 +13,7 @@ from collapipe_client import LocalTestbed
 from faults.interrupted import (
     MOMENTS,
     PATIENT_SECONDS,
+    SERVICES,
     Run,
     final_digests,
     intact_commit,
@@ -25,10 +26,7 @@ from faults.interrupted import (
 pytestmark = pytest.mark.heavy
 
 VICTIMS: dict[str, Callable[[Run], str]] = {
-    "scheduler": lambda run: "scheduler",
-    "edge server": lambda run: "edge-server",
-    "control unit": lambda run: "control-unit-0",
-    "middle device": lambda run: run.plans[0].stages[2].host_id,
+    **SERVICES,
     "last device": lambda run: run.plans[0].stages[-2].host_id,
 }
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
 from faults.interrupted import (
     MOMENTS,
+    SERVICES,
     SILENCE_SECONDS,
     Run,
     final_digests,
@@ -22,17 +22,10 @@ from faults.interrupted import (
 
 pytestmark = pytest.mark.heavy
 
-VICTIMS: dict[str, Callable[[Run], str]] = {
-    "scheduler": lambda run: "scheduler",
-    "edge server": lambda run: "edge-server",
-    "control unit": lambda run: "control-unit-0",
-    "middle device": lambda run: run.plans[0].stages[2].host_id,
-}
-
 FROZEN_SECONDS = SILENCE_SECONDS + 3
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("victim", SERVICES)
 def test_job_goes_on_although_a_process_freezes_and_wakes_up(
     testbed: LocalTestbed, undisturbed: list[str], tmp_path: Path, victim: str
 ) -> None:
@@ -45,7 +38,7 @@ def test_job_goes_on_although_a_process_freezes_and_wakes_up(
             os.kill(pid_of(testbed, frozen[0]), signal.SIGCONT)
 
     def freeze(run: Run) -> None:
-        frozen.append(VICTIMS[victim](run))
+        frozen.append(SERVICES[victim](run))
         os.kill(pid_of(testbed, frozen[0]), signal.SIGSTOP)
         # The process still has the session and links of the failed attempt, which must not disturb the next one.
         threading.Timer(FROZEN_SECONDS, wake_up).start()

@@ -65,6 +65,7 @@ def make_job(
     half_blocks: bool = False,
     freeze_embeddings: bool = False,
     num_rows: Sequence[int] = (21,),
+    num_held_out: int = 4,
     model_config: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | None = None,
     base_dtype: str = "float32",
@@ -80,6 +81,7 @@ def make_job(
         kind: The task.
         num_blocks: Layers of the encoder.
         num_rows: Training rows of each cluster.
+        num_held_out: Rows of the held-out file.
         model_config: Overrides of the model's configuration.
         lora: The section `model.lora`, if the job has it.
         base_dtype: Type of the frozen weights.
@@ -106,7 +108,7 @@ def make_job(
         "seed": 7,
         "clusters": len(num_rows),
         "task": {"kind": kind, "max_length": 8 if kind == "causal_lm" else 32, "max_new_tokens": 4},
-        "data": {"train": train, "held_out": write_rows(folder, kind, "held-out", 4)},
+        "data": {"train": train, "held_out": write_rows(folder, kind, "held-out", num_held_out)},
         "model": {
             "family": family,
             "vocabulary_size": 300,

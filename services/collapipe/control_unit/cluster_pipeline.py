@@ -332,7 +332,11 @@ class ClusterPipeline:
         )
         if is_stalled:
             silence = self._job.schedule.silence_seconds
-            self.abort(AttemptFailedError(f"nothing has moved for {silence:g} s ({waiting_for})"))
+            message = (
+                f"nothing has moved for {silence:g} s although all hosts answer ({waiting_for}): a message was lost, or one "
+                "of them hangs. If this comes back, restart the host whose result the others wait for"
+            )
+            self.abort(AttemptFailedError(message))
         computing = self._computing()
         is_over = self._overtime_detector.is_over(
             computing if self._micro_batches_under_way else (),

@@ -5,6 +5,7 @@ from collapipe.rpc.channel import ChannelPool as ChannelPool
 from collapipe.rpc.channel import call as call
 from collapipe.rpc.channel import open_authority_channel as open_authority_channel
 from collapipe.rpc.channel import open_channel as open_channel
+from collapipe.rpc.channel import why_unreachable as why_unreachable
 from collapipe.rpc.credentials import Presented as Presented
 from collapipe.rpc.credentials import Security as Security
 from collapipe.rpc.permissions import check_is_caller as check_is_caller

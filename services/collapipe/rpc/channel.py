@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from collapipe.certificates.identity import Role
 from collapipe.rpc.call_shaping import ShapedCalls
@@ -57,6 +58,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 
+_REASON_SECONDS = 1.0
+"""How long to wait for the reason why a peer cannot be reached."""
 
 _OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
 """Without this option, channels to the same peer share one connection."""
@@ -165,3 +168,17 @@ def call(method: Callable[..., T], request: Any, peer: str, seconds: float) -> T
         return method(request, timeout=seconds)
     except grpc.RpcError as error:
         raise to_error(error, peer) from None
+
+
+def why_unreachable(channel: grpc.Channel, peer: str) -> str:
+    """Says why no connection to a peer can be made, with the remedy; "" if there is one, or the reason is unknown.
+
+    A call with `wait_for_ready` does not tell what it waits for.
+    """
+    try:
+        stub = health_pb2_grpc.HealthStub(channel)
+        stub.Check(health_pb2.HealthCheckRequest(), timeout=_REASON_SECONDS)
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            return str(to_error(error, peer))
+    return ""

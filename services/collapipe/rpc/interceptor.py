@@ -12,7 +12,7 @@ import grpc
 from collapipe.errors import CollapipeError
 from collapipe.rpc.call_shaping import shaped_handler
 from collapipe.rpc.permissions import Permissions, check_permitted
-from collapipe.rpc.status import details, to_code, trailing_metadata
+from collapipe.rpc.status import details, explain_unexpected, to_code, trailing_metadata
 from collapipe.telemetry import metrics
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 
@@ -116,8 +116,7 @@ class CallInterceptor(grpc.ServerInterceptor):
                 context.abort(code, details(str(error)))
             elif isinstance(error, Exception) and code is grpc.StatusCode.INTERNAL:
                 logger.error("%s/%s failed unexpectedly", service, name, exc_info=error)
-                explanation = details(f"{type(error).__name__}: {error}")
-                context.abort(code, f"{explanation}; see the log of this service")
+                context.abort(code, explain_unexpected(error))
 
 
 def _status_code(error: BaseException | None, context: grpc.ServicerContext) -> grpc.StatusCode:

@@ -1,5 +1,7 @@
 """Turns the errors of CollaPipe into gRPC statuses on the server, and back into errors at the caller."""
 
+import errno
+
 import grpc
 
 from collapipe import errors
@@ -26,6 +28,12 @@ If a call without it fails because a host is lost, the server itself is lost.
 _MAX_DETAILS_BYTES = 2000
 """Longest text in a status. gRPC drops a call if the escaped status has more than 8 KiB."""
 
+_NO_MEMORY = (
+    *("can't allocate memory", "Cannot allocate memory"),
+    *("out of memory", "can't start new thread"),
+)
+"""Parts of the texts of torch, of the kernel, of CUDA and of Python when memory is full."""
+
 
 def to_code(error: errors.CollapipeError) -> grpc.StatusCode:
     """Returns the status code of an error."""
@@ -47,6 +55,21 @@ def details(explanation: str) -> str:
     return encoded[:_MAX_DETAILS_BYTES].decode(errors="ignore") + " [shortened]"
 
 
+def explain_unexpected(error: Exception) -> str:
+    """Returns the text of a status about an exception that is not a `CollapipeError`. The caller adds the name of the host."""
+    text = details(f"{type(error).__name__}: {error}")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"its disk is full ({text}): make room there, for example with `collapipe jobs delete`"
+        )
+    if isinstance(error, MemoryError) or any(part in text for part in _NO_MEMORY):
+        return (
+            f"it gets no more memory ({_first_line(text)}): end other programs there, raise the limit of its memory, or state "
+            "a lower --memory-bytes, so that plans give it fewer blocks"
+        )
+    return f"{text}; see the log of this service"
+
+
 def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
     """Returns the error that made a call to `peer`, a host id or name, fail."""
     code, explanation = error.code(), error.details() or ""
@@ -64,9 +87,8 @@ def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
     for error_type, error_code in _CODES:
         if code is error_code:
             return error_type(explanation)
-    return errors.AttemptFailedError(
-        f"{peer} failed with {code.name}: {explanation or 'see its log'}"
-    )
+    failed = "failed" if code is grpc.StatusCode.INTERNAL else f"failed with {code.name}"
+    return errors.AttemptFailedError(f"{peer} {failed}: {explanation or 'see its log'}")
 
 
 _ANOTHER_NAME = (

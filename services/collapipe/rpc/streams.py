@@ -95,7 +95,11 @@ def work_with_signs_of_life(
 
 
 def within_silence(
-    call: Iterable[T], silence_seconds: float, host_id: str, waiting_for: Callable[[], str]
+    call: Iterable[T],
+    silence_seconds: float,
+    host_id: str,
+    waiting_for: Callable[[], str],
+    why_unreachable: Callable[[], str] = lambda: "",
 ) -> Iterator[T]:
     """Yields the answers of a streaming call, and gives up after a silence.
 
@@ -103,6 +107,7 @@ def within_silence(
         call: A streaming call of a stub.
         silence_seconds: Longest wait for the next answer.
         waiting_for: Returns the task of the peer in words, for errors.
+        why_unreachable: Asked if not even a first answer has come. Returns why there is no connection, or "".
 
     Raises:
         PeerLostError: The peer ended, cannot be reached, or is silent.
@@ -124,20 +129,24 @@ def within_silence(
             answers.put(None)
 
     threading.Thread(target=receive, name=f"answers of {host_id}", daemon=True).start()
+    has_answered = False
     try:
         while True:
             try:
                 answer = answers.get(timeout=silence_seconds)
             except queue.Empty:
+                reason = "" if has_answered else why_unreachable()
                 raise PeerLostError(
                     host_id,
-                    f"{host_id} has sent no sign of life for {silence_seconds:g} s while it should "
+                    reason
+                    or f"{host_id} has sent no sign of life for {silence_seconds:g} s while it should "
                     f"{waiting_for()}: check that it runs and can be reached",
                 ) from None
             if answer is None:
                 return
             if isinstance(answer, BaseException):
                 raise answer
+            has_answered = True
             yield answer
     finally:
         call.cancel()  # type: ignore[attr-defined]

@@ -22,14 +22,19 @@ class HostCalls:
 
     Args:
         meanwhile: Called at least once a second while the thread of the job waits for calls to end.
+        why_unreachable: Returns why there is no connection to a host, or "".
     """
 
     def __init__(
-        self, silence_seconds: float, meanwhile: Callable[[], object] = lambda: None
+        self,
+        silence_seconds: float,
+        meanwhile: Callable[[], object] = lambda: None,
+        why_unreachable: Callable[[str], str] = lambda host_id: "",
     ) -> None:
         self._silence_seconds = silence_seconds
         self._meanwhile = meanwhile
         self._next_meanwhile = 0.0
+        self._why_unreachable = why_unreachable
         self._cancelled = threading.Event()
         self._cancel_reason = ""
         self._has_failed = False
@@ -67,7 +72,13 @@ class HostCalls:
         if self._cancelled.is_set() or self._has_failed:
             self._cancel_calls()
         try:
-            yield from within_silence(call, self._silence_seconds, host_id, lambda: task)
+            yield from within_silence(
+                call,
+                self._silence_seconds,
+                host_id,
+                lambda: task,
+                lambda: self._why_unreachable(host_id),
+            )
         except CancelledError as error:
             raise CancelledError(self._cancel_reason or str(error)) from error
         finally:

@@ -18,7 +18,7 @@ from collapipe.errors import (
     PeerLostError,
     WrongStateError,
 )
-from collapipe.rpc import ChannelPool
+from collapipe.rpc import ChannelPool, why_unreachable
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import (
@@ -66,7 +66,9 @@ class JobRunner:
         self._channels = channels
         self._events = events
         self._telemetry = telemetry
-        self._calls = HostCalls(self._job.schedule.silence_seconds, self._look_around)
+        self._calls = HostCalls(
+            self._job.schedule.silence_seconds, self._look_around, self._why_unreachable
+        )
         self._preparation = JobPreparation(self._progress, channels, self._calls)
         self._retries = Retries(self._job.schedule.retry_seconds)
         self._planner: Planner | None = None
@@ -421,6 +423,12 @@ class JobRunner:
             trouble.gives_up_at.CopyFrom(timestamp_after(left))
         self._progress.set_trouble(trouble)
         return trouble.missing
+
+    def _why_unreachable(self, host_id: str) -> str:
+        for status in self._registry.statuses():
+            if status.host.host_id == host_id:
+                return why_unreachable(self._channels.channel(status.host.address), host_id)
+        return ""
 
     def _tell_recovery(self, message: str) -> None:
         """Tells that the job got further, if attempts have failed or the scheduler was restarted before."""

@@ -55,9 +55,9 @@ class Retries:
         self._num_repeats = 0
 
     def committed(self, num_rounds: int) -> None:
-        """Tells how many rounds are committed now. Waits and time limits start again.
+        """Tells how many rounds are committed now. Time limits start again.
 
-        The count of repeats starts again only if there were never as many rounds.
+        Waits and the count of repeats start again only if there were never as many rounds.
         """
         self._first_failure_at = self._first_other_at = self._ends_at = None
         self.num_failures = 0
@@ -82,8 +82,9 @@ class Retries:
         """
         now = self._clock()
         wait = 0.0
-        if self.num_failures:
-            wait = min(_FIRST_WAIT_SECONDS * 2 ** (self.num_failures - 1), _LONGEST_WAIT_SECONDS)
+        # A repeated round may succeed within a second, so that without a wait all repeats are soon used up.
+        if earlier := max(self.num_failures, self._num_repeats):
+            wait = min(_FIRST_WAIT_SECONDS * 2 ** (earlier - 1), _LONGEST_WAIT_SECONDS)
         self.num_failures += 1
         self._num_repeats += self._has_committed
         self._has_committed = False

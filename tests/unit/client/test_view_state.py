@@ -12,6 +12,7 @@ from collapipe.v1.scheduler_pb2 import (
     JOB_STATE_PREPARING,
     JOB_STATE_RUNNING,
     JOB_STATE_SUCCEEDED,
+    HostStatus,
     Incident,
     JobStatus,
     JobTrouble,
@@ -21,7 +22,7 @@ from collapipe.v1.scheduler_pb2 import (
     WatchJobResponse,
 )
 from collapipe_client.live_view import event_document, render
-from collapipe_client.trouble import incident_lines, say_trouble
+from collapipe_client.trouble import incident_lines, say_clock, say_trouble
 from collapipe_client.view_state import JobView, apply_event, progress_lines, unit_words
 
 _RANGES = [("control-unit-0", 0, 1), ("device-0-0", 1, 4), ("device-0-1", 4, 7), ("edge", 7, 8)]
@@ -229,6 +230,33 @@ def test_picture_says_which_hosts_are_missing_and_since_when() -> None:
 )
 def test_age_of_a_heartbeat_has_a_fitting_unit(age: float, words: str) -> None:
     assert words in say_trouble(_LOST, 1000.0 + age)
+
+
+def test_failure_is_named_unless_the_message_of_the_job_has_it() -> None:
+    trouble = JobTrouble(num_failures=2, failure="its disk is full")
+    failed = "2 attempts have failed since the last commit"
+    assert say_trouble(trouble, 0.0) == f"{failed} (its disk is full)"
+    assert say_trouble(trouble, 0.0, "attempt 3 follows a failure: its disk is full") == failed
+
+
+def test_heartbeat_in_the_future_points_to_the_clocks() -> None:
+    assert "which is in the future: check the clocks" in say_trouble(_LOST, 1000.0 - 86_400)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [(-8.0, ""), (20.0, ""), (86_405.0, "1 d ahead of"), (-7300.0, "2 h behind")],
+)
+def test_wrong_clock_of_the_scheduler_shows_in_the_heartbeats_of_living_hosts(
+    ahead: float, words: str
+) -> None:
+    living = HostStatus(alive=True)
+    living.last_seen.FromMilliseconds(round(1000 * (100_000 + ahead)))
+    dead = HostStatus()
+    dead.last_seen.FromMilliseconds(0)
+    said = say_clock([dead, living], 100_000.0)
+    assert words in said
+    assert bool(said) == bool(words)
 
 
 def test_incident_is_a_line_with_its_code_in_text_and_json() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from collapipe.certificates import Role, pki
 from collapipe.errors import PeerLostError
-from collapipe.rpc import ChannelPool, Security, call
+from collapipe.rpc import ChannelPool, Security, call, why_unreachable, within_silence
 
 from .authorities import Authority, serial_number, serial_number_on_disk
 from .serving import ECHO, SERVICE, serving
@@ -117,6 +117,15 @@ def test_server_is_reached_after_its_first_certificate_has_expired(ours: Authori
         wait_until(lambda: pki.utc_now() > presented.expires + SECOND)
         with pytest.raises(PeerLostError, match="its certificate has expired"):
             ask(pool, served.server.address)
+        # A call that waits until the server is ready gets no error of the connection.
+        channel = pool.channel(served.server.address)
+        waiting = channel.stream_stream(STREAM)(iter([b"hello"]), wait_for_ready=True)
+        answers = within_silence(
+            waiting, 0.5, "device-1", lambda: "work", lambda: why_unreachable(channel, "device-1")
+        )
+        with pytest.raises(PeerLostError, match="device-1 .* its certificate has expired") as lost:
+            next(answers)
+        assert lost.value.host_id == "device-1"
         ours.security("scheduler:server")
         wait_until(lambda: _is_reached(pool, served.server.address))
 

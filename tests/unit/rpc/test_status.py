@@ -99,6 +99,28 @@ def test_long_explanation_arrives_shortened(line: str) -> None:
     assert str(arrived).endswith("[shortened]")
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "No space left on device", "/state/round.json"), "its disk is full"),
+        (RuntimeError("can't start new thread"), "it gets no more memory"),
+        (MemoryError(), "it gets no more memory"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: 4096 bytes"),
+            "it gets no more memory",
+        ),
+    ],
+)
+def test_full_disk_and_full_memory_of_a_host_are_named_with_a_remedy(
+    error: Exception, words: str
+) -> None:
+    with serving(raising(error)) as served:
+        arrived = to_error(failure_of(served, "unary_unary"), "device-1")
+    assert isinstance(arrived, errors.AttemptFailedError)
+    assert str(arrived).startswith(f"device-1 failed: {words} ({type(error).__name__}")
+    assert "see the log" not in str(arrived)
+
+
 @pytest.mark.parametrize("arity", ARITIES)
 def test_unexpected_exception_is_internal_and_logged(
     arity: str, caplog: pytest.LogCaptureFixture
@@ -109,7 +131,7 @@ def test_unexpected_exception_is_internal_and_logged(
     assert "ZeroDivisionError: by 0; see the log" in str(failure.details())
     arrived = to_error(failure, "device-1")
     assert isinstance(arrived, errors.AttemptFailedError)
-    assert str(arrived).startswith("device-1 failed with INTERNAL: ZeroDivisionError")
+    assert str(arrived).startswith("device-1 failed: ZeroDivisionError")
     (record,) = [r for r in caplog.records if r.name == "collapipe.rpc.interceptor"]
     assert f"{SERVICE}/{arity} failed unexpectedly" in record.getMessage()
     assert record.exc_info is not None

@@ -108,6 +108,17 @@ def test_round_that_never_succeeds_ends_the_job_although_earlier_rounds_are_repe
     assert retries.after(error, lacks_hosts=False) is None
 
 
+def test_waits_grow_although_a_round_before_the_failure_is_repeated_each_time() -> None:
+    retries = Retries(600.0, Clock())
+    found = []
+    for _ in range(10):
+        retries.committed(5)
+        found.append(retries.after(AttemptFailedError("full disk"), lacks_hosts=False))
+    assert found == [0, 0.5, 1, 2, 4, 8, 15, 15, 15, 15]
+    retries.committed(6)
+    assert retries.after(AttemptFailedError("full disk"), lacks_hosts=False) == 0
+
+
 def test_job_that_gets_further_after_each_failure_may_fail_any_number_of_times() -> None:
     retries = Retries(600.0, Clock())
     for num_rounds in range(99):
