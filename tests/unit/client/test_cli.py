@@ -227,7 +227,7 @@ def test_status_says_who_is_missing_since_when_and_what_is_suspected(fake: FakeS
     text = _RUNNER.invoke(app, ["status", *_remote(fake)]).stdout
     assert re.search(
         r"job job-1: waits for device-0 \(last heartbeat 4\d s ago, at [-\d: ]+\); "
-        r"2 attempts have failed since the last commit; tries again until [-\d: ]+\n",
+        r"2 attempts have failed since the last commit \(device-0 is lost\); tries again until [-\d: ]+\n",
         text,
     )
     assert re.search(r"device-1 is suspected until [-\d: ]+: it broke its stream\n", text)
