@@ -5,7 +5,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 
 from collapipe.errors import AttemptFailedError, CollapipeError, DivergedError, PeerLostError
-from collapipe.rpc import ChannelPool, Outbox, why_unreachable, within_silence
+from collapipe.rpc import ChannelPool, Outbox, within_silence
 from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
 
 Request = stage_pb2.RunStageRequest
@@ -42,8 +42,7 @@ class RemoteStage:
         self._aborted: CollapipeError | None = None
         self._task = "be configured"
         self._requests.put(Request(configure=configure))
-        self._channel = channels.channel(stage.address)
-        stub = stage_pb2_grpc.StageServiceStub(self._channel)
+        stub = stage_pb2_grpc.StageServiceStub(channels.channel(stage.address))
         self._call = stub.RunStage(iter(self._requests))
         threading.Thread(target=self._receive, name=f"stage {self.host_id}", daemon=True).start()
 
@@ -81,11 +80,7 @@ class RemoteStage:
     def _receive(self) -> None:
         try:
             for response in within_silence(
-                self._call,
-                self._silence_seconds,
-                self.host_id,
-                lambda: self._task,
-                lambda: why_unreachable(self._channel, self.host_id),
+                self._call, self._silence_seconds, self.host_id, lambda: self._task
             ):
                 event = response.WhichOneof("event") or ""
                 if event == "progress":

@@ -141,7 +141,7 @@ class GlobalModel:
 
     def stored_bytes(self) -> int:
         """Returns the bytes of all blobs of the job. Frozen weights, which jobs share, do not count."""
-        return sum(path.stat().st_size for path in self._store.files())
+        return sum(self._store.total_bytes(path.name) for path in self._store.files())
 
     def frozen_bytes(self) -> list[int]:
         """Returns the size of the frozen weights of each unit; raises `NotFoundError`."""

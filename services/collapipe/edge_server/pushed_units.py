@@ -222,10 +222,11 @@ class PushedUnits:
         self._attempt: plan_pb2.Attempt | None = None
         self._lock = threading.Lock()
         self._pushes: dict[tuple[int, int], _Push] = {}
-        self._averages: dict[tuple[int, tuple[int, ...]], Future[Averaged]] = {}
-        """The average of a unit, by its index and the clusters in it."""
-        self._waiting_averages: list[Future[Averaged]] = []
-        """The first halves of `_averages`: what still has to be averaged, before it is synced."""
+        self._averages: dict[
+            tuple[int, tuple[int, ...]], tuple[Future[Averaged], Future[Averaged]]
+        ] = {}
+        """The average of a unit, before and after it is synced, by its index and the clusters in it."""
+        self._closed = False
         # One unit at a time is averaged, which bounds the memory. Meanwhile the one before is synced to the disk.
         self._averaging = ThreadPoolExecutor(1, "averaging")
         self._syncing = ThreadPoolExecutor(1, "syncing")
@@ -331,12 +332,15 @@ class PushedUnits:
     def close(self) -> None:
         """Deletes all files, and ends the averaging."""
         with self._lock:
+            self._closed = True
             self._drop()
         for executor in (self._averaging, self._syncing):
             executor.shutdown(wait=False, cancel_futures=True)
 
     def _enter(self, attempt: plan_pb2.Attempt) -> None:
         """Makes an attempt the current one."""
+        if self._closed:
+            raise WrongStateError(f"another job has taken the clusters of job {attempt.job_id}")
         if self._attempt is not None and order(attempt) < order(self._attempt):
             raise WrongStateError(
                 f"round {attempt.round_index}, attempt {attempt.attempt} is older than round "
@@ -347,9 +351,9 @@ class PushedUnits:
                 self._drop()
             for key in [key for key, push in self._pushes.items() if not push.digest]:
                 self._forget(key)
-            self._attempt = attempt
             with name_full_disk(self._directory):
                 self._directory.mkdir(parents=True, exist_ok=True)
+            self._attempt = attempt
 
     def _forget(self, key: tuple[int, int]) -> None:
         """Deletes what was pushed of a unit of a cluster, and forgets the averages with it. Its stream may write no more."""
@@ -364,12 +368,10 @@ class PushedUnits:
         cluster_index, unit_index = key
         for name in [name for name in self._averages if name[0] == unit_index]:
             if cluster_index in name[1]:
-                self._averages.pop(name).cancel()
+                for average in self._averages.pop(name):
+                    average.cancel()
 
     def _drop(self) -> None:
-        for average in (*self._waiting_averages, *self._averages.values()):
-            average.cancel()
-        self._averages, self._waiting_averages = {}, []
         for key in list(self._pushes):
             self._forget(key)
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -394,9 +396,8 @@ class PushedUnits:
             average = SPANS.span("averaging", "average", unit=index)(_average)
             pushes = [self._pushes[cluster, index] for cluster in clusters]
             averaged = self._averaging.submit(average, pushes, target)
-            self._waiting_averages.append(averaged)
-            self._averages[key] = self._syncing.submit(_synced, averaged)
-        return self._averages[key]
+            self._averages[key] = averaged, self._syncing.submit(_synced, averaged)
+        return self._averages[key][1]
 
 
 def _average(pushes: Sequence[_Push], target: Path) -> Averaged:

@@ -102,8 +102,8 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                         store_moments=self._store_moments,
                     )
                     pushed.drop(attempt)
+                    stored_bytes = model.stored_bytes()
                 metrics.AGGREGATION_SECONDS.observe(time.perf_counter() - started)
-            stored_bytes = model.stored_bytes()
             emit(edge_server_pb2.CommitRoundResponse(commit=commit, stored_bytes=stored_bytes))
 
         yield from work_with_signs_of_life(

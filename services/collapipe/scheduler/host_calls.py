@@ -47,6 +47,10 @@ class HostCalls:
         self._cancelled.set()
         self._cancel_calls()
 
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
     def begin_attempt(self) -> None:
         """Allows calls again after a failure of some of them; raises `CancelledError` if the job is cancelled."""
         self._has_failed = False
@@ -122,6 +126,7 @@ class HostCalls:
                 self._call_meanwhile()
                 meanwhile()
             if first_failed is not None:
+                self.sleep(0)  # The job may have been cancelled since.
                 first_failed.result()
             return [future.result() for future in futures]
 

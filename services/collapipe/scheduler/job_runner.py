@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from collapipe.errors import (
+    AttemptFailedError,
     CancelledError,
     CollapipeError,
     DivergedError,
@@ -180,6 +181,8 @@ class JobRunner:
                 return
             except (CollapipeError, OSError) as error:
                 failure = error
+            if isinstance(failure, CancelledError) and not self._calls.is_cancelled:
+                failure = AttemptFailedError(f"a host ended its call: {failure}")
             if isinstance(failure, DivergedError) and failure.host_id:
                 self._not_finite.add(failure.host_id)
             if isinstance(failure, PeerLostError):

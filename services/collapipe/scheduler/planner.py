@@ -205,6 +205,12 @@ class Planner:
             self._export_metrics(decision)
         return to_messages(self._addresses, problem, decision.plans), decision
 
+    def predicted_step_seconds(self, decision: RoundDecision, cluster_index: int) -> float:
+        """Returns the predicted time of a mini-batch; 0 if rounds have not measured all hosts, because it is a guess then."""
+        if not self._knowledge.has_measured(decision.plans):
+            return 0.0
+        return decision.prediction.clusters[cluster_index].mini_batch_seconds
+
     def round_started(self, decision: RoundDecision) -> None:
         """Starts the telemetry window of the round, and the measurements of idle devices and links."""
         self._round_start = self._telemetry.now()

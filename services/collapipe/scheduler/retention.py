@@ -15,7 +15,8 @@ class Retention:
     Args:
         num_jobs: How many jobs that have ended are kept. The last to end are kept.
         days: How long after its end a job is kept. 0 means for ever.
-        num_bytes: How many bytes these jobs may take on the edge server's disk. 0 means any number.
+        num_bytes: How many bytes these jobs may take on the edge server's disk. 0 means any number. The last one stays in any
+            case.
     """
 
     num_jobs: int
@@ -40,7 +41,7 @@ class Retention:
                 )
             elif self.days and now - document.ended_at > self.days * _DAY_SECONDS:
                 yield document.job_id, f"--keep-jobs-days {self.days:g}: it ended earlier"
-            elif self.num_bytes and num_bytes > self.num_bytes:
+            elif position and self.num_bytes and num_bytes > self.num_bytes:
                 yield (
                     document.job_id,
                     f"--keep-jobs-gb {self.num_bytes / 1e9:g}: with the jobs that ended after it, it takes {num_bytes / 1e9:.1f} GB",

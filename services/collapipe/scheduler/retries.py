@@ -84,7 +84,7 @@ class Retries:
         wait = 0.0
         # A repeated round may succeed within a second, so that without a wait all repeats are soon used up.
         if earlier := max(self.num_failures, self._num_repeats):
-            wait = min(_FIRST_WAIT_SECONDS * 2 ** (earlier - 1), _LONGEST_WAIT_SECONDS)
+            wait = min(_FIRST_WAIT_SECONDS * 2.0 ** min(earlier - 1, 9), _LONGEST_WAIT_SECONDS)
         self.num_failures += 1
         self._num_repeats += self._has_committed
         self._has_committed = False

@@ -42,6 +42,11 @@ _TRACK = "round"
 """The track of the phases of a round in a trace."""
 
 
+_MOST_PERIODS = 3
+"""If the restore point is older than so many times `training.replicate_every`, all clusters go back to it. Otherwise the edge server
+would keep ever more commits."""
+
+
 class RoundRunner:
     """Runs rounds of one attempt at a job, from the restore point on.
 
@@ -82,6 +87,8 @@ class RoundRunner:
         """The results of the next round that clusters have kept."""
         self._is_behind = self._kept is not None
         """Whether the other clusters have to repeat committed rounds alone."""
+        self._candidate_is_due = self._kept is not None
+        """Whether the next commit becomes a candidate in any case, because the one before it is lost."""
         self._clusters = ClusterCalls(progress, planner, channels, calls, self._kept)
         self._restore_point = last.restore_point
         self._commit = self._beginning(last)
@@ -129,6 +136,8 @@ class RoundRunner:
         if kept is None or weights_since_restore_point(last) is None:
             return None
         rounds = range(last.restore_point.num_rounds, last.num_rounds)
+        if len(rounds) > _MOST_PERIODS * self._job.training.replicate_every:
+            return None
         for recorded in (self._progress.jobs.find_round(last.job_id, index) for index in rounds):
             if recorded is None or recorded.attempt < last.anew_since:
                 return None
@@ -170,7 +179,11 @@ class RoundRunner:
         commit, kept = self._commit, self._kept
         behind = [i for i in range(self._job.clusters) if i not in kept.results]
         num_repeated = commit.num_rounds - self._restore_point.num_rounds
-        rounds = f"{num_repeated} committed round{'' if num_repeated == 1 else 's'} and round {commit.num_rounds + 1}"
+        rounds = f"round {commit.num_rounds + 1}"
+        if num_repeated:
+            rounds = (
+                f"{num_repeated} committed round{'' if num_repeated == 1 else 's'} and {rounds}"
+            )
         self._progress.tell(
             scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
             f"repeats {rounds} without {_named(kept.results)}, whose results of this round are kept",
@@ -181,11 +194,17 @@ class RoundRunner:
         for committed in weights_since_restore_point(commit) or ():
             round_index = committed.num_rounds - 1
             recorded = self._progress.jobs.round(self._progress.job_id, round_index)
-            plans, _ = self._planner.decide(round_index, recorded.plans)
+            plans, decision = self._planner.decide(round_index, recorded.plans)
             running = set(behind) - set(recorded.late_clusters)
             plans = [plan for plan in plans if plan.cluster_index in running]
             requests = [
-                self._request(plan, round_index, states[plan.cluster_index], recorded.total_steps)
+                self._request(
+                    plan,
+                    decision,
+                    round_index,
+                    states[plan.cluster_index],
+                    recorded.total_steps,
+                )
                 for plan in plans
             ]
             for request in requests:
@@ -250,8 +269,7 @@ class RoundRunner:
             if index in earlier and late.ended(index):
                 result = earlier[index].prepared
             else:
-                predicted = decision.prediction.clusters[index].mini_batch_seconds
-                result = self._run_cluster(plan, local_steps, document.total_steps, late, predicted)
+                result = self._run_cluster(plan, decision, local_steps, document.total_steps, late)
             results[index] = result
             return result
 
@@ -273,7 +291,7 @@ class RoundRunner:
         for plan in plans:
             index = plan.cluster_index
             if index not in late.late:
-                self._previous_plans[index] = earlier[index].message if index in earlier else plan
+                self._previous_plans[index] = plan
         copied = self.copied_candidate is not None
         if not local_steps:
             if copied:  # The last commit is repeated with the new restore point.
@@ -294,7 +312,7 @@ class RoundRunner:
             )
         self._restore_point = self._commit.restore_point
         if self._commit.candidate.num_rounds == self._commit.num_rounds:
-            self._candidate_plans = list(self._previous_plans)
+            self._candidate_plans, self._candidate_is_due = list(self._previous_plans), False
             self._clusters.has_copy = set()
         summaries = [cluster.summary for cluster in prepared]
         seconds = time.monotonic() - started
@@ -343,6 +361,8 @@ class RoundRunner:
                 f"round {round_index + 1} cannot be repeated as it was, and is decided anew: {error}",
             )
             plans, decision = self._planner.decide(round_index, (), evaluation_only=evaluation_only)
+        kept = self._kept.results if self._kept else {}
+        plans = [kept[index].message if index in kept else plan for index, plan in enumerate(plans)]
         document = RoundDocument(
             attempt=self._progress.document.attempt,
             plans=plans,
@@ -394,10 +414,10 @@ class RoundRunner:
     def _run_cluster(
         self,
         plan: plan_pb2.Plan,
+        decision: RoundDecision,
         local_steps: int,
         total_steps: int,
         late: LateClusters,
-        predicted_step_seconds: float,
     ) -> control_unit_pb2.RoundPrepared:
         """Runs the part of one cluster. A late cluster returns the state from which it began."""
         index = plan.cluster_index
@@ -405,11 +425,10 @@ class RoundRunner:
         if index in late.late:
             return unprepared
         request = self._request(
-            plan, self._commit.num_rounds, self._commit.clusters[index], total_steps
+            plan, decision, self._commit.num_rounds, self._commit.clusters[index], total_steps
         )
         request.local_steps = local_steps
         request.evaluate = self._evaluates(local_steps)
-        request.predicted_step_seconds = predicted_step_seconds
         if self._commit.HasField("candidate"):
             request.candidate.CopyFrom(self._commit.candidate.clusters[index])
             # A cluster that was always late has its optimizer states on the disks already.
@@ -433,6 +452,7 @@ class RoundRunner:
     def _request(
         self,
         plan: plan_pb2.Plan,
+        decision: RoundDecision,
         round_index: int,
         base: plan_pb2.ClusterState,
         total_steps: int,
@@ -456,6 +476,7 @@ class RoundRunner:
             restore_num_rounds=self._restore_point.num_rounds,
             total_steps=total_steps,
             anew_since=self._commit.anew_since,
+            predicted_step_seconds=self._planner.predicted_step_seconds(decision, index),
         )
 
     def _commit_round(
@@ -491,7 +512,8 @@ class RoundRunner:
 
     def _makes_candidate(self) -> bool:
         """Returns whether the optimizer states of the next commit are to be copied."""
-        return (self._commit.num_rounds + 1) % self._job.training.replicate_every == 0
+        num_rounds = self._commit.num_rounds + 1
+        return self._candidate_is_due or num_rounds % self._job.training.replicate_every == 0
 
 
 def _named(clusters: Collection[int]) -> str:

@@ -175,6 +175,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             if runner is not None and was_queued:
                 self._queue.remove(runner)
                 del self._runners[request.job_id]
+                self._changed.notify_all()
         if runner is None:
             raise NotFoundError(f"job {request.job_id} is not running: there is nothing to cancel")
         if was_queued:
@@ -370,8 +371,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         thread = threading.Thread(
             target=self._run, args=(entry,), name=f"job {entry.job_id}", daemon=True
         )
+        try:
+            thread.start()
+        except RuntimeError:  # The system has no more threads or memory.
+            logger.exception("job %s cannot begin yet", entry.job_id)
+            self._queue.insert(0, entry)
+            return
         self._running[entry] = thread
-        thread.start()
 
     def _run(self, entry: JobRunner | ModelUse) -> None:
         try:
@@ -379,7 +385,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         except Exception:  # What it has must be free for others in any case.
             logger.exception("job %s ended without an outcome", entry.job_id)
         with self._changed:
-            del self._running[entry]
+            self._running.pop(entry, None)
             # A new runner may have resumed the job meanwhile.
             if self._runners.get(entry.job_id) is entry:
                 del self._runners[entry.job_id]

@@ -47,13 +47,14 @@ def turns(
         most: How many may run at once.
         held: Ids of jobs that must not begin yet.
     """
-    before, num_running = list(running), len(running)
+    before, begun = list(running), list[T]()
     for entry in queue:
         ahead = tuple(one for one in before if one.host_clusters & entry.host_clusters)
-        is_full = num_running >= most
+        is_full = len(running) + len(begun) >= most
         may_begin = not ahead and not is_full and entry.job_id not in held
         if is_full and not ahead:
-            ahead = tuple(running)
+            ahead = tuple(running) + tuple(begun)
         yield Turn(entry, ahead, may_begin)
         before.append(entry)
-        num_running += may_begin
+        if may_begin:
+            begun.append(entry)

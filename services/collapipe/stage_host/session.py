@@ -246,10 +246,13 @@ class StageSession:
         )
         if reason := self._aborted:
             pushes.abort(reason)
-        stage.apply_update(
-            command.pending_gradient_scale,
-            (lambda unit: pushes.put(unit.upload())) if command.edge_address else None,
-        )
+
+        def push(unit: ResidentUnit) -> None:
+            upload = unit.upload()  # A lossy one also changes the optimizer state.
+            if command.edge_address:
+                pushes.put(upload)
+
+        stage.apply_update(command.pending_gradient_scale, push)
         states = []
         for unit in self._units:
             track = f"weights of cluster {self._configure.host_cluster}"

@@ -143,7 +143,7 @@ class Stage(ForwardStage):
     def apply_update(
         self,
         gradient_scale: float,
-        on_updated: Callable[[ResidentUnit], None] | None = None,
+        on_updated: Callable[[ResidentUnit], None] = lambda unit: None,
     ) -> None:
         """Takes the pending optimizer step, if any, with the gradients multiplied by `gradient_scale`.
 
@@ -153,7 +153,7 @@ class Stage(ForwardStage):
         """
         self._begin_command()
         if not self._has_pending_update:
-            if on_updated is not None and self._num_updates:
+            if self._num_updates:
                 for unit in self._units:
                     on_updated(unit)
             return
@@ -165,8 +165,7 @@ class Stage(ForwardStage):
             timing = self._queue.start()
             for unit in self._units:
                 unit.update(rate, gradient_scale)
-                if on_updated is not None:
-                    on_updated(unit)
+                on_updated(unit)
             self._finish_work(timing, self._work.update(), 0.0, self._updated)
         self._queue.settle()
         self._num_updates += 1

@@ -64,7 +64,7 @@ def test_jobs_that_ended_first_go_until_the_others_take_few_bytes() -> None:
     assert expired(Retention(100, 0, 1000), documents) == ["b", "a"]
     assert expired(Retention(100, 0, 630), documents) == ["b", "a"]
     assert expired(Retention(100, 0, 1131), documents) == []
-    assert expired(Retention(100, 0, 599), documents) == ["d", "c", "b", "a"]
+    assert expired(Retention(100, 0, 599), documents) == ["c", "b", "a"]
 
 
 def test_reasons_name_the_setting() -> None:

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from .jobs import SIZES, hosts, job
 
 class Decision:
     plans = (None, None, None)
-    prediction = SimpleNamespace(clusters=[SimpleNamespace(mini_batch_seconds=0.0)] * 3)
 
     def to_json(self) -> dict[str, Any]:
         return {}
@@ -163,7 +161,7 @@ def run_to_commit(
     has_ended = threading.Barrier(max(len(ended), 1))
 
     def run_cluster(
-        plan: Plan, steps: int, total: int, late: LateClusters, predicted: float
+        plan: Plan, decision: Decision, steps: int, total: int, late: LateClusters
     ) -> RoundPrepared:
         index = plan.cluster_index
         if index not in late.late:
