@@ -27,7 +27,7 @@ def test_limits_that_are_constants_are_in_the_order_that_they_need() -> None:
     shortest_silence = 5.0  # The least value of schedule.silence_seconds; the test below checks it.
     client_silence = inspect.signature(CollaPipeClient).parameters["silence_timeout"].default
     heartbeat = (
-        host_registry.HEARTBEAT_SECONDS
+        host_registry.MOST_HEARTBEAT_SECONDS
         + registration._DEADLINE_SECONDS
         + registration._RETRY_SECONDS
     )

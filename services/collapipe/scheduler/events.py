@@ -14,8 +14,8 @@ Event = scheduler_pb2.WatchJobResponse
 _KEPT_EVENTS = 2000
 """Number of events kept for late watchers. A long job drops its oldest events."""
 
-_PROGRESS_PER_SECOND = 1000.0
-"""Progress events that all watchers of a job get in a second, together. Each takes about 0.1 ms of the scheduler."""
+_PROGRESS_PER_SECOND = 500.0
+"""Progress events that all watchers of a job get in a second, together. Each takes about 0.2 ms of the scheduler."""
 
 _LEAST_PAUSE_SECONDS = 0.2
 """Least time in which a watcher gets no further progress."""
@@ -24,7 +24,8 @@ _LEAST_PAUSE_SECONDS = 0.2
 class EventLog:
     """The events of one job, in order. Of the progress events, only the last of each cluster is kept.
 
-    Every watcher gets other events at once. With many watchers or clusters, each gets progress less often.
+    Every watcher gets other events at once. With many watchers or clusters, each gets progress less often, and no progress
+    from the time before another event.
     """
 
     def __init__(self) -> None:
@@ -82,12 +83,14 @@ class EventLog:
                     wait_until = min(progress_at, heard_at + silence_seconds)
                     self._changed.wait(max(wait_until - time.monotonic(), 0.0))
                 new_events, closed = [], self._closed
-                if closed or self._last_other > seen or time.monotonic() >= progress_at:
-                    new_events = self._after(seen)
+                is_due = time.monotonic() >= progress_at
+                if closed or self._last_other > seen or is_due:
+                    pause = self._num_watchers * len(self._progress) / _PROGRESS_PER_SECOND
+                    takes_progress = is_due or pause <= _LEAST_PAUSE_SECONDS
+                    new_events = self._after(seen, takes_progress=takes_progress)
                     seen = self._num_events
-                    shares = self._num_watchers * len(self._progress)
-                    pause = max(_LEAST_PAUSE_SECONDS, shares / _PROGRESS_PER_SECOND)
-                    progress_at = time.monotonic() + pause
+                    if takes_progress:
+                        progress_at = time.monotonic() + max(pause, _LEAST_PAUSE_SECONDS)
             yield from new_events
             if closed:
                 return
@@ -97,8 +100,9 @@ class EventLog:
                 continue
             heard_at = time.monotonic()
 
-    def _after(self, seen: int) -> list[Event]:
+    def _after(self, seen: int, *, takes_progress: bool) -> list[Event]:
         """Returns the kept events with a number above `seen`, in order."""
-        others = itertools.takewhile(lambda kept: kept[0] > seen, reversed(self._events))
-        new_events = [*others, *(kept for kept in self._progress.values() if kept[0] > seen)]
+        new_events = list(itertools.takewhile(lambda kept: kept[0] > seen, reversed(self._events)))
+        if takes_progress:
+            new_events += [kept for kept in self._progress.values() if kept[0] > seen]
         return [event for _, event in sorted(new_events, key=lambda kept: kept[0])]

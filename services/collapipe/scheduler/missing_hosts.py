@@ -10,12 +10,16 @@ _LOST = scheduler_pb2.INCIDENT_CODE_HOST_LOST
 _LEFT_OUT = scheduler_pb2.INCIDENT_CODE_HOST_LEFT_OUT
 _BACK = scheduler_pb2.INCIDENT_CODE_HOST_BACK
 
+_TOLD_EACH = 10
+"""Most hosts with the same change of which each is told by itself. If the scheduler was busy, it may miss all of 1,000 hosts,
+and so many events for each client would keep it busy."""
+
 
 class MissingHosts:
     """The hosts that one job lacks.
 
     Args:
-        tell: Called with a code, a text and a host id, once for each change.
+        tell: Called with a code, a text and a host id, once for each change. With many hosts, once for all of their ids.
     """
 
     def __init__(self, registry: HostRegistry, tell: Callable[..., None]) -> None:
@@ -75,6 +79,7 @@ class MissingHosts:
         statuses: Mapping[str, scheduler_pb2.HostStatus],
     ) -> None:
         before, self._told = self._told, {}
+        changes: dict[scheduler_pb2.IncidentCode, dict[str, str]] = {}
         for host in missing:
             host_id = host.host_id
             if not host_id:
@@ -89,8 +94,15 @@ class MissingHosts:
                 text = f"{host_id} is lost: its last heartbeat was {age:.0f} s ago"
             else:
                 text = f"{host_id} has not registered since the scheduler was started"
-            self._tell(code, text, host_id)
+            changes.setdefault(code, {})[host_id] = text
         for host_id in before:
             status = statuses.get(host_id)
             if status is not None and status.alive:
-                self._tell(_BACK, f"{host_id} is back", host_id)
+                changes.setdefault(_BACK, {})[host_id] = f"{host_id} is back"
+        for code, texts in changes.items():
+            if len(texts) > _TOLD_EACH:
+                text = f"{next(iter(texts.values()))}; the same is true of {len(texts) - 1} other hosts"
+                self._tell(code, text, *texts)
+            else:
+                for host_id, text in texts.items():
+                    self._tell(code, text, host_id)

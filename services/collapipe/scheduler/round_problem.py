@@ -131,7 +131,10 @@ def build_problem(
     channels: dict[str, float] = {}
     cost = _model_cost(job, model, knowledge)
     fastest = min(_fastest_sample_seconds(cluster, knowledge) for cluster in hosts.clusters)
-    edge_server = _host(job, hosts.edge_server, knowledge, fastest)
+    # Looking at all links for each of 1,000 hosts would take seconds.
+    any_radio = any(link.gain is not None for link in knowledge.links.values())
+    described = partial(_host, job, knowledge, any_radio=any_radio)
+    edge_server = described(hosts.edge_server, fastest)
     clusters = []
     for index, cluster in enumerate(hosts.clusters):
         options, upload_codecs = _micro_batch_options(job), _upload_codecs(job)
@@ -167,10 +170,8 @@ def build_problem(
         )
         clusters.append(
             ClusterProblem(
-                control_unit=with_rates(_host(job, cluster.control_unit, knowledge, fastest)),
-                devices=tuple(
-                    with_rates(_host(job, device, knowledge)) for device in cluster.devices
-                ),
+                control_unit=with_rates(described(cluster.control_unit, fastest)),
+                devices=tuple(with_rates(described(device)) for device in cluster.devices),
                 edge_server=edge_server,
                 links=links,
                 micro_batch_options=options,
@@ -234,12 +235,21 @@ def _fastest_sample_seconds(cluster: ClusterHosts, knowledge: Knowledge) -> floa
 
 
 def _host(
-    job: JobConfig, host: scheduler_pb2.Host, knowledge: Knowledge, guessed_seconds: float = 0.0
+    job: JobConfig,
+    knowledge: Knowledge,
+    host: scheduler_pb2.Host,
+    guessed_seconds: float = 0.0,
+    *,
+    any_radio: bool,
 ) -> Host:
-    """Describes a host. `guessed_seconds` is the time of a block on a host that nobody has profiled."""
+    """Describes a host.
+
+    Args:
+        guessed_seconds: Time of a block on a host that nobody has profiled.
+        any_radio: Whether the job has any radio link.
+    """
     known = knowledge.hosts.get(host.host_id) or HostKnowledge()
     seconds, end_seconds = known.seconds_per_sample or guessed_seconds, known.end_seconds_per_sample
-    on_radio = any(link.gain is not None for link in knowledge.links.values())
     deferred_share = 0.0
     if job.training.split_backward:
         deferred_share = known.deferred_share or WEIGHTS_SHARE
@@ -254,7 +264,7 @@ def _host(
         idle_watts=host.idle_watts,
         energy_budget_joules=host.energy_budget_joules or None,
         backlog=knowledge.backlogs.get(host.host_id, 0.0),
-        max_transmit_watts=host.max_transmit_watts if on_radio else 0.0,
+        max_transmit_watts=host.max_transmit_watts if any_radio else 0.0,
     )
 
 

@@ -30,7 +30,7 @@ from collapipe.rpc import (
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.explanation import explain
-from collapipe.scheduler.host_registry import HEARTBEAT_SECONDS, ROLE_NAMES, HostRegistry
+from collapipe.scheduler.host_registry import ROLE_NAMES, HostRegistry
 from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobDocument, JobStore
 from collapipe.scheduler.model_use import ModelUse
@@ -101,7 +101,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._registry.register(host)
         self._channels.know(host.host_id, host.address)
         answer = scheduler_pb2.RegisterHostResponse()
-        answer.heartbeat_interval.FromMilliseconds(int(HEARTBEAT_SECONDS * 1000))
+        answer.heartbeat_interval.FromMilliseconds(int(self._registry.heartbeat_seconds * 1000))
         return answer
 
     def Heartbeat(

@@ -242,3 +242,9 @@ def test_exported_count_of_hosts_falls_without_a_further_heartbeat() -> None:
     assert exported() == 2
     clock.now += SILENCE_SECONDS + 0.1
     assert exported() == 0
+
+
+@pytest.mark.parametrize(("num_hosts", "seconds"), [(1, 2.0), (400, 2.0), (600, 3.0), (2000, 3.5)])
+def test_many_hosts_send_heartbeats_less_often(num_hosts: int, seconds: float) -> None:
+    registry, _clock = registry_of(*map(str, range(num_hosts)))
+    assert registry.heartbeat_seconds == seconds

@@ -35,9 +35,10 @@ class Watched:
     ) -> list[MissingHost]:
         return self.missing.look({"a"}, lacking, left_out or {})
 
-    def _tell(self, code: IncidentCode, text: str, host_id: str) -> None:
-        self.told.append((IncidentCode.Name(code).removeprefix("INCIDENT_CODE_"), host_id))
-        assert host_id in text
+    def _tell(self, code: IncidentCode, text: str, *host_ids: str) -> None:
+        name = IncidentCode.Name(code).removeprefix("INCIDENT_CODE_")
+        self.told.append((name, " ".join(host_ids)))
+        assert host_ids[0] in text
 
 
 def test_used_host_is_lost_once_until_it_is_back() -> None:
@@ -103,3 +104,16 @@ def test_lost_host_that_the_job_needs_no_more_is_not_told_as_back() -> None:
     watched.look(_DEVICES)
     assert watched.look() == []
     assert watched.told == [("HOST_LOST", "b")]
+
+
+def test_many_hosts_that_change_at_once_are_told_together() -> None:
+    watched = Watched()
+    names = [f"device-{number:02}" for number in range(11)]
+    for name in names:
+        watched.register(name)
+    watched.pass_time()
+    assert len(watched.missing.look(set(names), (), {})) == 11
+    for name in names:
+        watched.register(name, "second")
+    assert watched.missing.look(set(names), (), {}) == []
+    assert watched.told == [("HOST_LOST", " ".join(names)), ("HOST_BACK", " ".join(names))]

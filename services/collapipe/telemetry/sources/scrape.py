@@ -28,8 +28,8 @@ _PAUSE_SHARE = 9.0
 about a tenth of a slow link."""
 _MOST_PAUSE_SECONDS = 30.0
 
-_PAGES_PER_SECOND = 50
-"""Most pages in a second. Each takes about 2 ms of the scheduler, which has heartbeats to answer, too."""
+_PAGES_PER_SECOND = 20
+"""Most pages in a second. Each takes about 3 ms of the scheduler, which has heartbeats to answer, too."""
 
 Page = dict[tuple[str, Labels], float]
 """Values by name and labels."""
@@ -38,7 +38,7 @@ Page = dict[tuple[str, Labels], float]
 class ScrapeSource:
     """Scrapes the /metrics pages of all hosts regularly, in a thread, and keeps the samples for a while.
 
-    A host behind a slow link is scraped less often, and so is each of more than 50 hosts. A host that does not answer has a gap in its samples.
+    A host behind a slow link is scraped less often, and so is each of more than 20 hosts. A host that does not answer has a gap in its samples.
 
     Args:
         addresses: Returns where hosts serve /metrics, "host:port". The thread calls it in every interval.
