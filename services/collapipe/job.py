@@ -201,6 +201,21 @@ class TrainingConfig(Section):
     """Number of rounds between evaluations; 0 means none. The final model is always evaluated."""
 
 
+class AveragingConfig(Section):
+    """How the edge server makes the global model from what the clusters push. A poisoned cluster moves `median` and
+    `trimmed_mean` least. They ignore how many rows a cluster has."""
+
+    rule: Literal["mean", "clipped_mean", "trimmed_mean", "median"] = "mean"
+    """`mean`: the average, weighted by training rows (FedAvg). `clipped_mean`: the same, but no cluster changes a unit by more
+    than the median norm of all clusters. `trimmed_mean`: the average of each value without the largest and the smallest ones.
+    `median`: the middle value of each."""
+    max_share: float = Field(default=1.0, gt=0, le=1)
+    """Largest weight of one cluster with `mean` and `clipped_mean`, as a share of all. If it is too small for so few clusters, all
+    have the same weight."""
+    trimmed_clusters: int = Field(default=1, ge=1)
+    """How many values `trimmed_mean` leaves out at each end: as many clusters may be poisoned."""
+
+
 class DecisionParameters(Section):
     """The parameters of decisions, of a job and of a simulation."""
 
@@ -299,6 +314,7 @@ class JobConfig(Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
+    averaging: AveragingConfig = AveragingConfig()
     schedule: ScheduleConfig = ScheduleConfig()
 
     @model_validator(mode="after")
@@ -321,6 +337,12 @@ class JobConfig(Section):
             raise ValueError(
                 f"schedule.min_clusters is {self.schedule.min_clusters}, but the job has {self.clusters} clusters: use at "
                 "most this number, or 0 for all clusters"
+            )
+        trimmed = self.averaging.trimmed_clusters
+        if self.averaging.rule == "trimmed_mean" and 2 * trimmed >= self.clusters:
+            raise ValueError(
+                f"averaging.trimmed_clusters is {trimmed}, but the job has {self.clusters} clusters, and one of them must remain: use "
+                f"at most {(self.clusters - 1) // 2}, or another averaging.rule"
             )
         if isinstance(self.data.train, list) and len(self.data.train) != self.clusters:
             raise ValueError(

@@ -1,3 +1,4 @@
+import itertools
 import math
 import weakref
 from collections.abc import Iterator
@@ -9,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from collapipe.aggregation import federated_average
+from collapipe.aggregation import (
+    bounded_weights,
+    clipped_average,
+    clipping_scales,
+    federated_average,
+    trimmed_mean,
+)
 from collapipe.errors import InvalidInputError
 
 
@@ -111,3 +118,61 @@ def test_tensors_of_few_clusters_are_in_memory_at_the_same_time() -> None:
 
     federated_average(read(), [1] * 6)
     assert len(given) == 6
+
+
+# --- averages that a few poisoned clusters cannot move far
+
+
+@given(
+    st.lists(st.integers(0, 10_000), min_size=1, max_size=8).filter(any),
+    st.floats(0.05, 1.0),
+)
+def test_no_cluster_has_a_larger_share_than_allowed(samples: list[int], max_share: float) -> None:
+    weights = bounded_weights(samples, max_share)
+    shares = [weight / sum(weights) for weight in weights]
+    allowed = max(max_share, 1 / sum(count > 0 for count in samples))
+    assert max(shares) <= allowed * (1 + 1e-9)
+    for count, share in zip(samples, shares, strict=True):
+        assert (share > 0) == (count > 0)
+    for (one, less), (other, more) in itertools.pairwise(sorted(zip(samples, shares, strict=True))):
+        assert one <= other and less <= more * (1 + 1e-9)
+
+
+def test_what_a_bounded_cluster_loses_goes_to_the_others_in_proportion() -> None:
+    weights = bounded_weights([2**62, 30, 10], 0.6)
+    assert [weight / sum(weights) for weight in weights] == pytest.approx([0.6, 0.3, 0.1])
+    assert bounded_weights([3, 2, 1], 0.5) == [3, 2, 1]
+
+
+def test_median_and_trimmed_mean_are_those_of_each_value() -> None:
+    clusters = [tensors(seed)["matrix"] for seed in range(5)]
+    stacked = torch.stack([cluster.double() for cluster in clusters])
+    assert torch.equal(trimmed_mean(clusters, None), stacked.median(dim=0).values.float())
+    kept = stacked.sort(dim=0).values[1:4].mean(dim=0).float()
+    assert torch.equal(trimmed_mean(clusters, 1), kept)
+    pair = trimmed_mean(clusters[:2], None)
+    assert torch.equal(pair, stacked[:2].mean(dim=0).float())
+    assert torch.equal(trimmed_mean([torch.arange(3)] * 2, 1), torch.arange(3))
+
+
+@pytest.mark.parametrize("num_poisoned", [1, 2])
+def test_poisoned_clusters_of_seven_cannot_leave_the_range_of_the_others(num_poisoned: int) -> None:
+    clusters = [tensors(seed)["matrix"] for seed in range(7)]
+    honest = torch.stack(clusters[num_poisoned:])
+    for index in range(num_poisoned):
+        clusters[index] = torch.full_like(clusters[index], 1e30)
+    for averaged in (trimmed_mean(clusters, None), trimmed_mean(clusters, num_poisoned)):
+        assert (averaged <= honest.amax(dim=0)).all()
+        assert (averaged >= honest.amin(dim=0)).all()
+
+
+def test_change_of_a_cluster_is_clipped_to_the_median_norm() -> None:
+    base = torch.ones(4)
+    changes = [torch.full((4,), value) for value in (1.0, -1.0, 1.0, 1e6, 0.5)]
+    clusters = [base + change for change in changes]
+    scales = clipping_scales([float(change.norm()) for change in changes])
+    assert scales == [1.0, 1.0, 1.0, pytest.approx(1e-6), 1.0]
+    averaged = clipped_average(base, clusters, [1] * 5, scales)
+    assert torch.allclose(averaged, base + (1 - 1 + 1 + 1 + 0.5) / 5)
+    unchanged = clipped_average(base, clusters[:1], [7], [1.0])
+    assert torch.equal(unchanged, clusters[0])

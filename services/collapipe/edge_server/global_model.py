@@ -15,7 +15,7 @@ from torch import Tensor
 from collapipe.documents import read_document, write_document
 from collapipe.edge_server.pushed_units import PushedUnits
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
-from collapipe.job import JobConfig, ModelConfig
+from collapipe.job import AveragingConfig, JobConfig, ModelConfig
 from collapipe.models import (
     ModelAdapter,
     TensorsOnDisk,
@@ -83,6 +83,7 @@ class GlobalModel:
                 "vocabulary_digest": self._store.put_bytes(vocabulary),
                 "max_length": job.task.max_length,
                 "adapter_base": _adapter_base(adapter, job.model),
+                "averaging": job.averaging.model_dump(),
             },
         )
         clusters = [
@@ -162,6 +163,17 @@ class GlobalModel:
             f"neither the last commit nor the restore point gives unit {unit_index} the weights {digest}: run the "
             "round again"
         )
+
+    def averaging(self) -> AveragingConfig:
+        """Returns how the clusters are averaged; raises `NotFoundError`."""
+        return AveragingConfig.model_validate(self._job_document().get("averaging", {}))
+
+    def weights_before(self, attempt: plan_pb2.Attempt, unit_index: int) -> Path:
+        """Returns the file of a unit's weights with which an attempt at a round began; raises `NotFoundError`."""
+        last = self.commit()
+        is_next = attempt.round_index == last.num_rounds
+        began_with = last if is_next else last.restore_point
+        return self._store.path(began_with.global_units[unit_index].weights_digest)
 
     def model_spec(self) -> tuple[plan_pb2.ModelSpec, int]:
         """Returns the model and its number of blocks; raises `NotFoundError`."""

@@ -10,6 +10,7 @@ other attempt deletes them. Nothing here has to survive a crash: a round that wa
 """
 
 import hashlib
+import math
 import os
 import shutil
 import threading
@@ -25,10 +26,17 @@ from typing import Any, BinaryIO
 import torch
 from safetensors.torch import load_file
 
-from collapipe.aggregation import federated_average
+from collapipe.aggregation import (
+    bounded_weights,
+    clipped_average,
+    clipping_scales,
+    federated_average,
+    trimmed_mean,
+)
 from collapipe.attempts import order
 from collapipe.documents import name_full_disk
 from collapipe.errors import CorruptDataError, InvalidInputError, WrongStateError
+from collapipe.job import AveragingConfig
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
 from collapipe.v1 import edge_server_pb2, plan_pb2
@@ -206,6 +214,8 @@ class PushedUnits:
         unit_bytes: Size of the weights of each unit.
         find_base: Returns the file of the global weights of a unit, from its index and their digest. Raises an error
             if no round can begin with them.
+        weights_before: Returns the file of the global weights with which an attempt began, from the attempt and the unit.
+        averaging: How the clusters are averaged.
     """
 
     def __init__(
@@ -214,11 +224,15 @@ class PushedUnits:
         num_clusters: int,
         unit_bytes: Sequence[int],
         find_base: Callable[[int, str], Path],
+        weights_before: Callable[[plan_pb2.Attempt, int], Path],
+        averaging: AveragingConfig,
     ) -> None:
         self._directory = directory
         self._num_clusters = num_clusters
         self._unit_bytes = unit_bytes
         self._find_base = find_base
+        self._weights_before = weights_before
+        self._averaging_config = averaging
         self._attempt: plan_pb2.Attempt | None = None
         self._lock = threading.Lock()
         self._pushes: dict[tuple[int, int], _Push] = {}
@@ -395,13 +409,23 @@ class PushedUnits:
                 target = target.with_name(f"{target.name}-of-{len(clusters)}")
             average = SPANS.span("averaging", "average", unit=index)(_average)
             pushes = [self._pushes[cluster, index] for cluster in clusters]
-            averaged = self._averaging.submit(average, pushes, target)
+            assert self._attempt is not None
+            before = self._weights_before(self._attempt, index)
+            averaged = self._averaging.submit(
+                average, pushes, target, before, self._averaging_config
+            )
             self._averages[key] = averaged, self._syncing.submit(_synced, averaged)
         return self._averages[key][1]
 
 
-def _average(pushes: Sequence[_Push], target: Path) -> Averaged:
-    """Averages one unit into a file, one slice of a tensor after the other."""
+def _average(
+    pushes: Sequence[_Push], target: Path, before: Path, averaging: AveragingConfig
+) -> Averaged:
+    """Averages one unit into a file, one slice of a tensor after the other.
+
+    Args:
+        before: The global weights of the unit with which the round began.
+    """
     weights = [_weights(push) for push in pushes]
     digests = tuple(digest for _, digest in weights)
     if len(set(digests)) == 1:  # Equal states are their own average.
@@ -410,7 +434,11 @@ def _average(pushes: Sequence[_Push], target: Path) -> Averaged:
                 for start in range(0, num_bytes, _SLICE_BYTES):
                     _read_slice(file, dtype, min(_SLICE_BYTES, num_bytes - start))
         return Averaged(*weights[0], digests)
-    samples = [push.num_samples for push in pushes]
+    shares = bounded_weights([push.num_samples for push in pushes], averaging.max_share)
+    scales: Sequence[float] = ()
+    if averaging.rule == "clipped_mean":
+        scales = clipping_scales([_norm_of_change(path, before) for path, _ in weights])
+    num_trimmed = averaging.trimmed_clusters if averaging.rule == "trimmed_mean" else None
     checksum = hashlib.sha256()
     with ExitStack() as stack, name_full_disk(target):
         files = [stack.enter_context(open(path, "rb")) for path, _ in weights]
@@ -420,6 +448,8 @@ def _average(pushes: Sequence[_Push], target: Path) -> Averaged:
                 f"{target.name} would average tensors of different names, types or shapes: all clusters must "
                 "train the same model"
             )
+        base = stack.enter_context(open(before, "rb"))
+        read_layout(base)  # Its tensors follow.
         output = stack.enter_context(open(target, "wb"))
         checksum.update(layouts[0].prefix)
         output.write(layouts[0].prefix)
@@ -427,11 +457,32 @@ def _average(pushes: Sequence[_Push], target: Path) -> Averaged:
             for start in range(0, num_bytes, _SLICE_BYTES):
                 count = min(_SLICE_BYTES, num_bytes - start)
                 slices = (_read_slice(file, dtype, count) for file in files)
-                averaged = federated_average(slices, samples)
+                if averaging.rule == "mean":
+                    averaged = federated_average(slices, shares)
+                elif scales:
+                    base_slice = _read_slice(base, dtype, count)
+                    averaged = clipped_average(base_slice, slices, shares, scales)
+                else:
+                    averaged = trimmed_mean(list(slices), num_trimmed)
                 data: Any = averaged.view(torch.uint8).numpy().data
                 checksum.update(data)
                 output.write(data)
     return Averaged(target, checksum.hexdigest(), digests)
+
+
+def _norm_of_change(path: Path, before: Path) -> float:
+    """Returns the Euclidean norm of what a cluster has changed in a unit. Integer tensors do not count."""
+    squares = 0.0
+    with open(path, "rb") as new, open(before, "rb") as old:
+        read_layout(old)
+        for _, dtype, _, num_bytes in read_layout(new).tensors:
+            for start in range(0, num_bytes, _SLICE_BYTES):
+                count = min(_SLICE_BYTES, num_bytes - start)
+                change = _read_slice(new, dtype, count).double()
+                change -= _read_slice(old, dtype, count).double()
+                if dtype.is_floating_point:
+                    squares += float(change.square().sum())
+    return math.sqrt(squares)
 
 
 def _synced(average: Future[Averaged]) -> Averaged:

@@ -200,6 +200,8 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                     len(model.commit().clusters),
                     model.unit_bytes(),
                     model.global_weights,
+                    model.weights_before,
+                    model.averaging(),
                 )
                 self._pushed[job_id] = host_clusters, pushed
 

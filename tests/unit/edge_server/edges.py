@@ -11,7 +11,7 @@ from torch import Tensor
 from collapipe.edge_server.global_model import GlobalModel
 from collapipe.edge_server.pushed_units import PushedUnits
 from collapipe.errors import WrongStateError
-from collapipe.job import DataConfig, JobConfig, ModelConfig, TaskConfig
+from collapipe.job import AveragingConfig, DataConfig, JobConfig, ModelConfig, TaskConfig
 from collapipe.v1.edge_server_pb2 import PushedUnit
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, DataCursor, UnitState
 from collapipe.weights.blob_cache import BlobCache
@@ -45,7 +45,12 @@ class Edge:
             self.directory, self.store, BlobCache(self.directory.with_name("frozen"))
         )
         self.pushed = PushedUnits(
-            self.directory / "pushed", self._num_clusters, [1 << 20] * 9, self.model.global_weights
+            self.directory / "pushed",
+            self._num_clusters,
+            [1 << 20] * 9,
+            self.model.global_weights,
+            self.model.weights_before,
+            AveragingConfig(),
         )
 
     def prepare(self, seed: int = 0, **model: Any) -> Commit:

@@ -16,6 +16,7 @@ from collapipe.edge_server import pushed_units
 from collapipe.edge_server.pushed_units import PushedUnits
 from collapipe.edge_server.servicer import EdgeServerServicer
 from collapipe.errors import CorruptDataError, InvalidInputError, WrongStateError
+from collapipe.job import AveragingConfig
 from collapipe.stage_host import HostResources
 from collapipe.v1.edge_server_pb2 import PushedUnit
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, UnitState
@@ -28,13 +29,20 @@ SAMPLES = (3, 1)
 
 @pytest.fixture
 def pushed(tmp_path: Path) -> PushedUnits:
+    return pushed_units_of(tmp_path)
+
+
+def pushed_units_of(tmp_path: Path, num_clusters: int = 2, rule: str = "mean") -> PushedUnits:
+    path = tmp_path / "base"
+    path.write_bytes(b"".join(BASE.read()))
+
     def find_base(unit_index: int, digest: str) -> Path:
         assert (unit_index, digest) == (5, BASE.digest)
-        path = tmp_path / "base"
-        path.write_bytes(b"".join(BASE.read()))
         return path
 
-    return PushedUnits(tmp_path / "pushed", 2, [BASE.total_bytes] * 6, find_base)
+    averaging = AveragingConfig.model_validate({"rule": rule})
+    directory, sizes = tmp_path / "pushed", [BASE.total_bytes] * 6
+    return PushedUnits(directory, num_clusters, sizes, find_base, lambda *_: path, averaging)
 
 
 def blob_of(cluster: int) -> TensorBlob:
@@ -229,7 +237,7 @@ def test_clusters_with_other_tensors_are_not_averaged(pushed: PushedUnits) -> No
 def test_weights_that_are_not_finite_are_refused_and_their_cluster_is_named(
     tmp_path: Path, num_clusters: int, value: float
 ) -> None:
-    pushed = PushedUnits(tmp_path, num_clusters, [BASE.total_bytes] * 6, lambda *_: tmp_path)
+    pushed = pushed_units_of(tmp_path, num_clusters)
     states = [push(pushed, cluster) for cluster in range(num_clusters - 1)]
     tensors = load_tensors(b"".join(BASE.read()))
     tensors["large"][-1, -1] = value
@@ -245,8 +253,28 @@ def test_weights_that_are_not_finite_are_refused_and_their_cluster_is_named(
         list(pushed.averages(Attempt(job_id="job"), states))
 
 
+@pytest.mark.parametrize("rule", ["clipped_mean", "trimmed_mean", "median"])
+def test_poisoned_cluster_moves_no_robust_average_far(tmp_path: Path, rule: str) -> None:
+    pushed = pushed_units_of(tmp_path, 4, rule)
+    base = load_tensors(b"".join(BASE.read()))
+    states = []
+    for cluster in range(4):
+        tensors = {name: tensor.clone() for name, tensor in base.items()}
+        tensors["large"] += 1e9 if cluster == 2 else 1 + cluster / 10
+        blob = TensorBlob(tensors)
+        unit = announce(0, blob)
+        unit.cluster_index = cluster
+        pushed.begin(unit).take(blob)
+        digests = [UnitState(unit_index=5, weights_digest=blob.digest)]
+        states.append(ClusterState(cluster_index=cluster, units=digests, num_samples=SAMPLES[0]))
+    (average,) = pushed.averages(Attempt(job_id="job"), states)
+    change = load_tensors(average.path.read_bytes())["large"] - base["large"]
+    assert float(change.min()) > 0.9
+    assert float(change.max()) < 1.4
+
+
 def test_bytes_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
-    pushed = PushedUnits(tmp_path, 1, [BASE.total_bytes] * 6, lambda *_: tmp_path)
+    pushed = pushed_units_of(tmp_path, 1)
     data, unit = b"no tensors", announce(0, BASE)
     unit.total_bytes = len(data)
     stream = pushed.begin(unit)

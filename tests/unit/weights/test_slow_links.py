@@ -11,6 +11,7 @@ import torch
 
 from collapipe.edge_server.pushed_units import PushedUnits, PushStream, receive_push
 from collapipe.errors import PeerLostError
+from collapipe.job import AveragingConfig
 from collapipe.rpc import ChannelPool, Security, serve
 from collapipe.v1 import blob_pb2_grpc, edge_server_pb2_grpc
 from collapipe.v1.edge_server_pb2 import PushedUnit, PushUnitRequest, PushUnitResponse
@@ -31,7 +32,14 @@ class Edge(edge_server_pb2_grpc.EdgeServerServiceServicer):
     """Receives pushes as the edge server does, and records where each stream began."""
 
     def __init__(self, directory: Path) -> None:
-        self.pushed = PushedUnits(directory / "pushed", 1, [MOST_BYTES], lambda *_: directory)
+        self.pushed = PushedUnits(
+            directory / "pushed",
+            1,
+            [MOST_BYTES],
+            lambda *_: directory,
+            lambda *_: directory,
+            AveragingConfig(),
+        )
         self.offsets: list[int] = []
         self.stop = threading.Event()
         self.is_silent = False
