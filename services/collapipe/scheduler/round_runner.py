@@ -163,7 +163,7 @@ class RoundRunner:
         if repeated:
             self._progress.tell(
                 scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
-                f"repeats {repeated} committed round{'' if repeated == 1 else 's'}, because optimizer states were last copied after round "
+                f"repeats {_committed_rounds(repeated)}, because optimizer states were last copied after round "
                 f"{commit.num_rounds}",
             )
         return commit
@@ -181,9 +181,7 @@ class RoundRunner:
         num_repeated = commit.num_rounds - self._restore_point.num_rounds
         rounds = f"round {commit.num_rounds + 1}"
         if num_repeated:
-            rounds = (
-                f"{num_repeated} committed round{'' if num_repeated == 1 else 's'} and {rounds}"
-            )
+            rounds = f"{_committed_rounds(num_repeated)} and {rounds}"
         self._progress.tell(
             scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
             f"repeats {rounds} without {_named(kept.results)}, whose results of this round are kept",
@@ -240,9 +238,8 @@ class RoundRunner:
             try:
                 self._catch_up()
             except InfeasibleError:
-                if (
-                    self._decides_anew
-                ):  # The rounds cannot be repeated alone. The next attempt may change them.
+                # The next attempt may change the rounds, but then all clusters repeat them.
+                if self._decides_anew:
                     self._kept = None
                 raise
         round_index = self._commit.num_rounds
@@ -514,6 +511,10 @@ class RoundRunner:
         """Returns whether the optimizer states of the next commit are to be copied."""
         num_rounds = self._commit.num_rounds + 1
         return self._candidate_is_due or num_rounds % self._job.training.replicate_every == 0
+
+
+def _committed_rounds(number: int) -> str:
+    return f"{number} committed round{'' if number == 1 else 's'}"
 
 
 def _named(clusters: Collection[int]) -> str:
