@@ -50,8 +50,10 @@ def make(tmp_path: Path) -> Callable[..., JobConfig]:
 
     def make(name: str, clusters: list[int], **training: Any) -> JobConfig:
         num_rows = [21] * len(clusters)
+        folder = tmp_path / name  # Another job may read its files just now.
+        folder.mkdir()
         return make_job(
-            tmp_path, num_rows=num_rows, training=training, name=name, use_clusters=clusters
+            folder, num_rows=num_rows, training=training, name=name, use_clusters=clusters
         )
 
     return make
