@@ -5,11 +5,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 
 from collapipe.errors import AttemptFailedError, CollapipeError, DivergedError, PeerLostError
-from collapipe.rpc import ChannelPool, Outbox, within_silence
+from collapipe.rpc import ChannelPool, Outbox, why_unreachable, within_silence
 from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
 
 Request = stage_pb2.RunStageRequest
 Response = stage_pb2.RunStageResponse
+
+_REFUSED_SECONDS = 2.0
+"""A device that refuses connections for this time has ended."""
 
 
 class RemoteStage:
@@ -42,8 +45,10 @@ class RemoteStage:
         self._aborted: CollapipeError | None = None
         self._task = "be configured"
         self._requests.put(Request(configure=configure))
+        self._channels, self._address = channels, stage.address
         stub = stage_pb2_grpc.StageServiceStub(channels.channel(stage.address))
-        self._call = stub.RunStage(iter(self._requests))
+        # The channel may not know yet that the device was started again.
+        self._call = stub.RunStage(iter(self._requests), wait_for_ready=True)
         threading.Thread(target=self._receive, name=f"stage {self.host_id}", daemon=True).start()
 
     def send(self, request: Request, task: str) -> None:
@@ -80,7 +85,12 @@ class RemoteStage:
     def _receive(self) -> None:
         try:
             for response in within_silence(
-                self._call, self._silence_seconds, self.host_id, lambda: self._task
+                self._call,
+                self._silence_seconds,
+                self.host_id,
+                lambda: self._task,
+                lambda: why_unreachable(self._channels.channel(self._address), self.host_id),
+                refused_seconds=_REFUSED_SECONDS,
             ):
                 event = response.WhichOneof("event") or ""
                 if event == "progress":

@@ -6,6 +6,7 @@ silence of the server.
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
@@ -100,6 +101,7 @@ def within_silence(
     host_id: str,
     waiting_for: Callable[[], str],
     why_unreachable: Callable[[], str] = lambda: "",
+    refused_seconds: float | None = None,
 ) -> Iterator[T]:
     """Yields the answers of a streaming call, and gives up after a silence.
 
@@ -108,6 +110,7 @@ def within_silence(
         silence_seconds: Longest wait for the next answer.
         waiting_for: Returns the task of the peer in words, for errors.
         why_unreachable: Asked if not even a first answer has come. Returns why there is no connection, or "".
+        refused_seconds: How often it is asked before the silence is over. A peer that refuses connections is given up then.
 
     Raises:
         PeerLostError: The peer ended, cannot be reached, or is silent.
@@ -129,13 +132,17 @@ def within_silence(
             answers.put(None)
 
     threading.Thread(target=receive, name=f"answers of {host_id}", daemon=True).start()
-    has_answered = False
+    has_answered, heard_at = False, time.monotonic()
     try:
         while True:
+            left = heard_at + silence_seconds - time.monotonic()
+            asks_soon = not has_answered and refused_seconds is not None and refused_seconds < left
             try:
-                answer = answers.get(timeout=silence_seconds)
+                answer = answers.get(timeout=refused_seconds if asks_soon else max(left, 0.0))
             except queue.Empty:
                 reason = "" if has_answered else why_unreachable()
+                if asks_soon and not reason:
+                    continue
                 raise PeerLostError(
                     host_id,
                     reason
@@ -148,6 +155,7 @@ def within_silence(
                 raise answer
             has_answered = True
             yield answer
+            heard_at = time.monotonic()
     finally:
         call.cancel()  # type: ignore[attr-defined]
         abandoned.set()

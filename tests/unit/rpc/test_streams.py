@@ -85,6 +85,28 @@ def test_silent_peer_is_lost_and_the_error_names_its_task() -> None:
     )
 
 
+def test_peer_that_refuses_connections_is_lost_long_before_the_silence() -> None:
+    over = threading.Event()
+
+    def silent(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        over.wait(20)
+        yield b"late"
+
+    reasons = iter(["", "", "it refuses connections"])
+    with serving({"unary_stream": silent}) as served:
+        answers = within_silence(
+            stream_of(served),
+            3600.0,
+            "device-1",
+            lambda: "run step 4",
+            lambda: next(reasons),
+            refused_seconds=0.1,
+        )
+        with pytest.raises(PeerLostError, match="^it refuses connections$"):
+            next(answers)
+        over.set()
+
+
 def test_slow_peer_that_sends_messages_is_not_lost() -> None:
     pause = threading.Event()
 
