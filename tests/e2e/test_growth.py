@@ -31,6 +31,7 @@ def test_nothing_grows_with_the_number_of_rounds(tmp_path: Path) -> None:
     early: dict[str, Held] = {}
     early_disk = 0
     with LocalTestbed([2, 2], tmp_path / "testbed") as testbed:
+        testbed.wait_until_registered()
         for num_rounds in run_rounds(testbed, tmp_path, ROUNDS):
             if num_rounds <= WARM_UP_ROUNDS:
                 # The disks hold most while optimizer states are copied, which not every round does.
@@ -45,6 +46,7 @@ def test_nothing_grows_with_the_number_of_rounds(tmp_path: Path) -> None:
 def test_nothing_in_memory_grows_after_the_third_of_18_jobs(tmp_path: Path) -> None:
     early: dict[str, Held] = {}
     with LocalTestbed([2, 2], tmp_path / "testbed") as testbed:
+        testbed.wait_until_registered()
         for number in run_jobs(testbed, tmp_path, NUM_JOBS):
             if number == WARM_UP_JOBS:
                 early = measure(testbed)

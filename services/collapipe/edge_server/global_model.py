@@ -4,7 +4,7 @@ The directory of a job contains `job.json` (the model and its vocabulary), `comm
 the blobs that they refer to. Only the replacement of `commit.json` commits a round.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -215,6 +215,7 @@ class GlobalModel:
             if candidate_copied and last.HasField("candidate"):
                 last.restore_point.CopyFrom(last.candidate)
                 last.ClearField("candidate")
+                _set_history(last, list(last.history), keep_commits)
                 self._write_commit(last)
                 self._delete_unreferenced_blobs(last)
             return last
@@ -274,12 +275,7 @@ class GlobalModel:
         if attempt.attempt == last.attempt and last.HasField("candidate"):
             kept = commit.restore_point if candidate_copied else commit.candidate
             kept.CopyFrom(last.candidate)
-        earlier = {n: kept for n, kept in _kept_commits(last).items() if n < commit.num_rounds}
-        for position, num_rounds in enumerate(sorted(earlier, reverse=True), 1):
-            # A cluster that lost a host repeats the rounds since the restore point, maybe without the other clusters.
-            is_repeated = len(clusters) > 1 and num_rounds > commit.restore_point.num_rounds
-            if position < keep_commits or is_repeated:
-                commit.history.append(_for_history(earlier[num_rounds]))
+        _set_history(commit, _kept_commits(last).values(), keep_commits)
         if is_candidate:
             store_moments(commit)
             commit.candidate.CopyFrom(_without_other_commits(commit))
@@ -450,6 +446,22 @@ def _for_history(commit: plan_pb2.Commit) -> plan_pb2.Commit:
     for cluster in copied.clusters:
         cluster.ClearField("units")
     return copied
+
+
+def _set_history(
+    commit: plan_pb2.Commit, earlier: Iterable[plan_pb2.Commit], keep_commits: int
+) -> None:
+    """Chooses the earlier commits that a commit keeps, newest first."""
+    before = {one.num_rounds: one for one in earlier if one.num_rounds < commit.num_rounds}
+    kept = [
+        _for_history(before[num_rounds])
+        for position, num_rounds in enumerate(sorted(before, reverse=True), 1)
+        if position < keep_commits
+        # A cluster that lost a host repeats the rounds since the restore point, maybe without the other clusters.
+        or (len(commit.clusters) > 1 and num_rounds > commit.restore_point.num_rounds)
+    ]
+    del commit.history[:]
+    commit.history.extend(kept)
 
 
 def _kept_commits(last: plan_pb2.Commit) -> dict[int, plan_pb2.Commit]:
