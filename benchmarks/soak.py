@@ -38,6 +38,7 @@ def main() -> None:
         folder = Path(name)
         keeping = ("--keep-jobs", str(KEPT_JOBS))
         with LocalTestbed([2, 2], folder / "testbed", scheduler_options=keeping) as testbed:
+            testbed.wait_until_registered()
             rounds = run_rounds(testbed, folder, options.rounds)
             report(testbed, rounds, options.rounds, "rounds")
             report(testbed, run_jobs(testbed, folder, options.jobs), options.jobs, "jobs")
