@@ -7,8 +7,8 @@ Every process runs on this machine, over loopback. A job has three rounds, and t
 moment is an event of the job, or a file that a service has stored. A job that is not resumed must end with the bits of the
 undisturbed one.
 
-The lost seconds are the time from the last commit before the kill to the last commit of the job, less the own time of each round
-that was committed for the first time in between. They contain the interrupted attempt, the start of the process, which imports
+The lost seconds are counted from the last commit before the kill to the last commit of the job. The own time of each round that
+was committed for the first time in between is subtracted. So they contain the interrupted attempt, the start of the process, which imports
 torch, and repeated rounds. A round that can still be committed after the kill loses nothing, but the next one may.
 
 Prints one JSON object for each service and phase, and then a table in Markdown. The exit status is 1 if a job did not end with

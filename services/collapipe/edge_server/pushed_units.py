@@ -53,6 +53,8 @@ _ACKNOWLEDGE_SECONDS = 0.2
 
 _SLICE_BYTES = 1 << 20
 """Bytes of a cluster's tensor that are in memory while clusters are averaged."""
+_ALIGNED_BYTES = 64
+"""A multiple of the size of every element."""
 
 
 @dataclass(frozen=True)
@@ -410,7 +412,8 @@ class PushedUnits:
             average = SPANS.span("averaging", "average", unit=index)(_average)
             pushes = [self._pushes[cluster, index] for cluster in clusters]
             assert self._attempt is not None
-            before = self._weights_before(self._attempt, index)
+            clips = self._averaging_config.rule == "clipped_mean"
+            before = self._weights_before(self._attempt, index) if clips else None
             averaged = self._averaging.submit(
                 average, pushes, target, before, self._averaging_config
             )
@@ -419,12 +422,12 @@ class PushedUnits:
 
 
 def _average(
-    pushes: Sequence[_Push], target: Path, before: Path, averaging: AveragingConfig
+    pushes: Sequence[_Push], target: Path, before: Path | None, averaging: AveragingConfig
 ) -> Averaged:
     """Averages one unit into a file, one slice of a tensor after the other.
 
     Args:
-        before: The global weights of the unit with which the round began.
+        before: The global weights of the unit with which the round began, if changes are clipped.
     """
     weights = [_weights(push) for push in pushes]
     digests = tuple(digest for _, digest in weights)
@@ -436,9 +439,15 @@ def _average(
         return Averaged(*weights[0], digests)
     shares = bounded_weights([push.num_samples for push in pushes], averaging.max_share)
     scales: Sequence[float] = ()
-    if averaging.rule == "clipped_mean":
+    if before is not None:
         scales = clipping_scales([_norm_of_change(path, before) for path, _ in weights])
     num_trimmed = averaging.trimmed_clusters if averaging.rule == "trimmed_mean" else None
+    slice_bytes = _SLICE_BYTES
+    if averaging.rule in (
+        "trimmed_mean",
+        "median",
+    ):  # The slices of all clusters are in memory together.
+        slice_bytes = max(_SLICE_BYTES // len(pushes) // _ALIGNED_BYTES, 1) * _ALIGNED_BYTES
     checksum = hashlib.sha256()
     with ExitStack() as stack, name_full_disk(target):
         files = [stack.enter_context(open(path, "rb")) for path, _ in weights]
@@ -448,20 +457,21 @@ def _average(
                 f"{target.name} would average tensors of different names, types or shapes: all clusters must "
                 "train the same model"
             )
-        base = stack.enter_context(open(before, "rb"))
-        read_layout(base)  # Its tensors follow.
+        base = stack.enter_context(open(before, "rb")) if before is not None else None
+        if base is not None:
+            read_layout(base)  # Its tensors follow.
         output = stack.enter_context(open(target, "wb"))
         checksum.update(layouts[0].prefix)
         output.write(layouts[0].prefix)
         for _, dtype, _, num_bytes in layouts[0].tensors:
-            for start in range(0, num_bytes, _SLICE_BYTES):
-                count = min(_SLICE_BYTES, num_bytes - start)
+            for start in range(0, num_bytes, slice_bytes):
+                count = min(slice_bytes, num_bytes - start)
                 slices = (_read_slice(file, dtype, count) for file in files)
-                if averaging.rule == "mean":
-                    averaged = federated_average(slices, shares)
-                elif scales:
+                if base is not None:
                     base_slice = _read_slice(base, dtype, count)
                     averaged = clipped_average(base_slice, slices, shares, scales)
+                elif averaging.rule == "mean":
+                    averaged = federated_average(slices, shares)
                 else:
                     averaged = trimmed_mean(list(slices), num_trimmed)
                 data: Any = averaged.view(torch.uint8).numpy().data

@@ -385,7 +385,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         except Exception:  # What it has must be free for others in any case.
             logger.exception("job %s ended without an outcome", entry.job_id)
         with self._changed:
-            self._running.pop(entry, None)
+            del self._running[entry]
             # A new runner may have resumed the job meanwhile.
             if self._runners.get(entry.job_id) is entry:
                 del self._runners[entry.job_id]

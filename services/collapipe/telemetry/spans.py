@@ -53,8 +53,8 @@ class Moved:
 class SpanLog:
     """The last spans of a process, in a ring of fixed size. It is thread-safe.
 
-    A round lasts until its job begins the next one or is over, and all spans that end meanwhile belong to it. So the code that records
-    needs no label. A host works for one job at a time, but a round of an edge server or a scheduler has the spans of the
+    A round lasts until its job begins the next one or is over, and all spans that end meanwhile belong to it. So the code
+    that records needs no label. A host works for one job at a time, but a round of an edge server or a scheduler has the spans of the
     jobs beside it, too.
     """
 

@@ -38,7 +38,8 @@ Page = dict[tuple[str, Labels], float]
 class ScrapeSource:
     """Scrapes the /metrics pages of all hosts regularly, in a thread, and keeps the samples for a while.
 
-    A host behind a slow link is scraped less often, and so is each of more than 20 hosts. A host that does not answer has a gap in its samples.
+    A host behind a slow link is scraped less often, and so is each of more than 20 hosts. A host that does not answer has a gap
+    in its samples.
 
     Args:
         addresses: Returns where hosts serve /metrics, "host:port". The thread calls it in every interval.
