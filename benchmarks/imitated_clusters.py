@@ -225,6 +225,7 @@ class ImitatedClusters(
             configure_seconds=configured - started,
             training_seconds=trained - configured,
             gather_seconds=gathered - trained,
+            local_steps=request.local_steps,
             stages=[
                 job_pb2.StageReport(
                     host_id=stage.host_id, start_unit=stage.start_unit, stop_unit=stage.stop_unit

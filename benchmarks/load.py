@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 
 from benchmarks.imitated_clusters import DEVICES_PER_CLUSTER, HOSTS_PER_CLUSTER, address_of
 from collapipe.job import JobConfig
@@ -90,24 +91,25 @@ class ImitatedHost:
             answer = await self._stub.RegisterHost(
                 request, timeout=_CALL_SECONDS, wait_for_ready=True
             )
-        return float(answer.heartbeat_interval.ToTimedelta().total_seconds())
+        return seconds_of(answer.heartbeat_interval)
 
     async def run(self, interval: float) -> None:
         """Sends heartbeats until it is cancelled. A host that comes and goes sometimes registers again instead."""
-        churn = _CHURN_PER_SECOND * interval * HOSTS_PER_CLUSTER if self.comes_and_goes else 0.0
         await asyncio.sleep(random.uniform(0, interval))
         while True:
             started = time.monotonic()
+            churn = _CHURN_PER_SECOND * interval * HOSTS_PER_CLUSTER if self.comes_and_goes else 0.0
             try:
                 if random.random() < churn:
-                    await self.connect(is_new_process=True)
+                    interval = await self.connect(is_new_process=True)
                 else:
                     request = scheduler_pb2.HeartbeatRequest(
                         host_id=self._host.host_id, incarnation=self._host.incarnation
                     )
                     async with self._one_call:
                         began = time.monotonic()
-                        await self._stub.Heartbeat(request, timeout=_CALL_SECONDS)
+                        answer = await self._stub.Heartbeat(request, timeout=_CALL_SECONDS)
+                        interval = seconds_of(answer.heartbeat_interval)
                         self.heartbeat_seconds.append(time.monotonic() - began)
             except grpc.aio.AioRpcError:
                 self.failures += 1
@@ -265,6 +267,10 @@ async def load(
         "edge_server_early": early[1],
         "edge_server_late": late[1],
     }
+
+
+def seconds_of(interval: Duration) -> float:
+    return float(interval.ToTimedelta().total_seconds())
 
 
 def distribution(seconds: Sequence[float]) -> dict[str, float]:

@@ -1,22 +1,18 @@
-"""The commands `collapipe certs`: the authority of a deployment, its certificates and its join tokens.
-
-The commands import modules that need the package `cryptography`, so that `collapipe` also runs without the
-extra `certs`.
-"""
+"""The commands `collapipe certs`: the authority of a deployment, its certificates and its join tokens."""
 
 import datetime
 import re
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from collapipe.certificates import Identity, Role
+from collapipe.certificates import Identity, Role, pki, tokens
+from collapipe.certificates.authority_folder import AuthorityFolder
 from collapipe.certificates.identity import OF_OPERATORS
 from collapipe.errors import InvalidInputError
+from collapipe.v1.enrollment_pb2 import JoinToken
 from collapipe_client.addresses import read_address
 from collapipe_client.cli_options import AsJson
 from collapipe_client.reporting import complain, exit_codes, print_json, say
@@ -41,26 +37,10 @@ _ROLES_HELP = f"ROLE is {', '.join(role.value for role in OF_OPERATORS)}; NAME i
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
-@contextmanager
-def certs_exit_codes(as_json: bool) -> Iterator[None]:
-    """Does the same as `exit_codes`, and adds a remedy if the package `cryptography` is missing."""
-    with exit_codes(as_json):
-        try:
-            yield
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "cryptography":
-                raise
-            raise InvalidInputError(
-                "certificates need the package cryptography (the extra `certs`): pip install cryptography"
-            ) from None
-
-
 @certs_app.command("init")
 def init(folder: Folder, as_json: AsJson = False) -> None:
     """Make an authority, whose key signs for a whole deployment. Back the folder up and keep it secret."""
-    with certs_exit_codes(as_json):
-        from collapipe.certificates.authority_folder import AuthorityFolder
-
+    with exit_codes(as_json):
         authority = AuthorityFolder.create(folder)
         if as_json:
             print_json({"ca": str(authority.ca_file)})
@@ -92,9 +72,7 @@ def issue(
     The command can be repeated. It keeps good certificates, renews those with less than a third of their life
     left, and replaces those with other addresses.
     """
-    with certs_exit_codes(as_json):
-        from collapipe.certificates.authority_folder import AuthorityFolder
-
+    with exit_codes(as_json):
         identities = [Identity.parse(holder) for holder in holders]
         if init and not AuthorityFolder.exists(folder):
             AuthorityFolder.create(folder)
@@ -114,10 +92,7 @@ def issue(
 @certs_app.command("list")
 def list_certificates(folder: Folder, as_json: AsJson = False) -> None:
     """List the valid certificates."""
-    with certs_exit_codes(as_json):
-        from collapipe.certificates.authority_folder import AuthorityFolder
-        from collapipe.certificates.pki import utc_now
-
+    with exit_codes(as_json):
         issued = AuthorityFolder(folder).certificates()
         if as_json:
             entries = [
@@ -127,7 +102,7 @@ def list_certificates(folder: Folder, as_json: AsJson = False) -> None:
             print_json({"certificates": entries})
             return
         for one in issued:
-            days = (one.expires - utc_now()).days
+            days = (one.expires - pki.utc_now()).days
             say(
                 f"{one.identity.role.value:13} {one.identity.name:24} until {one.expires:%Y-%m-%d} ({days} days)  "
                 f"{', '.join(sorted(one.hosts - {one.identity.name}))}".rstrip()
@@ -161,11 +136,7 @@ def token(
 
     Hand it over as you would a password. After its use it is worthless.
     """
-    with certs_exit_codes(as_json):
-        from collapipe.certificates import pki, tokens
-        from collapipe.certificates.authority_folder import AuthorityFolder
-        from collapipe.v1.enrollment_pb2 import JoinToken
-
+    with exit_codes(as_json):
         identity = Identity.parse(holder)
         for option, value in (("--scheduler", scheduler), ("--authority", authority)):
             read_address(option, value)

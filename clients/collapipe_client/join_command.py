@@ -4,27 +4,24 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import psutil
 import typer
+from cryptography import x509
 
-from collapipe.certificates import Identity, Role
-from collapipe.certificates.identity import OF_OPERATORS, read_host
+from collapipe.certificates import Identity, Role, pki
+from collapipe.certificates.box_folder import BoxFolder
+from collapipe.certificates.identity import OF_OPERATORS, OF_THIS_MACHINE, read_host
+from collapipe.certificates.pki import HolderCertificate
+from collapipe.certificates.tokens import decode_token
 from collapipe.errors import InvalidInputError
 from collapipe.rpc import call, open_authority_channel
 from collapipe.v1.enrollment_pb2 import EnrollRequest, JoinToken, RenewRequest
 from collapipe.v1.enrollment_pb2_grpc import EnrollmentServiceStub
 from collapipe_client.addresses import read_address
-from collapipe_client.certs_commands import certs_exit_codes
 from collapipe_client.cli_options import AsJson
-from collapipe_client.reporting import print_json, say
-
-if TYPE_CHECKING:
-    from cryptography import x509
-
-    from collapipe.certificates.box_folder import BoxFolder
-    from collapipe.certificates.pki import HolderCertificate
+from collapipe_client.reporting import exit_codes, print_json, say
 
 _DEADLINE_SECONDS = 20.0
 _MODULES = {
@@ -73,10 +70,7 @@ def join(
 
     The command can be repeated and then changes nothing. Another host in --advertise needs a new token.
     """
-    with certs_exit_codes(as_json):
-        from collapipe.certificates.box_folder import BoxFolder
-        from collapipe.certificates.tokens import decode_token
-
+    with exit_codes(as_json):
         read, identity = decode_token(token)
         if run and identity.role not in _MODULES:
             raise InvalidInputError(
@@ -126,10 +120,7 @@ def renew(
     as_json: AsJson = False,
 ) -> None:
     """Renew the certificate of a machine that joined, before it expires. Run this every day."""
-    with certs_exit_codes(as_json):
-        from collapipe.certificates import pki
-        from collapipe.certificates.box_folder import BoxFolder
-
+    with exit_codes(as_json):
         box = BoxFolder(folder.absolute())
         joined = box.require_joined()
         is_due = now or joined.is_due(pki.utc_now())
@@ -162,7 +153,6 @@ def _already_joined(
     Raises:
         InvalidInputError: The box has another identity, or belongs to another deployment.
     """
-    from collapipe.certificates import pki
 
     joined = box.joined()
     if joined is None or (joined.identity == identity and joined.expires <= pki.utc_now()):
@@ -174,7 +164,7 @@ def _already_joined(
             f"this machine is {joined.identity}{deployment} by {box.tls}, and the token is for {identity}: give another "
             "--folder, or delete that one to let it change"
         )
-    has_host = host is None or host in joined.hosts | pki.OF_THIS_MACHINE
+    has_host = host is None or host in joined.hosts | OF_THIS_MACHINE
     return joined if box.is_renewable and has_host else None
 
 
@@ -182,7 +172,6 @@ def _enroll(
     box: "BoxFolder", identity: Identity, token: JoinToken, host: str | None
 ) -> "tuple[HolderCertificate, str]":
     """Joins, and returns the certificate and the address from which the authority was called."""
-    from collapipe.certificates import pki
 
     authority = pki.read_certificate(token.authority_certificate)
     address = token.authority_address

@@ -138,7 +138,7 @@ def _headline(view: JobView) -> RenderableType:
             text.append(f" (attempt {view.attempt + 1})", style="yellow")
     elif view.num_rounds:
         text.append(f"  {view.num_rounds_committed}/{view.num_rounds} rounds committed")
-    if view.late_clusters:
+    if late_words(view):
         text.append(f"  last round {late_words(view)}", style="yellow")
     text.append(f"  {view.elapsed_seconds:.0f} s", style="dim")
     return text

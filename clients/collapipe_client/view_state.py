@@ -9,6 +9,7 @@ from collapipe.v1.scheduler_pb2 import (
     JobState,
     JobStatus,
     JobTrouble,
+    RoundCommitted,
     RoundStarted,
     WatchJobResponse,
 )
@@ -69,6 +70,7 @@ class JobView:
         evaluation: The last one; `None` before the first.
         round_seconds: Duration of the last committed round; `None` before the first.
         late_clusters: The clusters without which it was committed.
+        ended_early: The clusters that trained fewer mini-batches than others in it: index, trained mini-batches, and all.
     """
 
     name: str = ""
@@ -84,6 +86,7 @@ class JobView:
     evaluation: Evaluation | None = None
     round_seconds: float | None = None
     late_clusters: tuple[int, ...] = ()
+    ended_early: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -109,9 +112,20 @@ def apply_event(view: JobView, event: WatchJobResponse) -> JobView:
                 num_rounds_committed=event.round_committed.num_rounds,
                 round_seconds=event.round_committed.round_seconds,
                 late_clusters=tuple(event.round_committed.late_clusters),
+                ended_early=_ended_early(event.round_committed),
                 round_index=None,
             )
     return view
+
+
+def _ended_early(committed: RoundCommitted) -> tuple[tuple[int, int, int], ...]:
+    steps = {
+        index: summary.local_steps
+        for index, summary in enumerate(committed.summaries)
+        if index not in committed.late_clusters
+    }
+    most = max(steps.values(), default=0)
+    return tuple((index, trained, most) for index, trained in steps.items() if trained < most)
 
 
 def _apply_status(view: JobView, status: JobStatus) -> JobView:
@@ -213,15 +227,20 @@ def progress_lines(before: JobView, after: JobView) -> list[str]:
     if after.evaluation is not None and after.evaluation != before.evaluation:
         lines.append(say_evaluation(after.evaluation))
     if after.round_index is None and before.round_index is not None:
-        late = f" {late_words(after)}" if after.late_clusters else ""
+        late = f" {late_words(after)}" if late_words(after) else ""
         lines.append(f"{_round_words(before)} committed in {after.round_seconds or 0:.1f} s{late}")
     return lines
 
 
 def late_words(view: JobView) -> str:
-    """Names the clusters without which the last round was committed."""
-    plural = "s" if len(view.late_clusters) > 1 else ""
-    return f"without cluster{plural} {', '.join(map(str, view.late_clusters))} (late)"
+    """Names the clusters that were late for the last round."""
+    if view.late_clusters:
+        plural = "s" if len(view.late_clusters) > 1 else ""
+        return f"without cluster{plural} {', '.join(map(str, view.late_clusters))} (late)"
+    if view.ended_early:
+        shares = [f"{done} of {most} steps of cluster {i}" for i, done, most in view.ended_early]
+        return f"with {', '.join(shares)} (late)"
+    return ""
 
 
 def say_evaluation(evaluation: Evaluation) -> str:

@@ -281,13 +281,16 @@ class ScheduleConfig(DecisionParameters):
     wait_for_hosts_seconds: float = Field(default=60.0, gt=0, le=1e7)
     """How long a job waits for its hosts to register."""
     round_deadline_seconds: float = Field(default=0.0, ge=0, le=1e7)
-    """When this time has passed since the first cluster began to train in a round, `min_clusters` clusters are enough to
-    commit it. The others are late: their training is stopped and dropped, and they take part in the next round. 0 means that
-    every round waits for all clusters. A cluster that fails is not late: its round is tried again. Hosts keep their
-    optimizer states twice while they train."""
+    """When this time has passed since the first cluster began to train in a round, and `min_clusters` clusters have ended it,
+    the others are late. 0 means that every round waits for all clusters. A cluster that fails is not late: its round is tried
+    again."""
     min_clusters: int = Field(default=0, ge=0)
-    """Clusters that must have ended a round for a commit after `round_deadline_seconds`. With fewer, the round waits for
-    more. 0 means all clusters, so that no cluster is ever late."""
+    """Clusters that must have ended a round before others are late. With fewer, the round waits for more. 0 means all
+    clusters, so that no cluster is ever late."""
+    late_clusters: Literal["leave_out", "end_early"] = "leave_out"
+    """What becomes of late clusters. `leave_out` drops what they have trained in this round, and commits it at once; hosts then
+    keep their optimizer states twice while they train. `end_early` lets each of them end the mini-batch that it trains, and
+    weights it by the part of the mini-batches that it has trained."""
     retry_seconds: float = Field(default=600.0, ge=0, le=1e7)
     """How long a job tries again by itself, or waits for hosts that it has lost, without a committed round. It
     tries again for at most 60 s after a full disk or a restarted host, and for at most 20 s after values that are not
@@ -415,10 +418,15 @@ class JobConfig(Section):
         return steps * self.schedule.num_micro_batches if per_micro_batch else steps
 
     @property
-    def may_leave_out_clusters(self) -> bool:
-        """Whether a round may be committed without its late clusters."""
+    def has_deadline(self) -> bool:
+        """Whether clusters may be late for a round."""
         schedule = self.schedule
         return schedule.round_deadline_seconds > 0 and 0 < schedule.min_clusters < self.clusters
+
+    @property
+    def may_leave_out_clusters(self) -> bool:
+        """Whether a round may be committed without its late clusters."""
+        return self.has_deadline and self.schedule.late_clusters == "leave_out"
 
     @property
     def host_clusters(self) -> list[int]:

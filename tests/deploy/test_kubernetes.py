@@ -1,5 +1,6 @@
 """The Kubernetes manifests are valid, and agree with the code, the images and the certificates."""
 
+import base64
 import importlib
 import re
 import shutil
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from collapipe.certificates import pki
 from collapipe.service_process import ServiceSettings
 from collapipe_client.cli import app
 
@@ -225,11 +227,6 @@ def test_state_is_on_a_volume_claim(base: list[Document]) -> None:
 def test_each_pod_finds_its_own_certificate(
     base: list[Document], certificates: list[Document]
 ) -> None:
-    pytest.importorskip("cryptography", reason="no cryptography: pip install 'collapipe[certs]'")
-    import base64
-
-    from collapipe.certificates import pki
-
     secrets = {d["metadata"]["name"]: d["data"] for d in certificates if d["kind"] == "Secret"}
     assert not any("ca-key" in key for data in secrets.values() for key in data)
     found = []

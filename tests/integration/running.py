@@ -35,6 +35,8 @@ class FinishedJob:
     """The summary of each cluster, for each round."""
     late_clusters: dict[int, list[int]] = field(default_factory=dict)
     """The clusters without which a round was committed, by the index of the round."""
+    ended_early: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Number of mini-batches of the clusters that trained fewer than others, by the indices of round and cluster."""
     evaluations: list[Evaluation] = field(default_factory=list)
 
     @cached_property
@@ -115,6 +117,10 @@ def run_job(
                 finished.summaries.append(list(event.round_committed.summaries))
                 committed = event.round_committed
                 finished.late_clusters[committed.num_rounds - 1] = list(committed.late_clusters)
+                for index, summary in enumerate(committed.summaries):
+                    if 0 < summary.local_steps < job.training.local_steps:
+                        name = committed.num_rounds - 1, index
+                        finished.ended_early[name] = summary.local_steps
             on_event(event)
             if time.monotonic() > deadline:
                 client.cancel(finished.job_id)

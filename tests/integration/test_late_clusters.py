@@ -34,7 +34,9 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
         yield testbed
 
 
-def job_with_deadline(folder: Path, name: str, **training: Any) -> JobConfig:
+def job_with_deadline(
+    folder: Path, name: str, rule: str = "leave_out", **training: Any
+) -> JobConfig:
     """Returns a job whose slow cluster would need 16 s for a round, but gets 4 s. Blocks move in every round."""
     return make_job(
         folder,
@@ -47,20 +49,22 @@ def job_with_deadline(folder: Path, name: str, **training: Any) -> JobConfig:
             "segments": [[1, 2], [2, 1]],
             "round_deadline_seconds": 4,
             "min_clusters": 1,
+            "late_clusters": rule,
         },
     )
 
 
 def run_with_a_slow_cluster(testbed: LocalTestbed, job: JobConfig, times: int = 2) -> FinishedJob:
-    """Runs a job. From the second round on, cluster 1 is slow until rounds were committed without it so many times."""
+    """Runs a job. From the second round on, cluster 1 is slow until it was late so many times."""
     num_late = 0
 
     def on_event(event: Any) -> None:
         nonlocal num_late
         if event.HasField("round_started") and event.round_started.round_index == 1:
             testbed.emulate(SLOW)
-        elif event.HasField("round_committed") and 1 in event.round_committed.late_clusters:
-            num_late += 1
+        elif event.HasField("round_committed"):
+            summary = event.round_committed.summaries[1]
+            num_late += summary.local_steps < job.training.local_steps
             if num_late == times:
                 testbed.emulate(Emulation())
 
@@ -105,4 +109,33 @@ def test_repeated_rounds_have_the_same_clusters_and_the_same_bits(
     assert [started.round_index for started in again.started] == list(range(6))
     assert again.late_clusters == {**first.late_clusters, 4: [], 5: []}
     assert again.losses(1)[: len(first.losses(1))] == first.losses(1)
+    check_equals_reference(job, again)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_late_cluster_ends_early_and_counts_for_what_it_has_trained(
+    testbed: LocalTestbed, tmp_path: Path, codec: str
+) -> None:
+    training = {"rounds": 6, "replicate_every": 2, "upload_codecs": [codec]}
+    job = job_with_deadline(tmp_path, f"early-{codec}", "end_early", **training)
+    finished = run_with_a_slow_cluster(testbed, job)
+    assert not any(finished.late_clusters.values())
+    assert {cluster for _, cluster in finished.ended_early} == {1}, finished.ended_early
+    if codec == "fp32":
+        check_equals_reference(job, finished)
+    else:
+        check_equals_one_process(job, finished)
+
+
+def test_repeated_rounds_end_early_after_the_same_steps_without_a_deadline(
+    testbed: LocalTestbed, tmp_path: Path
+) -> None:
+    job = job_with_deadline(tmp_path, "early-again", "end_early", rounds=4, replicate_every=10)
+    first = run_with_a_slow_cluster(testbed, job, times=1)
+    schedule = job.schedule.model_copy(update={"round_deadline_seconds": 0.0})
+    training = job.training.model_copy(update={"rounds": 5, "replicate_every": 5})
+    job = job.model_copy(update={"schedule": schedule, "training": training})
+    again = run_job(testbed, job, resume=True)
+    assert [started.round_index for started in again.started] == list(range(5))
+    assert again.ended_early == first.ended_early
     check_equals_reference(job, again)

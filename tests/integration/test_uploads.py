@@ -54,9 +54,11 @@ def job_with(
 
 
 def train_in_one_process(
-    job: JobConfig, late_clusters: Mapping[int, Collection[int]] = {}
+    job: JobConfig,
+    late_clusters: Mapping[int, Collection[int]] = {},
+    ended_early: Mapping[tuple[int, int], int] = {},
 ) -> Trained:
-    """Trains each cluster in a plain loop, and averages what the codec leaves of their changes."""
+    """Trains each cluster in a plain loop, and averages what the codec leaves of their changes. Takes what `train_job` takes."""
     clients = make_clients(job)
     residuals: list[dict[str, Tensor]] = [{} for _ in clients]
     for round_index in range(job.training.rounds):
@@ -64,7 +66,7 @@ def train_in_one_process(
         for index, client in enumerate(clients):
             if index in late_clusters.get(round_index, ()):
                 continue
-            trained = client.train_round(round_index)
+            trained = client.train_round(round_index, ended_early)
             encoded = encode_delta(
                 job.training.upload_codecs[0], trained.weights, base, residuals[index]
             )
@@ -93,7 +95,7 @@ def test_services_equal_one_process(testbed: LocalTestbed, tmp_path: Path, case:
 
 def check_equals_one_process(job: JobConfig, finished: FinishedJob) -> None:
     """Checks that weights, optimizer states with their residuals, and losses equal those of a plain loop."""
-    expected = train_in_one_process(job, finished.late_clusters)
+    expected = train_in_one_process(job, finished.late_clusters, finished.ended_early)
     difference = first_difference(expected.weights, finished.weights())
     assert difference is None, f"weights: {difference}"
     for cluster in range(job.clusters):

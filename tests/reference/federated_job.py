@@ -49,9 +49,17 @@ class Client:
     def __post_init__(self) -> None:
         self.optimizer = make_optimizer(self.model, self.job.training)
 
-    def train_round(self, round_index: int) -> Contribution:
-        """Trains the local steps of one round."""
-        mini_batches = [self.draw_mini_batch() for _ in range(self.job.training.local_steps)]
+    def train_round(
+        self, round_index: int, ended_early: Mapping[tuple[int, int], int] = {}
+    ) -> Contribution:
+        """Trains the mini-batches of one round. If these are fewer than the job says, the client has a smaller weight.
+
+        Args:
+            ended_early: As in `train_job`.
+        """
+        all_steps = self.job.training.local_steps
+        local_steps = ended_early.get((round_index, self.cluster_index), all_steps)
+        mini_batches = [self.draw_mini_batch() for _ in range(local_steps)]
         self.losses += train_cluster(
             self.model,
             self.optimizer,
@@ -61,7 +69,8 @@ class Client:
             round_index,
             len(self.losses),
         )
-        return Contribution(self.cluster_index, self.task.num_rows, copy_weights(self.model))
+        weight = round(self.task.num_rows * local_steps / all_steps)
+        return Contribution(self.cluster_index, weight, copy_weights(self.model))
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """Returns the optimizer state by name. A tied parameter has its first name in the model."""
@@ -85,17 +94,22 @@ class Client:
         return [micro_batch.tensors for micro_batch in micro_batches]
 
 
-def train_job(job: JobConfig, late_clusters: Mapping[int, Collection[int]] = {}) -> Trained:
+def train_job(
+    job: JobConfig,
+    late_clusters: Mapping[int, Collection[int]] = {},
+    ended_early: Mapping[tuple[int, int], int] = {},
+) -> Trained:
     """Runs a job from the initial model to the last round.
 
     Args:
         late_clusters: The clusters that do not take part in a round, by the index of the round.
+        ended_early: Number of mini-batches of the clusters that trained fewer than others, by the indices of round and cluster.
     """
     clients = make_clients(job)
     for round_index in range(job.training.rounds):
         late = late_clusters.get(round_index, ())
         present = [client for client in clients if client.cluster_index not in late]
-        arrived = [client.train_round(round_index) for client in present]
+        arrived = [client.train_round(round_index, ended_early) for client in present]
         if len(clients) > 1:
             random.Random(round_index).shuffle(arrived)
             averaged = average(arrived)

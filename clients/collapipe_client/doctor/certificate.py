@@ -5,6 +5,8 @@ import stat
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+from collapipe.certificates import pki
+from collapipe.certificates.identity import OF_THIS_MACHINE
 from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.rpc import Security
 from collapipe_client.doctor.check import Check
@@ -33,11 +35,6 @@ def check_certificate(
         role: The role that the box needs; empty for any.
         advertised_host: The name or address that peers use for the box; empty if unknown.
     """
-    try:
-        from collapipe.certificates import pki
-    except ImportError:
-        found = "it cannot be read without the extra `certs`"
-        return [Check.fail("certificate", found, "pip install cryptography")]
     for path in (ca_file, certificate_file, key_file):
         try:
             path.read_bytes()
@@ -61,7 +58,7 @@ def check_certificate(
         found = f"{holder}: peers will not accept it as {role}"
         remedy = f"delete its folder, and get a certificate for the role {role}: {_JOIN}"
         checks.append(Check.fail("certificate", found, remedy))
-    if advertised_host and advertised_host not in hosts | pki.OF_THIS_MACHINE:
+    if advertised_host and advertised_host not in hosts | OF_THIS_MACHINE:
         names = ", ".join(sorted(hosts)) or "no host"
         found = f"{holder}: names {names}, but peers call this machine {advertised_host}"
         remedy = (

@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.certificates import pki
-from collapipe.certificates.identity import Identity, Role, read_host
+from collapipe.certificates.identity import OF_THIS_MACHINE, Identity, Role, read_host
 from collapipe.certificates.issued_certificates import IssuedCertificates
 from collapipe.certificates.pki import Clock, HolderCertificate, utc_now
 from collapipe.certificates.private_files import (
@@ -284,7 +284,7 @@ class AuthorityFolder:
         Raises:
             NotPermittedError: Another holder has the address, and the token grants no other.
         """
-        if host in grant.hosts | pki.OF_THIS_MACHINE:
+        if host in grant.hosts | OF_THIS_MACHINE:
             return frozenset()
         other = self._issued.other_holder(host, grant.identity)
         if other is None:
@@ -304,7 +304,7 @@ def _check_within(asked: pki.Request, identity: Identity, granted: frozenset[str
         raise NotPermittedError(
             f"the request asks to be {', '.join(map(repr, asked.identities))}, but may only be {identity.uri}"
         )
-    allowed = pki.hosts_for(identity, granted) | pki.OF_THIS_MACHINE
+    allowed = pki.hosts_for(identity, granted) | OF_THIS_MACHINE
     beyond = asked.hosts - allowed
     if beyond:
         raise NotPermittedError(

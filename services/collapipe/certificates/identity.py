@@ -31,6 +31,9 @@ class Role(str, Enum):
         return f"{self.value}.role{_RESERVED}"
 
 
+OF_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Every server certificate has these hosts, because a health check on the same machine calls the server."""
+
 OF_OPERATORS = tuple(role for role in Role if role is not Role.AUTHORITY)
 """The roles for which an operator can issue certificates. An authority issues its own."""
 

@@ -14,14 +14,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from collapipe.certificates.identity import Identity, Role
+from collapipe.certificates.identity import OF_THIS_MACHINE, Identity, Role
 from collapipe.errors import InvalidInputError
 
 Clock = Callable[[], datetime.datetime]
 """Returns the present time in UTC."""
-
-OF_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
-"""Every server certificate has these hosts, because a health check on the same machine calls the server."""
 
 MAX_REQUEST_BYTES = 4096
 """An ordinary signing request has about 300 bytes."""

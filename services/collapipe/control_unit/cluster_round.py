@@ -1,5 +1,6 @@
 """One attempt of one cluster at one round: configure, evaluate, train, push."""
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,7 @@ class ClusterRound:
         self._cluster_label = str(job.host_clusters[self._cluster_index])
         self._summary = job_pb2.RoundSummary()
         self._steps_done = 0
+        self._ends_early = threading.Event()
         self._training_started: float | None = None
 
     def run(self, emit: Emit) -> None:
@@ -71,6 +73,14 @@ class ClusterRound:
             raise self._pipeline.failure_cause(error) from None
         finally:
             self._pipeline.close()
+
+    @property
+    def attempt(self) -> plan_pb2.Attempt:
+        return self._request.attempt
+
+    def end_training(self) -> None:
+        """Makes the attempt train no further mini-batches after the present one. Any thread may call it."""
+        self._ends_early.set()
 
     def abort(self, reason: CancelledError) -> None:
         """Makes the attempt end with `reason`. Any thread may call it."""
@@ -117,17 +127,19 @@ class ClusterRound:
             cursor = self._train(emit) if request.local_steps else request.base.cursor
         started = time.perf_counter()
         with SPANS.span(_TRACK, "finish"):
-            states, pushed = pipeline.finish(cursor.num_rows)
+            num_samples = self._num_samples(cursor)
+            states, pushed = pipeline.finish(num_samples)
         summary.pushed.extend(pushed)
         summary.gather_seconds = time.perf_counter() - started
         if copy is not None and request.wait_for_copy:
             pipeline.wait_for(copy)
         summary.stages.extend(pipeline.stage_reports())
+        summary.local_steps = self._steps_done
         state = plan_pb2.ClusterState(
             cluster_index=self._cluster_index,
             units=states,
             cursor=cursor,
-            num_samples=cursor.num_rows,
+            num_samples=num_samples,
             step_index=request.base.step_index + len(summary.losses),
         )
         prepared = control_unit_pb2.RoundPrepared(
@@ -150,7 +162,9 @@ class ClusterRound:
 
         def draw_updates() -> Iterator[Sequence[MicroBatch]]:
             nonlocal cursor
-            for _ in range(self._request.local_steps):
+            for step in range(self._request.local_steps):
+                if step and self._ends_early.is_set():
+                    return
                 with SPANS.span("data", "draw a mini-batch"):
                     indices, cursor = draw(
                         self._job.seed, self._cluster_index, cursor, training.mini_batch
@@ -172,6 +186,13 @@ class ClusterRound:
         return plan_pb2.DataCursor(
             epoch=cursor.epoch, offset=cursor.offset, num_rows=cursor.num_rows
         )
+
+    def _num_samples(self, cursor: plan_pb2.DataCursor) -> int:
+        """Returns the weight of the cluster in the average: its rows, in proportion to the mini-batches that it has trained."""
+        all_steps = self._job.training.local_steps
+        if self._steps_done in (0, all_steps):  # An evaluation trains none.
+            return cursor.num_rows
+        return max(1, round(cursor.num_rows * self._steps_done / all_steps))
 
     def _num_rows(self) -> int:
         """Returns the rows that the first attempt at this round found, so that a repetition uses the same rows.

@@ -39,6 +39,8 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         self._tasks: dict[str, Task] = {}
         self._one_attempt = threading.Lock()
         self._latest: dict[str, plan_pb2.Attempt] = {}
+        self._round: ClusterRound | None = None
+        """The attempt at a round that ran last."""
         self._copy: MomentCopy | None = None
         stores.delete(_EVALUATED)  # An earlier process may have died meanwhile.
 
@@ -85,10 +87,25 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             # The caller has cancelled an earlier attempt that still holds the lock, so it will end soon.
             with self._one_attempt:
                 self._refuse_old_attempt(request.attempt, context)
-                attempt.run(self._open(request), emit)
+                self._round = self._open(request)
+                attempt.run(self._round, emit)
 
         with self._stores.using(request.attempt.job_id):
             yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)
+
+    def EndTraining(
+        self, request: control_unit_pb2.EndTrainingRequest, context: grpc.ServicerContext
+    ) -> control_unit_pb2.EndTrainingResponse:
+        """Lets the running attempt train no further mini-batches."""
+        running, attempt = self._round, request.attempt
+        asked = attempt.job_id, order(attempt)
+        if running is None or (running.attempt.job_id, order(running.attempt)) != asked:
+            raise NotFoundError(
+                f"round {attempt.round_index}, attempt {attempt.attempt} of job {attempt.job_id} does not run here: ask again "
+                "when it has begun"
+            )
+        running.end_training()
+        return control_unit_pb2.EndTrainingResponse()
 
     def RunModel(
         self,

@@ -53,6 +53,7 @@ def stage_configuration(
         total_steps=request.total_steps,
         silence_seconds=job.schedule.silence_seconds,
         host_cluster=job.host_clusters[request.plan.cluster_index],
+        grant=request.grant,
         kept_optimizer_digests=_kept_optimizer_digests(
             request, job, is_edge_server=stage.address == request.edge_address
         ),

@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from torch import Tensor
 
 from collapipe.documents import read_document, write_document
-from collapipe.edge_server.pushed_units import PushedUnits
+from collapipe.edge_server.pushed_units import Averaged, PushedUnits
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import AveragingConfig, JobConfig, ModelConfig
 from collapipe.models import (
@@ -34,10 +34,14 @@ from collapipe.tasks import parse_vocabulary, write_tokenizer_files
 from collapipe.v1 import plan_pb2
 from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
-from collapipe.weights.tensor_blob import TensorBlob, load_tensors, read_layout
+from collapipe.weights.tensor_blob import TensorBlob, load_tensors
 
 _SHARD_BYTES = 500_000_000
 """Largest file of weights in an export, which is in memory while it is written."""
+
+_MOST_GROWTH = 1e4
+"""How many times larger the change of a unit may be than the largest one before. The learning rate of a warm-up grows by less,
+and a damaged exponent of a number by more."""
 
 
 class GlobalModel:
@@ -170,9 +174,7 @@ class GlobalModel:
 
     def weights_before(self, attempt: plan_pb2.Attempt, unit_index: int) -> Path:
         """Returns the file of a unit's weights with which an attempt at a round began; raises `NotFoundError`."""
-        last = self.commit()
-        is_next = attempt.round_index == last.num_rounds
-        began_with = last if is_next else last.restore_point
+        began_with = _began_with(self.commit(), attempt)
         return self._store.path(began_with.global_units[unit_index].weights_digest)
 
     def model_spec(self) -> tuple[plan_pb2.ModelSpec, int]:
@@ -208,7 +210,8 @@ class GlobalModel:
         Raises:
             WrongStateError: The round is not the next one, or the attempt did not push these states.
             InvalidInputError: A cluster or a unit is missing, all clusters are late, or no cluster has samples.
-            CorruptDataError: What a cluster pushed is damaged, does not fit its unit, or is not finite.
+            CorruptDataError: What a cluster pushed is damaged, does not fit its unit, is not finite, or is far from the weights
+                before.
         """
         last = self.commit()
         if (attempt.round_index + 1, attempt.attempt) == (last.num_rounds, last.attempt):
@@ -241,10 +244,9 @@ class GlobalModel:
                 "run the same version everywhere"
             )
         averages = list(pushed.averages(attempt, present))
-        for before, average in zip(last.global_units, averages, strict=True):
-            # A commit that was cut short may have moved the file already.
-            moved = not average.path.exists()
-            self._check_fits(before, self._store.path(average.digest) if moved else average.path)
+        units_before = _began_with(last, attempt).global_units
+        for before, average in zip(units_before, averages, strict=True):
+            _check_changes(before, average, present)
         for average in averages:
             self._store.adopt(average.digest, average.path)
         self._store.sync()
@@ -253,8 +255,9 @@ class GlobalModel:
                 unit_index=before.unit_index,
                 weights_digest=average.digest,
                 frozen_digest=before.frozen_digest,
+                largest_change=max(before.largest_change, *average.changes),
             )
-            for before, average in zip(last.global_units, averages, strict=True)
+            for before, average in zip(units_before, averages, strict=True)
         ]
         commit = plan_pb2.Commit(
             job_id=last.job_id,
@@ -328,17 +331,6 @@ class GlobalModel:
         self._delete_unreferenced_blobs(commit)
         return commit
 
-    def _check_fits(self, unit: plan_pb2.UnitState, path: Path) -> None:
-        """Raises `CorruptDataError` if new weights are not those of a unit."""
-        before = self._store.path(unit.weights_digest)
-        with open(path, "rb") as new, open(before, "rb") as old:
-            same_header = read_layout(new) == read_layout(old)
-        if not same_header or path.stat().st_size != before.stat().st_size:
-            raise CorruptDataError(
-                f"the new weights of unit {unit.unit_index} have tensors of other names, types or shapes than before: run "
-                "the same version everywhere"
-            )
-
     def check_is_next(self, attempt: plan_pb2.Attempt) -> None:
         """Refuses an attempt whose round is not the next one.
 
@@ -409,6 +401,24 @@ class GlobalModel:
                 units.extend(cluster.units)
         keep = {digest for unit in units for digest in (unit.weights_digest, unit.optimizer_digest)}
         self._store.keep_only(keep | {self._job_document()["vocabulary_digest"]})
+
+
+def _began_with(last: plan_pb2.Commit, attempt: plan_pb2.Attempt) -> plan_pb2.Commit:
+    """Returns the commit with which an attempt at a round began: the last one, or its restore point."""
+    return last if attempt.round_index == last.num_rounds else last.restore_point
+
+
+def _check_changes(
+    unit: plan_pb2.UnitState, average: Averaged, clusters: Sequence[plan_pb2.ClusterState]
+) -> None:
+    """Raises `CorruptDataError` if a cluster has changed a unit far more than any cluster did in an earlier round."""
+    for cluster, change in zip(clusters, average.changes, strict=True):
+        if unit.largest_change and change > _MOST_GROWTH * unit.largest_change:
+            raise CorruptDataError(
+                f"cluster {cluster.cluster_index} changed unit {unit.unit_index} by {change:.3g}, but no earlier round by more "
+                f"than {unit.largest_change:.3g} (limit: {_MOST_GROWTH:g} times that): a device computes wrongly, or training "
+                "diverged; lower training.learning_rate, or leave the device out"
+            )
 
 
 def _put_checked(blob: TensorBlob, store: BlobStore) -> None:

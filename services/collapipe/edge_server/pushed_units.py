@@ -63,11 +63,13 @@ class Averaged:
 
     Args:
         cluster_digests: Digests of the weights of each cluster, in cluster order.
+        changes: Euclidean norms of what each cluster has changed, in cluster order.
     """
 
     path: Path
     digest: str
     cluster_digests: tuple[str, ...]
+    changes: tuple[float, ...]
 
 
 @dataclass
@@ -412,8 +414,7 @@ class PushedUnits:
             average = SPANS.span("averaging", "average", unit=index)(_average)
             pushes = [self._pushes[cluster, index] for cluster in clusters]
             assert self._attempt is not None
-            clips = self._averaging_config.rule == "clipped_mean"
-            before = self._weights_before(self._attempt, index) if clips else None
+            before = self._weights_before(self._attempt, index)
             averaged = self._averaging.submit(
                 average, pushes, target, before, self._averaging_config
             )
@@ -422,25 +423,20 @@ class PushedUnits:
 
 
 def _average(
-    pushes: Sequence[_Push], target: Path, before: Path | None, averaging: AveragingConfig
+    pushes: Sequence[_Push], target: Path, before: Path, averaging: AveragingConfig
 ) -> Averaged:
     """Averages one unit into a file, one slice of a tensor after the other.
 
     Args:
-        before: The global weights of the unit with which the round began, if changes are clipped.
+        before: The global weights of the unit with which the round began.
     """
     weights = [_weights(push) for push in pushes]
     digests = tuple(digest for _, digest in weights)
-    if len(set(digests)) == 1:  # Equal states are their own average.
-        with open(weights[0][0], "rb") as file:
-            for _, dtype, _, num_bytes in read_layout(file).tensors:
-                for start in range(0, num_bytes, _SLICE_BYTES):
-                    _read_slice(file, dtype, min(_SLICE_BYTES, num_bytes - start))
-        return Averaged(*weights[0], digests)
+    norms = {digest: _norm_of_change(path, before) for path, digest in weights}
+    changes = tuple(norms[digest] for digest in digests)
+    if len(norms) == 1:  # Equal states are their own average.
+        return Averaged(*weights[0], digests, changes)
     shares = bounded_weights([push.num_samples for push in pushes], averaging.max_share)
-    scales: Sequence[float] = ()
-    if before is not None:
-        scales = clipping_scales([_norm_of_change(path, before) for path, _ in weights])
     num_trimmed = averaging.trimmed_clusters if averaging.rule == "trimmed_mean" else None
     slice_bytes = _SLICE_BYTES
     if averaging.rule in (
@@ -451,24 +447,18 @@ def _average(
     checksum = hashlib.sha256()
     with ExitStack() as stack, name_full_disk(target):
         files = [stack.enter_context(open(path, "rb")) for path, _ in weights]
-        layouts = [read_layout(file) for file in files]
-        if any(layout != layouts[0] for layout in layouts):
-            raise InvalidInputError(
-                f"{target.name} would average tensors of different names, types or shapes: all clusters must "
-                "train the same model"
-            )
-        base = stack.enter_context(open(before, "rb")) if before is not None else None
-        if base is not None:
-            read_layout(base)  # Its tensors follow.
+        base = stack.enter_context(open(before, "rb"))
+        *_, layout = [read_layout(file) for file in (*files, base)]  # They are equal.
         output = stack.enter_context(open(target, "wb"))
-        checksum.update(layouts[0].prefix)
-        output.write(layouts[0].prefix)
-        for _, dtype, _, num_bytes in layouts[0].tensors:
+        checksum.update(layout.prefix)
+        output.write(layout.prefix)
+        for _, dtype, _, num_bytes in layout.tensors:
             for start in range(0, num_bytes, slice_bytes):
                 count = min(slice_bytes, num_bytes - start)
                 slices = (_read_slice(file, dtype, count) for file in files)
-                if base is not None:
+                if averaging.rule == "clipped_mean":
                     base_slice = _read_slice(base, dtype, count)
+                    scales = clipping_scales(changes)
                     averaged = clipped_average(base_slice, slices, shares, scales)
                 elif averaging.rule == "mean":
                     averaged = federated_average(slices, shares)
@@ -477,15 +467,24 @@ def _average(
                 data: Any = averaged.view(torch.uint8).numpy().data
                 checksum.update(data)
                 output.write(data)
-    return Averaged(target, checksum.hexdigest(), digests)
+    return Averaged(target, checksum.hexdigest(), digests, changes)
 
 
 def _norm_of_change(path: Path, before: Path) -> float:
-    """Returns the Euclidean norm of what a cluster has changed in a unit. Integer tensors do not count."""
+    """Returns the Euclidean norm of what a cluster has changed in a unit. Integer tensors do not count.
+
+    Raises:
+        CorruptDataError: The tensors have other names, types or shapes than before, or a value is not finite.
+    """
     squares = 0.0
     with open(path, "rb") as new, open(before, "rb") as old:
-        read_layout(old)
-        for _, dtype, _, num_bytes in read_layout(new).tensors:
+        layout = read_layout(new)
+        if layout != read_layout(old) or path.stat().st_size != before.stat().st_size:
+            raise CorruptDataError(
+                f"{path.name} was pushed with tensors of other names, types or shapes than before: run the same version "
+                "everywhere"
+            )
+        for _, dtype, _, num_bytes in layout.tensors:
             for start in range(0, num_bytes, _SLICE_BYTES):
                 count = min(_SLICE_BYTES, num_bytes - start)
                 change = _read_slice(new, dtype, count).double()

@@ -14,7 +14,7 @@ from collapipe.edge_server.pushed_units import PushedUnits, PushStream, receive_
 from collapipe.errors import CancelledError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for
-from collapipe.rpc import work_with_signs_of_life
+from collapipe.rpc import check_push, work_with_signs_of_life
 from collapipe.stage_host import HostResources
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
@@ -132,7 +132,13 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         context: grpc.ServicerContext,
     ) -> Iterator[edge_server_pb2.PushUnitResponse]:
         """Receives the new weights of one unit of a cluster."""
-        yield from receive_push(request_iterator, self._begin)
+        security, host_id = self._channels.security, self._resources.host_id
+
+        def begin(unit: edge_server_pb2.PushedUnit) -> PushStream:
+            check_push(security, context, unit, host_id)
+            return self._begin(unit)
+
+        yield from receive_push(request_iterator, begin)
 
     def _keep_unit(self, unit: edge_server_pb2.PushedUnit, blob: TensorBlob) -> None:
         """Takes the new weights of a unit of this host's own stage."""

@@ -8,6 +8,11 @@ from collapipe.rpc.channel import open_channel as open_channel
 from collapipe.rpc.channel import why_unreachable as why_unreachable
 from collapipe.rpc.credentials import Presented as Presented
 from collapipe.rpc.credentials import Security as Security
+from collapipe.rpc.grants import check_push as check_push
+from collapipe.rpc.grants import check_session as check_session
+from collapipe.rpc.grants import check_stage_caller as check_stage_caller
+from collapipe.rpc.grants import sign_grant as sign_grant
+from collapipe.rpc.permissions import check_addresses as check_addresses
 from collapipe.rpc.permissions import check_is_caller as check_is_caller
 from collapipe.rpc.permissions import describe_caller as describe_caller
 from collapipe.rpc.server import Server as Server

@@ -113,6 +113,11 @@ class ChannelPool:
         self._former_channels: dict[tuple[str, Role | None, bool], grpc.Channel] = {}
         """Those of the certificate before the last renewal, which calls in progress still use."""
 
+    @property
+    def security(self) -> Security:
+        """How this process authenticates itself."""
+        return self._security
+
     def channel(
         self, address: str, role: Role | None = None, *, for_weights: bool = False
     ) -> grpc.Channel:

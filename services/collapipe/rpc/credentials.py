@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from collapipe.certificates.identity import Identity, Role
+from collapipe.certificates.signatures import Signer, signer_of
 from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,10 @@ class _Contents:
     ca: bytes
     certificate: bytes
     key: bytes = field(repr=False)
+
+    @cached_property
+    def signer(self) -> Signer:
+        return Signer(self.key, self.certificate)
 
     @cached_property
     def of_channels(self) -> grpc.ChannelCredentials:
@@ -155,6 +160,22 @@ class Security:
         """
         contents = self._contents()
         return None if contents is None else contents.presented
+
+    def sign(self, data: bytes) -> tuple[bytes, bytes]:
+        """Returns a signature of data, and the certificate in DER with which peers can check it. Not for plain text."""
+        contents = self._contents()
+        assert contents is not None
+        return contents.signer.sign(data), contents.signer.certificate
+
+    def signer(self, data: bytes, signature: bytes, certificate: bytes) -> Identity:
+        """Returns who has signed data. Not for plain text.
+
+        Raises:
+            NotPermittedError: The signature is wrong, or the certificate is not one of the own authority that is valid now.
+        """
+        contents = self._contents()
+        assert contents is not None
+        return signer_of(data, signature, certificate, contents.ca)
 
     def _contents(self) -> _Contents | None:
         """Returns the contents of the files, and reads them again if they have changed; `None` for plain text.

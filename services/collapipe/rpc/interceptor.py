@@ -1,5 +1,6 @@
 """Surrounds every handler of a server: checks the caller, counts the call, turns errors into statuses."""
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -9,9 +10,10 @@ from typing import Any
 
 import grpc
 
-from collapipe.errors import CollapipeError
+from collapipe.errors import CollapipeError, InvalidInputError
 from collapipe.rpc.call_shaping import shaped_handler
-from collapipe.rpc.permissions import Permissions, check_permitted
+from collapipe.rpc.permissions import Permissions, caller_name, check_permitted
+from collapipe.rpc.silent_calls import SilentCalls
 from collapipe.rpc.status import details, explain_unexpected, to_code, trailing_metadata
 from collapipe.telemetry import metrics
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
@@ -19,15 +21,12 @@ from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 logger = logging.getLogger(__name__)
 
 _KINDS = {
-    (False, False): ("unary", grpc.unary_unary_rpc_method_handler, "unary_unary"),
-    (False, True): ("server_stream", grpc.unary_stream_rpc_method_handler, "unary_stream"),
-    (True, False): ("client_stream", grpc.stream_unary_rpc_method_handler, "stream_unary"),
-    (True, True): ("bidi_stream", grpc.stream_stream_rpc_method_handler, "stream_stream"),
+    (False, False): ("unary", "unary_unary"),
+    (False, True): ("server_stream", "unary_stream"),
+    (True, False): ("client_stream", "stream_unary"),
+    (True, True): ("bidi_stream", "stream_stream"),
 }
-"""Name in metrics, factory of handlers and attribute of the function.
-
-The keys say whether requests and responses are streams.
-"""
+"""Name in metrics, and attribute of the function. The keys say whether requests and responses are streams."""
 
 STREAM_THREADS = 1024
 """Most streams of one method that a server works on at the same time. An open stream is one call and takes one thread.
@@ -39,10 +38,14 @@ UNARY_THREADS = 64
 """Most other calls of one method that a server works on at the same time. They end soon, so the next ones hardly wait."""
 
 _HEALTH = "/grpc.health.v1.Health/"
+_WATCH_HEALTH = f"{_HEALTH}Watch"
 
 
 class CallInterceptor(grpc.ServerInterceptor):
-    """Wraps every handler but those of the health service. Without permissions, it allows every call.
+    """Wraps every handler. Without permissions, it allows every call.
+
+    Every handler takes a stream of requests, because gRPC calls it before the first request only then. So a caller without
+    permission is refused whatever it sends.
 
     Each method has threads of its own. So streams that stay open hold up no heartbeats, and no streams of other methods.
 
@@ -53,6 +56,7 @@ class CallInterceptor(grpc.ServerInterceptor):
     def __init__(self, permissions: Permissions | None, links: OutgoingLinks | None = None) -> None:
         self._permissions = permissions
         self._links = links
+        self._silent_calls = SilentCalls()
         self._pools: dict[str, ThreadPoolExecutor] = {}
 
     def intercept_service(
@@ -62,27 +66,50 @@ class CallInterceptor(grpc.ServerInterceptor):
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         handler = continuation(handler_call_details)
         method = handler_call_details.method
-        # Every peer may check the health.
-        if handler is None or method.startswith(_HEALTH):
+        # The health service has no other threads for a handler that does not block.
+        if handler is None or method == _WATCH_HEALTH:
             return handler
         kind = (bool(handler.request_streaming), bool(handler.response_streaming))
-        grpc_type, factory, attribute = _KINDS[kind]
+        grpc_type, attribute = _KINDS[kind]
         function = getattr(handler, attribute)
         if self._links is not None:
             function = shaped_handler(function, kind, handler_call_details, self._links)
 
-        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+        def answer(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
             with self._around_call(method, grpc_type, context):
-                return function(request, context)
+                return function(self._request(method, kind, requests, context), context)
 
-        def stream_answers(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        def stream_answers(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
             with self._around_call(method, grpc_type, context):
-                yield from function(request, context)
+                yield from function(self._request(method, kind, requests, context), context)
 
-        wrapped = stream_answers if handler.response_streaming else answer
+        if handler.response_streaming:
+            wrapped, factory = stream_answers, grpc.stream_stream_rpc_method_handler
+        else:
+            wrapped, factory = answer, grpc.stream_unary_rpc_method_handler
         # gRPC looks for this attribute.
         vars(wrapped)["experimental_thread_pool"] = self._pool(method, is_stream=any(kind))
         return factory(wrapped, handler.request_deserializer, handler.response_serializer)
+
+    def _request(
+        self,
+        method: str,
+        kind: tuple[bool, bool],
+        requests: Iterator[Any],
+        context: grpc.ServicerContext,
+    ) -> Any:
+        """Waits for the first request, and returns what the handler takes: this request, or the stream of all.
+
+        Raises:
+            CollapipeError: No request came.
+        """
+        with self._silent_calls.waiting(method, caller_name(context), context):
+            first = next(requests, None)
+        if kind[0]:
+            return itertools.chain(() if first is None else (first,), requests)
+        if first is None:
+            raise InvalidInputError(f"a call of {method} needs one message, but none was sent")
+        return first
 
     def _pool(self, method: str, *, is_stream: bool) -> ThreadPoolExecutor:
         """Returns the threads of a method. Only one thread of gRPC calls this, the one that takes in all calls."""
@@ -101,7 +128,8 @@ class CallInterceptor(grpc.ServerInterceptor):
         metrics.CALLS_STARTED.labels(*labels).inc()
         error: BaseException | None = None
         try:
-            if self._permissions is not None:
+            # Every peer may check the health.
+            if self._permissions is not None and not method.startswith(_HEALTH):
                 check_permitted(method, context, self._permissions)
             yield
         except BaseException as raised:

@@ -26,6 +26,9 @@ SERVER_OPTIONS = [
     # Without these two options, a server would answer the keepalive pings with "too_many_pings".
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_SECONDS * 500),
     ("grpc.http2.max_ping_strikes", 0),
+    # With more calls that nobody has taken in yet, gRPC cancels some of them. A thousand hosts may call at once.
+    ("grpc.server.max_pending_requests", 10_000),
+    ("grpc.server.max_pending_requests_hard_limit", 20_000),
     # Two servers on one port would share its calls. Instead, the second server fails.
     ("grpc.so_reuseport", 0),
 ]

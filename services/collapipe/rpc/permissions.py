@@ -1,15 +1,18 @@
 """The roles that may call each method, and the checks of callers' certificates."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import grpc
 
-from collapipe.certificates.identity import Identity, Role
+from collapipe.certificates.identity import OF_THIS_MACHINE, Identity, Role
 from collapipe.errors import NotPermittedError
 
 ANYBODY = frozenset(Role)
 """Includes callers without a certificate, if the server asks for none. The method itself checks them."""
+
+_FROM_THIS_MACHINE = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
+"""Beginnings of gRPC's names of peers on the same machine."""
 
 _STAGE_HOSTS = frozenset({Role.CONTROL_UNIT, Role.DEVICE_AGENT, Role.EDGE_SERVER})
 _SCHEDULER = frozenset({Role.SCHEDULER})
@@ -22,6 +25,7 @@ PERMISSIONS: Permissions = {
     "collapipe.v1.ControlUnitService": {
         "PrepareData": _SCHEDULER,
         "RunRound": _SCHEDULER,
+        "EndTraining": _SCHEDULER,
         "RunModel": _SCHEDULER,
     },
     "collapipe.v1.ProfileService": {"ProfileBlock": _SCHEDULER},
@@ -106,9 +110,40 @@ def check_is_caller(context: grpc.ServicerContext, name: str, role: Role | None 
         )
 
 
+def check_addresses(context: grpc.ServicerContext, addresses: Iterable[str]) -> None:
+    """Refuses addresses that are not the caller's, because others would call them. Plain text allows every address.
+
+    Args:
+        addresses: Each "host:port".
+
+    Raises:
+        NotPermittedError: The host of an address is not in the certificate. Or it is this machine, and the caller is another.
+    """
+    if not _is_tls(context):
+        return
+    hosts = {*_properties(context, "peer_dns"), *_properties(context, "peer_ip")}
+    if not context.peer().startswith(_FROM_THIS_MACHINE):
+        hosts -= OF_THIS_MACHINE
+    for address in addresses:
+        host = address.rpartition(":")[0].removeprefix("[").removesuffix("]").lower()
+        if host not in hosts:
+            raise NotPermittedError(
+                f"{_identity(context)} may not use the address {address}: its certificate has the hosts "
+                f"{', '.join(sorted(hosts))}; set --advertise to one of them, or get a certificate with --address {host}"
+            )
+
+
 def describe_caller(context: grpc.ServicerContext) -> str:
     """Returns role and name of the caller's certificate, or the caller's address in plain text."""
     return str(_identity(context)) if _is_tls(context) else context.peer()
+
+
+def caller_name(context: grpc.ServicerContext) -> str:
+    """Returns who counts as one caller for limits: a certificate, a machine without a certificate, or a plain-text connection."""
+    if not _is_tls(context):
+        return context.peer()
+    identity = Identity.from_uris(_properties(context, "peer_uri"))
+    return str(identity) if identity is not None else context.peer().rpartition(":")[0]
 
 
 def _is_tls(context: grpc.ServicerContext) -> bool:

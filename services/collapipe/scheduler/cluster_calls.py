@@ -10,7 +10,9 @@ from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.kept_results import KeptResults
 from collapipe.scheduler.planner import Planner
-from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2
+from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
+
+_END_TRAINING_SECONDS = 10.0
 
 
 class ClusterCalls:
@@ -35,6 +37,8 @@ class ClusterCalls:
         self._calls = calls
         self._running: dict[int, Any] = {}
         """The last call of each cluster, by its index."""
+        self._asked_to_end: dict[tuple[int, int], Any] = {}
+        """Calls that end the training of a cluster early, by its index and the round."""
         self.evaluations = kept.evaluations if kept else Evaluations(job.task.kind, job.clusters)
         self.has_copy: set[int] = set()
         """Indices of the clusters whose control units have the optimizer states of the present candidate."""
@@ -76,6 +80,25 @@ class ClusterCalls:
         if prepared is None:
             raise AttemptFailedError(f"{control_unit.host_id} ended its round without a result")
         return prepared
+
+    def end_training(self, clusters: Iterable[int], attempt: plan_pb2.Attempt) -> None:
+        """Asks control units to train no further mini-batches. Asks again, when called again, if a control unit did not know
+        the attempt yet."""
+        for index in clusters:
+            asked = self._asked_to_end.get((index, attempt.round_index))
+            if asked is not None and not (asked.done() and asked.exception()):
+                continue
+            control_unit = self._planner.hosts.clusters[index].control_unit
+            channel = self._channels.channel(control_unit.address)
+            stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
+            request = control_unit_pb2.EndTrainingRequest(attempt=attempt)
+            call = stub.EndTraining.future(request, timeout=_END_TRAINING_SECONDS)
+            self._asked_to_end = {
+                key: call
+                for key, call in self._asked_to_end.items()
+                if key[1] == attempt.round_index
+            }
+            self._asked_to_end[index, attempt.round_index] = call
 
     def stop(self, clusters: Iterable[int]) -> None:
         """Ends the calls of clusters, as far as they have begun."""

@@ -111,7 +111,7 @@ class HostRegistry:
 
     @property
     def heartbeat_seconds(self) -> float:
-        """The time between two heartbeats of a host that registers now."""
+        """The time between two heartbeats of a host."""
         fair = len(self._hosts) / _HEARTBEATS_PER_SECOND
         return min(max(HEARTBEAT_SECONDS, fair), MOST_HEARTBEAT_SECONDS)
 

@@ -88,6 +88,8 @@ class JobRunner:
         """Newcomers with which no plan was possible."""
         self._not_finite: set[str] = set()
         """Hosts that sent values that are not finite."""
+        self._blamed: dict[str, str] = {}
+        """Processes that others could not reach, by host id."""
         self._num_infeasible = 0
         """Attempts in a row without a plan."""
         self._failure = ""
@@ -187,6 +189,8 @@ class JobRunner:
                 self._not_finite.add(failure.host_id)
             if isinstance(failure, PeerLostError):
                 self._registry.suspect(failure.host_id, f"job {self.job_id}: {failure}")
+                if self._planner and (host := self._planner.hosts.by_id.get(failure.host_id)):
+                    self._blamed[host.host_id] = host.incarnation
             no_plan = isinstance(failure, (InfeasibleError, InvalidInputError))
             if no_plan and self._newcomers:
                 names = ", ".join(sorted(self._newcomers))
@@ -386,6 +390,10 @@ class JobRunner:
                 raise WrongStateError(f"{host_id} was restarted")
         hosts, missing = self._choose(fewer=True)
         if hosts is not None:
+            for host_id in hosts.by_id.keys() - before.by_id.keys():
+                # It was not restarted, so some link may still be cut.
+                if self._blamed.pop(host_id, "") == hosts.by_id[host_id].incarnation:
+                    planner.forget_links(host_id)
             planner.take_hosts(hosts)
             self._lacking = self._missing_of(planner.hosts, missing)
             used = {name for names in self._used.values() for name in names}

@@ -152,6 +152,8 @@ class RoundDocument(_Document):
     late_clusters: list[int] = Field(default_factory=list)
     """The clusters without which the round is committed, ascending. They are stored before the commit, so that a repeated
     round has the same clusters."""
+    ended_early: dict[int, int] = Field(default_factory=dict)
+    """Number of mini-batches of each cluster that trained fewer than the others, by its index. Stored like `late_clusters`."""
 
 
 class JobStore:

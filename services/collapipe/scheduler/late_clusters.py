@@ -25,15 +25,17 @@ class LateClusters:
         self._job = job
         self._clock = clock
         self._lock = threading.Lock()
-        self._late = frozenset(recorded or ())
-        self._is_open = recorded is None and job.may_leave_out_clusters
+        self._overdue = frozenset(recorded or ())
+        self._is_open = recorded is None and job.has_deadline
         """Whether clusters may still become late."""
         self._began_at: float | None = None
         self._ended: set[int] = set()
 
     @property
     def late(self) -> frozenset[int]:
-        return self._late
+        """The late clusters whose results do not count."""
+        ends_early = self._job.schedule.late_clusters == "end_early"
+        return frozenset() if ends_early else self._overdue
 
     def training_began(self) -> None:
         """Tells that a cluster trains. The deadline counts from the first call."""
@@ -42,14 +44,14 @@ class LateClusters:
                 self._began_at = self._clock()
 
     def ended(self, cluster_index: int) -> bool:
-        """Tells that a cluster has ended its round. Returns whether its result counts: it does not if the cluster is late."""
+        """Tells that a cluster has ended its round. Returns whether its result counts."""
         with self._lock:
-            if cluster_index not in self._late:
+            if cluster_index not in self.late:
                 self._ended.add(cluster_index)
             return cluster_index in self._ended
 
     def decide(self) -> frozenset[int]:
-        """Returns the late clusters. Once there are some, they stay the same."""
+        """Returns the clusters that have to end now. Once there are some, they stay the same."""
         schedule = self._job.schedule
         with self._lock:
             if (
@@ -58,6 +60,6 @@ class LateClusters:
                 and self._clock() - self._began_at >= schedule.round_deadline_seconds
                 and len(self._ended) >= schedule.min_clusters
             ):
-                self._late = frozenset(range(self._job.clusters)) - self._ended
+                self._overdue = frozenset(range(self._job.clusters)) - self._ended
                 self._is_open = False
-            return self._late
+            return self._overdue

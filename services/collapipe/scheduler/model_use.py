@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 from collapipe.errors import AttemptFailedError, InfeasibleError, NotFoundError, PeerLostError
-from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool
+from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool, sign_grant
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import HostRegistry, JobHosts, choose_hosts
 from collapipe.scheduler.job_store import JobDocument, JobStore
@@ -217,13 +217,20 @@ class ModelUse:
         base.CopyFrom(prepared.commit.clusters[0])
         for unit in base.units:
             unit.optimizer_digest = ""
+        attempt = plan_pb2.Attempt(
+            job_id=self.job_id,
+            round_index=num_rounds,
+            attempt=self._jobs.begin_use(self.job_id),
+            plan_id=plan.plan_id,
+        )
+        grant = plan_pb2.Grant(
+            attempt=attempt,
+            plan=plan,
+            host_cluster=document.job.host_clusters[0],
+            edge_host_id=hosts.edge_server.host_id,
+        )
         return control_unit_pb2.RunRoundRequest(
-            attempt=plan_pb2.Attempt(
-                job_id=self.job_id,
-                round_index=num_rounds,
-                attempt=self._jobs.begin_use(self.job_id),
-                plan_id=plan.plan_id,
-            ),
+            attempt=attempt,
             job=job_pb2.JobSpec(job_id=self.job_id, config_json=document.config_json),
             model=prepared.model,
             plan=plan,
@@ -233,6 +240,7 @@ class ModelUse:
             edge_host_id=hosts.edge_server.host_id,
             vocabulary=_vocabulary(document, hosts),
             total_steps=document.job.total_steps,
+            grant=sign_grant(self._channels.security, grant),
         )
 
     def _plan(

@@ -3,6 +3,7 @@
 Start with `Planner.decide`, which runs before a round, and `Planner.round_committed`, which runs after it.
 """
 
+import gc
 import importlib
 import logging
 import threading
@@ -132,6 +133,12 @@ class Planner:
     def hosts(self) -> JobHosts:
         """The hosts that plans may use."""
         return self._hosts
+
+    def forget_links(self, host_id: str) -> None:
+        """Forgets the links of a device that takes no part at present, so that they are probed before it does."""
+        links = self._knowledge.links
+        for name in [name for name in links if host_id in name.split(">")]:
+            del links[name]
 
     def take_hosts(self, hosts: JobHosts) -> None:
         """Replaces the hosts, but leaves out devices that are not profiled yet.
@@ -416,3 +423,5 @@ def _load_search() -> None:
     """Imports what only `dssra` needs, and compiles its search."""
     importlib.import_module("cvxpy")
     importlib.import_module("collapipe.allocation.search.labels").compile_search()
+    # The garbage collector holds up all threads while it looks at every object. These imports made a million that stay.
+    gc.freeze()

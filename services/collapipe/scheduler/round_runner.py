@@ -13,7 +13,7 @@ from collapipe.errors import (
     PeerLostError,
 )
 from collapipe.job import JobConfig
-from collapipe.rpc import ChannelPool
+from collapipe.rpc import ChannelPool, sign_grant
 from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.host_calls import HostCalls
@@ -201,7 +201,7 @@ class RoundRunner:
                     decision,
                     round_index,
                     states[plan.cluster_index],
-                    recorded.total_steps,
+                    recorded,
                 )
                 for plan in plans
             ]
@@ -266,7 +266,9 @@ class RoundRunner:
             if index in earlier and late.ended(index):
                 result = earlier[index].prepared
             else:
-                result = self._run_cluster(plan, decision, local_steps, document.total_steps, late)
+                result = self._run_cluster(
+                    plan, decision, document, late, evaluation_only=not local_steps
+                )
             results[index] = result
             return result
 
@@ -275,7 +277,7 @@ class RoundRunner:
                 prepared = self._calls.in_parallel(
                     run_cluster,
                     plans,
-                    meanwhile=lambda: self._clusters.stop(late.decide()),
+                    meanwhile=lambda: self._end_late_clusters(late, attempt),
                     ends_all=lambda error: self._ends_all(error) or not local_steps,
                 )
         except CollapipeError as error:
@@ -296,8 +298,13 @@ class RoundRunner:
                 self._commit_round(last, [], candidate_copied=True)
             return
         late_clusters = sorted(late.late)
-        if late_clusters != document.late_clusters:
-            document.late_clusters = late_clusters
+        ended_early = {
+            index: cluster.summary.local_steps
+            for index, cluster in enumerate(prepared)
+            if index not in late.late and cluster.summary.local_steps < local_steps
+        }
+        if (late_clusters, ended_early) != (document.late_clusters, document.ended_early):
+            document.late_clusters, document.ended_early = late_clusters, ended_early
             self._progress.jobs.save_round(attempt.job_id, round_index, document)
         with SPANS.span(_TRACK, "commit"):
             self._commit = self._commit_round(
@@ -313,7 +320,7 @@ class RoundRunner:
             self._clusters.has_copy = set()
         summaries = [cluster.summary for cluster in prepared]
         seconds = time.monotonic() - started
-        _export_phases(self._job, summaries, seconds, late_clusters)
+        _export_phases(self._job, summaries, seconds, {*late_clusters, *ended_early})
         ran = [
             earlier[index].plan if index in earlier else plan
             for index, plan in enumerate(decision.plans)
@@ -322,7 +329,7 @@ class RoundRunner:
             replace(decision, plans=tuple(ran)),
             summaries,
             seconds,
-            is_typical=not late_clusters and not earlier,
+            is_typical=not late_clusters and not ended_early and not earlier,
         )
         self._progress.jobs.save_planner_state(attempt.job_id, self._planner.state())
         self._progress.committed(self._commit)
@@ -338,9 +345,9 @@ class RoundRunner:
     def _plan(
         self, round_index: int, *, evaluation_only: bool
     ) -> tuple[RoundDocument, RoundDecision]:
-        """Decides and records a round. A repeated round keeps its recorded late clusters, and also its micro-batches, slices
-        and upload codecs, if a plan with them fits the hosts. Attempts before the last return to a commit without optimizer
-        states do not count."""
+        """Decides and records a round. A repeated round keeps its recorded late clusters and mini-batches, and also its
+        micro-batches, slices and upload codecs, if a plan with them fits the hosts. Attempts before the last return to a commit
+        without optimizer states do not count."""
         job_id, jobs = self._progress.job_id, self._progress.jobs
         earlier = jobs.find_round(job_id, round_index)
         if earlier is not None and earlier.attempt < self._commit.anew_since:
@@ -366,6 +373,7 @@ class RoundRunner:
             decision=decision.to_json(),
             total_steps=repeated.total_steps if repeated else self._job.total_steps,
             late_clusters=repeated.late_clusters if repeated else [],
+            ended_early=repeated.ended_early if repeated else {},
         )
         jobs.save_round(job_id, round_index, document)
         return document, decision
@@ -412,9 +420,10 @@ class RoundRunner:
         self,
         plan: plan_pb2.Plan,
         decision: RoundDecision,
-        local_steps: int,
-        total_steps: int,
+        document: RoundDocument,
         late: LateClusters,
+        *,
+        evaluation_only: bool,
     ) -> control_unit_pb2.RoundPrepared:
         """Runs the part of one cluster. A late cluster returns the state from which it began."""
         index = plan.cluster_index
@@ -422,16 +431,17 @@ class RoundRunner:
         if index in late.late:
             return unprepared
         request = self._request(
-            plan, decision, self._commit.num_rounds, self._commit.clusters[index], total_steps
+            plan, decision, self._commit.num_rounds, self._commit.clusters[index], document
         )
-        request.local_steps = local_steps
-        request.evaluate = self._evaluates(local_steps)
+        if evaluation_only:
+            request.local_steps = 0
+        request.evaluate = self._evaluates(request.local_steps)
         if self._commit.HasField("candidate"):
             request.candidate.CopyFrom(self._commit.candidate.clusters[index])
             # A cluster that was always late has its optimizer states on the disks already.
             candidate_plan = self._candidate_plans[index]
             request.candidate_stages.extend(candidate_plan.stages if candidate_plan else ())
-            request.wait_for_copy = not local_steps or self._makes_candidate()
+            request.wait_for_copy = evaluation_only or self._makes_candidate()
 
         def on_progress(progress: job_pb2.RoundProgress) -> None:
             if progress.training_began:
@@ -446,34 +456,48 @@ class RoundRunner:
             raise
         return prepared if late.ended(index) else unprepared
 
+    def _end_late_clusters(self, late: LateClusters, attempt: plan_pb2.Attempt) -> None:
+        if self._job.may_leave_out_clusters:
+            self._clusters.stop(late.decide())
+        else:
+            self._clusters.end_training(late.decide(), attempt)
+
     def _request(
         self,
         plan: plan_pb2.Plan,
         decision: RoundDecision,
         round_index: int,
         base: plan_pb2.ClusterState,
-        total_steps: int,
+        document: RoundDocument,
     ) -> control_unit_pb2.RunRoundRequest:
         """Returns the request that trains a round of one cluster, without an evaluation or a copy."""
         index = plan.cluster_index
         edge_server, previous = self._planner.hosts.edge_server, self._previous_plans[index]
+        attempt = self._progress.attempt(round_index, plan.plan_id)
+        grant = plan_pb2.Grant(
+            attempt=attempt,
+            plan=plan,
+            host_cluster=self._job.host_clusters[index],
+            edge_host_id=edge_server.host_id,
+        )
         return control_unit_pb2.RunRoundRequest(
-            attempt=self._progress.attempt(round_index, plan.plan_id),
+            attempt=attempt,
             job=self._progress.spec,
             model=self._prepared.model,
             plan=plan,
             base=base,
             labels=self._progress.document.labels,
-            local_steps=self._job.training.local_steps,
+            local_steps=document.ended_early.get(index, self._job.training.local_steps),
             previous_stages=previous.stages if previous else (),
             edge_address=edge_server.address,
             edge_host_id=edge_server.host_id,
             vocabulary=self._prepared.vocabulary,
             restore_point=self._restore_point.clusters[index],
             restore_num_rounds=self._restore_point.num_rounds,
-            total_steps=total_steps,
+            total_steps=document.total_steps,
             anew_since=self._commit.anew_since,
             predicted_step_seconds=self._planner.predicted_step_seconds(decision, index),
+            grant=sign_grant(self._channels.security, grant),
         )
 
     def _commit_round(
@@ -527,7 +551,7 @@ def _export_phases(
     job: JobConfig,
     summaries: Sequence[job_pb2.RoundSummary],
     seconds: float,
-    late_clusters: Sequence[int],
+    late_clusters: Collection[int],
 ) -> None:
     metrics.ROUND_SECONDS.labels("committed").observe(seconds)
     for index, summary in enumerate(summaries):
@@ -536,6 +560,7 @@ def _export_phases(
         late_rounds = metrics.LATE_ROUNDS.labels(cluster)
         if index in late_clusters:
             late_rounds.inc()
+        if not summary.local_steps:  # It was left out.
             continue
         for phase, phase_seconds in (
             ("configure", summary.configure_seconds),

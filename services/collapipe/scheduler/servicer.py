@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 import grpc
 
-from collapipe.certificates import Role
 from collapipe.errors import (
     CollapipeError,
     CorruptDataError,
@@ -29,7 +28,8 @@ from collapipe.rpc import (
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.explanation import explain
-from collapipe.scheduler.host_registry import ROLE_NAMES, HostRegistry
+from collapipe.scheduler.host_claims import check_claims
+from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobDocument, JobStore
 from collapipe.scheduler.model_use import ModelUse
@@ -91,20 +91,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.RegisterHostRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.RegisterHostResponse:
         host = request.host
-        if not (host.host_id and host.address and host.incarnation and host.role):
-            raise InvalidInputError(
-                "a host must register with a host id, a role, an address and an incarnation"
-            )
-        if host.role not in ROLE_NAMES:
-            raise InvalidInputError(
-                f"host {host.host_id} has role {host.role}, which this scheduler does not know: run the same version of "
-                "CollaPipe on all machines"
-            )
-        check_is_caller(context, host.host_id, Role[ROLE_NAMES[host.role]])
-        if host.speed < 0:
-            raise InvalidInputError(
-                f"host {host.host_id} has speed {host.speed}: give a positive speed, or 0 to have it measured"
-            )
+        check_claims(host, context)
         self._registry.register(host)
         self._channels.know(host.host_id, host.address)
         answer = scheduler_pb2.RegisterHostResponse()
@@ -117,7 +104,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         check_is_caller(context, request.host_id)
         self._registry.heartbeat(request.host_id, request.incarnation)
         job_ids, total = self._jobs.deleted.after(request.num_deletions)
-        return scheduler_pb2.HeartbeatResponse(deleted_job_ids=job_ids, num_deletions=total)
+        answer = scheduler_pb2.HeartbeatResponse(deleted_job_ids=job_ids, num_deletions=total)
+        answer.heartbeat_interval.FromMilliseconds(int(self._registry.heartbeat_seconds * 1000))
+        return answer
 
     def ListHosts(
         self, request: scheduler_pb2.ListHostsRequest, context: grpc.ServicerContext

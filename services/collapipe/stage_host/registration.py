@@ -4,6 +4,8 @@ import logging
 import threading
 import uuid
 
+from google.protobuf.duration_pb2 import Duration
+
 from collapipe.certificates import Role
 from collapipe.errors import (
     CancelledError,
@@ -63,7 +65,7 @@ class Registration:
                 logger.info("registered with the scheduler at %s", self._scheduler)
                 failures = 0
                 while not self._closed.wait(interval):
-                    self._heartbeat()
+                    interval = self._heartbeat() or interval
             except NotFoundError:
                 logger.info("the scheduler does not know this host any more: registering again")
             except WrongStateError as error:
@@ -82,9 +84,9 @@ class Registration:
         request = scheduler_pb2.RegisterHostRequest(host=self._host)
         answer = call(self._stub().RegisterHost, request, "the scheduler", _DEADLINE_SECONDS)
         self._num_deletions = 0  # It may be another scheduler, or one whose state was restored.
-        return float(answer.heartbeat_interval.ToTimedelta().total_seconds())
+        return _seconds(answer.heartbeat_interval)
 
-    def _heartbeat(self) -> None:
+    def _heartbeat(self) -> float:
         request = scheduler_pb2.HeartbeatRequest(
             host_id=self._host.host_id,
             incarnation=self._host.incarnation,
@@ -94,7 +96,12 @@ class Registration:
         if self._deletion is not None:
             self._deletion.go_on(answer.deleted_job_ids)
         self._num_deletions = answer.num_deletions
+        return _seconds(answer.heartbeat_interval)
 
     def _stub(self) -> scheduler_pb2_grpc.SchedulerServiceStub:
         channel = self._channels.channel(self._scheduler, Role.SCHEDULER)
         return scheduler_pb2_grpc.SchedulerServiceStub(channel)
+
+
+def _seconds(interval: Duration) -> float:
+    return float(interval.ToTimedelta().total_seconds())

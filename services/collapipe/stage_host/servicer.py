@@ -19,7 +19,12 @@ from collapipe.errors import (
     PeerLostError,
     WrongStateError,
 )
-from collapipe.rpc import Outbox, work_with_signs_of_life
+from collapipe.rpc import (
+    Outbox,
+    check_session,
+    check_stage_caller,
+    work_with_signs_of_life,
+)
 from collapipe.stage_host.host_resources import HostResources
 from collapipe.stage_host.session import StageSession
 from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
@@ -83,6 +88,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("command") != "configure":
             raise InvalidInputError("a session begins with ConfigureStage")
+        resources = self._resources
+        check_session(resources.channels.security, context, first.configure, resources.host_id)
         admitted = self._admit(first.configure)
         session = admitted.session
 
@@ -134,7 +141,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("part") != "open":
             raise InvalidInputError("a stream between stages begins with OpenLink")
-        session = self._session_of(first.open)
+        session = self._session_of(first.open, context)
 
         def on_end() -> None:
             # To the thread that reads requests, a broken call may look like one that ends in good order.
@@ -162,19 +169,22 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             predecessor.stop(WrongStateError("a newer attempt took over"))
         return admitted
 
-    def _session_of(self, opening: stage_pb2.OpenLink) -> StageSession:
-        """Returns the session for a stream of the previous stage. Refuses a second stream."""
+    def _session_of(
+        self, opening: stage_pb2.OpenLink, context: grpc.ServicerContext
+    ) -> StageSession:
+        """Returns the session for a stream of the previous stage. Refuses a second stream, and one of another host."""
         with self._lock:
-            wanted = opening.attempt, opening.cluster_index
-            sessions = self._admitted.values()
+            wanted = opening.attempt, opening.cluster_index, opening.stage_index
+            sessions = ((a.session, a) for a in self._admitted.values())
             admitted = next(
-                (a for a in sessions if (a.session.attempt, a.session.cluster_index) == wanted),
+                (a for s, a in sessions if (s.attempt, s.cluster_index, s.stage_index) == wanted),
                 None,
             )
+            if admitted is not None and opening.stage_index:
+                check_stage_caller(context, admitted.session.plan, opening.stage_index - 1)
             if (
                 admitted is None
                 or admitted.ended.is_set()
-                or admitted.session.stage_index != opening.stage_index
                 or opening.stage_index == 0  # The first stage has no previous stage.
                 or admitted.has_upstream
             ):

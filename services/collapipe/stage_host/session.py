@@ -53,6 +53,7 @@ class StageSession:
         _check_configuration(configure)
         self.attempt = configure.attempt
         self.stage_index = configure.stage_index
+        self.plan = configure.plan
         self._configure = configure
         self._resources = resources
         self.cluster_index = configure.plan.cluster_index
@@ -317,6 +318,7 @@ class StageSession:
             total_bytes=blob.total_bytes,
             num_samples=command.num_samples,
             base_digest=upload.base_digest,
+            grant=self._configure.grant,
         )
         resources = self._resources
         if resources.keep_unit is not None:

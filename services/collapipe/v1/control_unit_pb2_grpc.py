@@ -45,6 +45,11 @@ class ControlUnitServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_control__unit__pb2.RunRoundRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_control__unit__pb2.RunRoundResponse.FromString,
                 _registered_method=True)
+        self.EndTraining = channel.unary_unary(
+                '/collapipe.v1.ControlUnitService/EndTraining',
+                request_serializer=collapipe_dot_v1_dot_control__unit__pb2.EndTrainingRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_control__unit__pb2.EndTrainingResponse.FromString,
+                _registered_method=True)
         self.RunModel = channel.stream_stream(
                 '/collapipe.v1.ControlUnitService/RunModel',
                 request_serializer=collapipe_dot_v1_dot_control__unit__pb2.RunModelRequest.SerializeToString,
@@ -71,6 +76,13 @@ class ControlUnitServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndTraining(self, request, context):
+        """Lets the running attempt at a round end after the mini-batch that it trains. It then pushes and prepares as usual.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RunModel(self, request_iterator, context):
         """Runs the model on texts, or on the rows of a file. It needs no data of the job, and changes nothing. If the caller
         cancels the call, it ends.
@@ -91,6 +103,11 @@ def add_ControlUnitServiceServicer_to_server(servicer, server):
                     servicer.RunRound,
                     request_deserializer=collapipe_dot_v1_dot_control__unit__pb2.RunRoundRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_control__unit__pb2.RunRoundResponse.SerializeToString,
+            ),
+            'EndTraining': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndTraining,
+                    request_deserializer=collapipe_dot_v1_dot_control__unit__pb2.EndTrainingRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_control__unit__pb2.EndTrainingResponse.SerializeToString,
             ),
             'RunModel': grpc.stream_stream_rpc_method_handler(
                     servicer.RunModel,
@@ -153,6 +170,33 @@ class ControlUnitService(object):
             '/collapipe.v1.ControlUnitService/RunRound',
             collapipe_dot_v1_dot_control__unit__pb2.RunRoundRequest.SerializeToString,
             collapipe_dot_v1_dot_control__unit__pb2.RunRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndTraining(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collapipe.v1.ControlUnitService/EndTraining',
+            collapipe_dot_v1_dot_control__unit__pb2.EndTrainingRequest.SerializeToString,
+            collapipe_dot_v1_dot_control__unit__pb2.EndTrainingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,6 +57,22 @@ _ControlUnitServiceRunRoundType = typing_extensions.TypeVar(
     ],
 )
 
+_ControlUnitServiceEndTrainingType = typing_extensions.TypeVar(
+    '_ControlUnitServiceEndTrainingType',
+    grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.control_unit_pb2.EndTrainingRequest,
+        collapipe.v1.control_unit_pb2.EndTrainingResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.control_unit_pb2.EndTrainingRequest,
+        collapipe.v1.control_unit_pb2.EndTrainingResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.control_unit_pb2.EndTrainingRequest,
+        collapipe.v1.control_unit_pb2.EndTrainingResponse,
+    ],
+)
+
 _ControlUnitServiceRunModelType = typing_extensions.TypeVar(
     '_ControlUnitServiceRunModelType',
     grpc.StreamStreamMultiCallable[
@@ -73,7 +89,7 @@ _ControlUnitServiceRunModelType = typing_extensions.TypeVar(
     ],
 )
 
-class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, _ControlUnitServiceRunRoundType, _ControlUnitServiceRunModelType]):
+class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, _ControlUnitServiceRunRoundType, _ControlUnitServiceEndTrainingType, _ControlUnitServiceRunModelType]):
     """Runs rounds of one cluster."""
 
     @typing.overload
@@ -85,6 +101,10 @@ class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, 
         grpc.UnaryStreamMultiCallable[
             collapipe.v1.control_unit_pb2.RunRoundRequest,
             collapipe.v1.control_unit_pb2.RunRoundResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            collapipe.v1.control_unit_pb2.EndTrainingRequest,
+            collapipe.v1.control_unit_pb2.EndTrainingResponse,
         ],
         grpc.StreamStreamMultiCallable[
             collapipe.v1.control_unit_pb2.RunModelRequest,
@@ -102,6 +122,10 @@ class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, 
             collapipe.v1.control_unit_pb2.RunRoundRequest,
             collapipe.v1.control_unit_pb2.RunRoundResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            collapipe.v1.control_unit_pb2.EndTrainingRequest,
+            collapipe.v1.control_unit_pb2.EndTrainingResponse,
+        ],
         grpc.aio.StreamStreamMultiCallable[
             collapipe.v1.control_unit_pb2.RunModelRequest,
             collapipe.v1.control_unit_pb2.RunModelResponse,
@@ -116,6 +140,9 @@ class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, 
     If the caller cancels the call, the attempt is aborted.
     """
 
+    EndTraining: _ControlUnitServiceEndTrainingType
+    """Lets the running attempt at a round end after the mini-batch that it trains. It then pushes and prepares as usual."""
+
     RunModel: _ControlUnitServiceRunModelType
     """Runs the model on texts, or on the rows of a file. It needs no data of the job, and changes nothing. If the caller
     cancels the call, it ends.
@@ -129,6 +156,10 @@ ControlUnitServiceAsyncStub: typing_extensions.TypeAlias = ControlUnitServiceStu
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.control_unit_pb2.RunRoundRequest,
         collapipe.v1.control_unit_pb2.RunRoundResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.control_unit_pb2.EndTrainingRequest,
+        collapipe.v1.control_unit_pb2.EndTrainingResponse,
     ],
     grpc.aio.StreamStreamMultiCallable[
         collapipe.v1.control_unit_pb2.RunModelRequest,
@@ -156,6 +187,14 @@ class ControlUnitServiceServicer(metaclass=abc.ABCMeta):
         """Runs one attempt at a round: configure, evaluate, train, push. The last response is the prepared state.
         If the caller cancels the call, the attempt is aborted.
         """
+
+    @abc.abstractmethod
+    def EndTraining(
+        self,
+        request: collapipe.v1.control_unit_pb2.EndTrainingRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collapipe.v1.control_unit_pb2.EndTrainingResponse, collections.abc.Awaitable[collapipe.v1.control_unit_pb2.EndTrainingResponse]]:
+        """Lets the running attempt at a round end after the mini-batch that it trains. It then pushes and prepares as usual."""
 
     @abc.abstractmethod
     def RunModel(

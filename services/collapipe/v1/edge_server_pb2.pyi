@@ -51,20 +51,22 @@ class PushUnitRequest(_message.Message):
     def __init__(self, unit: _Optional[_Union[PushedUnit, _Mapping]] = ..., chunk: _Optional[bytes] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class PushedUnit(_message.Message):
-    __slots__ = ("attempt", "cluster_index", "unit_index", "total_bytes", "num_samples", "base_digest")
+    __slots__ = ("attempt", "cluster_index", "unit_index", "total_bytes", "num_samples", "base_digest", "grant")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
     UNIT_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     cluster_index: int
     unit_index: int
     total_bytes: int
     num_samples: int
     base_digest: str
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., cluster_index: _Optional[int] = ..., unit_index: _Optional[int] = ..., total_bytes: _Optional[int] = ..., num_samples: _Optional[int] = ..., base_digest: _Optional[str] = ...) -> None: ...
+    grant: _plan_pb2.SignedGrant
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., cluster_index: _Optional[int] = ..., unit_index: _Optional[int] = ..., total_bytes: _Optional[int] = ..., num_samples: _Optional[int] = ..., base_digest: _Optional[str] = ..., grant: _Optional[_Union[_plan_pb2.SignedGrant, _Mapping]] = ...) -> None: ...
 
 class PushUnitResponse(_message.Message):
     __slots__ = ("received_bytes", "complete")

@@ -94,7 +94,7 @@ class Evaluation(_message.Message):
     def __init__(self, num_rounds: _Optional[int] = ..., metric: _Optional[str] = ..., value: _Optional[float] = ..., num_rows: _Optional[int] = ..., other_metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class RoundSummary(_message.Message):
-    __slots__ = ("losses", "gradient_norms", "training_seconds", "configure_seconds", "gather_seconds", "fetched_bytes", "stages", "evaluation_seconds", "pushed", "fetched")
+    __slots__ = ("losses", "gradient_norms", "training_seconds", "configure_seconds", "gather_seconds", "fetched_bytes", "stages", "evaluation_seconds", "pushed", "fetched", "local_steps")
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORMS_FIELD_NUMBER: _ClassVar[int]
     TRAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class RoundSummary(_message.Message):
     EVALUATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PUSHED_FIELD_NUMBER: _ClassVar[int]
     FETCHED_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     losses: _containers.RepeatedScalarFieldContainer[float]
     gradient_norms: _containers.RepeatedScalarFieldContainer[float]
     training_seconds: float
@@ -115,7 +116,8 @@ class RoundSummary(_message.Message):
     evaluation_seconds: float
     pushed: _containers.RepeatedCompositeFieldContainer[WeightsTransfer]
     fetched: _containers.RepeatedCompositeFieldContainer[WeightsTransfer]
-    def __init__(self, losses: _Optional[_Iterable[float]] = ..., gradient_norms: _Optional[_Iterable[float]] = ..., training_seconds: _Optional[float] = ..., configure_seconds: _Optional[float] = ..., gather_seconds: _Optional[float] = ..., fetched_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., evaluation_seconds: _Optional[float] = ..., pushed: _Optional[_Iterable[_Union[WeightsTransfer, _Mapping]]] = ..., fetched: _Optional[_Iterable[_Union[WeightsTransfer, _Mapping]]] = ...) -> None: ...
+    local_steps: int
+    def __init__(self, losses: _Optional[_Iterable[float]] = ..., gradient_norms: _Optional[_Iterable[float]] = ..., training_seconds: _Optional[float] = ..., configure_seconds: _Optional[float] = ..., gather_seconds: _Optional[float] = ..., fetched_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., evaluation_seconds: _Optional[float] = ..., pushed: _Optional[_Iterable[_Union[WeightsTransfer, _Mapping]]] = ..., fetched: _Optional[_Iterable[_Union[WeightsTransfer, _Mapping]]] = ..., local_steps: _Optional[int] = ...) -> None: ...
 
 class WeightsTransfer(_message.Message):
     __slots__ = ("host_id", "bytes", "seconds")

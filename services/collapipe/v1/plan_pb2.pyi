@@ -71,17 +71,41 @@ class Plan(_message.Message):
     num_slices: int
     def __init__(self, plan_id: _Optional[str] = ..., cluster_index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., num_micro_batches: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkPlan, _Mapping]]] = ..., upload_codec: _Optional[str] = ..., num_slices: _Optional[int] = ...) -> None: ...
 
+class Grant(_message.Message):
+    __slots__ = ("attempt", "plan", "host_cluster", "edge_host_id")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    HOST_CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    EDGE_HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    attempt: Attempt
+    plan: Plan
+    host_cluster: int
+    edge_host_id: str
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., host_cluster: _Optional[int] = ..., edge_host_id: _Optional[str] = ...) -> None: ...
+
+class SignedGrant(_message.Message):
+    __slots__ = ("grant", "signature", "certificate")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    grant: bytes
+    signature: bytes
+    certificate: bytes
+    def __init__(self, grant: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+
 class UnitState(_message.Message):
-    __slots__ = ("unit_index", "weights_digest", "optimizer_digest", "frozen_digest")
+    __slots__ = ("unit_index", "weights_digest", "optimizer_digest", "frozen_digest", "largest_change")
     UNIT_INDEX_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FROZEN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_CHANGE_FIELD_NUMBER: _ClassVar[int]
     unit_index: int
     weights_digest: str
     optimizer_digest: str
     frozen_digest: str
-    def __init__(self, unit_index: _Optional[int] = ..., weights_digest: _Optional[str] = ..., optimizer_digest: _Optional[str] = ..., frozen_digest: _Optional[str] = ...) -> None: ...
+    largest_change: float
+    def __init__(self, unit_index: _Optional[int] = ..., weights_digest: _Optional[str] = ..., optimizer_digest: _Optional[str] = ..., frozen_digest: _Optional[str] = ..., largest_change: _Optional[float] = ...) -> None: ...
 
 class DataCursor(_message.Message):
     __slots__ = ("epoch", "offset", "num_rows")

@@ -121,12 +121,14 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, host_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_deletions: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("deleted_job_ids", "num_deletions")
+    __slots__ = ("deleted_job_ids", "num_deletions", "heartbeat_interval")
     DELETED_JOB_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DELETIONS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     deleted_job_ids: _containers.RepeatedScalarFieldContainer[str]
     num_deletions: int
-    def __init__(self, deleted_job_ids: _Optional[_Iterable[str]] = ..., num_deletions: _Optional[int] = ...) -> None: ...
+    heartbeat_interval: _duration_pb2.Duration
+    def __init__(self, deleted_job_ids: _Optional[_Iterable[str]] = ..., num_deletions: _Optional[int] = ..., heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ListHostsRequest(_message.Message):
     __slots__ = ()

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cryptography", reason="no cryptography here: pip install 'collapipe[certs]'")
-
 from collapipe.certificates import Identity, pki
 from collapipe_client.doctor.certificate import check_certificate
 from collapipe_client.doctor.check import Check

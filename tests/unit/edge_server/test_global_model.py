@@ -316,11 +316,28 @@ def test_old_commit_stays_if_all_clusters_push_other_tensors(edge: Edge, change:
     edge.trained[wrong.digest] = wrong
     for cluster in clusters:
         cluster.units[2].weights_digest = wrong.digest
-    with pytest.raises(
-        CorruptDataError, match="unit 2 have tensors of other names, types or shape"
-    ):
+    with pytest.raises(CorruptDataError, match="unit-2 .* tensors of other names, types or shape"):
         edge.commit(clusters)
     assert edge.model.commit() == before
+
+
+def test_old_commit_stays_if_a_cluster_changes_far_more_than_any_did_before(edge: Edge) -> None:
+    first = edge.commit(edge.train_all())
+    clusters = edge.train_all()
+    tensors = edge.weights([clusters[1].units[2]])
+    name = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
+    tensors[name].view(-1)[3] = 2.0**40  # a damaged exponent
+    wrong = TensorBlob(tensors)
+    edge.trained[wrong.digest] = wrong
+    clusters[1].units[2].weights_digest = wrong.digest
+    largest = first.global_units[2].largest_change
+    with pytest.raises(
+        CorruptDataError,
+        match=rf"cluster 1 changed unit 2 by 1.1e\+12, but no earlier round by more than {largest:.3g} ",
+    ):
+        edge.commit(clusters, round_index=1)
+    assert edge.model.commit() == first
+    assert edge.commit(edge.train_all(), round_index=1, attempt=3).num_rounds == 2
 
 
 def test_old_commit_stays_if_a_cluster_has_not_pushed_what_it_prepared(edge: Edge) -> None:

@@ -228,7 +228,9 @@ def test_clusters_with_other_tensors_are_not_averaged(pushed: PushedUnits) -> No
     stream.take(other)
     unit = UnitState(unit_index=5, weights_digest=other.digest)
     states.append(ClusterState(cluster_index=1, units=[unit], num_samples=SAMPLES[1]))
-    with pytest.raises(InvalidInputError, match="different names, types or shapes"):
+    with pytest.raises(
+        CorruptDataError, match=r"^cluster-1-unit-5 .* other names, types or shapes"
+    ):
         list(pushed.averages(Attempt(job_id="job"), states))
 
 

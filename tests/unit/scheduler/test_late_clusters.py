@@ -45,6 +45,19 @@ def test_clusters_that_have_not_ended_at_the_deadline_are_late(clock: Clock) -> 
     assert late.decide() == {1}
 
 
+def test_clusters_that_end_early_count(clock: Clock) -> None:
+    late = LateClusters(
+        job(round_deadline_seconds=10, min_clusters=2, late_clusters="end_early"), clock=clock
+    )
+    late.training_began()
+    assert late.ended(0) and late.ended(2)
+    clock.now += 10.1
+    assert late.decide() == {1}
+    assert late.late == frozenset()
+    assert late.ended(1)
+    assert late.decide() == {1}
+
+
 def test_deadline_waits_until_enough_clusters_have_ended(clock: Clock) -> None:
     late = LateClusters(DEADLINE, clock=clock)
     late.training_began()

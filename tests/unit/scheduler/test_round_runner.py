@@ -15,11 +15,11 @@ from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
 from collapipe.scheduler.late_clusters import LateClusters
 from collapipe.scheduler.round_runner import RoundRunner
 from collapipe.v1.control_unit_pb2 import RoundPrepared
-from collapipe.v1.job_pb2 import BlobSource
+from collapipe.v1.job_pb2 import BlobSource, RoundSummary
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, ModelSpec, Plan
 
 from .jobs import SIZES, hosts, job
@@ -79,7 +79,7 @@ def run_round(
     prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit)
     runner = RoundRunner(progress, prepared, planner, channels, HostCalls(5.0))  # type: ignore[arg-type]
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise AttemptFailedError("a cluster failed")
 
     runner._run_cluster = fail  # type: ignore[method-assign,assignment]
@@ -161,7 +161,12 @@ def run_to_commit(
     has_ended = threading.Barrier(max(len(ended), 1))
 
     def run_cluster(
-        plan: Plan, decision: Decision, steps: int, total: int, late: LateClusters
+        plan: Plan,
+        decision: Decision,
+        recorded: RoundDocument,
+        late: LateClusters,
+        *,
+        evaluation_only: bool,
     ) -> RoundPrepared:
         index = plan.cluster_index
         if index not in late.late:
@@ -173,7 +178,8 @@ def run_to_commit(
             else:
                 while index not in late.decide():
                     time.sleep(0.01)
-        return RoundPrepared(state=ClusterState(cluster_index=index))
+        summary = RoundSummary(local_steps=1)
+        return RoundPrepared(state=ClusterState(cluster_index=index), summary=summary)
 
     def commit_round(attempt: Attempt, states: Sequence[ClusterState], **options: Any) -> Commit:
         assert [state.cluster_index for state in states] == [0, 1, 2]

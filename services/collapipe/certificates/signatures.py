@@ -1,0 +1,80 @@
+"""Signs data with the key of a certificate, and checks such signatures."""
+
+from functools import lru_cache
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from collapipe.certificates.identity import Identity
+from collapipe.certificates.pki import (
+    der,
+    identity_of,
+    is_signed_by,
+    read_certificate,
+    read_key,
+    utc_now,
+)
+from collapipe.errors import InvalidInputError, NotPermittedError
+
+_ALGORITHM = ec.ECDSA(hashes.SHA256())
+
+
+class Signer:
+    """A key with its certificate, both in PEM.
+
+    Raises:
+        InvalidInputError: They are not of the kinds that `collapipe certs` makes.
+    """
+
+    def __init__(self, key: bytes, certificate: bytes) -> None:
+        self._key = read_key(key)
+        self.certificate = der(read_certificate(certificate))
+        """In DER."""
+
+    def sign(self, data: bytes) -> bytes:
+        return self._key.sign(data, _ALGORITHM)
+
+
+@lru_cache(64)  # Every push and every session of a round shows the same grant.
+def _signer_of(
+    data: bytes, signature: bytes, certificate: bytes, ca: bytes
+) -> tuple[Identity, float, float]:
+    try:
+        presented = read_certificate(certificate)
+        identity, key = identity_of(presented), presented.public_key()
+    except InvalidInputError as error:
+        raise NotPermittedError(f"a grant has no certificate of its signer: {error}") from None
+    if identity is None or not isinstance(key, ec.EllipticCurvePublicKey):
+        raise NotPermittedError("a grant is signed with a certificate without a role")
+    if not is_signed_by(presented, read_certificate(ca)):
+        raise NotPermittedError(
+            f"a grant is signed by {identity} of another authority: all hosts need certificates of one authority"
+        )
+    try:
+        key.verify(signature, data, _ALGORITHM)
+    except InvalidSignature:
+        raise NotPermittedError(
+            f"a grant has no valid signature of {identity}: somebody has changed it, or made it up"
+        ) from None
+    born, ends = presented.not_valid_before_utc, presented.not_valid_after_utc
+    return identity, born.timestamp(), ends.timestamp()
+
+
+def signer_of(data: bytes, signature: bytes, certificate: bytes, ca: bytes) -> Identity:
+    """Returns who has signed data.
+
+    Args:
+        certificate: Of the signer, in DER.
+        ca: Certificate of the authority, in PEM.
+
+    Raises:
+        NotPermittedError: The signature is wrong, or the authority's certificate of the signer is missing or not valid now.
+    """
+    identity, born, ends = _signer_of(data, signature, certificate, ca)
+    if not born <= utc_now().timestamp() <= ends:
+        raise NotPermittedError(
+            f"the certificate of {identity}, which has signed a grant, is not valid now: renew it, and check the clocks of both "
+            "machines"
+        )
+    return identity

@@ -1,0 +1,55 @@
+"""Checks what a host says of itself when it registers."""
+
+import math
+
+import grpc
+
+from collapipe.certificates import Role
+from collapipe.errors import InvalidInputError
+from collapipe.rpc import check_addresses, check_is_caller
+from collapipe.scheduler.host_registry import ROLE_NAMES
+from collapipe.v1 import scheduler_pb2
+
+_MOST_CHARACTERS = 256
+_LARGEST = {
+    "cluster_index": 1_000_000,
+    "memory_bytes": 1 << 50,
+    "speed": 1e6,
+    "energy_budget_joules": 1e12,
+    "busy_watts": 1e5,
+    "idle_watts": 1e5,
+    "max_transmit_watts": 1e4,
+}
+"""Larger values are mistakes, or lies that would draw all work to the host."""
+
+
+def check_claims(host: scheduler_pb2.Host, context: grpc.ServicerContext) -> None:
+    """Refuses a host that claims to be what its certificate does not say, or what no host can be.
+
+    Raises:
+        InvalidInputError: A value is missing, or outside of its limits.
+        NotPermittedError: The name, the role or an address is not in its certificate.
+    """
+    texts = host.host_id, host.address, host.incarnation
+    if not (all(texts) and host.role):
+        raise InvalidInputError(
+            "a host must register with a host id, a role, an address and an incarnation"
+        )
+    if any(len(text) > _MOST_CHARACTERS for text in (*texts, host.metrics_address)):
+        raise InvalidInputError(
+            f"a host registers with a name or an address of more than {_MOST_CHARACTERS} characters: shorten it"
+        )
+    if host.role not in ROLE_NAMES:
+        raise InvalidInputError(
+            f"host {host.host_id} has role {host.role}, which this scheduler does not know: run the same version of "
+            "CollaPipe on all machines"
+        )
+    for name, largest in _LARGEST.items():
+        value = getattr(host, name)
+        if not (math.isfinite(value) and 0 <= value <= largest):
+            raise InvalidInputError(
+                f"host {host.host_id} registers with {name} {value:g}: it must be from 0 to {largest:g}; correct --"
+                f"{name.replace('_', '-')}"
+            )
+    check_is_caller(context, host.host_id, Role[ROLE_NAMES[host.role]])
+    check_addresses(context, filter(None, (host.address, host.metrics_address)))

@@ -1,0 +1,207 @@
+"""A host acts only where a plan puts it that the scheduler has signed."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from collapipe.errors import NotPermittedError
+from collapipe.rpc import Security, check_push, check_session, sign_grant, to_error
+from collapipe.v1.edge_server_pb2 import PushedUnit
+from collapipe.v1.plan_pb2 import Attempt, Grant, Plan, SignedGrant, Stage
+from collapipe.v1.stage_pb2 import ConfigureStage
+
+from .authorities import Authority
+from .serving import serving
+
+ATTEMPT = Attempt(job_id="job", round_index=3, attempt=1, plan_id="plan")
+PLAN = Plan(
+    plan_id="plan",
+    cluster_index=2,
+    stages=[
+        Stage(host_id="control-unit-2", stop_unit=1),
+        Stage(host_id="device", start_unit=1, stop_unit=4),
+        Stage(host_id="edge", start_unit=4, stop_unit=5),
+    ],
+)
+GRANT = Grant(attempt=ATTEMPT, plan=PLAN, host_cluster=7, edge_host_id="edge")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def scheduler(authority: Authority) -> Security:
+    return authority.security("scheduler:scheduler")
+
+
+def refusal(
+    server: Security, caller: Security, check: Callable[[grpc.ServicerContext], None]
+) -> str:
+    """Returns why a server refuses a call, or "" if it does not."""
+
+    def answer(request: Any, context: grpc.ServicerContext) -> bytes:
+        check(context)
+        return b""
+
+    with serving({"unary_unary": answer}, server, caller) as served:
+        try:
+            served.call("unary_unary")
+        except grpc.RpcError as error:
+            refused = to_error(error, "the server")
+            assert isinstance(refused, NotPermittedError), refused
+            return str(refused)
+    return ""
+
+
+def session(signed: SignedGrant, **changes: Any) -> ConfigureStage:
+    configure = ConfigureStage(
+        attempt=ATTEMPT, plan=PLAN, stage_index=1, host_cluster=7, grant=signed
+    )
+    configure.MergeFrom(ConfigureStage(**changes))
+    return configure
+
+
+def refused_session(
+    authority: Authority,
+    configure: ConfigureStage,
+    caller: str = "control-unit:control-unit-2",
+    host_id: str = "device",
+) -> str:
+    server = authority.security(f"device-agent:{host_id}")
+    return refusal(
+        server,
+        authority.security(caller),
+        lambda context: check_session(server, context, configure, host_id),
+    )
+
+
+def test_control_unit_of_the_plan_may_run_its_stages(
+    authority: Authority, scheduler: Security
+) -> None:
+    assert refused_session(authority, session(sign_grant(scheduler, GRANT))) == ""
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "another job": ({"attempt": Attempt(job_id="other")}, "a session of job other, round 3"),
+    "a later round": ({"attempt": Attempt(round_index=2**31)}, "round 2147483648"),
+    "a later attempt": ({"attempt": Attempt(attempt=9)}, "attempt 9 was asked for with"),
+    "another plan": ({"plan": Plan(num_micro_batches=2)}, "must be those that the scheduler"),
+    "another cluster": ({"host_cluster": 1}, "must be those that the scheduler has granted"),
+    "another stage": ({"stage_index": 2}, "device was asked to run stage 2"),
+    "no stage": ({"stage_index": 99}, "device was asked to run stage 99"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_session_that_differs_from_its_grant_is_refused(
+    authority: Authority, scheduler: Security, change: str
+) -> None:
+    changes, reason = CHANGES[change]
+    configure = session(sign_grant(scheduler, GRANT), **changes)
+    assert reason in refused_session(authority, configure)
+
+
+@pytest.mark.parametrize("caller", ["control-unit:control-unit-0", "device-agent:other"])
+def test_host_that_is_not_the_first_stage_may_run_none(
+    authority: Authority, scheduler: Security, caller: str
+) -> None:
+    configure = session(sign_grant(scheduler, GRANT))
+    assert f"{caller} may not speak for" in refused_session(authority, configure, caller)
+
+
+def test_host_that_is_not_in_the_plan_runs_no_stage(
+    authority: Authority, scheduler: Security
+) -> None:
+    configure = session(sign_grant(scheduler, GRANT))
+    refused = refused_session(authority, configure, host_id="another")
+    assert "another was asked to run stage 1" in refused
+
+
+def wrong_grants(authority: Authority, scheduler: Security) -> Iterator[tuple[SignedGrant, str]]:
+    signed = sign_grant(scheduler, GRANT)
+    yield SignedGrant(), "no certificate of its signer"
+    yield SignedGrant(grant=signed.grant), "no certificate of its signer"
+    unsigned = SignedGrant(grant=signed.grant, certificate=signed.certificate)
+    yield unsigned, "no valid signature of scheduler:scheduler"
+    other = Grant()
+    other.CopyFrom(GRANT)
+    other.plan.stages[0].host_id = "control-unit-0"
+    changed = SignedGrant()
+    changed.CopyFrom(signed)
+    changed.grant = other.SerializeToString()
+    yield changed, "no valid signature of scheduler:scheduler"
+    own = sign_grant(authority.security("control-unit:control-unit-2"), GRANT)
+    yield own, "control-unit:control-unit-2 has signed the grant"
+
+
+def test_grant_of_anybody_but_the_scheduler_is_refused(
+    authority: Authority, scheduler: Security
+) -> None:
+    for signed, reason in wrong_grants(authority, scheduler):
+        assert reason in refused_session(authority, session(signed)), reason
+
+
+def test_grants_of_another_authority_or_with_an_old_certificate_are_refused(
+    authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    stranger = Authority(tmp_path_factory.mktemp("stranger")).security("scheduler:scheduler")
+    refused = refused_session(authority, session(sign_grant(stranger, GRANT)))
+    assert "scheduler:scheduler of another authority" in refused
+    expired = authority.expired("scheduler:late")
+    signer = signed_by_files(expired)
+    assert "is not valid now" in refused_session(authority, session(signer))
+
+
+def signed_by_files(security: Security) -> SignedGrant:
+    """Returns the grant with the signature of a certificate that no process would accept as its own."""
+    from collapipe.certificates.signatures import Signer
+
+    assert security.key is not None and security.certificate is not None
+    signer = Signer(security.key.read_bytes(), security.certificate.read_bytes())
+    data = GRANT.SerializeToString()
+    return SignedGrant(grant=data, signature=signer.sign(data), certificate=signer.certificate)
+
+
+@pytest.mark.parametrize(
+    ("caller", "changes", "reason"),
+    [
+        ("device-agent:device", {}, ""),
+        ("control-unit:control-unit-2", {"unit_index": 0}, ""),
+        ("device-agent:device", {"unit_index": 4}, "may not speak for 'edge'"),
+        ("device-agent:other", {}, "may not speak for 'device'"),
+        ("device-agent:device", {"unit_index": 9}, "has no unit 9"),
+        ("device-agent:device", {"cluster_index": 3}, "cluster 3 pushed a unit"),
+        ("device-agent:device", {"attempt": Attempt(job_id="other")}, "of job other"),
+    ],
+)
+def test_unit_comes_only_from_the_host_that_has_it_in_the_plan(
+    authority: Authority, scheduler: Security, caller: str, changes: dict[str, Any], reason: str
+) -> None:
+    announced = {"attempt": ATTEMPT, "cluster_index": 2, "unit_index": 2} | changes
+    unit = PushedUnit(**announced, grant=sign_grant(scheduler, GRANT))
+    server = authority.security("edge-server:edge")
+    refused = refusal(
+        server,
+        authority.security(caller),
+        lambda context: check_push(server, context, unit, "edge"),
+    )
+    assert reason in refused and bool(reason) == bool(refused)
+
+
+def test_unit_goes_only_to_the_edge_server_of_the_grant(
+    authority: Authority, scheduler: Security
+) -> None:
+    unit = PushedUnit(
+        attempt=ATTEMPT, cluster_index=2, unit_index=2, grant=sign_grant(scheduler, GRANT)
+    )
+    server = authority.security("edge-server:edge-2")
+    refused = refusal(
+        server,
+        authority.security("device-agent:device"),
+        lambda context: check_push(server, context, unit, "edge-2"),
+    )
+    assert "to edge-2 with the grant of cluster 2" in refused
