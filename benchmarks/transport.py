@@ -95,7 +95,7 @@ def main() -> None:
     stub = stage_pb2_grpc.StageServiceStub(channels.channel(grpc_address))
     outbox: Outbox[Frame] = Outbox()
     links = links_between("sender", "receiver", outbox, mailbox.put)
-    stream = StreamToNextStage(stub, stage_pb2.OpenLink(), links, mailbox.fail)
+    stream = StreamToNextStage(stub, stage_pb2.OpenLink(), links, 30.0, mailbox.fail)
     for size in SIZES:
         tensor = torch.randn(size // 4)
         data = memoryview(tensor.numpy()).cast("B")

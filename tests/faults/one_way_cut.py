@@ -14,14 +14,15 @@ from reference.tiny_jobs import make_job
 from collapipe.v1.plan_pb2 import Plan
 from faults.interrupted import Run, run_interrupted
 
+_DEVICES = {"device-0-0", "device-0-1", "device-0-2"}
 _CUT = ("device-0-0", "device-0-1")
 _LIMIT_SECONDS = 240.0
 
 
-def neighbours(plan: Plan) -> set[tuple[str, str]]:
-    """Returns the pairs of hosts of neighbouring stages, in the order of the pipeline."""
+def are_neighbours(plan: Plan) -> bool:
+    """Returns whether a plan uses the cut link."""
     ids = [stage.host_id for stage in plan.stages]
-    return set(itertools.pairwise(ids))
+    return any(set(pair) == set(_CUT) for pair in itertools.pairwise(ids))
 
 
 def main() -> None:
@@ -33,30 +34,39 @@ def main() -> None:
             num_blocks=6,
             devices_per_cluster=3,
             training={"rounds": 100_000, "local_steps": 10},
-            schedule={"strategy": "dssra", "silence_seconds": 5, "hysteresis": 1.0},
+            # Plans change often, so that blocks also move over the cut link.
+            schedule={"strategy": "dssra", "silence_seconds": 5, "hysteresis": 0.0},
         )
         with NamespacedTestbed([3], folder / "testbed") as testbed:
             testbed.wait_until_registered()
-            plans: list[Plan] = []
 
-            def cut(run: Run) -> None:
+            def cut_until_all_devices_work(run: Run) -> None:
                 testbed.cut(*_CUT)
                 deadline = time.monotonic() + _LIMIT_SECONDS
-                while time.monotonic() < deadline and not run.ended:
-                    time.sleep(0.2)
-                    if len(run.attempts) < 2:
-                        continue
-                    plan = run.plans[0]
-                    if not plans or plan != plans[-1]:
-                        plans.append(plan)
-                        print([stage.host_id for stage in plan.stages], flush=True)
-                with testbed.client() as client:
-                    client.cancel(run.job_id)
+                try:
+                    while not all_work_around_the_cut(run):
+                        assert time.monotonic() < deadline and not run.ended, run
+                        time.sleep(0.1)
+                finally:
+                    with testbed.client() as client:
+                        client.cancel(run.job_id)
 
             run = run_interrupted(
-                testbed, job, lambda run: run.round_index == 2, cut, limit_seconds=300
+                testbed,
+                job,
+                lambda run: run.round_index >= 2 and are_neighbours(run.plans[0]),
+                cut_until_all_devices_work,
+                limit_seconds=2 * _LIMIT_SECONDS,
             )
-            print(run.message, run.codes(), run.messages)
+    assert 2 <= len(run.attempts) <= 4, run.messages
+    assert any(host_id in str(run.messages) for host_id in _CUT), run.messages
+
+
+def all_work_around_the_cut(run: Run) -> bool:
+    """Returns whether the job has lost a device, has it back, and uses all devices without the cut link."""
+    is_back = "HOST_BACK" in run.codes() and len(run.attempts) > 1
+    hosts = {stage.host_id for stage in run.plans[0].stages}
+    return is_back and hosts >= _DEVICES and not are_neighbours(run.plans[0])
 
 
 if __name__ == "__main__":

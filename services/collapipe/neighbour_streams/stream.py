@@ -72,6 +72,7 @@ class StreamToNextStage:
     """The stream that this stage opens to the next stage.
 
     Args:
+        opens_within_seconds: How long the next stage may take to accept the stream. It has been configured, so it could at once.
         on_failure: Called from another thread if the stream fails before `close`.
     """
 
@@ -80,18 +81,23 @@ class StreamToNextStage:
         stub: stage_pb2_grpc.StageServiceStub,
         opening: stage_pb2.OpenLink,
         links: NeighbourLinks,
+        opens_within_seconds: float,
         on_failure: Callable[[CollapipeError], None],
     ) -> None:
         self._links = links
         self._on_failure = on_failure
         self._closed = False
         self._call = stub.ExchangeActivations(self._requests(opening), wait_for_ready=True)
+        self._opening = threading.Timer(opens_within_seconds, self._not_opened)
+        self._opening.daemon = True
+        self._opening.start()
         name = f"stream to {links.outgoing.receiver}"
         threading.Thread(target=self._receive, name=name, daemon=True).start()
 
     def close(self, *, broken: bool) -> None:
         """Ends the stream behind the frames in the outbox, or at once if the attempt is broken."""
         self._closed = True
+        self._opening.cancel()
         self._links.outbox.close()
         if broken:
             self._call.cancel()
@@ -100,10 +106,25 @@ class StreamToNextStage:
         yield Request(open=opening)
         yield from self._links.send(Request)
 
+    def _answers(self) -> Iterator[Response]:
+        for answer in self._call:
+            self._opening.cancel()
+            yield answer
+
+    def _not_opened(self) -> None:
+        host_id, seconds = self._links.outgoing.receiver, self._opening.interval
+        failure = PeerLostError(
+            host_id,
+            f"{host_id} has not accepted the stream of the stage before it for {seconds:g} s: the link between them may be cut "
+            "in one direction",
+        )
+        self._on_failure(failure)
+        self._call.cancel()
+
     def _receive(self) -> None:
         host_id = self._links.outgoing.receiver
         try:
-            self._links.receive(self._call)
+            self._links.receive(self._answers())
             failure: CollapipeError = PeerLostError(
                 host_id, f"{host_id} closed its stream in the middle of the round"
             )

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 
 from collapipe.certificates import Role
+from collapipe.certificates.identity import OF_THIS_MACHINE, read_host
 from collapipe.emulation.device_profiles import DeviceProfile, device_profile
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError
@@ -204,11 +205,16 @@ def _check_machine(settings: StageHostSettings) -> None:
 
 
 def _reachable(metrics_address: str, address: str) -> str:
-    """Returns the address of the metrics with the name of this host instead of a wildcard such as 0.0.0.0."""
+    """Returns the address of the metrics with the name of this host instead of a wildcard such as 0.0.0.0.
+
+    Returns "" if other machines reach this host, but not its metrics.
+    """
     host, _, port = metrics_address.rpartition(":")
+    own_host = address.rpartition(":")[0]
     if host in ("0.0.0.0", "[::]", ""):
-        return f"{address.rpartition(':')[0]}:{port}" if port else ""
-    return metrics_address
+        return f"{own_host}:{port}" if port else ""
+    is_local = read_host(host) in OF_THIS_MACHINE and read_host(own_host) not in OF_THIS_MACHINE
+    return "" if is_local else metrics_address
 
 
 def choose_shaper(settings: StageHostSettings) -> Shaper:

@@ -35,6 +35,10 @@ from collapipe.v1 import edge_server_pb2, plan_pb2, stage_pb2, stage_pb2_grpc
 from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.transfer import fetch_blob, push_unit, store_blob
 
+_OPENING_SHARE = 0.8
+"""The next stage has to accept a stream within this share of the allowed silence. So a cut link is noticed by the stage before it,
+which knows the link, and not by the control unit, which only sees that nothing moves."""
+
 
 class StageSession:
     """One stage in one attempt. One thread calls every method but `abort` and `lose_stream`, in the order of the
@@ -354,7 +358,8 @@ class StageSession:
         address = self._configure.plan.stages[next_index].address
         stub = stage_pb2_grpc.StageServiceStub(self._resources.channels.channel(address))
         links = self._links_with(next_index, self._to_next_stage)
-        return StreamToNextStage(stub, opening, links, self.lose_stream)
+        seconds = _OPENING_SHARE * self._configure.silence_seconds
+        return StreamToNextStage(stub, opening, links, seconds, self.lose_stream)
 
     def _take_shares(self) -> None:
         """Gives the links to both neighbours their shares of the plan, until the session is closed."""

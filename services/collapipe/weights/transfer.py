@@ -98,8 +98,8 @@ def fetch_blob(
         go_on: Called after each chunk. It may raise an error, which ends the transfer.
 
     Raises:
-        PeerLostError: The last host could not be reached, or became silent.
-        NotFoundError: The last host does not have the blob, or there is no address.
+        PeerLostError: A host could not be reached, or became silent, and no other one has the blob.
+        NotFoundError: No host has the blob, or there is no address.
         CorruptDataError: The bytes of the last host do not have that digest.
     """
 
@@ -152,20 +152,19 @@ def _fetch(
             go_on()
             yield piece
 
-    failure: Exception = NotFoundError(f"no address of a host with blob {digest} is known")
+    failures: list[Exception] = [NotFoundError(f"no address of a host with blob {digest} is known")]
     for address in addresses:
         try:
             with closing(_receive(channels, digest, address, silence_seconds)) as received:
                 return take(address, pieces(received))
         except (NotFoundError, PeerLostError, CorruptDataError) as error:
             logger.info("blob %s was not fetched from %s: %s", digest[:12], address, error)
-            failure = error
+            failures.append(error)
     try:
-        raise failure
+        # A host that was not reached may have had the blob.
+        raise next((e for e in failures if isinstance(e, PeerLostError)), failures[-1])
     finally:
-        del (
-            failure
-        )  # Otherwise this frame and the error would keep each other, and the call, alive.
+        failures.clear()  # Otherwise this frame and an error would keep each other, and the call, alive.
 
 
 def push_unit(

@@ -95,7 +95,7 @@ class Host(stage_pb2_grpc.StageServiceServicer):
         outbox: Outbox[Frame] = Outbox()
         stub = stage_pb2_grpc.StageServiceStub(self.channels.channel(address))
         links = self.links_with(receiver, outbox)
-        stream = StreamToNextStage(stub, stage_pb2.OpenLink(), links, self.failures.append)
+        stream = StreamToNextStage(stub, stage_pb2.OpenLink(), links, 30.0, self.failures.append)
         self.owned.callback(stream.close, broken=True)
         return outbox
 
