@@ -5,7 +5,7 @@
 This one process answers for all hosts. Each host has an address of its own in 127.1.0.0/16, and all share a port. It takes
 part in rounds of a real scheduler and a real edge server, as far as they can see:
 
-- Devices answer profiles and probes with values that a seed chooses, and serve pages of metrics with matching counters.
+- Devices answer profiles and probes with values that a seed chooses, and report metrics with matching counters.
 - A control unit runs each cluster's head at the edge server: it opens the session of that stage, and the stream on which a
   device would send its activations. It sends frames of random activations, and waits for the gradients of each.
 - The other stages compute nothing. Their hosts fetch the global weights, and push the same weights after the steps.
@@ -46,6 +46,8 @@ from collapipe.v1 import (
     profile_pb2_grpc,
     stage_pb2,
     stage_pb2_grpc,
+    telemetry_pb2,
+    telemetry_pb2_grpc,
 )
 
 DEVICES_PER_CLUSTER = 10
@@ -70,11 +72,13 @@ class ImitatedClusters(
     blob_pb2_grpc.BlobServiceServicer,
     profile_pb2_grpc.ProfileServiceServicer,
     link_pb2_grpc.LinkServiceServicer,
+    telemetry_pb2_grpc.TelemetryServiceServicer,
 ):
     """The services of all imitated hosts."""
 
     def __init__(self) -> None:
         self.port = 0
+        self._started = time.monotonic()
         self._loading: asyncio.Task[Task] | None = None
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -136,6 +140,28 @@ class ImitatedClusters(
                 yield link_pb2.ReceiveProbeResponse(goodput_bps=_GOODPUT_BPS)
                 return
             yield link_pb2.ReceiveProbeResponse()
+
+    async def GetMetrics(
+        self, request: telemetry_pb2.GetMetricsRequest, context: Any
+    ) -> telemetry_pb2.GetMetricsResponse:
+        """Answers the same for each host, with counters that grow with the time. The labels do not matter to the scheduler."""
+        steps = (time.monotonic() - self._started) / STEP_SECONDS
+        counters = {
+            "stage_forward_seconds_sum": 0.1 * steps,
+            "stage_backward_seconds_sum": 0.2 * steps,
+            "stage_backward_seconds_count": 4 * steps,
+            "stage_block_samples_total": 8 * steps,
+            "stage_end_unit_seconds_total": 0.0,
+            "stage_samples_total": 8 * steps,
+            "stage_steps_total": steps,
+            "stage_update_seconds_total": 0.01 * steps,
+        }
+        answer = telemetry_pb2.GetMetricsResponse()
+        for name, value in counters.items():
+            labels = {"cluster": "0", "stage": "0"}
+            answer.samples.add(name=f"collapipe_{name}", labels=labels, value=value)
+        answer.samples.add(name="collapipe_process_peak_resident_memory_bytes", value=3e8)
+        return answer
 
     async def RunRound(
         self, request: control_unit_pb2.RunRoundRequest, context: Any
@@ -354,46 +380,6 @@ async def _part(call: Any) -> Any:
     return message
 
 
-class MetricsPages:
-    """The pages of metrics of all devices, as counters that grow with the time."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answers one request, and closes the connection, as the scheduler wants it."""
-        try:
-            await reader.readuntil(b"\r\n\r\n")
-            host = str(writer.get_extra_info("sockname")[0])
-            body = self._page(host).encode()
-            head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
-            writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
-            await writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-
-    def _page(self, host: str) -> str:
-        third, fourth = (int(part) for part in host.split(".")[2:])
-        cluster_index, stage = divmod(third * 250 + fourth - 1, HOSTS_PER_CLUSTER)
-        steps = (time.monotonic() - self._started) / STEP_SECONDS
-        labels = f'{{cluster="{cluster_index}",stage="{stage}"}}'
-        counters = {
-            "stage_forward_seconds_sum": 0.1 * steps,
-            "stage_backward_seconds_sum": 0.2 * steps,
-            "stage_backward_seconds_count": 4 * steps,
-            "stage_block_samples_total": 8 * steps,
-            "stage_end_unit_seconds_total": 0.0,
-            "stage_samples_total": 8 * steps,
-            "stage_steps_total": steps,
-            "stage_update_seconds_total": 0.01 * steps,
-        }
-        lines = [f"collapipe_{name}{labels} {value}" for name, value in counters.items()]
-        lines.append("collapipe_process_peak_resident_memory_bytes 3e8")
-        return "\n".join(lines) + "\n"
-
-
 async def serve(ready_file: Path) -> None:
     """Serves all hosts until the process is ended."""
     clusters = ImitatedClusters()
@@ -402,12 +388,10 @@ async def serve(ready_file: Path) -> None:
     blob_pb2_grpc.add_BlobServiceServicer_to_server(clusters, server)
     profile_pb2_grpc.add_ProfileServiceServicer_to_server(clusters, server)
     link_pb2_grpc.add_LinkServiceServicer_to_server(clusters, server)
+    telemetry_pb2_grpc.add_TelemetryServiceServicer_to_server(clusters, server)
     clusters.port = server.add_insecure_port("0.0.0.0:0")
     await server.start()
-    pages = await asyncio.start_server(MetricsPages().answer, "0.0.0.0", 0, backlog=2000)
-    metrics_port = pages.sockets[0].getsockname()[1]
-    document = {"port": clusters.port, "metrics_port": metrics_port, "pid": os.getpid()}
-    write_document(ready_file, document)
+    write_document(ready_file, {"port": clusters.port, "pid": os.getpid()})
     await server.wait_for_termination()
 
 

@@ -53,12 +53,10 @@ class ImitatedHost:
 
     Args:
         position: Place in the cluster: 0 is the control unit, and the last one is the device that comes and goes.
-        ports: Those at which the imitated clusters serve calls and metrics.
+        port: That of the imitated clusters.
     """
 
-    def __init__(
-        self, cluster_index: int, position: int, scheduler: str, ports: tuple[int, int]
-    ) -> None:
+    def __init__(self, cluster_index: int, position: int, scheduler: str, port: int) -> None:
         is_device = position > 0
         role = "device" if is_device else "control-unit"
         self._host = scheduler_pb2.Host(
@@ -66,8 +64,7 @@ class ImitatedHost:
             role=scheduler_pb2.HOST_ROLE_DEVICE_AGENT
             if is_device
             else scheduler_pb2.HOST_ROLE_CONTROL_UNIT,
-            address=address_of(cluster_index, position, ports[0]),
-            metrics_address=address_of(cluster_index, position, ports[1]),
+            address=address_of(cluster_index, position, port),
             cluster_index=cluster_index,
             incarnation=uuid.uuid4().hex,
         )
@@ -194,7 +191,7 @@ async def watch_as_many(scheduler: str, job_id: str, num_watchers: int) -> None:
 async def load(
     scheduler: dict[str, Any],
     edge_server: dict[str, Any],
-    ports: tuple[int, int],
+    port: int,
     job: JobConfig,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
@@ -203,11 +200,11 @@ async def load(
     Args:
         scheduler: The ready file of the scheduler.
         edge_server: That of the edge server.
-        ports: Those at which the imitated clusters serve calls and metrics.
+        port: That of the imitated clusters.
     """
     address = scheduler["address"]
     hosts = [
-        ImitatedHost(cluster_index, position, address, ports)
+        ImitatedHost(cluster_index, position, address, port)
         for cluster_index in range(job.clusters)
         for position in range(HOSTS_PER_CLUSTER)
     ]
@@ -365,9 +362,8 @@ def main() -> None:
             f"--scheduler={scheduler['address']}",
             f"--state-dir={folder}/edge",
         )
-        ports = clusters["port"], clusters["metrics_port"]
         job = make_job(folder, options.hosts // DEVICES_PER_CLUSTER)
-        found = asyncio.run(load(scheduler, edge_server, ports, job, options))
+        found = asyncio.run(load(scheduler, edge_server, clusters["port"], job, options))
     print(json.dumps(found, indent=2))
     if found["failures"] or found["failed_attempts"] or found["watching"]["failures"]:
         sys.exit(1)

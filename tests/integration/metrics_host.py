@@ -2,15 +2,24 @@
 
     python metrics_host.py HOST STAGE PREVIOUS_HOST
 
-It prints the address of its /metrics page. For a line "N PAUSE" on its standard input it counts N
+It prints the addresses of its gRPC server and of its /metrics page. For a line "N PAUSE" on its standard input it counts N
 micro-batches, PAUSE seconds apart, and then prints "done". An empty line ends it.
 """
 
 import sys
 import time
 
+import grpc
+
+from collapipe.rpc import Security, serve
 from collapipe.telemetry import metrics
 from collapipe.telemetry.exporter import serve_metrics
+from collapipe.telemetry_service import TelemetryServicer
+from collapipe.v1 import telemetry_pb2_grpc
+
+
+def _add_telemetry(server: grpc.Server, address: str) -> None:
+    telemetry_pb2_grpc.add_TelemetryServiceServicer_to_server(TelemetryServicer(), server)
 
 
 def main() -> None:
@@ -19,7 +28,8 @@ def main() -> None:
     incoming, outgoing = f"{previous}>{host}", f"{host}>{previous}"
     metrics.create_stage_series("0", stage)
     metrics.LINK_RATE_LIMIT_BPS.labels(outgoing).set(5e8)
-    print(serve_metrics("127.0.0.1:0"), flush=True)
+    server = serve("127.0.0.1:0", Security.insecure(), _add_telemetry)
+    print(server.address, serve_metrics("127.0.0.1:0"), flush=True)
     for line in sys.stdin:
         if not line.strip():
             break

@@ -12,10 +12,12 @@ import pytest
 from prometheus_server import INTERVAL_SECONDS, eventually, running_prometheus
 
 from collapipe.errors import PeerLostError
+from collapipe.rpc import ChannelPool, Security
+from collapipe.scheduler.scrape import ScrapeSource
 from collapipe.telemetry.estimates import Estimates, HostPrior, estimate
 from collapipe.telemetry.sources import Series, TelemetrySource
 from collapipe.telemetry.sources.prometheus import PrometheusSource
-from collapipe.telemetry.sources.scrape import ScrapeSource
+from collapipe.v1.scheduler_pb2 import Host
 
 MAX_AGE_SECONDS = 3.5
 HOSTS = ("control-unit-0", "device-0", "edge-server")
@@ -27,14 +29,14 @@ class MetricsHost:
 
     def __init__(self, host: str, stage: int, previous: str) -> None:
         script = Path(__file__).with_name("metrics_host.py")
-        self.host = host
         self._process = subprocess.Popen(
             [sys.executable, str(script), host, str(stage), previous],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.address = self._line()
+        address, metrics_address = self._line().split()
+        self.registered = Host(host_id=host, address=address, metrics_address=metrics_address)
 
     def start_work(self, micro_batches: int, pause: float = 0.0) -> None:
         assert self._process.stdin is not None
@@ -65,9 +67,9 @@ class Observed:
     def sources(self) -> tuple[TelemetrySource, TelemetrySource]:
         return self.prometheus, self.scrape
 
-    @property
-    def instances(self) -> dict[str, str]:
-        return {one.address: one.host for one in self.hosts}
+    def instances(self, source: TelemetrySource) -> dict[str, str]:
+        hosts = [one.registered for one in self.hosts]
+        return {getattr(host, source.instance_field): host.host_id for host in hosts}
 
     def work(self, micro_batches: int) -> None:
         for one in self.hosts:
@@ -79,11 +81,10 @@ class Observed:
         """Waits until both sources have scraped every living host `count` times since a time."""
 
         def done() -> bool:
-            windows = [source.window(since, time.time()) for source in self.sources]
             return all(
-                scrapes(window, address) >= count
-                for window in windows
-                for address in self.instances
+                scrapes(source.window(since, time.time()), address) >= count
+                for source in self.sources
+                for address in self.instances(source)
             )
 
         eventually(done)
@@ -93,7 +94,7 @@ class Observed:
         both = [
             estimate(
                 source.window(start, end),
-                self.instances,
+                self.instances(source),
                 PRIORS,
                 end=end,
                 max_age_seconds=MAX_AGE_SECONDS,
@@ -118,16 +119,22 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
         for stage, host in enumerate(HOSTS):
             hosts.append(MetricsHost(host, stage, HOSTS[stage - 1] if stage else "nobody"))
             stack.callback(hosts[-1].kill)
-        addresses = [one.address for one in hosts]
         server = stack.enter_context(running_prometheus(tmp_path_factory.mktemp("prometheus")))
-        server.scrape(addresses)
-        scrape = ScrapeSource(lambda: addresses, INTERVAL_SECONDS)
+        registered = [one.registered for one in hosts]
+        server.scrape(one.metrics_address for one in registered)
+        channels = ChannelPool(Security.insecure())
+        stack.callback(channels.close)
+        scrape = ScrapeSource(lambda: registered, channels, INTERVAL_SECONDS)
         stack.callback(scrape.close)
         yield Observed(hosts, PrometheusSource(server.url), scrape)
 
 
-def names_of(series: Sequence[Series]) -> set[tuple[str, str, object]]:
-    return {one.key for one in series}
+def names_of(
+    source: TelemetrySource, observed: Observed, start: float, end: float
+) -> set[tuple[str, str, object]]:
+    hosts = observed.instances(source)
+    series = source.window(start, end)
+    return {(hosts[one.instance], one.name, one.labels) for one in series}
 
 
 def without_memory(estimates: Estimates) -> Estimates:
@@ -145,9 +152,9 @@ def test_both_sources_give_the_same_estimates_of_the_same_window(observed: Obser
     observed.wait_for_scrapes(time.time())
     end = time.time()
 
-    asked, scraped = (source.window(start, end) for source in observed.sources)
-    assert names_of(asked) == names_of(scraped)
-    assert {one.instance for one in asked} == set(observed.instances)
+    asked, scraped = (names_of(source, observed, start, end) for source in observed.sources)
+    assert asked == scraped
+    assert {host for host, _, _ in asked} == set(HOSTS)
     by_prometheus, by_scraping = observed.estimates(start, end)
     # The counters no longer grow, so the times of the scrapes do not matter, and the estimates are equal to
     # the last bit.
@@ -209,10 +216,11 @@ def test_both_sources_have_no_data_of_a_host_that_died(observed: Observed) -> No
     assert by_scraping.hosts.keys() == {"control-unit-0", "edge-server"}
     assert "control-unit-0>device-0" not in by_scraping.links  # only its receiver measures goodput
     assert by_scraping.links["device-0>edge-server"].goodput_bps is not None
-    recent = [source.window(died + INTERVAL_SECONDS, end) for source in observed.sources]
-    for series in recent:
-        assert scrapes(series, observed.hosts[1].address) == 0
-        assert scrapes(series, observed.hosts[0].address) > 0
+    for source in observed.sources:
+        series = source.window(died + INTERVAL_SECONDS, end)
+        alive, dead, _ = observed.instances(source)
+        assert scrapes(series, dead) == 0
+        assert scrapes(series, alive) > 0
 
 
 def test_prometheus_that_ended_is_an_error_and_not_an_empty_window(tmp_path: Path) -> None:

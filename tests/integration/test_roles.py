@@ -18,6 +18,8 @@ from collapipe.v1 import (
     edge_server_pb2_grpc,
     scheduler_pb2,
     stage_pb2_grpc,
+    telemetry_pb2,
+    telemetry_pb2_grpc,
     trace_pb2,
     trace_pb2_grpc,
 )
@@ -141,7 +143,7 @@ def test_device_cannot_command_other_hosts(deployment: SecuredDeployment) -> Non
 
 
 @pytest.mark.parametrize("caller", ["me", "device-0-0"])
-def test_only_the_scheduler_reads_the_spans_of_a_host(
+def test_only_the_scheduler_reads_the_spans_and_metrics_of_a_host(
     deployment: SecuredDeployment, caller: str
 ) -> None:
     security = deployment.security(caller)
@@ -151,6 +153,9 @@ def test_only_the_scheduler_reads_the_spans_of_a_host(
             call(stub.ReadClock, trace_pb2.ReadClockRequest(), "device-0-1", 10)
         with pytest.raises(grpc.RpcError) as raised:
             next(stub.GetSpans(trace_pb2.GetSpansRequest(), timeout=10))
+        telemetry = telemetry_pb2_grpc.TelemetryServiceStub(channel)
+        with pytest.raises(NotPermittedError, match="/GetMetrics: .*, scheduler may"):
+            call(telemetry.GetMetrics, telemetry_pb2.GetMetricsRequest(), "device-0-1", 10)
     assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 

@@ -13,13 +13,13 @@ from collapipe.rpc import ChannelPool, serve
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.retention import Retention
+from collapipe.scheduler.scrape import ScrapeSource
 from collapipe.scheduler.servicer import SchedulerServicer
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.service_process import Running, ServiceSettings
 from collapipe.telemetry import metrics
 from collapipe.telemetry.sources import TelemetrySource
 from collapipe.telemetry.sources.prometheus import PrometheusSource
-from collapipe.telemetry.sources.scrape import ScrapeSource
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.traffic_shaping.pacing import PacedShaper
 from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver
@@ -38,7 +38,7 @@ class SchedulerSettings(ServiceSettings):
     )
     telemetry: Literal["scrape", "prometheus"] = Field(
         default="scrape",
-        description="Source of measurements: the scheduler scrapes the hosts itself, or queries Prometheus.",
+        description="Source of measurements: the scheduler asks the hosts itself, or queries Prometheus.",
     )
     prometheus_url: str = Field(
         default="http://127.0.0.1:9090",
@@ -93,7 +93,9 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     )
     channels = ChannelPool(settings.security, links)
     registry = HostRegistry()
-    telemetry = Telemetry(_source(settings, registry), settings.telemetry_interval_seconds)
+    telemetry = Telemetry(
+        _source(settings, registry, channels), settings.telemetry_interval_seconds
+    )
     metrics.create_scheduler_series(telemetry.source.name)
     metrics.watch_free_space(settings.state_dir)
     servicer = SchedulerServicer(
@@ -116,13 +118,15 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     def drain() -> None:
         servicer.close()
         server.drain()
-        channels.close()
         telemetry.source.close()
+        channels.close()
 
     return Running(server.address, drain)
 
 
-def _source(settings: SchedulerSettings, registry: HostRegistry) -> TelemetrySource:
+def _source(
+    settings: SchedulerSettings, registry: HostRegistry, channels: ChannelPool
+) -> TelemetrySource:
     if settings.telemetry == "prometheus":
         return PrometheusSource(settings.prometheus_url)
-    return ScrapeSource(registry.metrics_addresses, settings.telemetry_interval_seconds)
+    return ScrapeSource(registry.alive, channels, settings.telemetry_interval_seconds)

@@ -195,10 +195,6 @@ class HostRegistry:
                     return f"{status.host.host_id} is lost: {error}"
         return str(error)
 
-    def metrics_addresses(self) -> list[str]:
-        """Returns the addresses at which the living hosts serve /metrics."""
-        return [host.metrics_address for host in self.alive() if host.metrics_address]
-
     def _status(self, host: scheduler_pb2.Host) -> scheduler_pb2.HostStatus:
         status = scheduler_pb2.HostStatus(host=host, alive=self._is_alive(host))
         status.last_seen.CopyFrom(timestamp_after(-self._silence(host)))

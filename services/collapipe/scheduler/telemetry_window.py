@@ -49,11 +49,11 @@ class Telemetry:
             metrics.TELEMETRY_FAILURES.labels(self.source.name).inc()
             logger.warning("no telemetry from %s: %s", self.source.name, error)
             return None
-        host_ids = {
-            host.metrics_address: host_id
+        instances = {
+            host_id: getattr(host, self.source.instance_field)
             for host_id, host in hosts.by_id.items()
-            if host.metrics_address
         }
+        host_ids = {instance: host_id for host_id, instance in instances.items() if instance}
         return estimate(
             series,
             host_ids,

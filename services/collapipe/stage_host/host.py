@@ -22,6 +22,7 @@ from collapipe.stage_host.profile_servicer import ProfileServicer
 from collapipe.stage_host.registration import Registration
 from collapipe.stage_runtime.accelerator import choose_device
 from collapipe.telemetry.sensors import SensorReader
+from collapipe.telemetry_service import TelemetryServicer
 from collapipe.trace_service import TraceServicer
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.traffic_shaping.pacing import PacedShaper, Shaper
@@ -33,6 +34,7 @@ from collapipe.v1 import (
     link_pb2_grpc,
     profile_pb2_grpc,
     scheduler_pb2,
+    telemetry_pb2_grpc,
     trace_pb2_grpc,
 )
 from collapipe.weights.blob_cache import BlobCache
@@ -137,7 +139,7 @@ def start_stage_host(
     frozen: BlobCache,
     add_services: Callable[[grpc.Server, HostResources, str], None],
 ) -> Running:
-    """Serves blobs, profiles, link probes, spans and the services of a role, and registers with the scheduler.
+    """Serves blobs, profiles, link probes, spans, metrics and the services of a role, and registers with the scheduler.
 
     Args:
         host: The entry to register, with its role and cluster. This function fills in the rest.
@@ -172,6 +174,8 @@ def start_stage_host(
         link_pb2_grpc.add_LinkServiceServicer_to_server(LinkServicer(links, channels), server)
         profile_pb2_grpc.add_ProfileServiceServicer_to_server(ProfileServicer(resources), server)
         trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(), server)
+        telemetry = TelemetryServicer()
+        telemetry_pb2_grpc.add_TelemetryServiceServicer_to_server(telemetry, server)
         add_services(server, resources, host.address)
 
     server = serve(settings.listen, settings.security, add_all_services, links=links)

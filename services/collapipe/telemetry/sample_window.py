@@ -30,7 +30,7 @@ class SampleWindow:
 
     Args:
         series: From a `TelemetrySource`. Series of other instances than those in `hosts` are ignored.
-        hosts: Host ids by instance, the address of their metrics.
+        hosts: Host ids by instance.
         end: End of the window, in Unix seconds.
         max_age_seconds: Older gauges are not used. A host whose last sample is older is not used at all.
     """

@@ -77,6 +77,7 @@ class Source:
     """A telemetry source whose answer a test sets; without an answer it is down."""
 
     name: str = "scripted"
+    instance_field: str = "metrics_address"
     max_gap_seconds: float = 0.0
     pass_seconds: float = 0.0
     series: Sequence[Series] | None = None

@@ -164,14 +164,6 @@ def test_host_that_comes_back_after_a_restart_keeps_its_place() -> None:
     assert [(host.host_id, host.incarnation) for host in hosts] == [("a", "second"), ("b", "first")]
 
 
-def test_only_hosts_that_are_alive_and_serve_metrics_are_scraped() -> None:
-    registry, clock = registry_of("a", "b")
-    clock.now += 20
-    registry.register(Host(host_id="c", role=DEVICE_AGENT, metrics_address="c:2"))
-    registry.heartbeat("b", "first")
-    assert registry.metrics_addresses() == ["c:2"]
-
-
 # --- the hosts of a job
 
 

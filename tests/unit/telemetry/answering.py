@@ -1,11 +1,10 @@
 """An HTTP server whose answers a test chooses."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 Form = dict[str, list[str]]
 Answer = Callable[[Form], tuple[int, bytes]]
@@ -13,22 +12,16 @@ Answer = Callable[[Form], tuple[int, bytes]]
 
 
 @contextmanager
-def answering(answer: Answer, body_seconds: float = 0.0) -> Iterator[str]:
-    """Serves on a free port and yields "host:port". A body comes so long after its headers."""
+def answering(answer: Answer) -> Iterator[str]:
+    """Serves on a free port and yields "host:port"."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(urlsplit(self.path).query)
-
         def do_POST(self) -> None:
-            self._answer(self.rfile.read(int(self.headers["Content-Length"])).decode())
-
-        def _answer(self, query: str) -> None:
+            query = self.rfile.read(int(self.headers["Content-Length"])).decode()
             status, body = answer(parse_qs(query))
             try:
                 self.send_response(status)
                 self.end_headers()
-                time.sleep(body_seconds)
                 self.wfile.write(body)
             except OSError:
                 self.close_connection = True  # the client has gone

@@ -1,7 +1,6 @@
 """One HTTP request with limits on its time and its size."""
 
 import asyncio
-import time
 from typing import NamedTuple
 
 import httpx
@@ -14,8 +13,6 @@ class Response(NamedTuple):
 
     status: int
     body: bytes
-    body_seconds: float
-    """Time from the headers to the end of the body. It tells a slow link from a busy server."""
 
 
 def open_client() -> httpx.AsyncClient:
@@ -43,7 +40,6 @@ async def fetch(
 
     async def exchange() -> Response:
         response = await client.send(request, stream=True)
-        began_at = time.monotonic()
         body = bytearray()
         try:
             async for chunk in response.aiter_bytes():
@@ -55,7 +51,7 @@ async def fetch(
                     )
         finally:
             await response.aclose()
-        return Response(response.status_code, bytes(body), time.monotonic() - began_at)
+        return Response(response.status_code, bytes(body))
 
     url = request.url.copy_with(query=None)
     try:

@@ -48,6 +48,7 @@ class PrometheusSource:
     """
 
     name = "prometheus"
+    instance_field = "metrics_address"
     max_gap_seconds = 0.0
     pass_seconds = 0.0
 

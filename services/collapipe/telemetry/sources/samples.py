@@ -45,7 +45,7 @@ class Series:
     """The samples of one metric of one host, with one set of labels, over a window."""
 
     instance: str
-    """Address of the /metrics page, "host:port", as in the label `instance` of Prometheus."""
+    """Address of the host, "host:port": `TelemetrySource.instance_field` says which one."""
     name: str
     labels: Labels
     points: tuple[tuple[float, float], ...]
@@ -63,11 +63,15 @@ class Series:
 
 
 class TelemetrySource(Protocol):
-    """Something that keeps samples of the /metrics pages of hosts."""
+    """Something that keeps samples of the metrics of hosts."""
 
     @property
     def name(self) -> str:
         """Name in settings, logs and metrics."""
+
+    @property
+    def instance_field(self) -> str:
+        """The field of a registered host with the address that is the `instance` of its series."""
 
     @property
     def max_gap_seconds(self) -> float:

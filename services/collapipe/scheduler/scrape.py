@@ -1,0 +1,208 @@
+"""Telemetry that the scheduler scrapes itself, which is the default because it needs no other server."""
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from collapipe.errors import CollapipeError, InvalidInputError, PeerLostError
+from collapipe.rpc import ChannelPool, call
+from collapipe.telemetry.sources import NEEDED, Series
+from collapipe.telemetry.sources.samples import Labels, kept_labels
+from collapipe.v1 import scheduler_pb2, telemetry_pb2, telemetry_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+_MAX_PAGE_BYTES = 1 << 20
+_MAX_PAGE_SAMPLES = 5000
+"""Far more than a host has. Together with `keep_seconds`, both limit the memory of the scheduler."""
+
+_LEAST_LIMIT_SECONDS = 10.0
+"""A page may take at least this long, because a slow link carries other traffic, too."""
+_PAUSE_SHARE = 9.0
+"""After a page, its host is left alone for this multiple of the time that the link needed. So telemetry takes about a tenth
+of a slow link."""
+_MOST_PAUSE_SECONDS = 30.0
+
+_PAGES_PER_SECOND = 20
+"""Most pages in a second. Each takes time of the scheduler, which has heartbeats to answer, too."""
+_THREADS = 8
+"""Most pages at a time. Hosts that do not answer hold up the others only if they are more."""
+
+_REQUEST = telemetry_pb2.GetMetricsRequest(names=NEEDED)
+
+Page = dict[tuple[str, Labels], float]
+"""Values by name and labels."""
+
+
+@dataclass
+class _Scraped:
+    """What is known about a host with some address. A thread that scrapes it changes this."""
+
+    is_failing: bool = False
+    """Whether its last page failed. Only the first of several failures is logged."""
+    free_at: float = 0.0
+    """When it may be asked again. It is infinite until the present page ends."""
+
+
+class ScrapeSource:
+    """Asks all hosts for their metrics regularly, in threads, and keeps the samples for a while.
+
+    What a host answers to one such question is called a page. A host behind a slow link is scraped less often, and so is
+    each of more than 20 hosts. A host that does not answer has a gap in its samples.
+
+    Args:
+        hosts: Returns the hosts to scrape. A thread calls it in every interval.
+        interval_seconds: Least time between two scrapes of a host.
+        keep_seconds: How long samples are kept. A window cannot start earlier.
+
+    Raises:
+        InvalidInputError: Fewer than two scrapes would be kept.
+    """
+
+    name = "scrape"
+    instance_field = "address"
+
+    def __init__(
+        self,
+        hosts: Callable[[], Iterable[scheduler_pb2.Host]],
+        channels: ChannelPool,
+        interval_seconds: float = 1.0,
+        keep_seconds: float = 300.0,
+    ) -> None:
+        if not 0 < 2 * interval_seconds <= keep_seconds:
+            raise InvalidInputError(
+                f"scraping every {interval_seconds:g} s and keeping {keep_seconds:g} s leaves no two samples to "
+                "compare: scrape more often, or keep at least twice the interval"
+            )
+        self._limit_seconds = max(interval_seconds, _LEAST_LIMIT_SECONDS)
+        self.pass_seconds = 0.0
+        self._hosts = hosts
+        self._channels = channels
+        self._interval_seconds = interval_seconds
+        self._keep_seconds = keep_seconds
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, str, Labels], deque[tuple[float, float]]] = {}
+        self._closed = threading.Event()
+        self._pages = ThreadPoolExecutor(_THREADS, "page")
+        self._thread = threading.Thread(
+            target=self._scrape_until_closed, name="scrape", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def max_gap_seconds(self) -> float:
+        return self._limit_seconds + _MOST_PAUSE_SECONDS + self.pass_seconds
+
+    def window(self, start: float, end: float) -> Sequence[Series]:
+        if not self._thread.is_alive():
+            raise PeerLostError(
+                "", "the hosts are no longer scraped: the source was closed, or failed"
+            )
+        with self._lock:
+            windows = {
+                key: tuple(point for point in points if start <= point[0] <= end)
+                for key, points in self._kept.items()
+            }
+        return [Series(*key, points) for key, points in sorted(windows.items()) if points]
+
+    def close(self) -> None:
+        """Ends the scrapes. Pages that hosts are asked for at the moment end with the channels."""
+        self._closed.set()
+        self._thread.join()
+        self._pages.shutdown(wait=False, cancel_futures=True)
+
+    def _scrape_until_closed(self) -> None:
+        scraped: dict[str, _Scraped] = {}
+        due = time.monotonic()
+        while not self._closed.wait(due - time.monotonic()):
+            hosts = {host.address: host.host_id for host in self._hosts()}
+            scraped = {address: scraped.get(address) or _Scraped() for address in hosts}
+            self.pass_seconds = len(hosts) / _PAGES_PER_SECOND
+            for address, one in scraped.items():
+                if one.free_at <= time.monotonic():
+                    one.free_at = math.inf
+                    self._pages.submit(self._scrape, hosts[address], address, one)
+                    if self._closed.wait(1 / _PAGES_PER_SECOND):
+                        return
+            self._forget_old(time.time())
+            due = max(due + self._interval_seconds, time.monotonic())
+
+    def _scrape(self, host_id: str, address: str, scraped: _Scraped) -> None:
+        """Scrapes a host once, and says when it may be asked again."""
+        started = time.monotonic()
+        own_seconds = 0.0
+        try:
+            own_seconds = self._scrape_page(host_id, address)
+        except Exception as error:  # An error with one page must not end the other scrapes.
+            expected = isinstance(error, CollapipeError)
+            if not (scraped.is_failing or self._closed.is_set()):
+                logger.warning(
+                    "scraping %s fails: %s; the next message says when it works again",
+                    host_id,
+                    error if expected else f"{type(error).__name__}: {error}",
+                    exc_info=not expected,
+                )
+            scraped.is_failing = True
+        else:
+            if scraped.is_failing:
+                logger.info("scraping %s works again", host_id)
+            scraped.is_failing = False
+        now = time.monotonic()
+        # Without an answer, the link may have been too slow. A host may also claim any time of its own.
+        link_seconds = max(0.0, now - started - own_seconds)
+        scraped.free_at = now + min(_PAUSE_SHARE * link_seconds, _MOST_PAUSE_SECONDS)
+
+    def _scrape_page(self, host_id: str, address: str) -> float:
+        """Returns how long the host says that it needed, in seconds."""
+        # As Prometheus does: the time of a sample is the start of its scrape, in whole milliseconds.
+        started = round(time.time(), 3)
+        stub = telemetry_pb2_grpc.TelemetryServiceStub(self._channels.channel(address))
+        answer = call(stub.GetMetrics, _REQUEST, host_id, self._limit_seconds)
+        page = read_page(answer, host_id)
+        with self._lock:
+            for (name, labels), value in page.items():
+                points = self._kept.setdefault((address, name, labels), deque())
+                if not points or points[-1][0] < started:  # Otherwise the clock was set back.
+                    points.append((started, value))
+        return answer.seconds
+
+    def _forget_old(self, now: float) -> None:
+        with self._lock:
+            for key, points in list(self._kept.items()):
+                while points and points[0][0] < now - self._keep_seconds:
+                    points.popleft()
+                while points and points[-1][0] > now:  # The clock was set back.
+                    points.pop()
+                if not points:
+                    del self._kept[key]
+
+
+def read_page(answer: telemetry_pb2.GetMetricsResponse, host_id: str) -> Page:
+    """Returns the needed samples of a host, without those about links between other hosts.
+
+    Raises:
+        InvalidInputError: The answer is larger than that of any host.
+    """
+    if len(answer.samples) > _MAX_PAGE_SAMPLES or answer.ByteSize() > _MAX_PAGE_BYTES:
+        raise InvalidInputError(
+            f"{host_id} sent {len(answer.samples)} samples in {answer.ByteSize()} bytes, and the limits are "
+            f"{_MAX_PAGE_SAMPLES} and {_MAX_PAGE_BYTES}: check what runs there"
+        )
+    return {
+        (sample.name, kept_labels(sample.labels)): sample.value
+        for sample in answer.samples
+        if sample.name in NEEDED and _is_about(sample, host_id)
+    }
+
+
+def _is_about(sample: telemetry_pb2.MetricSample, host_id: str) -> bool:
+    """Returns whether a sample is about a host, or about a link from or to it."""
+    if "link" not in sample.labels:
+        return True
+    sender, _, receiver = sample.labels["link"].partition(">")
+    return host_id in (sender, receiver)
