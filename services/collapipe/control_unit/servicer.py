@@ -51,6 +51,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
 
         def work(emit: Callable[[control_unit_pb2.PrepareDataResponse], None]) -> None:
             job = JobConfig.from_json(request.job.config_json)
+            self._resources.check_files(job, request.cluster_index)
             store = self._stores.store(request.job.job_id)
             vocabulary = None
             if request.HasField("vocabulary"):

@@ -98,6 +98,11 @@ class StageHostSettings(ServiceSettings):
         description="Directory of its state. A device keeps only frozen weights there; without it, it fetches them again "
         "after a restart.",
     )
+    data_root: Path | None = Field(
+        default=None,
+        description="Folder outside of which no job reads files here, but for --model-dir. Set it wherever others may submit jobs: "
+        "without it, a job reads every file that the user of the service can read.",
+    )
     model_dir: Path | None = Field(
         default=None,
         description="Folder of pretrained directories. If one has the name of the job's, frozen weights are read there instead "
@@ -167,7 +172,14 @@ def start_stage_host(
         links.host_id = host.host_id
         processor = choose_device(settings.device)
         resources = HostResources(
-            processor, channels, links, frozen, stores, host.busy_watts, settings.model_dir
+            processor,
+            channels,
+            links,
+            frozen,
+            stores,
+            host.busy_watts,
+            settings.model_dir,
+            settings.data_root,
         )
         blobs = BlobServicer(resources.find_blob, links)
         blob_pb2_grpc.add_BlobServiceServicer_to_server(blobs, server)
