@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from collapipe.certificates import Role
-from collapipe.certificates.identity import OF_THIS_MACHINE, read_host
+from collapipe.certificates.identity import OF_THIS_MACHINE
 from collapipe.emulation.device_profiles import DeviceProfile, device_profile
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError
@@ -229,8 +229,11 @@ def _reachable(metrics_address: str, address: str) -> str:
     own_host = address.rpartition(":")[0]
     if host in ("0.0.0.0", "[::]", ""):
         return f"{own_host}:{port}" if port else ""
-    is_local = read_host(host) in OF_THIS_MACHINE and read_host(own_host) not in OF_THIS_MACHINE
-    return "" if is_local else metrics_address
+    return "" if _is_local(host) and not _is_local(own_host) else metrics_address
+
+
+def _is_local(host: str) -> bool:
+    return host.strip("[]") in OF_THIS_MACHINE or host.startswith("127.")
 
 
 def choose_shaper(settings: StageHostSettings) -> Shaper:
