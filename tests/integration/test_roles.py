@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from reference.tiny_jobs import make_job
 from unit.rpc.authorities import Unchecked
 
 from collapipe.certificates import Role
-from collapipe.errors import NotPermittedError, PeerLostError
-from collapipe.rpc import Security, call, open_channel
+from collapipe.errors import NotFoundError, NotPermittedError, PeerLostError
+from collapipe.rpc import Security, call, open_channel, sign_grant
+from collapipe.rpc.permissions import ANYBODY, PERMISSIONS
 from collapipe.v1 import (
     edge_server_pb2,
     edge_server_pb2_grpc,
@@ -24,7 +26,14 @@ from collapipe.v1 import (
     trace_pb2_grpc,
 )
 from collapipe.v1.control_unit_pb2_grpc import ControlUnitServiceStub
+from collapipe.v1.plan_pb2 import Attempt, Grant, Plan, SignedGrant, Stage
 from collapipe.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from collapipe.v1.stage_pb2 import (
+    ConfigureStage,
+    ExchangeActivationsRequest,
+    OpenLink,
+    RunStageRequest,
+)
 from integration.secured import SecuredDeployment, collapipe
 
 HOSTS = {"edge-server", "control-unit-0", "device-0-0", "device-0-1"}
@@ -74,6 +83,114 @@ def test_job_trains_over_mutual_tls_with_a_device_that_joined(
     assert any(path.name == "model.safetensors" for path in files)
     assert set(spans) == HOSTS | {"scheduler"}
     assert all(message.spans and not message.missing for message in spans.values())
+
+
+CALLERS = {
+    Role.SCHEDULER: "scheduler",
+    Role.EDGE_SERVER: "edge-server",
+    Role.CONTROL_UNIT: "control-unit-0",
+    Role.DEVICE_AGENT: "device-0-0",
+    Role.CLIENT: "me",
+}
+SERVERS = {
+    "SchedulerService": "scheduler",
+    "ControlUnitService": "control-unit-0",
+    "EdgeServerService": "edge-server",
+}
+"""Every other service is one of all stage hosts."""
+
+
+@pytest.mark.parametrize(
+    # The authority asks for no certificate, and checks tokens.
+    "service",
+    [name for name, methods in PERMISSIONS.items() if ANYBODY not in methods.values()],
+)
+@pytest.mark.parametrize("role", CALLERS)
+def test_each_role_may_call_what_the_table_says_even_before_it_sends_a_message(
+    deployment: SecuredDeployment, service: str, role: Role
+) -> None:
+    methods = PERMISSIONS[service]
+    address = deployment.addresses[SERVERS.get(service.rpartition(".")[2], "device-0-1")]
+    expected = Role.SCHEDULER if "SchedulerService" in service else None
+    with open_channel(address, deployment.security(CALLERS[role]), expected) as channel:
+        refused = set()
+        for method in methods:
+            calling: Any = channel.stream_stream(f"/{service}/{method}")
+            call = calling(iter(()), timeout=20)
+            with suppress(grpc.RpcError):
+                list(call)
+            if call.code() is grpc.StatusCode.PERMISSION_DENIED:
+                refused.add(method)
+    assert refused == {method for method, roles in methods.items() if role not in roles}
+
+
+def test_control_unit_of_another_cluster_can_neither_run_a_stage_nor_disturb_a_job(
+    deployment: SecuredDeployment, tmp_path: Path
+) -> None:
+    holder = "control-unit:control-unit-9"
+    collapipe("certs", "issue", str(deployment.authority), holder)
+    stranger = deployment.security("control-unit-9")
+    attempt = Attempt(job_id="job", round_index=2**31, attempt=2**31)
+    stages = [
+        Stage(host_id="control-unit-9", stop_unit=1),
+        Stage(host_id="device-0-0", start_unit=1),
+    ]
+    grant = Grant(attempt=attempt, plan=Plan(stages=stages))
+    for signed in (SignedGrant(grant=grant.SerializeToString()), sign_grant(stranger, grant)):
+        configure = ConfigureStage(attempt=attempt, plan=grant.plan, stage_index=1, grant=signed)
+        with open_channel(deployment.addresses["device-0-0"], stranger) as channel:
+            call = stage_pb2_grpc.StageServiceStub(channel).RunStage(
+                iter([RunStageRequest(configure=configure)]), timeout=20
+            )
+            with pytest.raises(grpc.RpcError) as raised:
+                next(call)
+        assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert "grant" in str(raised.value.details())
+    job = make_job(tmp_path, devices_per_cluster=2, training={"rounds": 1, "local_steps": 1})
+    with deployment.client() as client:
+        job_id = client.submit(job)
+        states = [event.status.state for event in client.watch(job_id) if event.HasField("status")]
+    assert states[-1] == scheduler_pb2.JOB_STATE_SUCCEEDED
+
+
+def test_only_the_stage_before_may_open_a_stream_to_a_stage(
+    deployment: SecuredDeployment, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path, devices_per_cluster=2, training={"rounds": 1000, "local_steps": 20})
+    deadline = time.monotonic() + 60
+    code = None
+    with deployment.client() as client:
+        job_id = client.submit(job)
+        try:
+            # Between two rounds, no stage expects a stream.
+            while code is not grpc.StatusCode.PERMISSION_DENIED:
+                assert time.monotonic() < deadline, code
+                (status,) = (one for one in client.jobs() if one.job_id == job_id)
+                try:
+                    (plan,) = client.plans(job_id, status.num_rounds_committed)
+                except NotFoundError:  # This round is not planned yet.
+                    continue
+                attempt = Attempt(
+                    job_id=job_id, round_index=status.num_rounds_committed, plan_id=plan.plan_id
+                )
+                # The stage before is the other device.
+                opening = OpenLink(attempt=attempt, stage_index=2)
+                with open_channel(
+                    plan.stages[2].address, deployment.security("control-unit-0")
+                ) as channel:
+                    call = stage_pb2_grpc.StageServiceStub(channel).ExchangeActivations(
+                        iter([ExchangeActivationsRequest(open=opening)]), timeout=20
+                    )
+                    with pytest.raises(grpc.RpcError) as raised:
+                        next(call)
+                code = raised.value.code()
+                assert code in (
+                    grpc.StatusCode.PERMISSION_DENIED,
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                )
+        finally:
+            client.cancel(job_id)
+    assert f"may not speak for '{plan.stages[1].host_id}'" in str(raised.value.details())
 
 
 def test_process_takes_its_name_from_its_certificate(deployment: SecuredDeployment) -> None:

@@ -29,7 +29,7 @@ _BACKDATED = datetime.timedelta(days=1)
 _RENEWED_FROM = 2 / 3
 """Share of its life after which a certificate is renewed."""
 
-_UNREADABLE = (
+UNREADABLE = (
     ValueError,
     TypeError,
     UnsupportedAlgorithm,
@@ -118,7 +118,7 @@ def read_certificate(data: bytes) -> x509.Certificate:
         if data.startswith(b"-----"):
             return x509.load_pem_x509_certificate(data)
         return x509.load_der_x509_certificate(data)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise InvalidInputError(f"not a certificate ({error})") from None
 
 
@@ -224,7 +224,7 @@ def read_request(data: bytes) -> Request:
         if not request.is_signature_valid:
             raise InvalidInputError("the signing request is signed with another key than its own")
         extensions = list(request.extensions)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise InvalidInputError(f"not a signing request ({error})") from None
     others = [
         e.oid.dotted_string

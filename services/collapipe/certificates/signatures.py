@@ -6,8 +6,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from collapipe.certificates.identity import Identity
+from collapipe.certificates.identity import Identity, Role
 from collapipe.certificates.pki import (
+    UNREADABLE,
     der,
     identity_of,
     is_signed_by,
@@ -36,17 +37,41 @@ class Signer:
         return self._key.sign(data, _ALGORITHM)
 
 
+def check_signature(
+    data: bytes, signature: bytes, certificate: bytes, ca: bytes, role: Role
+) -> None:
+    """Refuses data that nobody with a role has signed.
+
+    Args:
+        certificate: Of the signer, in DER.
+        ca: Certificate of the authority, in PEM.
+
+    Raises:
+        NotPermittedError: The signature is wrong, or the authority's certificate of the signer is missing, of another role or not
+            valid now.
+    """
+    identity, born, ends = _check(data, signature, certificate, ca, role)
+    if not born <= utc_now().timestamp() <= ends:
+        raise NotPermittedError(
+            f"the certificate of {identity}, which has signed a grant, is not valid now: renew it, and check the clocks of both "
+            "machines"
+        )
+
+
 @lru_cache(64)  # Every push and every session of a round shows the same grant.
-def _signer_of(
-    data: bytes, signature: bytes, certificate: bytes, ca: bytes
+def _check(
+    data: bytes, signature: bytes, certificate: bytes, ca: bytes, role: Role
 ) -> tuple[Identity, float, float]:
+    """Returns the signer, and when its certificate begins and ends."""
     try:
         presented = read_certificate(certificate)
         identity, key = identity_of(presented), presented.public_key()
-    except InvalidInputError as error:
+    except (InvalidInputError, *UNREADABLE) as error:
         raise NotPermittedError(f"a grant has no certificate of its signer: {error}") from None
     if identity is None or not isinstance(key, ec.EllipticCurvePublicKey):
         raise NotPermittedError("a grant is signed with a certificate without a role")
+    if identity.role is not role:
+        raise NotPermittedError(f"{identity} has signed a grant, but only a {role.value} may")
     if not is_signed_by(presented, read_certificate(ca)):
         raise NotPermittedError(
             f"a grant is signed by {identity} of another authority: all hosts need certificates of one authority"
@@ -59,22 +84,3 @@ def _signer_of(
         ) from None
     born, ends = presented.not_valid_before_utc, presented.not_valid_after_utc
     return identity, born.timestamp(), ends.timestamp()
-
-
-def signer_of(data: bytes, signature: bytes, certificate: bytes, ca: bytes) -> Identity:
-    """Returns who has signed data.
-
-    Args:
-        certificate: Of the signer, in DER.
-        ca: Certificate of the authority, in PEM.
-
-    Raises:
-        NotPermittedError: The signature is wrong, or the authority's certificate of the signer is missing or not valid now.
-    """
-    identity, born, ends = _signer_of(data, signature, certificate, ca)
-    if not born <= utc_now().timestamp() <= ends:
-        raise NotPermittedError(
-            f"the certificate of {identity}, which has signed a grant, is not valid now: renew it, and check the clocks of both "
-            "machines"
-        )
-    return identity

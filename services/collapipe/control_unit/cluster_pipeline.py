@@ -225,7 +225,7 @@ class ClusterPipeline:
         A round that is committed already pushes nothing.
 
         Args:
-            num_samples: Training rows of the cluster.
+            num_samples: Weight of the cluster in the average.
 
         Returns:
             The state of every unit, in order, and what each host pushed to the edge server.

@@ -160,20 +160,28 @@ class ClusterRound:
         num_updates = num_micro_batches if training.update_per == "micro_batch" else 1
         size = num_micro_batches // num_updates
 
-        def draw_updates() -> Iterator[Sequence[MicroBatch]]:
-            nonlocal cursor
-            for step in range(self._request.local_steps):
-                if step and self._ends_early.is_set():
-                    return
+        def draw_mini_batches() -> Iterator[tuple[Sequence[MicroBatch], Cursor]]:
+            after = cursor
+            for _ in range(self._request.local_steps):
                 with SPANS.span("data", "draw a mini-batch"):
-                    indices, cursor = draw(
-                        self._job.seed, self._cluster_index, cursor, training.mini_batch
+                    indices, after = draw(
+                        self._job.seed, self._cluster_index, after, training.mini_batch
                     )
                     batch = self._task.micro_batches(indices, num_micro_batches)
-                yield from (batch[i : i + size] for i in range(0, num_micro_batches, size))
+                yield batch, after
+
+        def updates() -> Generator[Sequence[MicroBatch], None, None]:
+            nonlocal cursor
+            is_first = True
+            with closing(_one_ahead(draw_mini_batches())) as mini_batches:
+                for batch, after in mini_batches:
+                    if self._ends_early.is_set() and not is_first:
+                        return
+                    cursor, is_first = after, False
+                    yield from (batch[i : i + size] for i in range(0, num_micro_batches, size))
 
         self._training_started = time.perf_counter()
-        with closing(_one_ahead(draw_updates())) as batches:
+        with closing(updates()) as batches:
             for loss, norm in self._pipeline.train(batches):
                 summary.losses.append(loss)
                 summary.gradient_norms.append(norm)

@@ -40,7 +40,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         self._one_attempt = threading.Lock()
         self._latest: dict[str, plan_pb2.Attempt] = {}
         self._round: ClusterRound | None = None
-        """The attempt at a round that ran last."""
+        """The attempt at a round that runs."""
         self._copy: MomentCopy | None = None
         stores.delete(_EVALUATED)  # An earlier process may have died meanwhile.
 
@@ -51,6 +51,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
 
         def work(emit: Callable[[control_unit_pb2.PrepareDataResponse], None]) -> None:
             job = JobConfig.from_json(request.job.config_json)
+            self._resources.check_files(job, request.cluster_index)
             store = self._stores.store(request.job.job_id)
             vocabulary = None
             if request.HasField("vocabulary"):
@@ -88,7 +89,10 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             with self._one_attempt:
                 self._refuse_old_attempt(request.attempt, context)
                 self._round = self._open(request)
-                attempt.run(self._round, emit)
+                try:
+                    attempt.run(self._round, emit)
+                finally:
+                    self._round = None
 
         with self._stores.using(request.attempt.job_id):
             yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)

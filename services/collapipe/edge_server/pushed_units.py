@@ -432,13 +432,16 @@ def _average(
     """
     weights = [_weights(push) for push in pushes]
     digests = tuple(digest for _, digest in weights)
-    norms = {digest: _norm_of_change(path, before) for path, digest in weights}
+    norms: dict[str, float] = {}
+    for path, digest in weights:
+        if digest not in norms:
+            norms[digest] = _norm_of_change(path, before)
     changes = tuple(norms[digest] for digest in digests)
     if len(norms) == 1:  # Equal states are their own average.
         return Averaged(*weights[0], digests, changes)
     shares = bounded_weights([push.num_samples for push in pushes], averaging.max_share)
     num_trimmed = averaging.trimmed_clusters if averaging.rule == "trimmed_mean" else None
-    slice_bytes = _SLICE_BYTES
+    scales, slice_bytes = clipping_scales(changes), _SLICE_BYTES
     if averaging.rule in (
         "trimmed_mean",
         "median",
@@ -458,7 +461,6 @@ def _average(
                 slices = (_read_slice(file, dtype, count) for file in files)
                 if averaging.rule == "clipped_mean":
                     base_slice = _read_slice(base, dtype, count)
-                    scales = clipping_scales(changes)
                     averaged = clipped_average(base_slice, slices, shares, scales)
                 elif averaging.rule == "mean":
                     averaged = federated_average(slices, shares)

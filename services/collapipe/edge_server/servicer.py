@@ -53,6 +53,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 store_blob(store, self._channels, source.digest, [source.address])
                 model = self._model(job_id)
                 job = JobConfig.from_json(request.job.config_json)
+                self._resources.check_files(job)
                 vocabulary = store.read_checked(source.digest)
                 model.prepare(job_id, job, list(request.labels), vocabulary)
                 spec, num_blocks = model.model_spec()
@@ -120,7 +121,8 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 _refuse_if_alone(context)
                 model = self._model(request.job_id)
                 commit = model.roll_back(request.num_rounds, request.attempt)
-            emit(edge_server_pb2.RollBackResponse(commit=commit))
+                stored_bytes = model.stored_bytes()
+            emit(edge_server_pb2.RollBackResponse(commit=commit, stored_bytes=stored_bytes))
 
         yield from work_with_signs_of_life(
             work, edge_server_pb2.RollBackResponse, _finish_anyway, context

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from collapipe.certificates.identity import Identity, Role
-from collapipe.certificates.signatures import Signer, signer_of
+from collapipe.certificates.signatures import Signer, check_signature
 from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
 
 logger = logging.getLogger(__name__)
@@ -167,15 +167,13 @@ class Security:
         assert contents is not None
         return contents.signer.sign(data), contents.signer.certificate
 
-    def signer(self, data: bytes, signature: bytes, certificate: bytes) -> Identity:
-        """Returns who has signed data. Not for plain text.
-
-        Raises:
-            NotPermittedError: The signature is wrong, or the certificate is not one of the own authority that is valid now.
-        """
+    def check_signature(
+        self, data: bytes, signature: bytes, certificate: bytes, role: Role
+    ) -> None:
+        """Refuses data that nobody with a role has signed; raises `NotPermittedError`. Not for plain text."""
         contents = self._contents()
         assert contents is not None
-        return signer_of(data, signature, certificate, contents.ca)
+        check_signature(data, signature, certificate, contents.ca, role)
 
     def _contents(self) -> _Contents | None:
         """Returns the contents of the files, and reads them again if they have changed; `None` for plain text.

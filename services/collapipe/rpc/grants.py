@@ -30,11 +30,7 @@ def check_grant(security: Security, signed: plan_pb2.SignedGrant) -> plan_pb2.Gr
         NotPermittedError: The grant is malformed or, unless hosts use plain text, not signed by a scheduler.
     """
     if not security.is_insecure:
-        signer = security.signer(signed.grant, signed.signature, signed.certificate)
-        if signer.role is not Role.SCHEDULER:
-            raise NotPermittedError(
-                f"{signer} has signed the grant of an attempt, but only the scheduler may: submit jobs to the scheduler"
-            )
+        security.check_signature(signed.grant, signed.signature, signed.certificate, Role.SCHEDULER)
     return _parse(signed.grant)
 
 

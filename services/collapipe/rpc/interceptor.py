@@ -59,6 +59,10 @@ class CallInterceptor(grpc.ServerInterceptor):
         self._silent_calls = SilentCalls()
         self._pools: dict[str, ThreadPoolExecutor] = {}
 
+    def close(self) -> None:
+        """Ends the thread that looks after calls. Those in progress go on."""
+        self._silent_calls.close()
+
     def intercept_service(
         self,
         continuation: "Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None]",

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from collapipe.certificates.identity import OF_THIS_MACHINE, Identity, Role
+from collapipe.certificates.identity import OF_THIS_MACHINE, Identity, Role, read_host
 from collapipe.errors import NotPermittedError
 
 ANYBODY = frozenset(Role)
@@ -119,6 +119,7 @@ def check_addresses(context: grpc.ServicerContext, addresses: Iterable[str]) -> 
 
     Raises:
         NotPermittedError: The host of an address is not in the certificate. Or it is this machine, and the caller is another.
+        InvalidInputError: An address has no name of a host.
     """
     if not _is_tls(context):
         return
@@ -126,11 +127,11 @@ def check_addresses(context: grpc.ServicerContext, addresses: Iterable[str]) -> 
     if not context.peer().startswith(_FROM_THIS_MACHINE):
         hosts -= OF_THIS_MACHINE
     for address in addresses:
-        host = address.rpartition(":")[0].removeprefix("[").removesuffix("]").lower()
+        host = read_host(address.rpartition(":")[0])
         if host not in hosts:
             raise NotPermittedError(
                 f"{_identity(context)} may not use the address {address}: its certificate has the hosts "
-                f"{', '.join(sorted(hosts))}; set --advertise to one of them, or get a certificate with --address {host}"
+                f"{', '.join(sorted(hosts))}; set --advertise and --metrics-listen to one of them, or get a certificate with --address {host}"
             )
 
 

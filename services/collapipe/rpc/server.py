@@ -20,17 +20,23 @@ class Server:
     """A running server."""
 
     def __init__(
-        self, server: grpc.Server, address: str, health_servicer: health.HealthServicer
+        self,
+        server: grpc.Server,
+        address: str,
+        health_servicer: health.HealthServicer,
+        interceptor: CallInterceptor,
     ) -> None:
         self.address = address
         """The "host:port" at which it serves, with the real port instead of port 0."""
         self._server = server
         self._health = health_servicer
+        self._interceptor = interceptor
 
     def drain(self, seconds: float = _DRAIN_SECONDS) -> None:
         """Reports NOT_SERVING and refuses new calls. Calls in progress get some seconds to end."""
         self._health.enter_graceful_shutdown()
         self._server.stop(seconds).wait()
+        self._interceptor.close()
 
 
 def serve(
@@ -54,9 +60,10 @@ def serve(
     # The interceptor gives each method threads of its own. Only health checks use this one, so a server whose calls are
     # all busy is still healthy.
     health_pool = ThreadPoolExecutor(1, thread_name_prefix="health")
+    interceptor = CallInterceptor(None if security.is_insecure else permissions, links)
     server = grpc.server(
         health_pool,
-        interceptors=[CallInterceptor(None if security.is_insecure else permissions, links)],
+        interceptors=[interceptor],
         options=SERVER_OPTIONS if security.asks_callers else PUBLIC_SERVER_OPTIONS,
     )
     health_servicer = health.HealthServicer(
@@ -83,4 +90,4 @@ def serve(
     add_services(server, address)
     server.start()
     health_servicer.set("", health_pb2.HealthCheckResponse.SERVING)
-    return Server(server, address, health_servicer)
+    return Server(server, address, health_servicer, interceptor)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import grpc
 
-from collapipe.errors import CancelledError, WrongStateError
+from collapipe.errors import CancelledError, PeerLostError
 
 FIRST_MESSAGE_SECONDS = 60.0
 """A caller has so long for its first message. At 64 kbit/s, full queues delay a message by 8 s."""
 
-MOST_SILENT_CALLS = 8
+MOST_SILENT_CALLS = 16
 """Calls of one caller to one method that may wait for their first message at the same time. It comes with the call, so an honest
-caller has hardly any."""
+caller has few. Other calls of a method have 64 threads."""
 
 
 @dataclass(eq=False)
@@ -38,6 +38,7 @@ class SilentCalls:
         self._calls: dict[_SilentCall, None] = {}
         """Oldest first. All have the same time, so they are given up in this order."""
         self._numbers: Counter[tuple[str, str]] = Counter()
+        self._closed = False
         threading.Thread(target=self._give_up, name="silent calls", daemon=True).start()
 
     @contextmanager
@@ -45,15 +46,16 @@ class SilentCalls:
         """Counts a call as silent within the block, and ends it if that takes too long.
 
         Raises:
-            WrongStateError: The caller has too many silent calls.
+            PeerLostError: The caller has too many silent calls at the moment.
             CancelledError: The first message did not come in time.
         """
         call = _SilentCall(context, time.monotonic() + self._seconds)
         with self._changed:
             if self._numbers[method, caller] >= self._most:
-                raise WrongStateError(
+                raise PeerLostError(
+                    "",
                     f"{caller} has {self._most} calls of {method} that have sent no message, and may not have more: send a "
-                    "message right after opening a call, or end it"
+                    "message right after opening a call, and try again",
                 )
             self._numbers[method, caller] += 1
             self._calls[call] = None
@@ -73,11 +75,19 @@ class SilentCalls:
                     "call"
                 )
 
+    def close(self) -> None:
+        """Ends the thread that gives up calls."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
     def _give_up(self) -> None:
         while True:
             with self._changed:
-                while not self._calls:
+                while not (self._calls or self._closed):
                     self._changed.wait()
+                if self._closed:
+                    return
                 oldest = next(iter(self._calls))
                 left = oldest.gives_up_at - time.monotonic()
                 if left > 0:

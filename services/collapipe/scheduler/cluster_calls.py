@@ -37,8 +37,8 @@ class ClusterCalls:
         self._calls = calls
         self._running: dict[int, Any] = {}
         """The last call of each cluster, by its index."""
-        self._asked_to_end: dict[tuple[int, int], Any] = {}
-        """Calls that end the training of a cluster early, by its index and the round."""
+        self._asked_to_end: dict[int, tuple[plan_pb2.Attempt, Any]] = {}
+        """The last attempt that each cluster was asked to end early, with the call, by its index."""
         self.evaluations = kept.evaluations if kept else Evaluations(job.task.kind, job.clusters)
         self.has_copy: set[int] = set()
         """Indices of the clusters whose control units have the optimizer states of the present candidate."""
@@ -85,20 +85,15 @@ class ClusterCalls:
         """Asks control units to train no further mini-batches. Asks again, when called again, if a control unit did not know
         the attempt yet."""
         for index in clusters:
-            asked = self._asked_to_end.get((index, attempt.round_index))
-            if asked is not None and not (asked.done() and asked.exception()):
+            asked = self._asked_to_end.get(index)
+            if asked and asked[0] == attempt and not (asked[1].done() and asked[1].exception()):
                 continue
             control_unit = self._planner.hosts.clusters[index].control_unit
             channel = self._channels.channel(control_unit.address)
             stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
             request = control_unit_pb2.EndTrainingRequest(attempt=attempt)
             call = stub.EndTraining.future(request, timeout=_END_TRAINING_SECONDS)
-            self._asked_to_end = {
-                key: call
-                for key, call in self._asked_to_end.items()
-                if key[1] == attempt.round_index
-            }
-            self._asked_to_end[index, attempt.round_index] = call
+            self._asked_to_end[index] = attempt, call
 
     def stop(self, clusters: Iterable[int]) -> None:
         """Ends the calls of clusters, as far as they have begun."""

@@ -7,7 +7,7 @@ the hosts that are there then.
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from collapipe.errors import (
     AttemptFailedError,
@@ -89,7 +89,7 @@ class JobRunner:
         self._not_finite: set[str] = set()
         """Hosts that sent values that are not finite."""
         self._blamed: dict[str, str] = {}
-        """Processes that others could not reach, by host id."""
+        """Processes of devices that others could not reach, by host id."""
         self._num_infeasible = 0
         """Attempts in a row without a plan."""
         self._failure = ""
@@ -189,8 +189,9 @@ class JobRunner:
                 self._not_finite.add(failure.host_id)
             if isinstance(failure, PeerLostError):
                 self._registry.suspect(failure.host_id, f"job {self.job_id}: {failure}")
-                if self._planner and (host := self._planner.hosts.by_id.get(failure.host_id)):
-                    self._blamed[host.host_id] = host.incarnation
+                for device in self._planner.hosts.devices if self._planner else ():
+                    if failure.host_id in (device.host_id, device.address):
+                        self._blamed[device.host_id] = device.incarnation
             no_plan = isinstance(failure, (InfeasibleError, InvalidInputError))
             if no_plan and self._newcomers:
                 names = ", ".join(sorted(self._newcomers))
@@ -228,6 +229,9 @@ class JobRunner:
         self._close_planner()
         self._progress.set_state(scheduler_pb2.JOB_STATE_PREPARING, "profiling devices")
         stored = self._progress.jobs.planner_state(self.job_id)
+        if stored is not None:
+            for host_id in self._unreachable_among(hosts.devices):
+                stored.knowledge.forget_links(host_id)
         planner = self._planner = self._calls.run_detached(
             lambda: Planner.for_job(
                 self._job,
@@ -390,10 +394,9 @@ class JobRunner:
                 raise WrongStateError(f"{host_id} was restarted")
         hosts, missing = self._choose(fewer=True)
         if hosts is not None:
-            for host_id in hosts.by_id.keys() - before.by_id.keys():
-                # It was not restarted, so some link may still be cut.
-                if self._blamed.pop(host_id, "") == hosts.by_id[host_id].incarnation:
-                    planner.forget_links(host_id)
+            new = [d for d in hosts.devices if d.host_id not in before.by_id]
+            for host_id in self._unreachable_among(new):
+                planner.forget_links(host_id)
             planner.take_hosts(hosts)
             self._lacking = self._missing_of(planner.hosts, missing)
             used = {name for names in self._used.values() for name in names}
@@ -410,6 +413,11 @@ class JobRunner:
         self._look_around()
         without = f"runs without {', '.join(map(str, self._lacking))}" if self._lacking else ""
         self._say(scheduler_pb2.JOB_STATE_RUNNING, without)
+
+    def _unreachable_among(self, devices: Iterable[scheduler_pb2.Host]) -> list[str]:
+        """Returns the ids of devices that others could not reach, once for each time. Some link of theirs may still be cut, unless
+        they were restarted."""
+        return [d.host_id for d in devices if self._blamed.pop(d.host_id, "") == d.incarnation]
 
     def _look_around(
         self, lacking: Sequence[str | Gap] | None = None, waits_seconds: float | None = None

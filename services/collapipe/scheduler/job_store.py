@@ -261,7 +261,7 @@ class JobStore:
                 logger.exception("the state of job %s could not be stored", document.job_id)
         return number
 
-    def roll_back(self, job_id: str, commit: plan_pb2.Commit) -> JobDocument:
+    def roll_back(self, job_id: str, commit: plan_pb2.Commit, stored_bytes: int = 0) -> JobDocument:
         """Stores that a person went back to a commit, and returns the job.
 
         A job whose rounds are not all committed any more counts as cancelled, unless it is queued again already.
@@ -270,6 +270,7 @@ class JobStore:
             document = self.get(job_id)
             num_rounds = document.num_rounds_committed = commit.num_rounds
             document.last_commit = commit.attempt, num_rounds
+            document.stored_bytes = stored_bytes
             if begins_anew(commit):
                 document.num_rounds_reached = num_rounds
             if document.evaluation is not None and document.evaluation.num_rounds > num_rounds:

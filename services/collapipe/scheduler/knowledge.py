@@ -218,6 +218,11 @@ class Knowledge(_Known):
             if steps:
                 self.step_seconds[index] = _average(self.step_seconds.get(index), max(steps))
 
+    def forget_links(self, host_id: str) -> None:
+        """Forgets the links of a host, so that they are probed again."""
+        for name in [name for name in self.links if host_id in name.split(">")]:
+            del self.links[name]
+
     def update_idle(
         self,
         seconds_per_sample: Mapping[str, float],

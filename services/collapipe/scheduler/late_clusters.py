@@ -25,7 +25,8 @@ class LateClusters:
         self._job = job
         self._clock = clock
         self._lock = threading.Lock()
-        self._overdue = frozenset(recorded or ())
+        self._left_out = frozenset(recorded or ())
+        self._overdue: frozenset[int] = frozenset()
         self._is_open = recorded is None and job.has_deadline
         """Whether clusters may still become late."""
         self._began_at: float | None = None
@@ -34,8 +35,11 @@ class LateClusters:
     @property
     def late(self) -> frozenset[int]:
         """The late clusters whose results do not count."""
-        ends_early = self._job.schedule.late_clusters == "end_early"
-        return frozenset() if ends_early else self._overdue
+        if self._job.schedule.late_clusters == "end_early":
+            return (
+                self._left_out
+            )  # The rule may have been another one when the round was first committed.
+        return self._left_out | self._overdue
 
     def training_began(self) -> None:
         """Tells that a cluster trains. The deadline counts from the first call."""
@@ -51,7 +55,7 @@ class LateClusters:
             return cluster_index in self._ended
 
     def decide(self) -> frozenset[int]:
-        """Returns the clusters that have to end now. Once there are some, they stay the same."""
+        """Returns the late clusters that have to end now. Once there are some, no others become late."""
         schedule = self._job.schedule
         with self._lock:
             if (
@@ -62,4 +66,4 @@ class LateClusters:
             ):
                 self._overdue = frozenset(range(self._job.clusters)) - self._ended
                 self._is_open = False
-            return self._overdue
+            return self._overdue - self._ended

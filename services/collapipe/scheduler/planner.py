@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import lru_cache
 
 from collapipe.allocation import RoundPlan, idle_joules, reference_seconds
 from collapipe.errors import AttemptFailedError, InfeasibleError
@@ -136,9 +137,7 @@ class Planner:
 
     def forget_links(self, host_id: str) -> None:
         """Forgets the links of a device that takes no part at present, so that they are probed before it does."""
-        links = self._knowledge.links
-        for name in [name for name in links if host_id in name.split(">")]:
-            del links[name]
+        self._knowledge.forget_links(host_id)
 
     def take_hosts(self, hosts: JobHosts) -> None:
         """Replaces the hosts, but leaves out devices that are not profiled yet.
@@ -419,9 +418,11 @@ def _energy_joules(
     return energy
 
 
+@lru_cache(1)
 def _load_search() -> None:
     """Imports what only `dssra` needs, and compiles its search."""
     importlib.import_module("cvxpy")
     importlib.import_module("collapipe.allocation.search.labels").compile_search()
     # The garbage collector holds up all threads while it looks at every object. These imports made a million that stay.
+    gc.collect()
     gc.freeze()

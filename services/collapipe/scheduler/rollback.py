@@ -41,6 +41,7 @@ def roll_back(
         wait_for_ready=True,
     )
     calls = HostCalls(document.job.schedule.silence_seconds)
-    commit = calls.last_answer(call, edge_server.host_id, "go back to an earlier commit").commit
-    document = jobs.roll_back(request.job_id, commit)
+    answer = calls.last_answer(call, edge_server.host_id, "go back to an earlier commit")
+    commit = answer.commit
+    document = jobs.roll_back(request.job_id, commit, answer.stored_bytes)
     return scheduler_pb2.RollBackJobResponse(job=document.status(), begins_anew=begins_anew(commit))

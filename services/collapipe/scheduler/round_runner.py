@@ -301,7 +301,7 @@ class RoundRunner:
         ended_early = {
             index: cluster.summary.local_steps
             for index, cluster in enumerate(prepared)
-            if index not in late.late and cluster.summary.local_steps < local_steps
+            if 0 < cluster.summary.local_steps < local_steps
         }
         if (late_clusters, ended_early) != (document.late_clusters, document.ended_early):
             document.late_clusters, document.ended_early = late_clusters, ended_early

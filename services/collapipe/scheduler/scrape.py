@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -87,6 +87,8 @@ class ScrapeSource:
         self._keep_seconds = keep_seconds
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str, Labels], deque[tuple[float, float]]] = {}
+        self._num_kept: Counter[str] = Counter()
+        """Number of series of each address."""
         self._closed = threading.Event()
         self._pages = ThreadPoolExecutor(_THREADS, "page")
         self._thread = threading.Thread(
@@ -166,7 +168,12 @@ class ScrapeSource:
         page = read_page(answer, host_id)
         with self._lock:
             for (name, labels), value in page.items():
-                points = self._kept.setdefault((address, name, labels), deque())
+                key = address, name, labels
+                if key not in self._kept:
+                    if self._num_kept[address] >= _MAX_PAGE_SAMPLES:
+                        continue  # Labels that change with every page would fill the memory.
+                    self._num_kept[address] += 1
+                points = self._kept.setdefault(key, deque())
                 if not points or points[-1][0] < started:  # Otherwise the clock was set back.
                     points.append((started, value))
         return answer.seconds
@@ -180,6 +187,7 @@ class ScrapeSource:
                     points.pop()
                 if not points:
                     del self._kept[key]
+                    self._num_kept[key[0]] -= 1
 
 
 def read_page(answer: telemetry_pb2.GetMetricsResponse, host_id: str) -> Page:

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from collapipe.certificates import Role
-from collapipe.certificates.identity import OF_THIS_MACHINE, read_host
+from collapipe.certificates.identity import OF_THIS_MACHINE
 from collapipe.emulation.device_profiles import DeviceProfile, device_profile
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError
@@ -98,6 +98,11 @@ class StageHostSettings(ServiceSettings):
         description="Directory of its state. A device keeps only frozen weights there; without it, it fetches them again "
         "after a restart.",
     )
+    data_root: Path | None = Field(
+        default=None,
+        description="Folder outside of which no job reads files here, but for --model-dir. Set it wherever others may submit jobs: "
+        "without it, a job reads every file that the user of the service can read.",
+    )
     model_dir: Path | None = Field(
         default=None,
         description="Folder of pretrained directories. If one has the name of the job's, frozen weights are read there instead "
@@ -167,7 +172,14 @@ def start_stage_host(
         links.host_id = host.host_id
         processor = choose_device(settings.device)
         resources = HostResources(
-            processor, channels, links, frozen, stores, host.busy_watts, settings.model_dir
+            processor,
+            channels,
+            links,
+            frozen,
+            stores,
+            host.busy_watts,
+            settings.model_dir,
+            settings.data_root,
         )
         blobs = BlobServicer(resources.find_blob, links)
         blob_pb2_grpc.add_BlobServiceServicer_to_server(blobs, server)
@@ -217,8 +229,11 @@ def _reachable(metrics_address: str, address: str) -> str:
     own_host = address.rpartition(":")[0]
     if host in ("0.0.0.0", "[::]", ""):
         return f"{own_host}:{port}" if port else ""
-    is_local = read_host(host) in OF_THIS_MACHINE and read_host(own_host) not in OF_THIS_MACHINE
-    return "" if is_local else metrics_address
+    return "" if _is_local(host) and not _is_local(own_host) else metrics_address
+
+
+def _is_local(host: str) -> bool:
+    return host.strip("[]") in OF_THIS_MACHINE or host.startswith("127.")
 
 
 def choose_shaper(settings: StageHostSettings) -> Shaper:

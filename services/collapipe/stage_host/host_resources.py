@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from collapipe.errors import NotFoundError
-from collapipe.job import TrainingConfig
+from collapipe.job import JobConfig, TrainingConfig
+from collapipe.job_files import check_job_files
 from collapipe.models import ModelAdapter, adapter_for, read_frozen
 from collapipe.rpc import ChannelPool
 from collapipe.stage_runtime import ComputeDevice, EmulatedProcessor, ResidentUnits
@@ -29,6 +30,7 @@ class HostResources:
         frozen: The frozen weights on the disk.
         stores: The disk that keeps units. A device has none, and keeps what it trains in memory only.
         model_dir: A folder with pretrained directories, where frozen weights may be, too.
+        data_root: The folder outside of which no job reads files. `None` for no bound.
         busy_watts: Power above idle while the host computes, if no sensor measures it. 0 means unknown.
     """
 
@@ -41,6 +43,7 @@ class HostResources:
         stores: JobStores | None = None,
         busy_watts: float = 0.0,
         model_dir: Path | None = None,
+        data_root: Path | None = None,
     ) -> None:
         self.host_id = links.host_id
         self.device = device
@@ -53,6 +56,7 @@ class HostResources:
         """Takes the new weights of the host's own units. Only the edge server sets it; others push weights to it."""
         self._stores = stores
         self._model_dir = model_dir
+        self._data_root = data_root
         self._lock = threading.Lock()
         self._job_of_clusters: dict[int, str] = {}
         self._units_of_clusters: dict[int, ResidentUnits] = {}
@@ -77,6 +81,10 @@ class HostResources:
                 self._job_of_clusters[cluster] = job_id
                 self._units_of_clusters[cluster] = units
             return self._units_of_clusters[cluster]
+
+    def check_files(self, job: JobConfig, cluster_index: int | None = None) -> None:
+        """Refuses a job that would read files of this host that it may not; see `check_job_files`."""
+        check_job_files(job, self._data_root, self._model_dir, cluster_index)
 
     def local_frozen(
         self, name: str, adapter: ModelAdapter, unit_index: int, digest: str

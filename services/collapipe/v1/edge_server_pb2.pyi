@@ -111,10 +111,12 @@ class RollBackRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., num_rounds: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class RollBackResponse(_message.Message):
-    __slots__ = ("commit",)
+    __slots__ = ("commit", "stored_bytes")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     commit: _plan_pb2.Commit
-    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ...) -> None: ...
+    stored_bytes: int
+    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
 
 class ExportModelRequest(_message.Message):
     __slots__ = ("job_id", "merged")

@@ -100,7 +100,7 @@ def fetch_blob(
     Raises:
         PeerLostError: A host could not be reached, or became silent, and no other one has the blob.
         NotFoundError: No host has the blob, or there is no address.
-        CorruptDataError: The bytes of the last host do not have that digest.
+        CorruptDataError: All hosts were reached, and the bytes of the last one do not have that digest.
     """
 
     def join(address: str, pieces: Iterator[bytes]) -> bytes:

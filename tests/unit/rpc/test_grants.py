@@ -135,7 +135,7 @@ def wrong_grants(authority: Authority, scheduler: Security) -> Iterator[tuple[Si
     changed.grant = other.SerializeToString()
     yield changed, "no valid signature of scheduler:scheduler"
     own = sign_grant(authority.security("control-unit:control-unit-2"), GRANT)
-    yield own, "control-unit:control-unit-2 has signed the grant"
+    yield own, "control-unit:control-unit-2 has signed a grant"
 
 
 def test_grant_of_anybody_but_the_scheduler_is_refused(

@@ -55,7 +55,7 @@ def test_clusters_that_end_early_count(clock: Clock) -> None:
     assert late.decide() == {1}
     assert late.late == frozenset()
     assert late.ended(1)
-    assert late.decide() == {1}
+    assert late.decide() == frozenset(), "it has ended"
 
 
 def test_deadline_waits_until_enough_clusters_have_ended(clock: Clock) -> None:
@@ -96,14 +96,19 @@ def test_nobody_is_late_without_a_deadline_or_if_all_clusters_are_needed(
 
 
 @pytest.mark.parametrize("recorded", [[], [1]])
-def test_repeated_round_has_the_recorded_late_clusters(clock: Clock, recorded: list[int]) -> None:
-    late = LateClusters(DEADLINE, recorded, clock)
-    assert late.late == set(recorded)
+@pytest.mark.parametrize("rule", ["leave_out", "end_early"])
+def test_repeated_round_has_the_recorded_late_clusters_whatever_the_rule_is_now(
+    clock: Clock, recorded: list[int], rule: str
+) -> None:
+    now = job(round_deadline_seconds=10, min_clusters=2, late_clusters=rule)
+    late = LateClusters(now, recorded, clock)
     late.training_began()
     assert late.ended(2)
     clock.now += 1000
     assert late.ended(0)
-    assert late.decide() == set(recorded)
+    assert late.decide() == frozenset()
+    assert late.late == set(recorded)
+    assert late.ended(1) == (not recorded)
 
 
 def test_more_clusters_than_the_job_has_are_refused() -> None:

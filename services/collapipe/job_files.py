@@ -1,0 +1,50 @@
+"""Bounds the files that a job can make a host read."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from collapipe.errors import NotPermittedError
+from collapipe.job import JobConfig
+
+
+def check_job_files(
+    job: JobConfig, data_root: Path | None, model_dir: Path | None, cluster_index: int | None = None
+) -> None:
+    """Refuses a job that names a file outside of the folders from which jobs may read. Symbolic links are followed.
+
+    Args:
+        data_root: The folder of data. `None` allows every file.
+        model_dir: The folder of pretrained directories, if it is another one.
+        cluster_index: The cluster whose rows are read; `None` if this host reads none.
+
+    Raises:
+        NotPermittedError: The job names such a file.
+    """
+    if data_root is None:
+        return
+    folders = [folder.resolve() for folder in (data_root, model_dir) if folder is not None]
+    for setting, name in _names(job, cluster_index):
+        path = Path(name).expanduser().resolve()
+        if not any(path.is_relative_to(folder) for folder in folders):
+            raise NotPermittedError(
+                f"{setting} names {name}, but on this host jobs may only read in {' and '.join(map(str, folders))}: put the file "
+                "there, or start the service with another --data-root"
+            )
+
+
+def _names(job: JobConfig, cluster_index: int | None) -> Iterator[tuple[str, str]]:
+    """Yields the files and directories that a host would read, each after its setting."""
+    data, pretrained = job.data, job.model.pretrained
+    if pretrained is not None and pretrained != "minilm":  # That one is an installed package.
+        yield "model.pretrained", pretrained
+    if cluster_index is None:
+        return
+    # The library `datasets` takes the name of a local folder, too.
+    if data.source == "hub" and data.hub_name and Path(data.hub_name).expanduser().exists():
+        yield "data.hub_name", data.hub_name
+    if data.source != "files":
+        return
+    train = data.train[cluster_index] if isinstance(data.train, list) else data.train
+    for setting, names in (("data.train", train), ("data.held_out", data.held_out)):
+        for name in names.split(",") if names else ():
+            yield setting, name

@@ -1,0 +1,73 @@
+"""Which files of a host a job may name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collapipe.errors import NotPermittedError
+from collapipe.job import JobConfig
+from collapipe.job_files import check_job_files
+
+
+def job(kind: str = "classification", **sections: Any) -> JobConfig:
+    return JobConfig.from_dict({"task": {"kind": kind}, "clusters": 2, **sections}, "JOB.toml")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for folder in ("data", "models", "secret"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "data" / "rows.jsonl").touch()
+    (tmp_path / "data" / "link.jsonl").symlink_to(tmp_path / "secret" / "key.pem")
+    return tmp_path
+
+
+def check(job: JobConfig, root: Path, cluster_index: int | None = 0) -> None:
+    check_job_files(job, root / "data", root / "models", cluster_index)
+
+
+def test_files_and_pretrained_directories_in_the_folders_are_allowed(root: Path) -> None:
+    data = {"train": f"{root}/data/rows.jsonl", "held_out": f"{root}/data/new/../rows.jsonl"}
+    check(job(data=data, model={"pretrained": f"{root}/models/bert"}), root)
+    check(job(data=data, model={"pretrained": "minilm"}), root)
+    check(job(data={"source": "stdlib_docstrings"}), root)
+    check(job(data={"source": "hub", "hub_name": "ag_news", "train": "train"}), root)
+
+
+@pytest.mark.parametrize(
+    ("setting", "sections"),
+    [
+        ("data.train", {"data": {"train": "{root}/secret/key.pem"}}),
+        ("data.train", {"data": {"train": "{root}/data/../secret/key.pem"}}),
+        ("data.train", {"data": {"train": "{root}/data/link.jsonl"}}),
+        ("data.train", {"data": {"train": "{root}/data2/rows.jsonl"}}),
+        ("data.train", {"data": {"train": ["{root}/secret/key.pem", "{root}/data/rows.jsonl"]}}),
+        ("data.train", {"kind": "translation", "data": {"train": "{root}/data/a,{root}/secret/b"}}),
+        ("data.held_out", {"data": {"train": "{root}/data/a.jsonl", "held_out": "/etc/passwd"}}),
+        ("data.hub_name", {"data": {"source": "hub", "hub_name": "{root}/secret", "train": "a"}}),
+        ("model.pretrained", {"model": {"pretrained": "{root}/secret"}}),
+    ],
+)
+def test_other_files_are_refused_and_the_setting_is_named(
+    root: Path, setting: str, sections: dict[str, Any]
+) -> None:
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: filled(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [filled(each) for each in value]
+        return value.replace("{root}", str(root))
+
+    with pytest.raises(NotPermittedError, match=rf"^{setting} names .* may only read in"):
+        check(job(**filled(sections)), root)
+
+
+def test_host_that_reads_no_rows_checks_the_pretrained_directory_only(root: Path) -> None:
+    check(job(data={"train": "/etc/passwd"}), root, cluster_index=None)
+    with pytest.raises(NotPermittedError, match=r"^model.pretrained names /etc"):
+        check(job(model={"pretrained": "/etc"}), root, cluster_index=None)
+
+
+def test_without_a_data_root_every_file_is_allowed(root: Path) -> None:
+    check_job_files(job(data={"train": "/etc/passwd"}), None, None, 0)
