@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from collapipe.errors import CollapipeError, InvalidInputError, PeerLostError
 from collapipe.rpc import ChannelPool, call
@@ -24,8 +24,10 @@ _MAX_PAGE_SAMPLES = 5000
 _LEAST_LIMIT_SECONDS = 10.0
 """A page may take at least this long, because a slow link carries other traffic, too."""
 _PAUSE_SHARE = 9.0
-"""After a page, its host is left alone for this multiple of the time that the link needed. So telemetry takes about a tenth
-of a slow link."""
+"""After a page, its host is left alone for this multiple of the time that its link needs. So telemetry takes about a tenth of a
+slow link."""
+_PAGES_COMPARED = 3
+"""A slow link needs long for each page, and a busy host only for some. So the shortest of so many pages counts."""
 _MOST_PAUSE_SECONDS = 30.0
 
 _PAGES_PER_SECOND = 20
@@ -47,6 +49,8 @@ class _Scraped:
     """Whether its last page failed. Only the first of several failures is logged."""
     free_at: float = 0.0
     """When it may be asked again. It is infinite until the present page ends."""
+    link_seconds: deque[float] = field(default_factory=lambda: deque([0.0], _PAGES_COMPARED))
+    """Time of the last pages without the time of the host. The first pages cause no pause: one of them opens the connection."""
 
 
 class ScrapeSource:
@@ -157,6 +161,9 @@ class ScrapeSource:
         now = time.monotonic()
         # Without an answer, the link may have been too slow. A host may also claim any time of its own.
         link_seconds = max(0.0, now - started - own_seconds)
+        scraped.link_seconds.append(link_seconds)
+        if not scraped.is_failing:
+            link_seconds = min(scraped.link_seconds)
         scraped.free_at = now + min(_PAUSE_SHARE * link_seconds, _MOST_PAUSE_SECONDS)
 
     def _scrape_page(self, host_id: str, address: str) -> float:
