@@ -3,8 +3,6 @@
 A certificate says who a host is, and the plan of a grant says what it may do.
 """
 
-from functools import lru_cache
-
 import grpc
 from google.protobuf.message import DecodeError
 
@@ -23,17 +21,6 @@ def sign_grant(security: Security, grant: plan_pb2.Grant) -> plan_pb2.SignedGran
     return signed
 
 
-def check_grant(security: Security, signed: plan_pb2.SignedGrant) -> plan_pb2.Grant:
-    """Returns what the scheduler has granted.
-
-    Raises:
-        NotPermittedError: The grant is malformed or, unless hosts use plain text, not signed by a scheduler.
-    """
-    if not security.is_insecure:
-        security.check_signature(signed.grant, signed.signature, signed.certificate, Role.SCHEDULER)
-    return _parse(signed.grant)
-
-
 def check_session(
     security: Security,
     context: grpc.ServicerContext,
@@ -47,7 +34,7 @@ def check_session(
     """
     if security.is_insecure:
         return
-    grant = check_grant(security, configure.grant)
+    grant = _granted(security, configure.grant)
     asked = configure.attempt, configure.plan, configure.host_cluster
     if asked != (grant.attempt, grant.plan, grant.host_cluster):
         raise NotPermittedError(
@@ -87,7 +74,7 @@ def check_push(
     """
     if security.is_insecure:
         return
-    grant = check_grant(security, unit.grant)
+    grant = _granted(security, unit.grant)
     asked = unit.attempt, unit.cluster_index, host_id
     if asked != (grant.attempt, grant.plan.cluster_index, grant.edge_host_id):
         raise NotPermittedError(
@@ -105,10 +92,11 @@ def _words(attempt: plan_pb2.Attempt) -> str:
     return f"job {attempt.job_id}, round {attempt.round_index}, attempt {attempt.attempt}"
 
 
-@lru_cache(64)
-def _parse(serialized: bytes) -> plan_pb2.Grant:
+def _granted(security: Security, signed: plan_pb2.SignedGrant) -> plan_pb2.Grant:
+    """Returns what the scheduler has granted; raises `NotPermittedError` if it has not signed it, or if it is malformed."""
+    security.check_signature(signed.grant, signed.signature, signed.certificate, Role.SCHEDULER)
     try:
-        return plan_pb2.Grant.FromString(serialized)
+        return plan_pb2.Grant.FromString(signed.grant)
     except DecodeError:
         raise NotPermittedError(
             "the grant of an attempt is malformed: run the same version of CollaPipe on all machines"

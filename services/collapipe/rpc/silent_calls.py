@@ -16,7 +16,7 @@ FIRST_MESSAGE_SECONDS = 60.0
 
 MOST_SILENT_CALLS = 16
 """Calls of one caller to one method that may wait for their first message at the same time. It comes with the call, so an honest
-caller has few. Other calls of a method have 64 threads."""
+caller has few. A method that takes a single message has 64 threads."""
 
 
 @dataclass(eq=False)
