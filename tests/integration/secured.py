@@ -114,8 +114,10 @@ class SecuredDeployment:
         self.wait("authority", "scheduler")
         scheduler = ["--scheduler", self.addresses["scheduler"]]
         for name, module in (("edge-server", "edge_server"), ("control-unit-0", "control_unit")):
-            state = ["--state-dir", str(self.folder / f"{name}-state")]
-            self.start(name, f"collapipe.{module}", *scheduler, *state, *self.files(name))
+            # The files of jobs are in other folders of the same test run.
+            own = ["--state-dir", str(self.folder / f"{name}-state")]
+            own += ["--data-root", str(self.folder.parent)]
+            self.start(name, f"collapipe.{module}", *scheduler, *own, *self.files(name))
         self.start("device-0-0", "collapipe.device_agent", *scheduler, *self.files("device-0-0"))
         self._join(scheduler)
         self.wait("edge-server", "control-unit-0", "device-0-0", "device-0-1")

@@ -193,6 +193,18 @@ def test_only_the_stage_before_may_open_a_stream_to_a_stage(
     assert f"may not speak for '{plan.stages[1].host_id}'" in str(raised.value.details())
 
 
+def test_job_that_names_another_file_of_the_control_unit_fails_and_says_so(
+    deployment: SecuredDeployment, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path, devices_per_cluster=2)
+    data = job.data.model_copy(update={"train": "/etc/passwd", "held_out": None})
+    with deployment.client() as client:
+        job_id = client.submit(job.model_copy(update={"name": "reader", "data": data}))
+        last = [event.status for event in client.watch(job_id) if event.HasField("status")][-1]
+    assert last.state == scheduler_pb2.JOB_STATE_FAILED
+    assert "data.train names /etc/passwd, but on this host jobs may only read in" in last.message
+
+
 def test_process_takes_its_name_from_its_certificate(deployment: SecuredDeployment) -> None:
     assert "known as device-agent:device-0-0 until " in deployment.log("device-0-0")
 
