@@ -31,8 +31,11 @@ Addresses = Annotated[
     ),
 ]
 Days = Annotated[int, typer.Option(min=1, max=3650, help="Lifetime of the certificates.")]
-_HOLDER = "ROLE:NAME"
-_ROLES_HELP = f"ROLE is {', '.join(role.value for role in OF_OPERATORS)}; NAME is the host id."
+_HOLDER = "ROLE:NAME[@CLUSTER]"
+_ROLES_HELP = (
+    f"ROLE is {', '.join(role.value for role in OF_OPERATORS)}; NAME is the host id; CLUSTER is the cluster of a control unit or "
+    "a device, 0 by default."
+)
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
@@ -124,7 +127,6 @@ def token(
             metavar="HOST:PORT", help="Where the box reaches `python -m collapipe.authority`."
         ),
     ],
-    cluster: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Cluster of the box.")] = 0,
     address: Addresses = None,
     valid: Annotated[
         str, typer.Option(metavar="TIME", help="How long the token can be used: 30m, 12h, 7d.")
@@ -150,7 +152,6 @@ def token(
                 authority_address=authority,
                 scheduler_address=scheduler,
                 identity=identity.uri,
-                cluster_index=cluster,
             )
         )
         if as_json:

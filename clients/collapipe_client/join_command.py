@@ -12,7 +12,7 @@ from cryptography import x509
 
 from collapipe.certificates import Identity, Role, pki
 from collapipe.certificates.box_folder import BoxFolder
-from collapipe.certificates.identity import OF_OPERATORS, OF_THIS_MACHINE, read_host
+from collapipe.certificates.identity import IN_A_CLUSTER, OF_OPERATORS, OF_THIS_MACHINE, read_host
 from collapipe.certificates.pki import HolderCertificate
 from collapipe.certificates.tokens import decode_token
 from collapipe.errors import InvalidInputError
@@ -30,8 +30,7 @@ _MODULES = {
     if role is not Role.CLIENT
 }
 """The service that a box runs, by its role. A client runs none."""
-_IN_A_CLUSTER = (Role.CONTROL_UNIT, Role.DEVICE_AGENT)
-_COMPUTING = (Role.EDGE_SERVER, *_IN_A_CLUSTER)
+_COMPUTING = (Role.EDGE_SERVER, *IN_A_CLUSTER)
 
 DEFAULT_FOLDER = Path("/etc/collapipe")
 BoxOption = Annotated[
@@ -158,14 +157,14 @@ def _already_joined(
     if joined is None or (joined.identity == identity and joined.expires <= pki.utc_now()):
         return None
     is_elsewhere = box.authority() != pki.read_certificate(token.authority_certificate)
-    if joined.identity != identity or is_elsewhere:
+    if not joined.identity.is_same_holder(identity) or is_elsewhere:
         deployment = " of another deployment" if is_elsewhere else ""
         raise InvalidInputError(
             f"this machine is {joined.identity}{deployment} by {box.tls}, and the token is for {identity}: give another "
             "--folder, or delete that one to let it change"
         )
     has_host = host is None or host in joined.hosts | OF_THIS_MACHINE
-    return joined if box.is_renewable and has_host else None
+    return joined if box.is_renewable and has_host and joined.identity == identity else None
 
 
 def _enroll(
@@ -201,8 +200,8 @@ def _settings(
     settings: dict[str, str | int] = {"host_id": identity.name}
     if identity.role is not Role.SCHEDULER:
         settings["scheduler"] = token.scheduler_address
-    if identity.role in _IN_A_CLUSTER:
-        settings["cluster_index"] = token.cluster_index
+    if identity.role in IN_A_CLUSTER:
+        settings["cluster_index"] = identity.cluster
     if identity.role in _MODULES:
         settings["state_dir"] = str(state_dir)
     if identity.role in _COMPUTING:

@@ -26,6 +26,7 @@ from pydantic_settings import (
 )
 
 from collapipe.certificates import Identity
+from collapipe.certificates.identity import IN_A_CLUSTER
 from collapipe.documents import hold_directory, write_document
 from collapipe.errors import CollapipeError, InvalidInputError
 from collapipe.rpc import Security
@@ -191,7 +192,7 @@ def parse_settings(settings_class: type[S]) -> S:
 
 
 def _take_identity(settings: ServiceSettings, service: str, identity: Identity) -> None:
-    """Gives this process the name in its certificate. Peers would refuse every other name."""
+    """Gives this process the name and the cluster in its certificate. Peers would refuse every other one."""
     if identity.role.value != service:
         raise InvalidInputError(
             f"--tls-cert {settings.tls_cert} is of {identity}, and this is a {service}: make a certificate with "
@@ -203,6 +204,19 @@ def _take_identity(settings: ServiceSettings, service: str, identity: Identity) 
             "--host-id out, or make a certificate for that name"
         )
     settings.host_id = identity.name
+    if identity.role in IN_A_CLUSTER:
+        if "cluster_index" in settings.model_fields_set:
+            _check_cluster(settings, identity)
+        vars(settings)["cluster_index"] = identity.cluster
+
+
+def _check_cluster(settings: ServiceSettings, identity: Identity) -> None:
+    wanted = vars(settings)["cluster_index"]
+    if wanted != identity.cluster:
+        raise InvalidInputError(
+            f"--cluster-index {wanted} is not the cluster in --tls-cert {settings.tls_cert}, {identity.cluster}: leave "
+            f"--cluster-index out, or make a certificate with `collapipe certs issue DIR {identity.role.value}:{identity.name}@{wanted}`"
+        )
 
 
 def _config_file() -> Path | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_server import eventually
 from reference.tiny_jobs import make_job
 from unit.rpc.authorities import Unchecked
 
@@ -249,6 +250,13 @@ def test_device_cannot_speak_for_another_host(
         assert all(host.host.address != "127.0.0.1:1" for host in client.hosts())
 
 
+def test_device_cannot_register_in_another_cluster(deployment: SecuredDeployment) -> None:
+    request = registration("device-0-0")
+    request.host.cluster_index = 1
+    with pytest.raises(NotPermittedError, match="may not be in cluster 1, because"):
+        ask(deployment, deployment.security("device-0-0"), "RegisterHost", request)
+
+
 def test_device_cannot_command_other_hosts(deployment: SecuredDeployment) -> None:
     device = deployment.security("device-0-0")
     with (
@@ -351,3 +359,20 @@ def test_service_with_the_certificate_of_another_role_does_not_start(
     deployment.start(name, "collapipe.scheduler", "--state-dir", state, *files)
     with pytest.raises(AssertionError, match="is of device-agent:device-0-0, and this is a sched"):
         deployment.wait(name)
+
+
+def test_service_takes_the_cluster_of_its_certificate(deployment: SecuredDeployment) -> None:
+    collapipe("certs", "issue", str(deployment.authority), "device-agent:device-5-0@5")
+    own = ["--scheduler", deployment.addresses["scheduler"], *deployment.files("device-5-0")]
+    deployment.start("device-5-0", "collapipe.device_agent", *own, "--cluster-index", "4")
+    with pytest.raises(AssertionError, match="--cluster-index 4 is not the cluster in --tls-cert "):
+        deployment.wait("device-5-0")
+    deployment.start("device-5-0", "collapipe.device_agent", *own)
+    deployment.wait("device-5-0")
+    with deployment.client() as client:
+
+        def registered() -> bool:
+            found = {status.host.host_id: status.host.cluster_index for status in client.hosts()}
+            return found.get("device-5-0") == 5
+
+        eventually(registered)

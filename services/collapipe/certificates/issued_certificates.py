@@ -49,7 +49,7 @@ class IssuedCertificates:
         wanted = {identity.name, *filter(is_host_name, hosts)}
         for other in self.valid():
             taken = wanted & {other.identity.name, *other.hosts}
-            if taken and other.identity != identity:
+            if taken and not other.identity.is_same_holder(identity):
                 raise InvalidInputError(
                     f"{identity} cannot have the name {min(taken)}, which the certificate of {other.identity} has until "
                     f"{other.expires:%Y-%m-%d}: choose another name, because each name belongs to one host"
@@ -57,7 +57,7 @@ class IssuedCertificates:
 
     def other_holder(self, host: str, identity: Identity) -> Identity | None:
         """Returns another identity that has a valid certificate for a host; `None` if there is none."""
-        others = (other for other in self.valid() if other.identity != identity)
+        others = (other for other in self.valid() if not other.identity.is_same_holder(identity))
         return next((other.identity for other in others if host in other.hosts), None)
 
     def _all(self) -> dict[Path, x509.Certificate]:

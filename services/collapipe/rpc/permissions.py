@@ -89,16 +89,19 @@ def check_permitted(method: str, context: grpc.ServicerContext, permissions: Per
         )
 
 
-def check_is_caller(context: grpc.ServicerContext, name: str, role: Role | None = None) -> None:
-    """Refuses a message whose sender claims another name or role than its certificate has.
+def check_is_caller(
+    context: grpc.ServicerContext, name: str, role: Role | None = None, cluster: int | None = None
+) -> None:
+    """Refuses a message whose sender claims another name, role or cluster than its certificate has.
 
     Plain text has no certificates, so it allows every name.
 
     Args:
         role: `None` if the message claims no role.
+        cluster: `None` if the message claims no cluster.
 
     Raises:
-        NotPermittedError: The certificate has another name or role.
+        NotPermittedError: The certificate has another name, role or cluster.
     """
     if not _is_tls(context):
         return
@@ -108,6 +111,11 @@ def check_is_caller(context: grpc.ServicerContext, name: str, role: Role | None 
         raise NotPermittedError(
             f"{caller} may not speak for {claimed}: the host id and the role must be those of its certificate; leave "
             "--host-id out, or get a certificate for that name with `collapipe certs`"
+        )
+    if cluster not in (None, caller.cluster):
+        raise NotPermittedError(
+            f"{caller} may not be in cluster {cluster}, because its certificate is for cluster {caller.cluster}: leave "
+            f"--cluster-index out, or get a certificate for {caller.role.value}:{name}@{cluster} with `collapipe certs`"
         )
 
 

@@ -5,6 +5,7 @@ import math
 import grpc
 
 from collapipe.certificates import Role
+from collapipe.certificates.identity import IN_A_CLUSTER, MAX_CLUSTER
 from collapipe.errors import InvalidInputError
 from collapipe.rpc import check_addresses, check_is_caller
 from collapipe.scheduler.host_registry import ROLE_NAMES
@@ -12,7 +13,7 @@ from collapipe.v1 import scheduler_pb2
 
 _MOST_CHARACTERS = 256
 _LARGEST = {
-    "cluster_index": 1_000_000,
+    "cluster_index": MAX_CLUSTER,
     "memory_bytes": 1 << 50,
     "speed": 1e6,
     "energy_budget_joules": 1e12,
@@ -28,7 +29,7 @@ def check_claims(host: scheduler_pb2.Host, context: grpc.ServicerContext) -> Non
 
     Raises:
         InvalidInputError: A value is missing, or outside of its limits.
-        NotPermittedError: The name, the role or an address is not in its certificate.
+        NotPermittedError: The name, the role, the cluster or an address is not in its certificate.
     """
     texts = host.host_id, host.address, host.incarnation
     if not (all(texts) and host.role):
@@ -51,5 +52,7 @@ def check_claims(host: scheduler_pb2.Host, context: grpc.ServicerContext) -> Non
                 f"host {host.host_id} registers with {name} {value:g}: it must be from 0 to {largest:g}; correct --"
                 f"{name.replace('_', '-')}"
             )
-    check_is_caller(context, host.host_id, Role[ROLE_NAMES[host.role]])
+    role = Role[ROLE_NAMES[host.role]]
+    cluster = host.cluster_index if role in IN_A_CLUSTER else None
+    check_is_caller(context, host.host_id, role, cluster)
     check_addresses(context, filter(None, (host.address, host.metrics_address)))

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63ollapipe/v1/enrollment.proto\x12\x0c\x63ollapipe.v1\"\x99\x01\n\tJoinToken\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1d\n\x15\x61uthority_certificate\x18\x02 \x01(\x0c\x12\x19\n\x11\x61uthority_address\x18\x03 \x01(\t\x12\x19\n\x11scheduler_address\x18\x04 \x01(\t\x12\x10\n\x08identity\x18\x05 \x01(\t\x12\x15\n\rcluster_index\x18\x06 \x01(\r\"<\n\rEnrollRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"<\n\x0e\x45nrollResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x15\n\robserved_host\x18\x02 \x01(\t\"@\n\x0cRenewRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"$\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x32\x9a\x01\n\x11\x45nrollmentService\x12\x43\n\x06\x45nroll\x12\x1b.collapipe.v1.EnrollRequest\x1a\x1c.collapipe.v1.EnrollResponse\x12@\n\x05Renew\x12\x1a.collapipe.v1.RenewRequest\x1a\x1b.collapipe.v1.RenewResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63ollapipe/v1/enrollment.proto\x12\x0c\x63ollapipe.v1\"\x82\x01\n\tJoinToken\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1d\n\x15\x61uthority_certificate\x18\x02 \x01(\x0c\x12\x19\n\x11\x61uthority_address\x18\x03 \x01(\t\x12\x19\n\x11scheduler_address\x18\x04 \x01(\t\x12\x10\n\x08identity\x18\x05 \x01(\t\"<\n\rEnrollRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"<\n\x0e\x45nrollResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x15\n\robserved_host\x18\x02 \x01(\t\"@\n\x0cRenewRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"$\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x32\x9a\x01\n\x11\x45nrollmentService\x12\x43\n\x06\x45nroll\x12\x1b.collapipe.v1.EnrollRequest\x1a\x1c.collapipe.v1.EnrollResponse\x12@\n\x05Renew\x12\x1a.collapipe.v1.RenewRequest\x1a\x1b.collapipe.v1.RenewResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collapipe.v1.enrollment_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOINTOKEN']._serialized_start=48
-  _globals['_JOINTOKEN']._serialized_end=201
-  _globals['_ENROLLREQUEST']._serialized_start=203
-  _globals['_ENROLLREQUEST']._serialized_end=263
-  _globals['_ENROLLRESPONSE']._serialized_start=265
-  _globals['_ENROLLRESPONSE']._serialized_end=325
-  _globals['_RENEWREQUEST']._serialized_start=327
-  _globals['_RENEWREQUEST']._serialized_end=391
-  _globals['_RENEWRESPONSE']._serialized_start=393
-  _globals['_RENEWRESPONSE']._serialized_end=429
-  _globals['_ENROLLMENTSERVICE']._serialized_start=432
-  _globals['_ENROLLMENTSERVICE']._serialized_end=586
+  _globals['_JOINTOKEN']._serialized_end=178
+  _globals['_ENROLLREQUEST']._serialized_start=180
+  _globals['_ENROLLREQUEST']._serialized_end=240
+  _globals['_ENROLLRESPONSE']._serialized_start=242
+  _globals['_ENROLLRESPONSE']._serialized_end=302
+  _globals['_RENEWREQUEST']._serialized_start=304
+  _globals['_RENEWREQUEST']._serialized_end=368
+  _globals['_RENEWRESPONSE']._serialized_start=370
+  _globals['_RENEWRESPONSE']._serialized_end=406
+  _globals['_ENROLLMENTSERVICE']._serialized_start=409
+  _globals['_ENROLLMENTSERVICE']._serialized_end=563
 # @@protoc_insertion_point(module_scope)

@@ -5,20 +5,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinToken(_message.Message):
-    __slots__ = ("secret", "authority_certificate", "authority_address", "scheduler_address", "identity", "cluster_index")
+    __slots__ = ("secret", "authority_certificate", "authority_address", "scheduler_address", "identity")
     SECRET_FIELD_NUMBER: _ClassVar[int]
     AUTHORITY_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     AUTHORITY_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
-    CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
     secret: bytes
     authority_certificate: bytes
     authority_address: str
     scheduler_address: str
     identity: str
-    cluster_index: int
-    def __init__(self, secret: _Optional[bytes] = ..., authority_certificate: _Optional[bytes] = ..., authority_address: _Optional[str] = ..., scheduler_address: _Optional[str] = ..., identity: _Optional[str] = ..., cluster_index: _Optional[int] = ...) -> None: ...
+    def __init__(self, secret: _Optional[bytes] = ..., authority_certificate: _Optional[bytes] = ..., authority_address: _Optional[str] = ..., scheduler_address: _Optional[str] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class EnrollRequest(_message.Message):
     __slots__ = ("secret", "certificate_request")

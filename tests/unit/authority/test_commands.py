@@ -119,7 +119,7 @@ def test_box_gets_certificate_key_and_the_settings_of_its_service(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = tmp_path / "box"
-    said = joined(served.token("device-agent:pi", "--cluster", "2"), "--folder", box)
+    said = joined(served.token("device-agent:pi@2"), "--folder", box)
     assert said["joined_now"] and said["name"] == "pi"
     assert said["next"][1:] == [
         *("-m", "collapipe.device_agent", "--config", str(box / "device-agent.toml"))
@@ -132,7 +132,15 @@ def test_box_gets_certificate_key_and_the_settings_of_its_service(
     assert settings.advertise == "127.0.0.1:7100"
     assert settings.threads == psutil.cpu_count(logical=False)
     presented = settings.security.presented()
-    assert presented is not None and str(presented.identity) == "device-agent:pi"
+    assert presented is not None and str(presented.identity) == "device-agent:pi@2"
+
+
+def test_box_moves_to_another_cluster_with_a_new_token(served: Served, tmp_path: Path) -> None:
+    box = tmp_path / "box"
+    joined(served.token("device-agent:pi"), "--folder", box)
+    said = joined(served.token("device-agent:pi@1"), "--folder", box)
+    assert said["joined_now"]
+    assert "cluster_index = 1" in (box / "device-agent.toml").read_text()
 
 
 def test_key_never_leaves_the_box(served: Served, tmp_path: Path) -> None:

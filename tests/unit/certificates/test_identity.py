@@ -27,6 +27,57 @@ def test_host_id_that_is_no_dns_name_is_refused(name: str) -> None:
     assert Identity.from_uris([f"spiffe://collapipe/device-agent/{name}"]) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "uri"),
+    [
+        ("device-agent:pi-3", "device-agent/pi-3/cluster/0"),
+        ("device-agent:pi-3@12", "device-agent/pi-3/cluster/12"),
+        ("control-unit:cu@1000000", "control-unit/cu/cluster/1000000"),
+        ("scheduler:hub", "scheduler/hub"),
+        ("client:me@0", "client/me"),
+    ],
+)
+def test_certificate_names_the_cluster_of_control_units_and_devices(text: str, uri: str) -> None:
+    identity = Identity.parse(text)
+    assert identity.uri == f"spiffe://collapipe/{uri}"
+    assert Identity.from_uris([identity.uri]) == identity
+    assert Identity.parse(str(identity)) == identity
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("device-agent:pi@", "device-agent:pi@one", "device-agent:pi@-1", "device-agent:pi@1@2"),
+        *("device-agent:pi@1000001", "device-agent:pi@1.0", "device-agent:pi@²", "client:me@1"),
+    ],
+)
+def test_invalid_cluster_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="cluster"):
+        Identity.parse(text)
+
+
+def test_certificate_of_an_earlier_version_is_for_cluster_0() -> None:
+    uris = ["spiffe://collapipe/device-agent/pi"]
+    assert Identity.from_uris(uris) == Identity(Role.DEVICE_AGENT, "pi", 0)
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        *("device-agent/pi/", "device-agent/pi/cluster/", "device-agent/pi/cluster/01"),
+        *(
+            "device-agent/pi/cluster/1/",
+            "device-agent/pi/cluster/+1",
+            "device-agent/pi/cluster/²",
+            "client/me/cluster/0",
+            "device-agent/pi/cluster/9999999",
+        ),
+    ],
+)
+def test_other_spelling_of_an_identity_is_none(holder: str) -> None:
+    assert Identity.from_uris([f"spiffe://collapipe/{holder}"]) is None
+
+
 @pytest.mark.parametrize("text", ["pi", "root:pi", "authority:ca", "Client:me", ":pi", "client:"])
 def test_role_that_operators_cannot_use_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError):

@@ -13,7 +13,6 @@ TOKEN = JoinToken(
     authority_address="10.0.0.1:7200",
     scheduler_address="10.0.0.1:7100",
     identity="spiffe://collapipe/device-agent/pi",
-    cluster_index=1,
 )
 TEXT = encode_token(TOKEN)
 

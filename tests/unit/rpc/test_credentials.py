@@ -43,7 +43,7 @@ def test_identity_of_the_caller_is_known_to_the_server(ours: Authority) -> None:
         ours.security("scheduler:server"),
         ours.security("device-agent:device-1"),
     ) as served:
-        assert served.call("unary_unary") == [b"spiffe://collapipe/device-agent/device-1"]
+        assert served.call("unary_unary") == [b"spiffe://collapipe/device-agent/device-1/cluster/0"]
 
 
 def test_caller_of_another_authority_is_refused(ours: Authority, others: Authority) -> None:

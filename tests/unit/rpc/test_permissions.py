@@ -133,9 +133,14 @@ def test_health_is_open_to_every_peer_with_a_certificate(authority: Authority) -
 def speaking(authority: Authority) -> Iterator[Any]:
     """Makes a call in which the caller claims a role and a name."""
 
-    def speak(role: Role | None, name: str, security: Security | None = None) -> list[bytes]:
+    def speak(
+        role: Role | None,
+        name: str,
+        security: Security | None = None,
+        cluster: int | None = None,
+    ) -> list[bytes]:
         def check(request: bytes, context: grpc.ServicerContext) -> bytes:
-            check_is_caller(context, name, role)
+            check_is_caller(context, name, role, cluster)
             return b"taken"
 
         server = security and authority.security("scheduler:server")
@@ -160,8 +165,20 @@ def test_caller_may_speak_for_itself_only(authority: Authority, speaking: Any) -
         assert refusal(raised.value).startswith("device-agent:device-0-0 may not speak for ")
 
 
+def test_caller_may_claim_only_the_cluster_of_its_certificate(
+    authority: Authority, speaking: Any
+) -> None:
+    device = authority.security("device-agent:device-1-0@1")
+    assert speaking(Role.DEVICE_AGENT, "device-1-0", device, cluster=1) == [b"taken"]
+    with pytest.raises(grpc.RpcError) as raised:
+        speaking(Role.DEVICE_AGENT, "device-1-0", device, cluster=0)
+    assert refusal(raised.value).startswith(
+        "device-agent:device-1-0@1 may not be in cluster 0, because its certificate is for cluster 1"
+    )
+
+
 def test_plain_text_accepts_every_name(speaking: Any) -> None:
-    assert speaking(Role.EDGE_SERVER, "whoever") == [b"taken"]
+    assert speaking(Role.EDGE_SERVER, "whoever", cluster=7) == [b"taken"]
 
 
 def test_identity_survives_writing_and_reading() -> None:
