@@ -87,7 +87,9 @@ def test_only_the_tls_layer_turns_insecure_off_and_it_does_so_everywhere() -> No
         environment, volumes = secure[name]["environment"], secure[name]["volumes"]
         assert environment["COLLAPIPE_INSECURE"] == "false"
         assert f"./tls/issued/{name}:/etc/collapipe/tls:ro" in volumes
-        assert f":{name} " in issued.replace("\n", " ")
+        cluster = service["environment"].get("COLLAPIPE_CLUSTER_INDEX", "0")
+        holder = f":{name}@{cluster} ".replace("@0 ", " ")
+        assert holder in issued.replace("\n", " ")
         assert not any(volume.startswith("./tls:") for volume in volumes), (
             "this mount would contain every key"
         )
