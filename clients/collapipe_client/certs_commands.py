@@ -114,6 +114,35 @@ def list_certificates(folder: Folder, as_json: AsJson = False) -> None:
             say(f"no certificates yet; next: {_issue_command(folder)}")
 
 
+@certs_app.command("revoke")
+def revoke(
+    folder: Folder,
+    holders: Annotated[list[str], typer.Argument(metavar=f"{_HOLDER}...", help=_ROLES_HELP)],
+    as_json: AsJson = False,
+) -> None:
+    """Revoke the keys of holders, for example of a stolen box. Each may be in any cluster.
+
+    A scheduler with --tls-revoked DIR/revoked.pb tells its hosts, and all of them refuse these keys within seconds.
+    """
+    with exit_codes(as_json):
+        identities = [Identity.parse(holder) for holder in holders]
+        authority = AuthorityFolder(folder)
+        numbers = [authority.revoke(identity) for identity in identities]
+        if as_json:
+            revoked = [
+                {"role": identity.role.value, "name": identity.name, "keys": number}
+                for identity, number in zip(identities, numbers, strict=True)
+            ]
+            print_json({"revoked": revoked, "file": str(authority.revoked_file)})
+            return
+        for identity, number in zip(identities, numbers, strict=True):
+            say(f"{identity.role.value}:{identity.name}: {number} key{'s' * (number != 1)} revoked")
+        say(
+            f"the list is {authority.revoked_file}; a scheduler that was started with --tls-revoked and this file reads it by "
+            "itself; on another machine, copy the file there"
+        )
+
+
 @certs_app.command("token")
 def token(
     folder: Folder,

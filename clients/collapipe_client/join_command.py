@@ -12,7 +12,13 @@ from cryptography import x509
 
 from collapipe.certificates import Identity, Role, pki
 from collapipe.certificates.box_folder import BoxFolder
-from collapipe.certificates.identity import IN_A_CLUSTER, OF_OPERATORS, OF_THIS_MACHINE, read_host
+from collapipe.certificates.identity import (
+    IN_A_CLUSTER,
+    OF_OPERATORS,
+    OF_THIS_MACHINE,
+    PEOPLE,
+    read_host,
+)
 from collapipe.certificates.pki import HolderCertificate
 from collapipe.certificates.tokens import decode_token
 from collapipe.errors import InvalidInputError
@@ -25,11 +31,9 @@ from collapipe_client.reporting import exit_codes, print_json, say
 
 _DEADLINE_SECONDS = 20.0
 _MODULES = {
-    role: f"collapipe.{role.value.replace('-', '_')}"
-    for role in OF_OPERATORS
-    if role is not Role.CLIENT
+    role: f"collapipe.{role.value.replace('-', '_')}" for role in OF_OPERATORS if role not in PEOPLE
 }
-"""The service that a box runs, by its role. A client runs none."""
+"""The service that a box runs, by its role. A person runs none."""
 _COMPUTING = (Role.EDGE_SERVER, *IN_A_CLUSTER)
 
 DEFAULT_FOLDER = Path("/etc/collapipe")

@@ -28,7 +28,7 @@ def check_job_files(
         if not any(path.is_relative_to(folder) for folder in folders):
             raise NotPermittedError(
                 f"{setting} names {name}, but on this host jobs may only read in {' and '.join(map(str, folders))}: put the file "
-                "there, or start the service with another --data-root"
+                "there, or start the service with --data-root and its folder"
             )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 from typer.testing import CliRunner
 
 from collapipe.rpc import Security
@@ -17,7 +18,8 @@ from collapipe_client.cli import app
 
 _LIMIT_SECONDS = 90.0
 _HOLDERS = (
-    *("scheduler:scheduler", "edge-server:edge-server", "client:me"),
+    *("scheduler:scheduler", "edge-server:edge-server"),
+    *("client:me", "client:other", "admin:root"),
     *("control-unit:control-unit-0", "device-agent:device-0-0"),
 )
 
@@ -50,25 +52,33 @@ class SecuredDeployment:
         self._owned.close()
 
     def security(self, name: str) -> Security:
-        """Returns the certificate and key of a host or of the client "me"."""
+        """Returns the certificate and key of a host or of a person."""
         tls = self.authority / "issued" / name
         if name == "device-0-1":
             tls = self.folder / "box" / "tls"
         return Security(tls / "ca.pem", tls / "cert.pem", tls / "key.pem")
 
     def renew(self) -> None:
-        """Replaces the certificate of every process and of the client "me"."""
+        """Replaces the certificate of every process and person."""
         # Certificates that are not due yet are issued anew for other addresses only.
         collapipe("certs", "issue", str(self.authority), *_HOLDERS, "--address", "127.0.0.9")
         collapipe("renew", "--now", "--folder", str(self.folder / "box"))
 
-    def client(self) -> CollaPipeClient:
+    def client(self, name: str = "me") -> CollaPipeClient:
         """Opens a client."""
-        return CollaPipeClient(self.addresses["scheduler"], self.security("me"))
+        return CollaPipeClient(self.addresses["scheduler"], self.security(name))
 
     def log(self, name: str) -> str:
         """Returns the output of a process so far."""
         return (self.folder / f"{name}.log").read_text(encoding="utf-8")
+
+    def memory(self) -> dict[str, int]:
+        """Returns the resident memory of each process that runs, in bytes, by its name."""
+        return {
+            name: psutil.Process(process.pid).memory_info().rss
+            for name, process in self._processes.items()
+            if process.poll() is None
+        }
 
     def start(self, name: str, module: str, *options: str) -> None:
         """Starts a service."""
@@ -108,8 +118,10 @@ class SecuredDeployment:
         collapipe("certs", "issue", str(self.authority), "--init", *_HOLDERS)
         self.start("authority", "collapipe.authority", "--dir", str(self.authority))
         state = str(self.folder / "scheduler-state")
+        revoked = str(self.authority / "revoked.pb")
         self.start(
-            "scheduler", "collapipe.scheduler", "--state-dir", state, *self.files("scheduler")
+            *("scheduler", "collapipe.scheduler", "--state-dir", state),
+            *("--tls-revoked", revoked, *self.files("scheduler")),
         )
         self.wait("authority", "scheduler")
         scheduler = ["--scheduler", self.addresses["scheduler"]]

@@ -26,6 +26,8 @@ from collapipe.v1 import (
     trace_pb2,
     trace_pb2_grpc,
 )
+from collapipe.v1.blob_pb2 import FetchBlobRequest
+from collapipe.v1.blob_pb2_grpc import BlobServiceStub
 from collapipe.v1.control_unit_pb2_grpc import ControlUnitServiceStub
 from collapipe.v1.plan_pb2 import Attempt, Grant, Plan, SignedGrant, Stage
 from collapipe.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -82,6 +84,23 @@ def test_job_trains_over_mutual_tls_with_a_device_that_joined(
         assert [piece.is_last for piece in client.predict(job_id, ["road river"])] == [True]
         spans = {message.host_id: message for message in client.trace(job_id, 0)}
     assert any(path.name == "model.safetensors" for path in files)
+    with deployment.client("other") as other:
+        for asks in (
+            lambda: other.cancel(job_id),
+            lambda: other.delete(job_id),
+            lambda: other.rollback(job_id, 1),
+            lambda: other.export(job_id, tmp_path / "copy"),
+            lambda: list(other.predict(job_id, ["road river"])),
+            lambda: other.evaluate(job_id, tmp_path / "held-out.jsonl"),
+        ):
+            with pytest.raises(NotPermittedError, match=f"{job_id} belongs to client:me, and "):
+                asks()
+        with pytest.raises(NotFoundError, match="you have no job named"):
+            other.submit(job, resume=True)
+        assert other.find_job(job_id).owner == "client:me"
+    with deployment.client("root") as admin:
+        assert admin.export(job_id, tmp_path / "model of the admin")
+        admin.delete(job_id)
     assert set(spans) == HOSTS | {"scheduler"}
     assert all(message.spans and not message.missing for message in spans.values())
 
@@ -92,6 +111,7 @@ CALLERS = {
     Role.CONTROL_UNIT: "control-unit-0",
     Role.DEVICE_AGENT: "device-0-0",
     Role.CLIENT: "me",
+    Role.ADMIN: "root",
 }
 SERVERS = {
     "SchedulerService": "scheduler",
@@ -376,3 +396,28 @@ def test_service_takes_the_cluster_of_its_certificate(deployment: SecuredDeploym
             return found.get("device-5-0") == 5
 
         eventually(registered)
+
+
+def test_all_hosts_refuse_a_revoked_key(deployment: SecuredDeployment) -> None:
+    holder = "device-agent:device-6-0@6"
+    collapipe("certs", "issue", str(deployment.authority), holder)
+    stolen = deployment.security("device-6-0")
+
+    def asks(name: str) -> str:
+        """Returns why a host refuses to give the stolen device a blob."""
+        with open_channel(deployment.addresses[name], stolen) as channel:
+            fetch = BlobServiceStub(channel).FetchBlob
+            try:
+                next(fetch(FetchBlobRequest(digest="0" * 64), timeout=10))
+            except grpc.RpcError as error:
+                return str(error.details())
+        return ""
+
+    hosts = ("edge-server", "control-unit-0", "device-0-0", "device-0-1")
+    assert not any("revoked" in asks(name) for name in hosts)
+    collapipe("certs", "revoke", str(deployment.authority), holder)
+    eventually(lambda: all("the key of this certificate was revoked" in asks(n) for n in hosts))
+    with pytest.raises(NotPermittedError, match="the key of this certificate was revoked"):
+        ask(deployment, stolen, "ListHosts", scheduler_pb2.ListHostsRequest())
+    with deployment.client() as client:
+        assert client.hosts()  # Everybody else goes on.

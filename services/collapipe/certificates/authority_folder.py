@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.certificates import pki
-from collapipe.certificates.identity import OF_THIS_MACHINE, Identity, Role, read_host
+from collapipe.certificates.identity import OF_THIS_MACHINE, PEOPLE, Identity, read_host
 from collapipe.certificates.issued_certificates import IssuedCertificates
 from collapipe.certificates.pki import Clock, HolderCertificate, utc_now
 from collapipe.certificates.private_files import (
@@ -27,8 +27,10 @@ from collapipe.certificates.private_files import (
     read_required,
     write_file,
 )
+from collapipe.certificates.revoked_keys import parse_list, read_signed, sign_list
 from collapipe.certificates.tokens import Grant, TokenStore
 from collapipe.errors import InvalidInputError, NotPermittedError
+from collapipe.v1.enrollment_pb2 import RevokedKey, RevokedKeys
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
 Outcome = Literal["issued", "renewed", "kept"]
 
 _CERTIFICATE, _KEY = "ca.pem", "ca-key.pem"
+_REVOKED = "revoked.pb"
 
 _LOST = (
     "restore the folder from a backup; if it has signed nothing yet, delete it and repeat `collapipe certs "
@@ -66,6 +69,8 @@ class AuthorityFolder:
             raise InvalidInputError(
                 f"{folder / _KEY} is not the key of {self.ca_file}: restore both from one backup"
             )
+        self.revoked_file = folder / _REVOKED
+        """The signed list of revoked keys."""
         self._issued = IssuedCertificates(folder / "certificates", clock)
         self._tokens = TokenStore(folder / "tokens")
 
@@ -94,6 +99,8 @@ class AuthorityFolder:
             # The key is written first. If this process dies before it writes the certificate, `__init__`
             # reports the folder as damaged.
             write_file(folder / _KEY, pki.key_pem(key), OWNER_ONLY)
+            empty = sign_list(RevokedKeys(number=1), key)
+            write_file(folder / _REVOKED, empty.SerializeToString())
             write_file(folder / _CERTIFICATE, pki.pem(certificate))
         return cls(folder, clock)
 
@@ -135,9 +142,11 @@ class AuthorityFolder:
             if read_if_valid(ca_file, pki.read_certificate) != self.certificate:
                 write_file(ca_file, pki.pem(self.certificate))
             present = read_certificate_of_key(folder, self.certificate)
+            key = read_if_valid(key_file, pki.read_key)
+            if key is not None and self._is_revoked(key.public_key()):
+                key = present = None
             if present is not None and self._is_good(present, identity, wanted):
                 return "kept", present.not_valid_after_utc
-            key = read_if_valid(key_file, pki.read_key)
             if key is None:
                 key = pki.new_key()
                 write_file(key_file, pki.key_pem(key), OWNER_ONLY)
@@ -199,8 +208,8 @@ class AuthorityFolder:
             grant = self._tokens.find(secret, self._clock())
             identity, granted = grant.identity, grant.hosts
             self._issued.check_names_free(identity, granted)
-            # Nobody calls a client, so its address does not matter.
-            if observed_host is not None and identity.role is not Role.CLIENT:
+            # Nobody calls a person, so the address does not matter.
+            if observed_host is not None and identity.role not in PEOPLE:
                 granted |= self._observed_hosts(grant, observed_host)
             _check_within(asked, identity, granted)
             lifetime = datetime.timedelta(seconds=grant.lifetime_seconds)
@@ -225,16 +234,20 @@ class AuthorityFolder:
         """
         asked = pki.read_request(request)
         certificate = pki.read_certificate(present)
+        refusal = NotPermittedError(
+            "this certificate has expired, was revoked, or is not of this authority: join again with a new token of "
+            "`collapipe certs token`"
+        )
+        # Anybody may ask, so a foreign certificate must cost little.
+        if not pki.is_signed_by(certificate, self.certificate):
+            raise refusal
         with _locked(self._folder):
             # A certificate that equals a stored one byte for byte needs no further check.
             held = next(
                 (one for one in self._issued.valid() if one.certificate == certificate), None
             )
             if held is None:
-                raise NotPermittedError(
-                    "this certificate has expired, or is not of this authority: join again with a new token of "
-                    "`collapipe certs token`"
-                )
+                raise refusal
             identity, hosts = held.identity, held.hosts
             if not pki.is_of_key(certificate, asked.public_key):
                 raise NotPermittedError(
@@ -246,6 +259,43 @@ class AuthorityFolder:
             self._issued.add(renewed, certificate)
         logger.info("renewed the certificate of %s", identity)
         return HolderCertificate(identity, renewed)
+
+    def revoke(self, identity: Identity) -> int:
+        """Revokes every key for which a holder has a valid certificate, and deletes its unused tokens.
+
+        Returns:
+            The number of keys.
+
+        Raises:
+            InvalidInputError: The holder has no valid certificate, or the folder cannot be written.
+        """
+        with _locked(self._folder):
+            held = [one for one in self._issued.valid() if one.identity.is_same_holder(identity)]
+            if not held:
+                raise InvalidInputError(
+                    f"{identity} has no valid certificate of this authority: `collapipe certs list {self._folder}` shows those "
+                    "that have one"
+                )
+            revoked = self._revoked()
+            new = {pki.key_sha256(one.certificate): one.identity.uri for one in held}
+            revoked.keys.extend(
+                RevokedKey(sha256=digest, identity=uri) for digest, uri in new.items()
+            )
+            revoked.number += 1
+            write_file(self.revoked_file, sign_list(revoked, self._key).SerializeToString())
+            with file_errors(self._folder):
+                self._tokens.delete_of(identity)
+                self._issued.remove(held)
+        logger.info("revoked %d keys of %s", len(new), identity)
+        return len(new)
+
+    def _revoked(self) -> RevokedKeys:
+        signed = read_required(self.revoked_file, parse_list, "restore it from a backup")
+        return read_signed(signed, pki.pem(self.certificate))
+
+    def _is_revoked(self, key: ec.EllipticCurvePublicKey) -> bool:
+        digest = pki.key_sha256(key)
+        return any(key.sha256 == digest for key in self._revoked().keys)
 
     def _is_good(
         self, certificate: x509.Certificate, identity: Identity, hosts: frozenset[str]
@@ -265,6 +315,11 @@ class AuthorityFolder:
         lifetime: datetime.timedelta,
     ) -> x509.Certificate:
         now = self._clock()
+        if self._is_revoked(public_key):
+            raise NotPermittedError(
+                f"the key of this request was revoked: {identity} needs a new key, so join again with a new token of `collapipe "
+                "certs token`"
+            )
         if now < self.certificate.not_valid_before_utc:
             raise InvalidInputError(
                 f"the clock of this machine says {now:%Y-%m-%d %H:%M} UTC, but the authority was made after "

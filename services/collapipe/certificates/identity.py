@@ -27,6 +27,8 @@ class Role(str, Enum):
     CONTROL_UNIT = "control-unit"
     DEVICE_AGENT = "device-agent"
     CLIENT = "client"
+    ADMIN = "admin"
+    """A client that may do everything with the jobs of others."""
     AUTHORITY = "authority"
 
     @property
@@ -40,6 +42,9 @@ OF_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 
 IN_A_CLUSTER = frozenset({Role.CONTROL_UNIT, Role.DEVICE_AGENT})
 """The roles whose certificates name a cluster. Their processes may register in no other one."""
+
+PEOPLE = frozenset({Role.CLIENT, Role.ADMIN})
+"""The roles that run no service. Their certificates have no hosts."""
 
 OF_OPERATORS = tuple(role for role in Role if role is not Role.AUTHORITY)
 """The roles for which an operator can issue certificates. An authority issues its own."""
@@ -114,11 +119,11 @@ class Identity:
         role, _, holder = uris[0].removeprefix(_PREFIX).partition("/")
         name, in_cluster, cluster = holder.partition(_CLUSTER)
         try:
-            # Certificates of earlier versions name no cluster.
             identity = cls(Role(role), name, int(cluster) if in_cluster else 0)
         except (ValueError, InvalidInputError):
             return None
-        return identity if not in_cluster or identity.uri == uris[0] else None
+        # A role in a cluster needs one, and a cluster has one spelling.
+        return identity if identity.uri == uris[0] else None
 
 
 def _is_index(text: str) -> bool:

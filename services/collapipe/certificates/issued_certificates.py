@@ -41,6 +41,11 @@ class IssuedCertificates:
             if other.public_key() == certificate.public_key() and other != replaced:
                 path.unlink(missing_ok=True)
 
+    def remove(self, removed: Iterable[HolderCertificate]) -> None:
+        """Deletes certificates, so that nobody can renew them, and their names are free."""
+        for held in removed:
+            (self._folder / f"{held.certificate.serial_number:x}.pem").unlink(missing_ok=True)
+
     def check_names_free(self, identity: Identity, hosts: Iterable[str]) -> None:
         """Raises `InvalidInputError` if another holder has the name of the identity, or a host name.
 

@@ -4,6 +4,7 @@ No other module knows the contents of a certificate.
 """
 
 import datetime
+import hashlib
 import ipaddress
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from collapipe.certificates.identity import OF_THIS_MACHINE, Identity, Role
+from collapipe.certificates.identity import OF_THIS_MACHINE, PEOPLE, Identity, Role
 from collapipe.errors import InvalidInputError
 
 Clock = Callable[[], datetime.datetime]
@@ -156,7 +157,7 @@ def build_certificate(
     uri = x509.UniformResourceIdentifier(identity.uri)
     names: list[x509.GeneralName] = [uri]
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    if identity.role is not Role.CLIENT:  # A client must not be able to act as a server.
+    if identity.role not in PEOPLE:  # A person must not be able to act as a server.
         served = sorted(hosts_for(identity, hosts) | OF_THIS_MACHINE)
         names += [x509.DNSName(identity.role.server_name), *map(_general_name, served)]
         usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
@@ -183,7 +184,7 @@ def build_certificate(
 
 def hosts_for(identity: Identity, hosts: Iterable[str]) -> frozenset[str]:
     """Returns the result that `hosts_of` has for a certificate created for these hosts."""
-    if identity.role is Role.CLIENT:
+    if identity.role in PEOPLE:
         return frozenset()
     return (frozenset(hosts) | {identity.name}) - OF_THIS_MACHINE
 
@@ -248,6 +249,13 @@ def hosts_of(certificate: x509.Certificate) -> frozenset[str]:
     """Returns the hosts in a certificate, without `OF_THIS_MACHINE` and without the names of roles."""
     hosts = _uris_and_hosts(_alternative_names(certificate))[1]
     return hosts - OF_THIS_MACHINE - {role.server_name for role in Role}
+
+
+def key_sha256(holder: x509.Certificate | ec.EllipticCurvePublicKey) -> bytes:
+    """Returns the SHA-256 of a public key, or of that of a certificate, as a SubjectPublicKeyInfo in DER."""
+    key = holder.public_key() if isinstance(holder, x509.Certificate) else holder
+    encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(encoding, form)).digest()
 
 
 def is_of_key(certificate: x509.Certificate, key: ec.EllipticCurvePublicKey) -> bool:

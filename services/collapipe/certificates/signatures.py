@@ -19,6 +19,9 @@ from collapipe.certificates.pki import (
 from collapipe.errors import InvalidInputError, NotPermittedError
 
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
+_CONTEXT = b"CollaPipe: signed by the key of a certificate, outside of TLS\0"
+"""Precedes the signed bytes. In a handshake of TLS 1.2, a server signs 32 bytes that its peer chooses, and then others. So nobody can
+make a server sign what begins with this."""
 
 
 class Signer:
@@ -34,7 +37,7 @@ class Signer:
         """In DER."""
 
     def sign(self, data: bytes) -> bytes:
-        return self._key.sign(data, _ALGORITHM)
+        return self._key.sign(_CONTEXT + data, _ALGORITHM)
 
 
 def check_signature(
@@ -77,7 +80,7 @@ def _check(
             f"a grant is signed by {identity} of another authority: all hosts need certificates of one authority"
         )
     try:
-        key.verify(signature, data, _ALGORITHM)
+        key.verify(signature, _CONTEXT + data, _ALGORITHM)
     except InvalidSignature:
         raise NotPermittedError(
             f"a grant has no valid signature of {identity}: somebody has changed it, or made it up"

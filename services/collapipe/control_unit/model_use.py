@@ -18,6 +18,10 @@ Emit = Callable[[control_unit_pb2.RunModelResponse], None]
 """Sends a result to the caller."""
 
 
+_MAX_FILE_BYTES = 1 << 30
+"""Largest file of held-out rows. Their control unit reads it as a whole."""
+
+
 class ModelUse:
     """Runs one use of a model.
 
@@ -180,6 +184,10 @@ def _store_files(
 ) -> None:
     """Stores files that come one after the other. No chunk has bytes of two files."""
     for file, path in zip(files, paths, strict=True):
+        if file.total_bytes > _MAX_FILE_BYTES:
+            raise InvalidInputError(
+                f"{file.name} has {file.total_bytes} bytes, and at most {_MAX_FILE_BYTES} can be evaluated at once: divide it"
+            )
         missing = file.total_bytes
         with open(path, "wb") as target:
             while missing > 0:

@@ -59,9 +59,17 @@ class GlobalModel:
         self._frozen = frozen
 
     def prepare(
-        self, job_id: str, job: JobConfig, labels: Sequence[str], vocabulary: bytes
+        self,
+        job_id: str,
+        job: JobConfig,
+        labels: Sequence[str],
+        vocabulary: bytes,
+        owner: str = "",
     ) -> None:
         """Makes the initial model and commits it, unless the job has a commit already.
+
+        Args:
+            owner: Who may export the model, such as "client:me". Empty if anybody may.
 
         Raises:
             InvalidInputError: The model of the job cannot be made.
@@ -88,6 +96,7 @@ class GlobalModel:
                 "max_length": job.task.max_length,
                 "adapter_base": _adapter_base(adapter, job.model),
                 "averaging": job.averaging.model_dump(),
+                "owner": owner,
             },
         )
         clusters = [
@@ -96,6 +105,10 @@ class GlobalModel:
         initial = plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters)
         initial.restore_point.CopyFrom(_without_other_commits(initial))
         self._write_commit(initial)
+
+    def owner(self) -> str:
+        """Returns who may export the model, such as "client:me"; "" if anybody may."""
+        return str(self._job_document().get("owner", ""))
 
     def _put_initial_units(self, adapter: ModelAdapter, job: JobConfig) -> list[plan_pb2.UnitState]:
         """Makes the initial model, and stores each unit."""

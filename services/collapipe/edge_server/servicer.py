@@ -14,7 +14,7 @@ from collapipe.edge_server.pushed_units import PushedUnits, PushStream, receive_
 from collapipe.errors import CancelledError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for
-from collapipe.rpc import check_push, work_with_signs_of_life
+from collapipe.rpc import check_is_owner, check_push, work_with_signs_of_life
 from collapipe.stage_host import HostResources
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
@@ -22,7 +22,7 @@ from collapipe.tensors import CHUNK_BYTES
 from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc, plan_pb2
 from collapipe.weights.blob_store import JobStores
 from collapipe.weights.tensor_blob import TensorBlob
-from collapipe.weights.transfer import store_blob
+from collapipe.weights.transfer import MAX_VOCABULARY_BYTES, store_blob
 
 
 class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
@@ -47,30 +47,38 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
 
         def work(emit: Callable[[edge_server_pb2.PrepareJobResponse], None]) -> None:
             job_id, source = request.job.job_id, request.vocabulary
-            with self._stores.using(job_id), self._changing:
-                _refuse_if_alone(context)
+            with self._stores.using(job_id):
                 store = self._stores.store(job_id)
-                store_blob(store, self._channels, source.digest, [source.address])
-                model = self._model(job_id)
-                job = JobConfig.from_json(request.job.config_json)
-                self._resources.check_files(job)
-                vocabulary = store.read_checked(source.digest)
-                model.prepare(job_id, job, list(request.labels), vocabulary)
-                spec, num_blocks = model.model_spec()
-                commit = model.commit()
-                if request.host_clusters:
-                    self._expect_pushes(job_id, frozenset(request.host_clusters))
-                adapter = adapter_for(spec.family, spec.task, spec.config_json)
-                answer = edge_server_pb2.PrepareJobResponse(
-                    commit=commit,
-                    model=spec,
-                    num_blocks=num_blocks,
-                    hidden_size=adapter.config.hidden_size,
-                    unit_bytes=model.unit_bytes(),
-                    frozen_bytes=model.frozen_bytes(),
-                    frozen_memory_share=adapter.frozen_memory_share,
-                    stored_bytes=model.stored_bytes(),
+                # A slow control unit must not hold up the commits of other jobs.
+                store_blob(
+                    store,
+                    self._channels,
+                    source.digest,
+                    [source.address],
+                    max_bytes=MAX_VOCABULARY_BYTES,
                 )
+                with self._changing:
+                    _refuse_if_alone(context)
+                    model = self._model(job_id)
+                    job = JobConfig.from_json(request.job.config_json)
+                    self._resources.check_files(job)
+                    vocabulary = store.read_checked(source.digest)
+                    model.prepare(job_id, job, list(request.labels), vocabulary, request.owner)
+                    spec, num_blocks = model.model_spec()
+                    commit = model.commit()
+                    if request.host_clusters:
+                        self._expect_pushes(job_id, frozenset(request.host_clusters))
+                    adapter = adapter_for(spec.family, spec.task, spec.config_json)
+                    answer = edge_server_pb2.PrepareJobResponse(
+                        commit=commit,
+                        model=spec,
+                        num_blocks=num_blocks,
+                        hidden_size=adapter.config.hidden_size,
+                        unit_bytes=model.unit_bytes(),
+                        frozen_bytes=model.frozen_bytes(),
+                        frozen_memory_share=adapter.frozen_memory_share,
+                        stored_bytes=model.stored_bytes(),
+                    )
             emit(answer)
 
         yield from work_with_signs_of_life(
@@ -157,6 +165,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         self, request: edge_server_pb2.ExportModelRequest, context: grpc.ServicerContext
     ) -> Iterator[edge_server_pb2.ExportModelResponse]:
         model = self._model(request.job_id)
+        check_is_owner(context, model.owner(), request.job_id)
         # The system's folder for temporary files may be in memory.
         exports = self._stores.directory(request.job_id) / "exports"
         exports.mkdir(exist_ok=True)

@@ -94,7 +94,7 @@ class IncomingLink:
         codec = CODEC_NAMES[next(lossy, tensor_pb2.CODEC_FP32)]
         link = f"{self.sender}>{self._receiver}"
         metrics.LINK_TRANSFER_BYTES.labels(link, codec).inc(wire_bytes)
-        metrics.LINK_TRANSFER_SECONDS.labels(link).inc(ended_at - started_at)
+        metrics.LINK_TRANSFER_SECONDS.labels(link).inc(max(ended_at - started_at, 0.0))
 
     def _complete(self, frame: Frame) -> None:
         for tensor in frame.tensors.values():

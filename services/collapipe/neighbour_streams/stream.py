@@ -4,6 +4,7 @@ The earlier stage opens the stream and sends activations. Activation gradients a
 Other threads send and receive, so that a stage computes while its frames travel.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ import grpc
 from collapipe.errors import CollapipeError, CorruptDataError, InvalidInputError, PeerLostError
 from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.neighbour_streams.outgoing_link import OutgoingLink
-from collapipe.rpc import Outbox, to_error
+from collapipe.rpc import Outbox, explain_unexpected, to_error
 from collapipe.tensors import Frame
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
+
+logger = logging.getLogger(__name__)
 
 Request = stage_pb2.ExchangeActivationsRequest
 Response = stage_pb2.ExchangeActivationsResponse
@@ -132,6 +135,11 @@ class StreamToNextStage:
             failure = to_error(error, host_id)
         except CollapipeError as error:
             failure = error
+        except Exception as error:  # Whatever arrives must not end this thread silently.
+            logger.exception("receiving from %s failed unexpectedly", host_id)
+            failure = PeerLostError(
+                host_id, f"what {host_id} sent cannot be used: {explain_unexpected(error)}"
+            )
         if not self._closed:
             self._on_failure(failure)
 

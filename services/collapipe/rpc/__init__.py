@@ -14,9 +14,13 @@ from collapipe.rpc.grants import check_stage_caller as check_stage_caller
 from collapipe.rpc.grants import sign_grant as sign_grant
 from collapipe.rpc.permissions import check_addresses as check_addresses
 from collapipe.rpc.permissions import check_is_caller as check_is_caller
+from collapipe.rpc.permissions import check_is_owner as check_is_owner
 from collapipe.rpc.permissions import describe_caller as describe_caller
+from collapipe.rpc.permissions import is_owner as is_owner
+from collapipe.rpc.permissions import owner_name as owner_name
 from collapipe.rpc.server import Server as Server
 from collapipe.rpc.server import serve as serve
+from collapipe.rpc.status import explain_unexpected as explain_unexpected
 from collapipe.rpc.status import to_error as to_error
 from collapipe.rpc.streams import SIGN_OF_LIFE_SECONDS as SIGN_OF_LIFE_SECONDS
 from collapipe.rpc.streams import Outbox as Outbox

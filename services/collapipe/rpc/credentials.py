@@ -13,8 +13,10 @@ from typing import Any
 import grpc
 
 from collapipe.certificates.identity import Identity, Role
+from collapipe.certificates.revoked_keys import RevokedKeyList
 from collapipe.certificates.signatures import Signer, check_signature
 from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
+from collapipe.v1.enrollment_pb2 import SignedRevokedKeys
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ class _Kept:
     contents: _Contents | None = None
     refused: _Stamps = ()
     """The files of the last warning."""
+    revoked: RevokedKeyList = field(default_factory=RevokedKeyList)
 
 
 @dataclass(frozen=True)
@@ -167,12 +170,28 @@ class Security:
         assert contents is not None
         return contents.signer.sign(data), contents.signer.certificate
 
+    @property
+    def revoked(self) -> RevokedKeyList:
+        """The keys that this process does not accept any more."""
+        return self._kept.revoked
+
+    def learn_revoked(self, signed: SignedRevokedKeys) -> None:
+        """Takes a list of revoked keys if it is newer than the present one. Plain text has no keys.
+
+        Raises:
+            NotPermittedError: The authority has not signed the list.
+        """
+        contents = self._contents()
+        if contents is not None:
+            self.revoked.learn(signed, contents.ca)
+
     def check_signature(
         self, data: bytes, signature: bytes, certificate: bytes, role: Role
     ) -> None:
-        """Refuses data that nobody with a role has signed; raises `NotPermittedError`. Not for plain text."""
+        """Refuses data that nobody with a role has signed, or with a revoked key; raises `NotPermittedError`. Not for plain text."""
         contents = self._contents()
         assert contents is not None
+        self.revoked.check(certificate)
         check_signature(data, signature, certificate, contents.ca, role)
 
     def _contents(self) -> _Contents | None:

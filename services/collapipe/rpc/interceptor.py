@@ -2,7 +2,9 @@
 
 import itertools
 import logging
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,9 +12,15 @@ from typing import Any
 
 import grpc
 
-from collapipe.errors import CollapipeError, InvalidInputError
+from collapipe.certificates.revoked_keys import RevokedKeyList
+from collapipe.errors import CollapipeError, InvalidInputError, PeerLostError
 from collapipe.rpc.call_shaping import shaped_handler
-from collapipe.rpc.permissions import Permissions, caller_name, check_permitted
+from collapipe.rpc.permissions import (
+    Permissions,
+    caller_name,
+    check_not_revoked,
+    check_permitted,
+)
 from collapipe.rpc.silent_calls import SilentCalls
 from collapipe.rpc.status import details, explain_unexpected, to_code, trailing_metadata
 from collapipe.telemetry import metrics
@@ -37,6 +45,13 @@ A job has at most 1,000 clusters. A thread that waits costs little, and is only 
 UNARY_THREADS = 64
 """Most other calls of one method that a server works on at the same time. They end soon, so the next ones hardly wait."""
 
+_MOST_OF_A_CALLER = {True: STREAM_THREADS // 4, False: UNARY_THREADS // 2}
+"""Calls of one caller to one method at the same time, for streams and for others. Otherwise one caller could hold all threads."""
+
+_MOST_EXPORTS = 2
+"""Exports of one caller at the same time. Each is a copy of the model on the disk."""
+
+_EXPORT = "/collapipe.v1.EdgeServerService/ExportModel"
 _HEALTH = "/grpc.health.v1.Health/"
 _WATCH_HEALTH = f"{_HEALTH}Watch"
 
@@ -50,13 +65,23 @@ class CallInterceptor(grpc.ServerInterceptor):
     Each method has threads of its own. So streams that stay open hold up no heartbeats, and no streams of other methods.
 
     Args:
+        revoked: Callers with these keys are refused. Their open streams end with the next message.
         links: The links of the answers; `None` if nothing shapes them.
     """
 
-    def __init__(self, permissions: Permissions | None, links: OutgoingLinks | None = None) -> None:
+    def __init__(
+        self,
+        permissions: Permissions | None,
+        revoked: RevokedKeyList,
+        links: OutgoingLinks | None = None,
+    ) -> None:
         self._permissions = permissions
+        self._revoked = revoked
         self._links = links
         self._silent_calls = SilentCalls()
+        self._lock = threading.Lock()
+        self._running: Counter[tuple[str, str]] = Counter()
+        """Number of calls by method and caller."""
         self._pools: dict[str, ThreadPoolExecutor] = {}
 
     def close(self) -> None:
@@ -79,13 +104,16 @@ class CallInterceptor(grpc.ServerInterceptor):
         if self._links is not None:
             function = shaped_handler(function, kind, handler_call_details, self._links)
 
+        most = _MOST_EXPORTS if method == _EXPORT else _MOST_OF_A_CALLER[any(kind)]
+
         def answer(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
-            with self._around_call(method, grpc_type, context):
+            with self._around_call(method, grpc_type, context, most):
                 return function(self._request(method, kind, requests, context), context)
 
         def stream_answers(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-            with self._around_call(method, grpc_type, context):
-                yield from function(self._request(method, kind, requests, context), context)
+            with self._around_call(method, grpc_type, context, most):
+                answers = function(self._request(method, kind, requests, context), context)
+                yield from self._while_permitted(answers, context)
 
         if handler.response_streaming:
             wrapped, factory = stream_answers, grpc.stream_stream_rpc_method_handler
@@ -110,10 +138,45 @@ class CallInterceptor(grpc.ServerInterceptor):
         with self._silent_calls.waiting(method, caller_name(context), context):
             first = next(requests, None)
         if kind[0]:
-            return itertools.chain(() if first is None else (first,), requests)
+            stream = itertools.chain(() if first is None else (first,), requests)
+            return self._while_permitted(stream, context)
         if first is None:
             raise InvalidInputError(f"a call of {method} needs one message, but none was sent")
         return first
+
+    def _while_permitted(
+        self, messages: Iterator[Any], context: grpc.ServicerContext
+    ) -> Iterator[Any]:
+        """Yields messages until the key of the caller is revoked; then raises `NotPermittedError`."""
+        number = 0
+        try:
+            for message in messages:
+                if number != self._revoked.number:
+                    number = self._revoked.number
+                    check_not_revoked(context, self._revoked)
+                yield message
+        finally:
+            # A handler that is a generator ends with the call, and not when Python finds it unused.
+            getattr(messages, "close", lambda: None)()
+
+    @contextmanager
+    def _counted(self, method: str, caller: str, most: int) -> Iterator[None]:
+        """Refuses a call within the block if its caller has `most` of the same method; raises `PeerLostError`."""
+        key = method, caller
+        with self._lock:
+            if self._running[key] >= most:
+                raise PeerLostError(
+                    "",
+                    f"{caller} has {most} calls of {method}, and may not have more: try again when one has ended",
+                )
+            self._running[key] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running[key] -= 1
+                if not self._running[key]:
+                    del self._running[key]
 
     def _pool(self, method: str, *, is_stream: bool) -> ThreadPoolExecutor:
         """Returns the threads of a method. Only one thread of gRPC calls this, the one that takes in all calls."""
@@ -124,7 +187,7 @@ class CallInterceptor(grpc.ServerInterceptor):
 
     @contextmanager
     def _around_call(
-        self, method: str, grpc_type: str, context: grpc.ServicerContext
+        self, method: str, grpc_type: str, context: grpc.ServicerContext, most: int
     ) -> Iterator[None]:
         _, service, name = method.split("/", 2)
         labels = (grpc_type, service, name)
@@ -135,7 +198,9 @@ class CallInterceptor(grpc.ServerInterceptor):
             # Every peer may check the health.
             if self._permissions is not None and not method.startswith(_HEALTH):
                 check_permitted(method, context, self._permissions)
-            yield
+                check_not_revoked(context, self._revoked)
+            with self._counted(method, caller_name(context), most):
+                yield
         except BaseException as raised:
             error = raised
             raise

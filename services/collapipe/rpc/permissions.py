@@ -5,7 +5,8 @@ from typing import Any
 
 import grpc
 
-from collapipe.certificates.identity import OF_THIS_MACHINE, Identity, Role, read_host
+from collapipe.certificates.identity import OF_THIS_MACHINE, PEOPLE, Identity, Role, read_host
+from collapipe.certificates.revoked_keys import RevokedKeyList
 from collapipe.errors import NotPermittedError
 
 ANYBODY = frozenset(Role)
@@ -16,7 +17,6 @@ _FROM_THIS_MACHINE = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 
 _STAGE_HOSTS = frozenset({Role.CONTROL_UNIT, Role.DEVICE_AGENT, Role.EDGE_SERVER})
 _SCHEDULER = frozenset({Role.SCHEDULER})
-_CLIENT = frozenset({Role.CLIENT})
 
 Permissions = Mapping[str, Mapping[str, frozenset[Role]]]
 
@@ -34,7 +34,7 @@ PERMISSIONS: Permissions = {
         "PushUnit": frozenset({Role.CONTROL_UNIT, Role.DEVICE_AGENT}),
         "CommitRound": _SCHEDULER,
         "RollBack": _SCHEDULER,
-        "ExportModel": _CLIENT,
+        "ExportModel": PEOPLE,
     },
     "collapipe.v1.EnrollmentService": {"Enroll": ANYBODY, "Renew": ANYBODY},
     "collapipe.v1.LinkService": {"MeasureLink": _SCHEDULER, "ReceiveProbe": _STAGE_HOSTS},
@@ -42,18 +42,18 @@ PERMISSIONS: Permissions = {
         "RegisterHost": _STAGE_HOSTS,
         "Heartbeat": _STAGE_HOSTS,
         # `collapipe doctor` on a stage host asks for the addresses of its peers.
-        "ListHosts": _CLIENT | _STAGE_HOSTS,
-        "SubmitJob": _CLIENT,
-        "WatchJob": _CLIENT,
-        "ListJobs": _CLIENT,
-        "CancelJob": _CLIENT,
-        "RollBackJob": _CLIENT,
-        "DeleteJob": _CLIENT,
-        "GetPlans": _CLIENT,
-        "ExplainDecision": _CLIENT,
-        "ReplayDecision": _CLIENT,
-        "GetTrace": _CLIENT,
-        "UseModel": _CLIENT,
+        "ListHosts": PEOPLE | _STAGE_HOSTS,
+        "SubmitJob": PEOPLE,
+        "WatchJob": PEOPLE,
+        "ListJobs": PEOPLE,
+        "CancelJob": PEOPLE,
+        "RollBackJob": PEOPLE,
+        "DeleteJob": PEOPLE,
+        "GetPlans": PEOPLE,
+        "ExplainDecision": PEOPLE,
+        "ReplayDecision": PEOPLE,
+        "GetTrace": PEOPLE,
+        "UseModel": PEOPLE,
     },
     "collapipe.v1.StageService": {
         "RunStage": frozenset({Role.CONTROL_UNIT}),
@@ -87,6 +87,12 @@ def check_permitted(method: str, context: grpc.ServicerContext, permissions: Per
             f"{caller} may not call {service}/{name}: by their certificates, {may} may. Call as one of them, with a "
             "certificate of `collapipe certs`"
         )
+
+
+def check_not_revoked(context: grpc.ServicerContext, revoked: RevokedKeyList) -> None:
+    """Refuses a caller whose key is revoked; raises `NotPermittedError`. The server must speak TLS."""
+    for certificate in _properties(context, "x509_pem_cert"):
+        revoked.check(certificate.encode())
 
 
 def check_is_caller(
@@ -141,6 +147,28 @@ def check_addresses(context: grpc.ServicerContext, addresses: Iterable[str]) -> 
                 f"{_identity(context)} may not use the address {address}: its certificate has the hosts "
                 f"{', '.join(sorted(hosts))}; set --advertise and --metrics-listen to one of them, or get a certificate with --address {host}"
             )
+
+
+def owner_name(context: grpc.ServicerContext) -> str:
+    """Returns role and name of the caller's certificate, as the owner of what it makes; "" in plain text, where anybody owns it."""
+    return str(_identity(context)) if _is_tls(context) else ""
+
+
+def is_owner(context: grpc.ServicerContext, owner: str) -> bool:
+    """Returns whether the caller may change what an owner has made: it is the owner or an admin, or anybody owns it."""
+    if not owner or not _is_tls(context):
+        return True
+    caller = _identity(context)
+    return caller.role is Role.ADMIN or str(caller) == owner
+
+
+def check_is_owner(context: grpc.ServicerContext, owner: str, job_id: str) -> None:
+    """Refuses a call of a client whose job it is not; raises `NotPermittedError`."""
+    if not is_owner(context, owner):
+        raise NotPermittedError(
+            f"job {job_id} belongs to {owner}, and {_identity(context)} may only look at it: ask its owner, or call with the "
+            "certificate of an admin (`collapipe certs issue DIR admin:NAME`)"
+        )
 
 
 def describe_caller(context: grpc.ServicerContext) -> str:

@@ -60,7 +60,9 @@ def serve(
     # The interceptor gives each method threads of its own. Only health checks use this one, so a server whose calls are
     # all busy is still healthy.
     health_pool = ThreadPoolExecutor(1, thread_name_prefix="health")
-    interceptor = CallInterceptor(None if security.is_insecure else permissions, links)
+    interceptor = CallInterceptor(
+        None if security.is_insecure else permissions, security.revoked, links
+    )
     server = grpc.server(
         health_pool,
         interceptors=[interceptor],

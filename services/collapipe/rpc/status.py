@@ -76,9 +76,9 @@ def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
     metadata = {item.key: item.value for item in error.trailing_metadata() or ()}
     blamed = metadata.get(BLAMED_HOST_KEY)
     if isinstance(blamed, bytes) and code is to_code(errors.DivergedError("")):
-        return errors.DivergedError(explanation, blamed.decode())
+        return errors.DivergedError(explanation, blamed.decode(errors="replace"))
     if isinstance(blamed, bytes):
-        return errors.PeerLostError(blamed.decode(), explanation)
+        return errors.PeerLostError(blamed.decode(errors="replace"), explanation)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return errors.PeerLostError(
             peer,

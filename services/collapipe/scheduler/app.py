@@ -13,6 +13,7 @@ from collapipe.rpc import ChannelPool, serve
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.retention import Retention
+from collapipe.scheduler.revoked_keys_file import RevokedKeysFile
 from collapipe.scheduler.scrape import ScrapeSource
 from collapipe.scheduler.servicer import SchedulerServicer
 from collapipe.scheduler.telemetry_window import Telemetry
@@ -53,6 +54,10 @@ class SchedulerSettings(ServiceSettings):
         default=None,
         description="JSON file of emulated links. It is read again when it changes.",
     )
+    tls_revoked: Path | None = Field(
+        default=None,
+        description="List of revoked keys, written by `collapipe certs revoke`. It is read again when it changes, and all hosts get it.",
+    )
     abandon_jobs: bool = Field(
         default=False,
         description="Mark as failed the jobs that were running or queued when the previous process of the scheduler ended. "
@@ -91,6 +96,9 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     links = OutgoingLinks(
         Role.SCHEDULER.value, emulation, PacedShaper(), EmulatedRadioDriver(emulation)
     )
+    revoked = (
+        RevokedKeysFile(settings.tls_revoked, settings.security) if settings.tls_revoked else None
+    )
     channels = ChannelPool(settings.security, links)
     registry = HostRegistry()
     telemetry = Telemetry(
@@ -120,6 +128,8 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
         server.drain()
         telemetry.source.close()
         channels.close()
+        if revoked is not None:
+            revoked.close()
 
     return Running(server.address, drain)
 

@@ -1,9 +1,11 @@
 """The calls that let control units run rounds."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from collapipe.errors import AttemptFailedError
+from collapipe.errors import AttemptFailedError, DivergedError, PeerLostError
+from collapipe.evaluation import ROWS
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.evaluations import Evaluations
 from collapipe.scheduler.host_calls import HostCalls
@@ -13,6 +15,10 @@ from collapipe.scheduler.planner import Planner
 from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
 
 _END_TRAINING_SECONDS = 10.0
+_MOST_BYTES = 1 << 18
+"""Largest message of a control unit about its round. A hundred units and a hundred devices need half of it."""
+_MOST_CHARACTERS = 1000
+"""What is shown of the words of a control unit."""
 
 
 class ClusterCalls:
@@ -59,9 +65,12 @@ class ClusterCalls:
         stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
         call = self._running[index] = stub.RunRound(request, wait_for_ready=True)
         prepared = None
-        for response in self._calls.answers(call, control_unit.host_id, "run its round"):
+        for response in self._answers(call, request):
             event = response.WhichOneof("event")
             if event == "progress":
+                # A control unit speaks for its own cluster only.
+                response.progress.cluster_index = index
+                response.progress.waiting_for = response.progress.waiting_for[:_MOST_CHARACTERS]
                 if response.progress.candidate_copied:
                     self.has_copy.add(index)
                 on_progress(response.progress)
@@ -80,6 +89,41 @@ class ClusterCalls:
         if prepared is None:
             raise AttemptFailedError(f"{control_unit.host_id} ended its round without a result")
         return prepared
+
+    def _answers(
+        self, call: Any, request: control_unit_pb2.RunRoundRequest
+    ) -> Iterator[control_unit_pb2.RunRoundResponse]:
+        """Yields what a control unit tells of its round.
+
+        Raises:
+            PeerLostError: It says what cannot be, or blames a host that has no part in the round. So it is to blame itself.
+        """
+        hosts = self._planner.hosts
+        cluster = hosts.clusters[request.plan.cluster_index]
+        control_unit = cluster.control_unit.host_id
+        near = [cluster.control_unit, *cluster.devices, hosts.edge_server]
+        known = {name for host in near for name in (host.host_id, host.address)}
+        known |= {name for s in request.previous_stages for name in (s.host_id, s.address)}
+        try:
+            for response in self._calls.answers(call, control_unit, "run its round"):
+                sums = response.evaluation.sums
+                if response.ByteSize() > _MOST_BYTES:
+                    wrong = (
+                        f"a message of {response.ByteSize()} bytes, over the limit of {_MOST_BYTES}"
+                    )
+                elif not all(map(math.isfinite, sums.values())) or sums.get(ROWS, 0.0) < 0:
+                    wrong = "an evaluation with impossible counts"
+                else:
+                    yield response
+                    continue
+                raise PeerLostError(control_unit, f"{control_unit} sent {wrong}: look at its log")
+        except (PeerLostError, DivergedError) as error:
+            if error.host_id and error.host_id not in known:
+                raise PeerLostError(
+                    control_unit,
+                    f"{control_unit} blames {error.host_id}, which has no part in the round of its cluster: {error}",
+                ) from None
+            raise
 
     def end_training(self, clusters: Iterable[int], attempt: plan_pb2.Attempt) -> None:
         """Asks control units to train no further mini-batches. Asks again, when called again, if a control unit did not know

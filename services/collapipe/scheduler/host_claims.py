@@ -45,6 +45,13 @@ def check_claims(host: scheduler_pb2.Host, context: grpc.ServicerContext) -> Non
             f"host {host.host_id} has role {host.role}, which this scheduler does not know: run the same version of "
             "CollaPipe on all machines"
         )
+    for address in filter(None, (host.address, host.metrics_address)):
+        port = address.rpartition(":")[2]
+        if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+            raise InvalidInputError(
+                f"host {host.host_id} registers with the address {address}, which has no port from 1 to 65535: correct "
+                "--advertise or --metrics-listen"
+            )
     for name, largest in _LARGEST.items():
         value = getattr(host, name)
         if not (math.isfinite(value) and 0 <= value <= largest):

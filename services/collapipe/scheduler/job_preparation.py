@@ -71,6 +71,7 @@ class JobPreparation:
             labels=labels,
             vocabulary=vocabulary,
             host_clusters=self._progress.job.host_clusters,
+            owner=self._progress.document.owner,
         )
         stub = edge_server_pb2_grpc.EdgeServerServiceStub(
             self._channels.channel(edge_server.address)

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -81,6 +82,8 @@ class JobDocument(_Document):
     number: int
     """Number of jobs that were submitted before this one."""
     config_json: str
+    owner: str = ""
+    """Role and name of the client that submitted it. Empty if anybody owns it."""
     state: _State = scheduler_pb2.JOB_STATE_QUEUED
     """A `scheduler_pb2.JobState`."""
     message: str = ""
@@ -125,6 +128,7 @@ class JobDocument(_Document):
             num_rounds=job.training.rounds,
             name=job.name,
             stored_bytes=self.stored_bytes,
+            owner=self.owner,
             evaluation=self.evaluation,
             trouble=self.trouble if self.trouble.ByteSize() else None,
         )
@@ -201,27 +205,37 @@ class JobStore:
                 logger.exception("the state of job %s could not be stored", document.job_id)
         return [] if abandon else unfinished
 
-    def create(self, config: JobConfig) -> JobDocument:
+    def create(self, config: JobConfig, owner: str = "") -> JobDocument:
         document = JobDocument(
             job_id=f"{config.name}-{uuid.uuid4().hex[:8]}",
             number=1 + max((job.number for job in self.all()), default=-1),
             config_json=config.to_json(),
+            owner=owner,
             submitted_at=time.time(),
         )
         return self._add(document)
 
-    def reopen(self, config: JobConfig) -> JobDocument:
+    def reopen(
+        self, config: JobConfig, may: Callable[[JobDocument], bool] = lambda document: True
+    ) -> JobDocument:
         """Queues the last job of this name again, so that it continues from its restore point.
+
+        Args:
+            may: Says which jobs count. The others belong to somebody else.
 
         Raises:
             NotFoundError: There is no job of this name.
             InvalidInputError: The job still runs, or a setting that must not change has changed.
         """
         with self._lock:
-            jobs = [document for document in self.all() if document.job.name == config.name]
+            jobs = [
+                document
+                for document in self.all()
+                if document.job.name == config.name and may(document)
+            ]
             if not jobs:
                 raise NotFoundError(
-                    f"there is no job named {config.name!r} to resume: run it without --resume first"
+                    f"you have no job named {config.name!r} to resume: run it without --resume first"
                 )
             document = jobs[-1]
             if not document.has_ended:

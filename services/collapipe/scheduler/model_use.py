@@ -196,6 +196,7 @@ class ModelUse:
             job=job_pb2.JobSpec(job_id=self.job_id, config_json=document.config_json),
             labels=document.labels,
             vocabulary=_vocabulary(document, hosts),
+            owner=document.owner,
         )
         call = stub.PrepareJob(request, wait_for_ready=True)
         for answer in self._calls.answers(call, edge_server.host_id, "find the model"):

@@ -1,6 +1,7 @@
 """Measures hosts and links: profiles time a block on a host, probes measure the rate of a link."""
 
 import logging
+import math
 import statistics
 import threading
 from collections import deque
@@ -9,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
 from collapipe.allocation import RoundPlan
-from collapipe.errors import CollapipeError
+from collapipe.errors import CollapipeError, PeerLostError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, call
 from collapipe.scheduler.decisions import hosts_of, link_shares
@@ -131,8 +132,11 @@ def _may_run_blocks(job: JobConfig, hosts: JobHosts) -> list[scheduler_pb2.Host]
 
 
 def _mean_shares(shares: Sequence[Sequence[float]]) -> list[float]:
-    """Returns the mean of all devices for each block of a layer."""
-    return list(map(statistics.mean, zip(*shares, strict=True)))
+    """Returns the mean of all devices for each block of a layer. A device that counts other blocks than most does not count."""
+    usual = statistics.mode(map(len, shares))
+    return [
+        statistics.mean(each) for each in zip(*(s for s in shares if len(s) == usual), strict=True)
+    ]
 
 
 def probe_links(
@@ -282,7 +286,15 @@ def _profile(
         micro_batch_sizes=(size, 2 * size) if size == 1 else (size // 2, size),
         sequence_length=job.task.max_length,
     )
-    return call(stub.ProfileBlock, request, host.host_id, _PROFILE_SECONDS)
+    profile = call(stub.ProfileBlock, request, host.host_id, _PROFILE_SECONDS)
+    shares = (*profile.work_shares, *profile.stash_shares)
+    numbers = (profile.seconds_per_sample, profile.seconds_per_micro_batch, *shares)
+    is_sound = all(math.isfinite(number) and number >= 0 for number in numbers)
+    if not is_sound or not profile.seconds_per_sample:
+        raise PeerLostError(
+            host.host_id, f"{host.host_id} sent a profile with impossible times: look at its log"
+        )
+    return profile
 
 
 def _probe(

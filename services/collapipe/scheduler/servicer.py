@@ -22,7 +22,10 @@ from collapipe.rpc import (
     SIGN_OF_LIFE_SECONDS,
     ChannelPool,
     check_is_caller,
+    check_is_owner,
     describe_caller,
+    is_owner,
+    owner_name,
     work_with_signs_of_life,
 )
 from collapipe.scheduler.decisions import RoundDecision
@@ -105,6 +108,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._registry.heartbeat(request.host_id, request.incarnation)
         job_ids, total = self._jobs.deleted.after(request.num_deletions)
         answer = scheduler_pb2.HeartbeatResponse(deleted_job_ids=job_ids, num_deletions=total)
+        revoked = self._channels.security.revoked
+        if revoked.number > request.revoked_keys_number:
+            answer.revoked_keys.CopyFrom(revoked.signed)
         answer.heartbeat_interval.FromMilliseconds(int(self._registry.heartbeat_seconds * 1000))
         return answer
 
@@ -117,9 +123,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.SubmitJobRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.SubmitJobResponse:
         config = JobConfig.from_json(request.config_json)
-        document = self._jobs.reopen(config) if request.resume else self._jobs.create(config)
+        if request.resume:
+            document = self._jobs.reopen(config, lambda job: is_owner(context, job.owner))
+        else:
+            document = self._jobs.create(config, owner_name(context))
         self._enqueue(document)
         return scheduler_pb2.SubmitJobResponse(job_id=document.job_id)
+
+    def _owned(self, job_id: str, context: grpc.ServicerContext) -> None:
+        """Refuses a job that is not the caller's. Raises `NotFoundError` or `NotPermittedError`."""
+        check_is_owner(context, self._jobs.get(job_id).owner, job_id)
 
     def _enqueue(self, document: JobDocument, *, is_taken_over: bool = False) -> None:
         log = EventLog()
@@ -157,7 +170,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def CancelJob(
         self, request: scheduler_pb2.CancelJobRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.CancelJobResponse:
-        self._jobs.get(request.job_id)
+        self._owned(request.job_id, context)
         with self._changed:
             runner = self._runners.get(request.job_id)
             was_queued = runner is not None and runner in self._queue
@@ -178,6 +191,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.RollBackJobRequest, context: grpc.ServicerContext
     ) -> Iterator[scheduler_pb2.RollBackJobResponse]:
         """Makes an earlier commit the last one of a job that does not run."""
+        self._owned(request.job_id, context)
 
         def work(emit: Callable[[scheduler_pb2.RollBackJobResponse], None]) -> None:
             with self._goes_back(request.job_id):
@@ -230,6 +244,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.DeleteJobRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.DeleteJobResponse:
         job_id = request.job_id
+        self._owned(job_id, context)
         self._jobs.check_has_ended(job_id)
         with self._changed:
             # A job or a use that has just ended is about to release its hosts.
@@ -305,6 +320,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("part") != "start":
             raise InvalidInputError("a use of a model begins with UseModelStart")
+        self._owned(first.start.job_id, context)
         chunks = (request.chunk for request in request_iterator)
         use = ModelUse(first.start, chunks, self._registry, self._jobs, self._channels)
         context.add_callback(lambda: use.cancel("the client went away"))

@@ -100,8 +100,8 @@ class StageHostSettings(ServiceSettings):
     )
     data_root: Path | None = Field(
         default=None,
-        description="Folder outside of which no job reads files here, but for --model-dir. Set it wherever others may submit jobs: "
-        "without it, a job reads every file that the user of the service can read.",
+        description="Folder outside of which no job reads files here, but for --model-dir. By default the folder data of "
+        "--state-dir; with --insecure, any folder.",
     )
     model_dir: Path | None = Field(
         default=None,
@@ -134,6 +134,15 @@ def describe_resources(
     host.busy_watts = settings.busy_watts or (emulated.busy_watts if emulated else 0.0)
     host.idle_watts = settings.idle_watts
     host.max_transmit_watts = settings.max_transmit_watts
+
+
+def _data_root(settings: StageHostSettings) -> Path | None:
+    """Returns the folder outside of which no job reads files; `None` for no bound."""
+    if settings.data_root is not None or settings.security.is_insecure or not settings.state_dir:
+        return settings.data_root
+    folder = settings.state_dir / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def start_stage_host(
@@ -179,7 +188,7 @@ def start_stage_host(
             stores,
             host.busy_watts,
             settings.model_dir,
-            settings.data_root,
+            _data_root(settings),
         )
         blobs = BlobServicer(resources.find_blob, links)
         blob_pb2_grpc.add_BlobServiceServicer_to_server(blobs, server)

@@ -91,8 +91,11 @@ class Registration:
             host_id=self._host.host_id,
             incarnation=self._host.incarnation,
             num_deletions=self._num_deletions,
+            revoked_keys_number=self._channels.security.revoked.number,
         )
         answer = call(self._stub().Heartbeat, request, "the scheduler", _DEADLINE_SECONDS)
+        if answer.HasField("revoked_keys"):
+            self._channels.security.learn_revoked(answer.revoked_keys)
         if self._deletion is not None:
             self._deletion.go_on(answer.deleted_job_ids)
         self._num_deletions = answer.num_deletions

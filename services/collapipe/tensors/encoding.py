@@ -22,6 +22,7 @@ _TILE = 32
 _TILE_BYTES = _TILE // 2
 _TILE_SCALE_BYTES = 2
 _INT4_LEVELS = 16
+_FP32_BYTES = 4
 
 
 class LossyCodec(Protocol):
@@ -29,6 +30,9 @@ class LossyCodec(Protocol):
 
     def encoded_bytes(self, shape: tuple[int, ...]) -> int:
         """Returns the size of an encoded tensor."""
+
+    def decoding_bytes(self, shape: tuple[int, ...]) -> int:
+        """Returns the size of the largest tensor that decoding makes."""
 
     def encode(self, tensor: Tensor) -> Tensor:
         """Returns the encoded bytes: uint8 of shape (encoded_bytes,)."""
@@ -42,6 +46,9 @@ class Bfloat16Codec:
 
     def encoded_bytes(self, shape: tuple[int, ...]) -> int:
         return prod(shape) * 2
+
+    def decoding_bytes(self, shape: tuple[int, ...]) -> int:
+        return prod(shape) * _FP32_BYTES
 
     def encode(self, tensor: Tensor) -> Tensor:
         return tensor.to(torch.bfloat16).reshape(-1).view(torch.uint8)
@@ -60,6 +67,9 @@ class Int8RowCodec:
 
     def encoded_bytes(self, shape: tuple[int, ...]) -> int:
         return _num_rows(shape) * _SCALE_BYTES + prod(shape)
+
+    def decoding_bytes(self, shape: tuple[int, ...]) -> int:
+        return prod(shape) * _FP32_BYTES
 
     def encode(self, tensor: Tensor) -> Tensor:
         num_rows = _num_rows(tuple(tensor.shape))
@@ -113,6 +123,9 @@ class Int4HadamardCodec:
 
     def encoded_bytes(self, shape: tuple[int, ...]) -> int:
         return self._num_tiles(shape) * (_TILE_SCALE_BYTES + _TILE_BYTES)
+
+    def decoding_bytes(self, shape: tuple[int, ...]) -> int:
+        return self._num_tiles(shape) * _TILE * _FP32_BYTES
 
     def encode(self, tensor: Tensor) -> Tensor:
         num_tiles = self._num_tiles(tuple(tensor.shape))

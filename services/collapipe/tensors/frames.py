@@ -24,7 +24,7 @@ CHUNK_BYTES = 1 << 20
 """Most bytes in one message. Larger messages serialise more slowly, and smaller ones cost more calls."""
 
 MAX_FRAME_BYTES = 1 << 30
-"""Largest frame, in decoded bytes, that a receiver accepts."""
+"""Largest frame, in bytes that decoding it takes, that a receiver accepts."""
 
 ACTIVATION = "activation"
 """Name of the activation or its gradient in a frame. Codecs encode only this tensor."""
@@ -236,7 +236,7 @@ class FrameAssembler:
 
 
 def _check(header: tensor_pb2.TensorHeader) -> int:
-    """Refuses a header that contradicts itself. Returns the bytes of the decoded tensor."""
+    """Refuses a header that contradicts itself. Returns the bytes that decoding it takes."""
     dtype = _TORCH_TYPES.get(header.data_type)
     is_raw = header.codec == tensor_pb2.CODEC_FP32
     if dtype is None or not (is_raw or (header.codec in LOSSY_CODECS and dtype is torch.float32)):
@@ -255,7 +255,7 @@ def _check(header: tensor_pb2.TensorHeader) -> int:
         raise CorruptDataError(
             f"tensor {header.name!r} of shape {list(shape)} cannot have {header.byte_length} bytes"
         )
-    return decoded
+    return decoded if is_raw else LOSSY_CODECS[header.codec].decoding_bytes(shape)
 
 
 def _allocate(header: tensor_pb2.TensorHeader) -> Tensor:

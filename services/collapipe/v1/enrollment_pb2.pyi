@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -47,3 +49,27 @@ class RenewResponse(_message.Message):
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     certificate: bytes
     def __init__(self, certificate: _Optional[bytes] = ...) -> None: ...
+
+class RevokedKey(_message.Message):
+    __slots__ = ("sha256", "identity")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    sha256: bytes
+    identity: str
+    def __init__(self, sha256: _Optional[bytes] = ..., identity: _Optional[str] = ...) -> None: ...
+
+class RevokedKeys(_message.Message):
+    __slots__ = ("number", "keys")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    keys: _containers.RepeatedCompositeFieldContainer[RevokedKey]
+    def __init__(self, number: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[RevokedKey, _Mapping]]] = ...) -> None: ...
+
+class SignedRevokedKeys(_message.Message):
+    __slots__ = ("keys", "signature")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    signature: bytes
+    def __init__(self, keys: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...

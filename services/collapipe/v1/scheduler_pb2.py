@@ -22,6 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from collapipe.v1 import enrollment_pb2 as collapipe_dot_v1_dot_enrollment__pb2
 from collapipe.v1 import job_pb2 as collapipe_dot_v1_dot_job__pb2
 from collapipe.v1 import model_use_pb2 as collapipe_dot_v1_dot_model__use__pb2
 from collapipe.v1 import plan_pb2 as collapipe_dot_v1_dot_plan__pb2
@@ -30,93 +31,93 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63ollapipe/v1/scheduler.proto\x12\x0c\x63ollapipe.v1\x1a\x16\x63ollapipe/v1/job.proto\x1a\x1c\x63ollapipe/v1/model_use.proto\x1a\x17\x63ollapipe/v1/plan.proto\x1a\x18\x63ollapipe/v1/trace.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9a\x02\n\x04Host\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12$\n\x04role\x18\x02 \x01(\x0e\x32\x16.collapipe.v1.HostRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x15\n\rcluster_index\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\r\n\x05speed\x18\x07 \x01(\x01\x12\x17\n\x0fmetrics_address\x18\x08 \x01(\t\x12\x1c\n\x14\x65nergy_budget_joules\x18\t \x01(\x01\x12\x12\n\nbusy_watts\x18\n \x01(\x01\x12\x1a\n\x12max_transmit_watts\x18\x0b \x01(\x01\x12\x12\n\nidle_watts\x18\x0c \x01(\x01\"7\n\x13RegisterHostRequest\x12 \n\x04host\x18\x01 \x01(\x0b\x32\x12.collapipe.v1.Host\"M\n\x14RegisterHostResponse\x12\x35\n\x12heartbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"O\n\x10HeartbeatRequest\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\rnum_deletions\x18\x03 \x01(\x04\"z\n\x11HeartbeatResponse\x12\x17\n\x0f\x64\x65leted_job_ids\x18\x01 \x03(\t\x12\x15\n\rnum_deletions\x18\x02 \x01(\x04\x12\x35\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x12\n\x10ListHostsRequest\"<\n\x11ListHostsResponse\x12\'\n\x05hosts\x18\x01 \x03(\x0b\x32\x18.collapipe.v1.HostStatus\"\xb4\x01\n\nHostStatus\x12 \n\x04host\x18\x01 \x01(\x0b\x32\x12.collapipe.v1.Host\x12\r\n\x05\x61live\x18\x02 \x01(\x08\x12-\n\tlast_seen\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tsuspicion\x18\x04 \x01(\t\x12\x33\n\x0fsuspected_until\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"7\n\x10SubmitJobRequest\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\x0e\n\x06resume\x18\x02 \x01(\x08\"#\n\x11SubmitJobResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"@\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06log_id\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\"\xfa\x02\n\x10WatchJobResponse\x12\x17\n\x0f\x65lapsed_seconds\x18\x01 \x01(\x01\x12)\n\x06status\x18\x02 \x01(\x0b\x32\x17.collapipe.v1.JobStatusH\x00\x12\x33\n\rround_started\x18\x03 \x01(\x0b\x32\x1a.collapipe.v1.RoundStartedH\x00\x12/\n\x08progress\x18\x04 \x01(\x0b\x32\x1b.collapipe.v1.RoundProgressH\x00\x12.\n\nevaluation\x18\x05 \x01(\x0b\x32\x18.collapipe.v1.EvaluationH\x00\x12\x37\n\x0fround_committed\x18\x06 \x01(\x0b\x32\x1c.collapipe.v1.RoundCommittedH\x00\x12*\n\x08incident\x18\t \x01(\x0b\x32\x16.collapipe.v1.IncidentH\x00\x12\x0e\n\x06log_id\x18\x07 \x01(\t\x12\x0e\n\x06number\x18\x08 \x01(\x04\x42\x07\n\x05\x65vent\"\x87\x03\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.collapipe.v1.JobState\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x1c\n\x14num_rounds_committed\x18\x04 \x01(\r\x12\x12\n\nnum_rounds\x18\x05 \x01(\r\x12\x0c\n\x04name\x18\x06 \x01(\t\x12\x31\n\nevaluation\x18\x07 \x01(\x0b\x32\x18.collapipe.v1.EvaluationH\x00\x88\x01\x01\x12\x30\n\x0csubmitted_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nded_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x07trouble\x18\n \x01(\x0b\x32\x18.collapipe.v1.JobTroubleH\x01\x88\x01\x01\x12\x14\n\x0cstored_bytes\x18\x0b \x01(\x04\x42\r\n\x0b_evaluationB\n\n\x08_trouble\"\xa1\x01\n\nJobTrouble\x12*\n\x07missing\x18\x01 \x03(\x0b\x32\x19.collapipe.v1.MissingHost\x12\x0f\n\x07waiting\x18\x02 \x01(\x08\x12\x14\n\x0cnum_failures\x18\x03 \x01(\r\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t\x12/\n\x0bgives_up_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"o\n\x0bMissingHost\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0e\n\x06wanted\x18\x02 \x01(\t\x12-\n\tlast_seen\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08left_out\x18\x04 \x01(\t\"\x81\x01\n\x08Incident\x12(\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1a.collapipe.v1.IncidentCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x10\n\x08host_ids\x18\x03 \x03(\t\x12(\n\x04time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"W\n\x0cRoundStarted\x12\x13\n\x0bround_index\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12!\n\x05plans\x18\x03 \x03(\x0b\x32\x12.collapipe.v1.Plan\"\x81\x01\n\x0eRoundCommitted\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12-\n\tsummaries\x18\x02 \x03(\x0b\x32\x1a.collapipe.v1.RoundSummary\x12\x15\n\rround_seconds\x18\x03 \x01(\x01\x12\x15\n\rlate_clusters\x18\x04 \x03(\r\"\x11\n\x0fListJobsRequest\"9\n\x10ListJobsResponse\x12%\n\x04jobs\x18\x01 \x03(\x0b\x32\x17.collapipe.v1.JobStatus\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x13\n\x11\x43\x61ncelJobResponse\"8\n\x12RollBackJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nnum_rounds\x18\x02 \x01(\r\"P\n\x13RollBackJobResponse\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x17.collapipe.v1.JobStatus\x12\x13\n\x0b\x62\x65gins_anew\x18\x02 \x01(\x08\"\"\n\x10\x44\x65leteJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x13\n\x11\x44\x65leteJobResponse\"6\n\x0fGetPlansRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"5\n\x10GetPlansResponse\x12!\n\x05plans\x18\x01 \x03(\x0b\x32\x12.collapipe.v1.Plan\"=\n\x16\x45xplainDecisionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"E\n\x17\x45xplainDecisionResponse\x12\x13\n\x0b\x65xplanation\x18\x01 \x01(\t\x12\x15\n\rdecision_json\x18\x02 \x01(\t\"<\n\x15ReplayDecisionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"d\n\x16ReplayDecisionResponse\x12$\n\x08recorded\x18\x01 \x03(\x0b\x32\x12.collapipe.v1.Plan\x12$\n\x08replayed\x18\x02 \x03(\x0b\x32\x12.collapipe.v1.Plan\"6\n\x0fGetTraceRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"\xb5\x01\n\x10GetTraceResponse\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x1c\n\x14\x63lock_offset_seconds\x18\x02 \x01(\x01\x12!\n\x19\x63lock_uncertainty_seconds\x18\x03 \x01(\x01\x12\x1b\n\x13unix_offset_seconds\x18\x04 \x01(\x01\x12!\n\x05spans\x18\x05 \x03(\x0b\x32\x12.collapipe.v1.Span\x12\x0f\n\x07missing\x18\x06 \x01(\t\"X\n\x0fUseModelRequest\x12,\n\x05start\x18\x01 \x01(\x0b\x32\x1b.collapipe.v1.UseModelStartH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"D\n\rUseModelStart\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12#\n\x03use\x18\x02 \x01(\x0b\x32\x16.collapipe.v1.ModelUse\"=\n\x10UseModelResponse\x12)\n\x06output\x18\x01 \x01(\x0b\x32\x19.collapipe.v1.ModelOutput*x\n\x08HostRole\x12\x19\n\x15HOST_ROLE_UNSPECIFIED\x10\x00\x12\x1a\n\x16HOST_ROLE_DEVICE_AGENT\x10\x01\x12\x1a\n\x16HOST_ROLE_CONTROL_UNIT\x10\x02\x12\x19\n\x15HOST_ROLE_EDGE_SERVER\x10\x03*\xb3\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x17\n\x13JOB_STATE_PREPARING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x04\x12\x14\n\x10JOB_STATE_FAILED\x10\x05\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x06*\x97\x03\n\x0cIncidentCode\x12\x1d\n\x19INCIDENT_CODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17INCIDENT_CODE_HOST_LOST\x10\x01\x12\x1f\n\x1bINCIDENT_CODE_HOST_LEFT_OUT\x10\x02\x12\x1b\n\x17INCIDENT_CODE_HOST_BACK\x10\x03\x12 \n\x1cINCIDENT_CODE_ATTEMPT_FAILED\x10\x04\x12#\n\x1fINCIDENT_CODE_WAITING_FOR_HOSTS\x10\x05\x12\x1f\n\x1bINCIDENT_CODE_HOSTS_CHANGED\x10\x06\x12!\n\x1dINCIDENT_CODE_ROUNDS_REPEATED\x10\x07\x12\x1e\n\x1aINCIDENT_CODE_PLAN_CHANGED\x10\x08\x12\x1b\n\x17INCIDENT_CODE_RECOVERED\x10\t\x12%\n!INCIDENT_CODE_SCHEDULER_RESTARTED\x10\n\x12\x1e\n\x1aINCIDENT_CODE_JOB_GIVEN_UP\x10\x0b\x32\x81\t\n\x10SchedulerService\x12U\n\x0cRegisterHost\x12!.collapipe.v1.RegisterHostRequest\x1a\".collapipe.v1.RegisterHostResponse\x12L\n\tHeartbeat\x12\x1e.collapipe.v1.HeartbeatRequest\x1a\x1f.collapipe.v1.HeartbeatResponse\x12L\n\tListHosts\x12\x1e.collapipe.v1.ListHostsRequest\x1a\x1f.collapipe.v1.ListHostsResponse\x12L\n\tSubmitJob\x12\x1e.collapipe.v1.SubmitJobRequest\x1a\x1f.collapipe.v1.SubmitJobResponse\x12K\n\x08WatchJob\x12\x1d.collapipe.v1.WatchJobRequest\x1a\x1e.collapipe.v1.WatchJobResponse0\x01\x12I\n\x08ListJobs\x12\x1d.collapipe.v1.ListJobsRequest\x1a\x1e.collapipe.v1.ListJobsResponse\x12L\n\tCancelJob\x12\x1e.collapipe.v1.CancelJobRequest\x1a\x1f.collapipe.v1.CancelJobResponse\x12T\n\x0bRollBackJob\x12 .collapipe.v1.RollBackJobRequest\x1a!.collapipe.v1.RollBackJobResponse0\x01\x12L\n\tDeleteJob\x12\x1e.collapipe.v1.DeleteJobRequest\x1a\x1f.collapipe.v1.DeleteJobResponse\x12I\n\x08GetPlans\x12\x1d.collapipe.v1.GetPlansRequest\x1a\x1e.collapipe.v1.GetPlansResponse\x12^\n\x0f\x45xplainDecision\x12$.collapipe.v1.ExplainDecisionRequest\x1a%.collapipe.v1.ExplainDecisionResponse\x12[\n\x0eReplayDecision\x12#.collapipe.v1.ReplayDecisionRequest\x1a$.collapipe.v1.ReplayDecisionResponse\x12K\n\x08GetTrace\x12\x1d.collapipe.v1.GetTraceRequest\x1a\x1e.collapipe.v1.GetTraceResponse0\x01\x12M\n\x08UseModel\x12\x1d.collapipe.v1.UseModelRequest\x1a\x1e.collapipe.v1.UseModelResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63ollapipe/v1/scheduler.proto\x12\x0c\x63ollapipe.v1\x1a\x1d\x63ollapipe/v1/enrollment.proto\x1a\x16\x63ollapipe/v1/job.proto\x1a\x1c\x63ollapipe/v1/model_use.proto\x1a\x17\x63ollapipe/v1/plan.proto\x1a\x18\x63ollapipe/v1/trace.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9a\x02\n\x04Host\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12$\n\x04role\x18\x02 \x01(\x0e\x32\x16.collapipe.v1.HostRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x15\n\rcluster_index\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\r\n\x05speed\x18\x07 \x01(\x01\x12\x17\n\x0fmetrics_address\x18\x08 \x01(\t\x12\x1c\n\x14\x65nergy_budget_joules\x18\t \x01(\x01\x12\x12\n\nbusy_watts\x18\n \x01(\x01\x12\x1a\n\x12max_transmit_watts\x18\x0b \x01(\x01\x12\x12\n\nidle_watts\x18\x0c \x01(\x01\"7\n\x13RegisterHostRequest\x12 \n\x04host\x18\x01 \x01(\x0b\x32\x12.collapipe.v1.Host\"M\n\x14RegisterHostResponse\x12\x35\n\x12heartbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"l\n\x10HeartbeatRequest\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\rnum_deletions\x18\x03 \x01(\x04\x12\x1b\n\x13revoked_keys_number\x18\x04 \x01(\x04\"\xb1\x01\n\x11HeartbeatResponse\x12\x17\n\x0f\x64\x65leted_job_ids\x18\x01 \x03(\t\x12\x15\n\rnum_deletions\x18\x02 \x01(\x04\x12\x35\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x0crevoked_keys\x18\x04 \x01(\x0b\x32\x1f.collapipe.v1.SignedRevokedKeys\"\x12\n\x10ListHostsRequest\"<\n\x11ListHostsResponse\x12\'\n\x05hosts\x18\x01 \x03(\x0b\x32\x18.collapipe.v1.HostStatus\"\xb4\x01\n\nHostStatus\x12 \n\x04host\x18\x01 \x01(\x0b\x32\x12.collapipe.v1.Host\x12\r\n\x05\x61live\x18\x02 \x01(\x08\x12-\n\tlast_seen\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tsuspicion\x18\x04 \x01(\t\x12\x33\n\x0fsuspected_until\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"7\n\x10SubmitJobRequest\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\x0e\n\x06resume\x18\x02 \x01(\x08\"#\n\x11SubmitJobResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"@\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06log_id\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\"\xfa\x02\n\x10WatchJobResponse\x12\x17\n\x0f\x65lapsed_seconds\x18\x01 \x01(\x01\x12)\n\x06status\x18\x02 \x01(\x0b\x32\x17.collapipe.v1.JobStatusH\x00\x12\x33\n\rround_started\x18\x03 \x01(\x0b\x32\x1a.collapipe.v1.RoundStartedH\x00\x12/\n\x08progress\x18\x04 \x01(\x0b\x32\x1b.collapipe.v1.RoundProgressH\x00\x12.\n\nevaluation\x18\x05 \x01(\x0b\x32\x18.collapipe.v1.EvaluationH\x00\x12\x37\n\x0fround_committed\x18\x06 \x01(\x0b\x32\x1c.collapipe.v1.RoundCommittedH\x00\x12*\n\x08incident\x18\t \x01(\x0b\x32\x16.collapipe.v1.IncidentH\x00\x12\x0e\n\x06log_id\x18\x07 \x01(\t\x12\x0e\n\x06number\x18\x08 \x01(\x04\x42\x07\n\x05\x65vent\"\x96\x03\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.collapipe.v1.JobState\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x1c\n\x14num_rounds_committed\x18\x04 \x01(\r\x12\x12\n\nnum_rounds\x18\x05 \x01(\r\x12\x0c\n\x04name\x18\x06 \x01(\t\x12\x31\n\nevaluation\x18\x07 \x01(\x0b\x32\x18.collapipe.v1.EvaluationH\x00\x88\x01\x01\x12\x30\n\x0csubmitted_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nded_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x07trouble\x18\n \x01(\x0b\x32\x18.collapipe.v1.JobTroubleH\x01\x88\x01\x01\x12\x14\n\x0cstored_bytes\x18\x0b \x01(\x04\x12\r\n\x05owner\x18\x0c \x01(\tB\r\n\x0b_evaluationB\n\n\x08_trouble\"\xa1\x01\n\nJobTrouble\x12*\n\x07missing\x18\x01 \x03(\x0b\x32\x19.collapipe.v1.MissingHost\x12\x0f\n\x07waiting\x18\x02 \x01(\x08\x12\x14\n\x0cnum_failures\x18\x03 \x01(\r\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t\x12/\n\x0bgives_up_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"o\n\x0bMissingHost\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0e\n\x06wanted\x18\x02 \x01(\t\x12-\n\tlast_seen\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08left_out\x18\x04 \x01(\t\"\x81\x01\n\x08Incident\x12(\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1a.collapipe.v1.IncidentCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x10\n\x08host_ids\x18\x03 \x03(\t\x12(\n\x04time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"W\n\x0cRoundStarted\x12\x13\n\x0bround_index\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12!\n\x05plans\x18\x03 \x03(\x0b\x32\x12.collapipe.v1.Plan\"\x81\x01\n\x0eRoundCommitted\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12-\n\tsummaries\x18\x02 \x03(\x0b\x32\x1a.collapipe.v1.RoundSummary\x12\x15\n\rround_seconds\x18\x03 \x01(\x01\x12\x15\n\rlate_clusters\x18\x04 \x03(\r\"\x11\n\x0fListJobsRequest\"9\n\x10ListJobsResponse\x12%\n\x04jobs\x18\x01 \x03(\x0b\x32\x17.collapipe.v1.JobStatus\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x13\n\x11\x43\x61ncelJobResponse\"8\n\x12RollBackJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nnum_rounds\x18\x02 \x01(\r\"P\n\x13RollBackJobResponse\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x17.collapipe.v1.JobStatus\x12\x13\n\x0b\x62\x65gins_anew\x18\x02 \x01(\x08\"\"\n\x10\x44\x65leteJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x13\n\x11\x44\x65leteJobResponse\"6\n\x0fGetPlansRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"5\n\x10GetPlansResponse\x12!\n\x05plans\x18\x01 \x03(\x0b\x32\x12.collapipe.v1.Plan\"=\n\x16\x45xplainDecisionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"E\n\x17\x45xplainDecisionResponse\x12\x13\n\x0b\x65xplanation\x18\x01 \x01(\t\x12\x15\n\rdecision_json\x18\x02 \x01(\t\"<\n\x15ReplayDecisionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"d\n\x16ReplayDecisionResponse\x12$\n\x08recorded\x18\x01 \x03(\x0b\x32\x12.collapipe.v1.Plan\x12$\n\x08replayed\x18\x02 \x03(\x0b\x32\x12.collapipe.v1.Plan\"6\n\x0fGetTraceRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\r\"\xb5\x01\n\x10GetTraceResponse\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x1c\n\x14\x63lock_offset_seconds\x18\x02 \x01(\x01\x12!\n\x19\x63lock_uncertainty_seconds\x18\x03 \x01(\x01\x12\x1b\n\x13unix_offset_seconds\x18\x04 \x01(\x01\x12!\n\x05spans\x18\x05 \x03(\x0b\x32\x12.collapipe.v1.Span\x12\x0f\n\x07missing\x18\x06 \x01(\t\"X\n\x0fUseModelRequest\x12,\n\x05start\x18\x01 \x01(\x0b\x32\x1b.collapipe.v1.UseModelStartH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"D\n\rUseModelStart\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12#\n\x03use\x18\x02 \x01(\x0b\x32\x16.collapipe.v1.ModelUse\"=\n\x10UseModelResponse\x12)\n\x06output\x18\x01 \x01(\x0b\x32\x19.collapipe.v1.ModelOutput*x\n\x08HostRole\x12\x19\n\x15HOST_ROLE_UNSPECIFIED\x10\x00\x12\x1a\n\x16HOST_ROLE_DEVICE_AGENT\x10\x01\x12\x1a\n\x16HOST_ROLE_CONTROL_UNIT\x10\x02\x12\x19\n\x15HOST_ROLE_EDGE_SERVER\x10\x03*\xb3\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x17\n\x13JOB_STATE_PREPARING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x04\x12\x14\n\x10JOB_STATE_FAILED\x10\x05\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x06*\x97\x03\n\x0cIncidentCode\x12\x1d\n\x19INCIDENT_CODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17INCIDENT_CODE_HOST_LOST\x10\x01\x12\x1f\n\x1bINCIDENT_CODE_HOST_LEFT_OUT\x10\x02\x12\x1b\n\x17INCIDENT_CODE_HOST_BACK\x10\x03\x12 \n\x1cINCIDENT_CODE_ATTEMPT_FAILED\x10\x04\x12#\n\x1fINCIDENT_CODE_WAITING_FOR_HOSTS\x10\x05\x12\x1f\n\x1bINCIDENT_CODE_HOSTS_CHANGED\x10\x06\x12!\n\x1dINCIDENT_CODE_ROUNDS_REPEATED\x10\x07\x12\x1e\n\x1aINCIDENT_CODE_PLAN_CHANGED\x10\x08\x12\x1b\n\x17INCIDENT_CODE_RECOVERED\x10\t\x12%\n!INCIDENT_CODE_SCHEDULER_RESTARTED\x10\n\x12\x1e\n\x1aINCIDENT_CODE_JOB_GIVEN_UP\x10\x0b\x32\x81\t\n\x10SchedulerService\x12U\n\x0cRegisterHost\x12!.collapipe.v1.RegisterHostRequest\x1a\".collapipe.v1.RegisterHostResponse\x12L\n\tHeartbeat\x12\x1e.collapipe.v1.HeartbeatRequest\x1a\x1f.collapipe.v1.HeartbeatResponse\x12L\n\tListHosts\x12\x1e.collapipe.v1.ListHostsRequest\x1a\x1f.collapipe.v1.ListHostsResponse\x12L\n\tSubmitJob\x12\x1e.collapipe.v1.SubmitJobRequest\x1a\x1f.collapipe.v1.SubmitJobResponse\x12K\n\x08WatchJob\x12\x1d.collapipe.v1.WatchJobRequest\x1a\x1e.collapipe.v1.WatchJobResponse0\x01\x12I\n\x08ListJobs\x12\x1d.collapipe.v1.ListJobsRequest\x1a\x1e.collapipe.v1.ListJobsResponse\x12L\n\tCancelJob\x12\x1e.collapipe.v1.CancelJobRequest\x1a\x1f.collapipe.v1.CancelJobResponse\x12T\n\x0bRollBackJob\x12 .collapipe.v1.RollBackJobRequest\x1a!.collapipe.v1.RollBackJobResponse0\x01\x12L\n\tDeleteJob\x12\x1e.collapipe.v1.DeleteJobRequest\x1a\x1f.collapipe.v1.DeleteJobResponse\x12I\n\x08GetPlans\x12\x1d.collapipe.v1.GetPlansRequest\x1a\x1e.collapipe.v1.GetPlansResponse\x12^\n\x0f\x45xplainDecision\x12$.collapipe.v1.ExplainDecisionRequest\x1a%.collapipe.v1.ExplainDecisionResponse\x12[\n\x0eReplayDecision\x12#.collapipe.v1.ReplayDecisionRequest\x1a$.collapipe.v1.ReplayDecisionResponse\x12K\n\x08GetTrace\x12\x1d.collapipe.v1.GetTraceRequest\x1a\x1e.collapipe.v1.GetTraceResponse0\x01\x12M\n\x08UseModel\x12\x1d.collapipe.v1.UseModelRequest\x1a\x1e.collapipe.v1.UseModelResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collapipe.v1.scheduler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HOSTROLE']._serialized_start=3876
-  _globals['_HOSTROLE']._serialized_end=3996
-  _globals['_JOBSTATE']._serialized_start=3999
-  _globals['_JOBSTATE']._serialized_end=4178
-  _globals['_INCIDENTCODE']._serialized_start=4181
-  _globals['_INCIDENTCODE']._serialized_end=4588
-  _globals['_HOST']._serialized_start=217
-  _globals['_HOST']._serialized_end=499
-  _globals['_REGISTERHOSTREQUEST']._serialized_start=501
-  _globals['_REGISTERHOSTREQUEST']._serialized_end=556
-  _globals['_REGISTERHOSTRESPONSE']._serialized_start=558
-  _globals['_REGISTERHOSTRESPONSE']._serialized_end=635
-  _globals['_HEARTBEATREQUEST']._serialized_start=637
-  _globals['_HEARTBEATREQUEST']._serialized_end=716
-  _globals['_HEARTBEATRESPONSE']._serialized_start=718
-  _globals['_HEARTBEATRESPONSE']._serialized_end=840
-  _globals['_LISTHOSTSREQUEST']._serialized_start=842
-  _globals['_LISTHOSTSREQUEST']._serialized_end=860
-  _globals['_LISTHOSTSRESPONSE']._serialized_start=862
-  _globals['_LISTHOSTSRESPONSE']._serialized_end=922
-  _globals['_HOSTSTATUS']._serialized_start=925
-  _globals['_HOSTSTATUS']._serialized_end=1105
-  _globals['_SUBMITJOBREQUEST']._serialized_start=1107
-  _globals['_SUBMITJOBREQUEST']._serialized_end=1162
-  _globals['_SUBMITJOBRESPONSE']._serialized_start=1164
-  _globals['_SUBMITJOBRESPONSE']._serialized_end=1199
-  _globals['_WATCHJOBREQUEST']._serialized_start=1201
-  _globals['_WATCHJOBREQUEST']._serialized_end=1265
-  _globals['_WATCHJOBRESPONSE']._serialized_start=1268
-  _globals['_WATCHJOBRESPONSE']._serialized_end=1646
-  _globals['_JOBSTATUS']._serialized_start=1649
-  _globals['_JOBSTATUS']._serialized_end=2040
-  _globals['_JOBTROUBLE']._serialized_start=2043
-  _globals['_JOBTROUBLE']._serialized_end=2204
-  _globals['_MISSINGHOST']._serialized_start=2206
-  _globals['_MISSINGHOST']._serialized_end=2317
-  _globals['_INCIDENT']._serialized_start=2320
-  _globals['_INCIDENT']._serialized_end=2449
-  _globals['_ROUNDSTARTED']._serialized_start=2451
-  _globals['_ROUNDSTARTED']._serialized_end=2538
-  _globals['_ROUNDCOMMITTED']._serialized_start=2541
-  _globals['_ROUNDCOMMITTED']._serialized_end=2670
-  _globals['_LISTJOBSREQUEST']._serialized_start=2672
-  _globals['_LISTJOBSREQUEST']._serialized_end=2689
-  _globals['_LISTJOBSRESPONSE']._serialized_start=2691
-  _globals['_LISTJOBSRESPONSE']._serialized_end=2748
-  _globals['_CANCELJOBREQUEST']._serialized_start=2750
-  _globals['_CANCELJOBREQUEST']._serialized_end=2784
-  _globals['_CANCELJOBRESPONSE']._serialized_start=2786
-  _globals['_CANCELJOBRESPONSE']._serialized_end=2805
-  _globals['_ROLLBACKJOBREQUEST']._serialized_start=2807
-  _globals['_ROLLBACKJOBREQUEST']._serialized_end=2863
-  _globals['_ROLLBACKJOBRESPONSE']._serialized_start=2865
-  _globals['_ROLLBACKJOBRESPONSE']._serialized_end=2945
-  _globals['_DELETEJOBREQUEST']._serialized_start=2947
-  _globals['_DELETEJOBREQUEST']._serialized_end=2981
-  _globals['_DELETEJOBRESPONSE']._serialized_start=2983
-  _globals['_DELETEJOBRESPONSE']._serialized_end=3002
-  _globals['_GETPLANSREQUEST']._serialized_start=3004
-  _globals['_GETPLANSREQUEST']._serialized_end=3058
-  _globals['_GETPLANSRESPONSE']._serialized_start=3060
-  _globals['_GETPLANSRESPONSE']._serialized_end=3113
-  _globals['_EXPLAINDECISIONREQUEST']._serialized_start=3115
-  _globals['_EXPLAINDECISIONREQUEST']._serialized_end=3176
-  _globals['_EXPLAINDECISIONRESPONSE']._serialized_start=3178
-  _globals['_EXPLAINDECISIONRESPONSE']._serialized_end=3247
-  _globals['_REPLAYDECISIONREQUEST']._serialized_start=3249
-  _globals['_REPLAYDECISIONREQUEST']._serialized_end=3309
-  _globals['_REPLAYDECISIONRESPONSE']._serialized_start=3311
-  _globals['_REPLAYDECISIONRESPONSE']._serialized_end=3411
-  _globals['_GETTRACEREQUEST']._serialized_start=3413
-  _globals['_GETTRACEREQUEST']._serialized_end=3467
-  _globals['_GETTRACERESPONSE']._serialized_start=3470
-  _globals['_GETTRACERESPONSE']._serialized_end=3651
-  _globals['_USEMODELREQUEST']._serialized_start=3653
-  _globals['_USEMODELREQUEST']._serialized_end=3741
-  _globals['_USEMODELSTART']._serialized_start=3743
-  _globals['_USEMODELSTART']._serialized_end=3811
-  _globals['_USEMODELRESPONSE']._serialized_start=3813
-  _globals['_USEMODELRESPONSE']._serialized_end=3874
-  _globals['_SCHEDULERSERVICE']._serialized_start=4591
-  _globals['_SCHEDULERSERVICE']._serialized_end=5744
+  _globals['_HOSTROLE']._serialized_start=4007
+  _globals['_HOSTROLE']._serialized_end=4127
+  _globals['_JOBSTATE']._serialized_start=4130
+  _globals['_JOBSTATE']._serialized_end=4309
+  _globals['_INCIDENTCODE']._serialized_start=4312
+  _globals['_INCIDENTCODE']._serialized_end=4719
+  _globals['_HOST']._serialized_start=248
+  _globals['_HOST']._serialized_end=530
+  _globals['_REGISTERHOSTREQUEST']._serialized_start=532
+  _globals['_REGISTERHOSTREQUEST']._serialized_end=587
+  _globals['_REGISTERHOSTRESPONSE']._serialized_start=589
+  _globals['_REGISTERHOSTRESPONSE']._serialized_end=666
+  _globals['_HEARTBEATREQUEST']._serialized_start=668
+  _globals['_HEARTBEATREQUEST']._serialized_end=776
+  _globals['_HEARTBEATRESPONSE']._serialized_start=779
+  _globals['_HEARTBEATRESPONSE']._serialized_end=956
+  _globals['_LISTHOSTSREQUEST']._serialized_start=958
+  _globals['_LISTHOSTSREQUEST']._serialized_end=976
+  _globals['_LISTHOSTSRESPONSE']._serialized_start=978
+  _globals['_LISTHOSTSRESPONSE']._serialized_end=1038
+  _globals['_HOSTSTATUS']._serialized_start=1041
+  _globals['_HOSTSTATUS']._serialized_end=1221
+  _globals['_SUBMITJOBREQUEST']._serialized_start=1223
+  _globals['_SUBMITJOBREQUEST']._serialized_end=1278
+  _globals['_SUBMITJOBRESPONSE']._serialized_start=1280
+  _globals['_SUBMITJOBRESPONSE']._serialized_end=1315
+  _globals['_WATCHJOBREQUEST']._serialized_start=1317
+  _globals['_WATCHJOBREQUEST']._serialized_end=1381
+  _globals['_WATCHJOBRESPONSE']._serialized_start=1384
+  _globals['_WATCHJOBRESPONSE']._serialized_end=1762
+  _globals['_JOBSTATUS']._serialized_start=1765
+  _globals['_JOBSTATUS']._serialized_end=2171
+  _globals['_JOBTROUBLE']._serialized_start=2174
+  _globals['_JOBTROUBLE']._serialized_end=2335
+  _globals['_MISSINGHOST']._serialized_start=2337
+  _globals['_MISSINGHOST']._serialized_end=2448
+  _globals['_INCIDENT']._serialized_start=2451
+  _globals['_INCIDENT']._serialized_end=2580
+  _globals['_ROUNDSTARTED']._serialized_start=2582
+  _globals['_ROUNDSTARTED']._serialized_end=2669
+  _globals['_ROUNDCOMMITTED']._serialized_start=2672
+  _globals['_ROUNDCOMMITTED']._serialized_end=2801
+  _globals['_LISTJOBSREQUEST']._serialized_start=2803
+  _globals['_LISTJOBSREQUEST']._serialized_end=2820
+  _globals['_LISTJOBSRESPONSE']._serialized_start=2822
+  _globals['_LISTJOBSRESPONSE']._serialized_end=2879
+  _globals['_CANCELJOBREQUEST']._serialized_start=2881
+  _globals['_CANCELJOBREQUEST']._serialized_end=2915
+  _globals['_CANCELJOBRESPONSE']._serialized_start=2917
+  _globals['_CANCELJOBRESPONSE']._serialized_end=2936
+  _globals['_ROLLBACKJOBREQUEST']._serialized_start=2938
+  _globals['_ROLLBACKJOBREQUEST']._serialized_end=2994
+  _globals['_ROLLBACKJOBRESPONSE']._serialized_start=2996
+  _globals['_ROLLBACKJOBRESPONSE']._serialized_end=3076
+  _globals['_DELETEJOBREQUEST']._serialized_start=3078
+  _globals['_DELETEJOBREQUEST']._serialized_end=3112
+  _globals['_DELETEJOBRESPONSE']._serialized_start=3114
+  _globals['_DELETEJOBRESPONSE']._serialized_end=3133
+  _globals['_GETPLANSREQUEST']._serialized_start=3135
+  _globals['_GETPLANSREQUEST']._serialized_end=3189
+  _globals['_GETPLANSRESPONSE']._serialized_start=3191
+  _globals['_GETPLANSRESPONSE']._serialized_end=3244
+  _globals['_EXPLAINDECISIONREQUEST']._serialized_start=3246
+  _globals['_EXPLAINDECISIONREQUEST']._serialized_end=3307
+  _globals['_EXPLAINDECISIONRESPONSE']._serialized_start=3309
+  _globals['_EXPLAINDECISIONRESPONSE']._serialized_end=3378
+  _globals['_REPLAYDECISIONREQUEST']._serialized_start=3380
+  _globals['_REPLAYDECISIONREQUEST']._serialized_end=3440
+  _globals['_REPLAYDECISIONRESPONSE']._serialized_start=3442
+  _globals['_REPLAYDECISIONRESPONSE']._serialized_end=3542
+  _globals['_GETTRACEREQUEST']._serialized_start=3544
+  _globals['_GETTRACEREQUEST']._serialized_end=3598
+  _globals['_GETTRACERESPONSE']._serialized_start=3601
+  _globals['_GETTRACERESPONSE']._serialized_end=3782
+  _globals['_USEMODELREQUEST']._serialized_start=3784
+  _globals['_USEMODELREQUEST']._serialized_end=3872
+  _globals['_USEMODELSTART']._serialized_start=3874
+  _globals['_USEMODELSTART']._serialized_end=3942
+  _globals['_USEMODELRESPONSE']._serialized_start=3944
+  _globals['_USEMODELRESPONSE']._serialized_end=4005
+  _globals['_SCHEDULERSERVICE']._serialized_start=4722
+  _globals['_SCHEDULERSERVICE']._serialized_end=5875
 # @@protoc_insertion_point(module_scope)

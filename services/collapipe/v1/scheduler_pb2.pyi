@@ -1,5 +1,6 @@
 import datetime
 
+from collapipe.v1 import enrollment_pb2 as _enrollment_pb2
 from collapipe.v1 import job_pb2 as _job_pb2
 from collapipe.v1 import model_use_pb2 as _model_use_pb2
 from collapipe.v1 import plan_pb2 as _plan_pb2
@@ -111,24 +112,28 @@ class RegisterHostResponse(_message.Message):
     def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("host_id", "incarnation", "num_deletions")
+    __slots__ = ("host_id", "incarnation", "num_deletions", "revoked_keys_number")
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_DELETIONS_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_KEYS_NUMBER_FIELD_NUMBER: _ClassVar[int]
     host_id: str
     incarnation: str
     num_deletions: int
-    def __init__(self, host_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_deletions: _Optional[int] = ...) -> None: ...
+    revoked_keys_number: int
+    def __init__(self, host_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_deletions: _Optional[int] = ..., revoked_keys_number: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("deleted_job_ids", "num_deletions", "heartbeat_interval")
+    __slots__ = ("deleted_job_ids", "num_deletions", "heartbeat_interval", "revoked_keys")
     DELETED_JOB_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DELETIONS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_KEYS_FIELD_NUMBER: _ClassVar[int]
     deleted_job_ids: _containers.RepeatedScalarFieldContainer[str]
     num_deletions: int
     heartbeat_interval: _duration_pb2.Duration
-    def __init__(self, deleted_job_ids: _Optional[_Iterable[str]] = ..., num_deletions: _Optional[int] = ..., heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    revoked_keys: _enrollment_pb2.SignedRevokedKeys
+    def __init__(self, deleted_job_ids: _Optional[_Iterable[str]] = ..., num_deletions: _Optional[int] = ..., heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., revoked_keys: _Optional[_Union[_enrollment_pb2.SignedRevokedKeys, _Mapping]] = ...) -> None: ...
 
 class ListHostsRequest(_message.Message):
     __slots__ = ()
@@ -201,7 +206,7 @@ class WatchJobResponse(_message.Message):
     def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., log_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation", "submitted_at", "ended_at", "trouble", "stored_bytes")
+    __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation", "submitted_at", "ended_at", "trouble", "stored_bytes", "owner")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +218,7 @@ class JobStatus(_message.Message):
     ENDED_AT_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     state: JobState
     message: str
@@ -224,7 +230,8 @@ class JobStatus(_message.Message):
     ended_at: _timestamp_pb2.Timestamp
     trouble: JobTrouble
     stored_bytes: int
-    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., num_rounds_committed: _Optional[int] = ..., num_rounds: _Optional[int] = ..., name: _Optional[str] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trouble: _Optional[_Union[JobTrouble, _Mapping]] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
+    owner: str
+    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., num_rounds_committed: _Optional[int] = ..., num_rounds: _Optional[int] = ..., name: _Optional[str] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trouble: _Optional[_Union[JobTrouble, _Mapping]] = ..., stored_bytes: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class JobTrouble(_message.Message):
     __slots__ = ("missing", "waiting", "num_failures", "failure", "gives_up_at")

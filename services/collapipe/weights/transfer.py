@@ -25,6 +25,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _MAX_BLOB_BYTES = 8 << 30
+MAX_VOCABULARY_BYTES = 64 << 20
+"""Largest vocabulary. Those of the largest language models have about 20 MB."""
 """Largest blob that a host fetches."""
 
 ACKNOWLEDGE_BYTES = 1 << 20
@@ -124,6 +126,7 @@ def store_blob(
     addresses: Sequence[str],
     silence_seconds: float = DEFAULT_SILENCE_SECONDS,
     go_on: Callable[[], None] = lambda: None,
+    max_bytes: int = _MAX_BLOB_BYTES,
 ) -> None:
     """Fetches a blob into a store unless it is stored already. Has the arguments and the errors of `fetch_blob`."""
     if digest not in store:
@@ -134,6 +137,7 @@ def store_blob(
             silence_seconds,
             go_on,
             lambda _, pieces: store.put(digest, pieces),
+            max_bytes,
         )
 
 
@@ -144,6 +148,7 @@ def _fetch(
     silence_seconds: float,
     go_on: Callable[[], None],
     take: Callable[[str, Iterator[bytes]], T],
+    max_bytes: int = _MAX_BLOB_BYTES,
 ) -> T:
     """Returns what `take` makes of the bytes of a blob from the first address that has it, given both."""
 
@@ -155,7 +160,9 @@ def _fetch(
     failures: list[Exception] = [NotFoundError(f"no address of a host with blob {digest} is known")]
     for address in addresses:
         try:
-            with closing(_receive(channels, digest, address, silence_seconds)) as received:
+            with closing(
+                _receive(channels, digest, address, silence_seconds, max_bytes)
+            ) as received:
                 return take(address, pieces(received))
         except (NotFoundError, PeerLostError, CorruptDataError) as error:
             logger.info("blob %s was not fetched from %s: %s", digest[:12], address, error)
@@ -256,11 +263,12 @@ def _receive(
     digest: str,
     address: str,
     silence_seconds: float,
+    max_bytes: int,
 ) -> Generator[bytes, None, None]:
     num_received = total_bytes = 0
     tries_left = _TRIES
     while True:
-        reached = num_received
+        reached, is_announced = num_received, False
         stub = blob_pb2_grpc.BlobServiceStub(channels.channel(address, for_weights=True))
         request = blob_pb2.FetchBlobRequest(digest=digest, offset=reached)
         try:
@@ -269,12 +277,15 @@ def _receive(
             )
             for answer in answers:
                 total_bytes = answer.total_bytes or total_bytes
-                if total_bytes > _MAX_BLOB_BYTES:
+                if total_bytes > max_bytes:
                     raise CorruptDataError(
                         f"{address} announced {total_bytes} bytes for blob {digest}, "
-                        f"over the limit of {_MAX_BLOB_BYTES}"
+                        f"over the limit of {max_bytes}"
                     )
                 chunk = answer.chunk
+                if is_announced and not chunk:  # It would count as a sign of life.
+                    raise CorruptDataError(f"{address} sent an empty piece of blob {digest}")
+                is_announced = True
                 num_received += len(chunk)
                 if num_received > total_bytes:
                     raise CorruptDataError(

@@ -8,7 +8,7 @@ from cryptography import x509
 
 from collapipe.certificates import Identity, Role, pki
 from collapipe.certificates.authority_folder import AuthorityFolder
-from collapipe.errors import InvalidInputError
+from collapipe.errors import InvalidInputError, NotPermittedError
 
 from .conftest import DEVICE, HERE, HOUR, SCHEDULER, Clock, certificate_in
 
@@ -220,3 +220,36 @@ def test_no_certificate_outlives_the_authority(
     clock.advance(days=2)
     with pytest.raises(InvalidInputError, match=r"the authority in .* expired at"):
         authority.issue(SCHEDULER, [], tmp_path / "s")
+
+
+# --- revoking
+
+
+def test_revoked_key_gets_no_certificate_again(authority: AuthorityFolder, tmp_path: Path) -> None:
+    authority.issue(DEVICE, [], tmp_path / "box")
+    key, before = (tmp_path / "box" / "key.pem").read_bytes(), certificate_in(tmp_path / "box")
+    assert authority.revoke(DEVICE) == 1
+    assert authority.certificates() == []
+    request = pki.build_request(DEVICE, [], pki.read_key(key))
+    with pytest.raises(NotPermittedError, match="was revoked"):
+        authority.renew(pki.der(before), request)
+    secret = authority.make_token(DEVICE, [], HOUR)
+    with pytest.raises(NotPermittedError, match="needs a new key"):
+        authority.enroll(secret, request, None)
+    assert authority.issue(DEVICE, [], tmp_path / "box")[0] == "issued"
+    assert (tmp_path / "box" / "key.pem").read_bytes() != key
+
+
+def test_revoking_takes_every_key_and_the_tokens_of_a_holder(
+    authority: AuthorityFolder, tmp_path: Path
+) -> None:
+    for folder in ("one", "other"):
+        authority.issue(DEVICE, [], tmp_path / folder)
+    authority.issue(SCHEDULER, [], tmp_path / "scheduler")
+    secret = authority.make_token(DEVICE, [], HOUR)
+    moved = Identity(DEVICE.role, DEVICE.name, 3)
+    assert authority.revoke(moved) == 2  # a holder in any cluster
+    assert not authority.has_token(secret)
+    assert [held.identity for held in authority.certificates()] == [SCHEDULER]
+    with pytest.raises(InvalidInputError, match="has no valid certificate"):
+        authority.revoke(DEVICE)

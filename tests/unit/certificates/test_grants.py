@@ -82,7 +82,7 @@ def test_stored_token_is_read_as_earlier_versions_wrote_it(
     (file,) = (tmp_path / "authority" / "tokens").iterdir()
     file.write_text(
         '{"expires": "2999-01-01T00:00:00.5+00:00", "hosts": ["pi.lan"], '
-        '"identity": "spiffe://collapipe/device-agent/pi", "lifetime_seconds": 86400.0}'
+        '"identity": "spiffe://collapipe/device-agent/pi/cluster/0", "lifetime_seconds": 86400.0}'
     )
     certificate = authority.enroll(secret, request(), None).certificate
     assert pki.hosts_of(certificate) == {"pi", "pi.lan"}

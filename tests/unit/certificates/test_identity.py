@@ -56,15 +56,15 @@ def test_invalid_cluster_is_refused(text: str) -> None:
         Identity.parse(text)
 
 
-def test_certificate_of_an_earlier_version_is_for_cluster_0() -> None:
-    uris = ["spiffe://collapipe/device-agent/pi"]
-    assert Identity.from_uris(uris) == Identity(Role.DEVICE_AGENT, "pi", 0)
-
-
 @pytest.mark.parametrize(
     "holder",
     [
-        *("device-agent/pi/", "device-agent/pi/cluster/", "device-agent/pi/cluster/01"),
+        *(
+            "device-agent/pi",
+            "device-agent/pi/",
+            "device-agent/pi/cluster/",
+            "device-agent/pi/cluster/01",
+        ),
         *(
             "device-agent/pi/cluster/1/",
             "device-agent/pi/cluster/+1",

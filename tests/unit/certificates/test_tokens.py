@@ -12,7 +12,7 @@ TOKEN = JoinToken(
     authority_certificate=bytes(400),
     authority_address="10.0.0.1:7200",
     scheduler_address="10.0.0.1:7100",
-    identity="spiffe://collapipe/device-agent/pi",
+    identity="spiffe://collapipe/device-agent/pi/cluster/0",
 )
 TEXT = encode_token(TOKEN)
 

@@ -11,7 +11,9 @@ from cryptography.hazmat.primitives import hashes
 
 from collapipe.certificates import Identity, pki
 from collapipe.certificates.authority_folder import DEFAULT_LIFETIME, AuthorityFolder
+from collapipe.certificates.revoked_keys import parse_list
 from collapipe.rpc import Security
+from collapipe.v1.enrollment_pb2 import SignedRevokedKeys
 
 DAY = datetime.timedelta(days=1)
 
@@ -50,6 +52,11 @@ class Authority:
         folder = self._folder / identity.name
         self._authority.issue(identity, hosts, folder, lifetime)
         return Security(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+
+    def revoke(self, holder: str) -> SignedRevokedKeys:
+        """Revokes the key of a holder, and returns the list of all revoked keys."""
+        self._authority.revoke(Identity.parse(holder))
+        return parse_list(self._authority.revoked_file.read_bytes())
 
     def expired(self, holder: str) -> Security:
         """Returns the security of a process whose certificate expired an hour ago."""

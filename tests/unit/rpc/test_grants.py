@@ -5,7 +5,10 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from collapipe.certificates import pki
 from collapipe.errors import NotPermittedError
 from collapipe.rpc import Security, check_push, check_session, sign_grant, to_error
 from collapipe.v1.edge_server_pb2 import PushedUnit
@@ -143,6 +146,17 @@ def test_grant_of_anybody_but_the_scheduler_is_refused(
 ) -> None:
     for signed, reason in wrong_grants(authority, scheduler):
         assert reason in refused_session(authority, session(signed)), reason
+
+
+def test_signature_that_a_tls_handshake_could_have_made_is_refused(
+    authority: Authority, scheduler: Security
+) -> None:
+    """A server of TLS 1.2 signs bytes of which its peer chooses the first 32."""
+    assert scheduler.key is not None
+    signed = sign_grant(scheduler, GRANT)
+    key = pki.read_key(scheduler.key.read_bytes())
+    signed.signature = key.sign(signed.grant, ec.ECDSA(hashes.SHA256()))
+    assert "no valid signature" in refused_session(authority, session(signed))
 
 
 def test_grants_of_another_authority_or_with_an_old_certificate_are_refused(

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from collapipe import v1
 from collapipe.certificates import Identity, Role
 from collapipe.errors import NotPermittedError
-from collapipe.rpc import Security, check_is_caller, to_error
+from collapipe.rpc import Security, check_is_caller, check_is_owner, owner_name, to_error
 from collapipe.rpc.permissions import PERMISSIONS
 
 from .authorities import Authority
@@ -48,7 +48,7 @@ def test_table_has_exactly_the_methods_of_the_protocol() -> None:
 def test_only_clients_may_change_jobs() -> None:
     scheduler = PERMISSIONS["collapipe.v1.SchedulerService"]
     for method in ("SubmitJob", "CancelJob", "UseModel"):
-        assert scheduler[method] == {Role.CLIENT}
+        assert scheduler[method] == {Role.CLIENT, Role.ADMIN}
     hosts = {Role.CONTROL_UNIT, Role.DEVICE_AGENT, Role.EDGE_SERVER}
     assert scheduler["RegisterHost"] == hosts
 
@@ -175,6 +175,35 @@ def test_caller_may_claim_only_the_cluster_of_its_certificate(
     assert refusal(raised.value).startswith(
         "device-agent:device-1-0@1 may not be in cluster 0, because its certificate is for cluster 1"
     )
+
+
+@pytest.mark.parametrize(
+    ("caller", "owner", "may"),
+    [
+        ("client:me", "client:me", True),
+        ("client:me", "client:other", False),
+        ("client:me", "", True),
+        ("admin:boss", "client:other", True),
+        ("client:root", "admin:root", False),
+        (None, "client:other", True),
+    ],
+)
+def test_job_belongs_to_its_owner_and_to_admins(
+    authority: Authority, caller: str | None, owner: str, may: bool
+) -> None:
+    def check(request: bytes, context: grpc.ServicerContext) -> bytes:
+        check_is_owner(context, owner, "job-1")
+        return owner_name(context).encode()
+
+    security = caller and authority.security(caller)
+    server = security and authority.security("scheduler:server")
+    with serving({"unary_unary": check}, server or None, security or None) as served:
+        if may:
+            assert served.call("unary_unary") == [(caller or "").encode()]
+        else:
+            with pytest.raises(grpc.RpcError) as raised:
+                served.call("unary_unary")
+            assert f"job job-1 belongs to {owner}, and {caller} may only" in refusal(raised.value)
 
 
 def test_plain_text_accepts_every_name(speaking: Any) -> None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,36 @@ def test_call_that_ends_without_a_message_is_refused() -> None:
             method(iter(()), timeout=20)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "needs one message, but none was sent" in raised.value.details()
+
+
+@pytest.mark.parametrize("arity", ARITIES)
+def test_caller_with_too_many_calls_is_refused_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arity: str
+) -> None:
+    monkeypatch.setattr(interceptor, "_MOST_OF_A_CALLER", {True: 2, False: 2})
+    authority, goes_on = Authority(tmp_path), threading.Event()
+    begun: list[str] = []
+
+    def wait(request: Any, context: grpc.ServicerContext) -> Any:
+        begun.append(arity)
+        goes_on.wait()
+        return iter([b"done"]) if arity.endswith("stream") else b"done"
+
+    server = authority.security("scheduler:scheduler")
+    one, other = authority.security("client:one"), authority.security("client:other")
+    with (
+        serving({arity: wait}, server, one) as served,
+        ThreadPoolExecutor() as threads,
+        open_channel(served.server.address, other) as channel,
+    ):
+        of_other = Served(served.server, channel)
+        calls = [threads.submit(served.call, arity) for _ in range(2)]
+        until(lambda: len(begun) == 2)
+        with pytest.raises(grpc.RpcError) as raised:
+            served.call(arity)
+        assert "client:one has 2 calls of " in str(raised.value.details())
+        calls.append(threads.submit(of_other.call, arity))
+        until(lambda: len(begun) == 3)
+        goes_on.set()
+        assert [call.result(20) for call in calls] == [[b"done"]] * 3
+        assert served.call(arity) == [b"done"]

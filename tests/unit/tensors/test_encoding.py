@@ -244,6 +244,12 @@ def test_frame_whose_decoded_size_is_over_the_limit_is_refused_before_allocation
         FrameAssembler(max_frame_bytes=1 << 17).begin(header)
 
 
+def test_narrow_rows_of_int4_count_with_the_memory_that_decoding_them_takes() -> None:
+    header = lossy_header(CODEC_INT4, [1 << 16, 1], 18 << 16)  # each row is a tile of 32 values
+    with pytest.raises(InvalidInputError, match=f"{1 << 23} bytes exceeds the limit of {1 << 20}"):
+        FrameAssembler(max_frame_bytes=1 << 20).begin(header)
+
+
 @pytest.mark.parametrize("codec", LOSSY)
 def test_flipped_bit_is_corrupt(codec: Codec) -> None:
     header, chunks = encode_frame(

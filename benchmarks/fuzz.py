@@ -1,0 +1,256 @@
+"""Random messages to every method of every service, and random bytes to everything that reads bytes, beside a job that trains.
+
+    python -m benchmarks.fuzz --messages 1000000
+
+The services speak mutual TLS. Each method is called with the certificate of each role that may call it. These certificates belong to
+holders who take part in nothing, so the job must train on. Prints a table in Markdown, and fails if a server failed unexpectedly,
+went away or grew, or if the job stopped.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from fuzzing import (  # noqa: E402
+    Outcome,
+    RandomInputs,
+    all_methods,
+    call_with_random_messages,
+    in_threads,
+    read_random_bytes,
+)
+from integration.secured import SecuredDeployment, collapipe  # noqa: E402
+from reference.tiny_jobs import make_job  # noqa: E402
+
+from collapipe.certificates import Identity, Role, pki  # noqa: E402
+from collapipe.certificates.revoked_keys import parse_list  # noqa: E402
+from collapipe.certificates.tokens import decode_token, encode_token  # noqa: E402
+from collapipe.documents import read_document  # noqa: E402
+from collapipe.errors import CollapipeError  # noqa: E402
+from collapipe.job import JobConfig  # noqa: E402
+from collapipe.rpc import open_channel  # noqa: E402
+from collapipe.rpc.permissions import ANYBODY, PERMISSIONS  # noqa: E402
+from collapipe.scheduler.job_store import JobDocument  # noqa: E402
+from collapipe.scheduler.scrape import read_page  # noqa: E402
+from collapipe.tasks.vocabulary import parse_vocabulary  # noqa: E402
+from collapipe.tensors.frames import Frame, FrameAssembler, FrameKind, encode_frame  # noqa: E402
+from collapipe.v1 import enrollment_pb2, stage_pb2, telemetry_pb2  # noqa: E402
+from collapipe.weights.tensor_blob import TensorBlob, load_tensors  # noqa: E402
+
+HOLDERS = {
+    Role.SCHEDULER: "scheduler:fuzz-scheduler",
+    Role.EDGE_SERVER: "edge-server:fuzz-edge",
+    Role.CONTROL_UNIT: "control-unit:fuzz-control@9",
+    Role.DEVICE_AGENT: "device-agent:fuzz-device@9",
+    Role.CLIENT: "client:fuzz-client",
+    Role.ADMIN: "admin:fuzz-admin",
+}
+SERVERS = {
+    "SchedulerService": "scheduler",
+    "ControlUnitService": "control-unit-0",
+    "EdgeServerService": "edge-server",
+    "EnrollmentService": "authority",
+}
+"""Every other service is one of all stage hosts."""
+_THREADS = 6
+_SHARE_OF_CALLS = 0.5
+"""Share of the messages that go to services. The others are read in this process."""
+_MOST_GROWTH_BYTES = 300_000_000
+
+
+def main() -> None:
+    """Sends and reads messages, and prints a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=1500.0, help="Most seconds of all calls.")
+    parser.add_argument("--seed", default="1")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        outcomes = dict(fuzz_services(Path(name), options.messages, options.seconds, options.seed))
+        outcomes |= fuzz_readers(Path(name), options.messages, options.seed)
+    print("| target | messages | outcomes | faults |\n|---|---|---|---|")
+    for target, outcome in outcomes.items():
+        codes = ", ".join(f"{code} {count}" for code, count in outcome.codes.most_common())
+        print(f"| {target} | {outcome.messages} | {codes} | {len(outcome.faults)} |")
+    print(f"\n{sum(outcome.messages for outcome in outcomes.values())} messages")
+    faults = [(target, *fault) for target, outcome in outcomes.items() for fault in outcome.faults]
+    for target, reason, messages in faults[:50]:
+        print(f"{target}: {reason}: {[message.hex()[:400] for message in messages]}")
+    sys.exit(bool(faults))
+
+
+def fuzz_services(
+    folder: Path, messages: int, seconds: float, seed: str
+) -> Iterator[tuple[str, Outcome]]:
+    """Yields what became of the calls of each method by each role, and then what became of the job and of the processes."""
+    with SecuredDeployment(folder / "secured") as deployment, ExitStack() as owned:
+        collapipe("certs", "issue", str(deployment.authority), *HOLDERS.values())
+        job = make_job(
+            folder / "job",
+            devices_per_cluster=2,
+            training={"rounds": 100_000, "local_steps": 1},
+            schedule={"strategy": "pipeline"},
+        )
+        client = owned.enter_context(deployment.client())
+        job_id = client.submit(job)
+        rounds = Counter[str]()
+        _wait_for_rounds(deployment, job_id, 2)
+        before = deployment.memory()
+        tasks: dict[str, Callable[[], Outcome]] = {}
+        until = time.monotonic() + seconds
+        pairs = list(_pairs())
+        # A call has 1.9 messages on average.
+        calls = max(1, int(_SHARE_OF_CALLS * messages / 1.9 / len(pairs)))
+        for method, role in pairs:
+            holder = Identity.parse(HOLDERS[role])
+            service = method.containing_service.name
+            address = deployment.addresses[SERVERS.get(service, "device-0-1")]
+            expected = {"SchedulerService": Role.SCHEDULER}.get(service)
+            channel = owned.enter_context(
+                open_channel(address, deployment.security(holder.name), expected)
+            )
+            # Whoever has the key of a scheduler may do anything with a job.
+            words = [holder.name, "127.0.0.1:1"] + [job_id] * (role is not Role.SCHEDULER)
+            inputs = RandomInputs(f"{seed}/{method.full_name}/{role.value}", words)
+            tasks[f"{service}/{method.name} as {role.value}"] = partial(
+                call_with_random_messages, channel, method, inputs, until, calls
+            )
+        committed = client.find_job(job_id).num_rounds_committed
+        yield from in_threads(tasks, _THREADS)
+        rounds["rounds meanwhile"] = client.find_job(job_id).num_rounds_committed - committed
+        yield "the job beside", Outcome(codes=rounds)
+        _wait_for_rounds(deployment, job_id, client.find_job(job_id).num_rounds_committed + 2)
+        growth = Outcome()
+        for process, held in deployment.memory().items():
+            grown = held - before[process]
+            growth.codes[f"{process} MB"] = round(grown / 1e6)
+            if grown > _MOST_GROWTH_BYTES:
+                growth.faults.append((f"{process} grew by {grown / 1e6:.0f} MB", []))
+        yield "memory of the processes", growth
+        logs = Outcome()
+        for process in before:
+            for line in deployment.log(process).splitlines():
+                if "unexpectedly" in line or "Traceback" in line:
+                    logs.faults.append((f"{process}: {line}", []))
+        yield "logs of the processes", logs
+        client.cancel(job_id)
+
+
+def fuzz_readers(folder: Path, messages: int, seed: str) -> dict[str, Outcome]:
+    """Returns what became of the bytes that each reader got."""
+    readers = dict(_readers(folder))
+    number = int((1 - _SHARE_OF_CALLS) * messages / len(readers))
+    return {
+        name: read_random_bytes(
+            read, samples, RandomInputs(f"{seed}/{name}"), (CollapipeError, *allowed), number
+        )
+        for name, (read, samples, allowed) in readers.items()
+    }
+
+
+def _pairs() -> Iterator[tuple[Any, Role]]:
+    """Yields each method with each role that may call it. A caller of the authority needs no role, so one is enough."""
+    for method in all_methods():
+        roles = PERMISSIONS[method.containing_service.full_name][method.name]
+        for role in [Role.CLIENT] if roles == ANYBODY else sorted(roles):
+            yield method, role
+
+
+def _wait_for_rounds(deployment: SecuredDeployment, job_id: str, number: int) -> None:
+    deadline = time.monotonic() + 120
+    with deployment.client() as client:
+        while client.find_job(job_id).num_rounds_committed < number:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"the job stopped: {client.find_job(job_id)}")
+            time.sleep(0.2)
+
+
+def _readers(
+    folder: Path,
+) -> Iterator[tuple[str, tuple[Callable[[bytes], Any], list[bytes], tuple[type[Exception], ...]]]]:
+    """Yields each function that reads bytes of others, with samples, and with the errors that its callers expect beside the
+    project's own."""
+    frame = Frame(FrameKind.FORWARD, 1, 2, {"activation": torch.ones(2, 3, 4)})
+    header, chunks = encode_frame(frame)
+    body = b"".join(chunks)
+
+    def read_frame(data: bytes) -> None:
+        length = int.from_bytes(data[:2], "big")
+        try:
+            parsed = stage_pb2.FrameHeader.FromString(data[2 : 2 + length])
+        except Exception:  # gRPC parses messages before a handler sees them.
+            parsed = header
+        assembler = FrameAssembler()
+        if assembler.begin(parsed) is None and data[2 + length :]:
+            assembler.add(data[2 + length :])
+
+    encoded = header.SerializeToString()
+    yield "frames", (read_frame, [len(encoded).to_bytes(2, "big") + encoded + body], ())
+    blob = b"".join(map(bytes, TensorBlob({"a": torch.ones(3, 4), "b": torch.zeros(2)}).read()))
+    yield "blobs", (load_tensors, [blob], ())
+    page = telemetry_pb2.GetMetricsResponse()
+    for name in ("collapipe_stage_steps_total", "collapipe_link_transfer_bytes_total"):
+        page.samples.add(name=name, value=3.0, labels={"link": "device-0-0>edge-server"})
+
+    def read_telemetry(data: bytes) -> None:
+        try:
+            answer = telemetry_pb2.GetMetricsResponse.FromString(data)
+        except Exception:
+            return
+        read_page(answer, "device-0-0")
+
+    yield "telemetry pages", (read_telemetry, [page.SerializeToString()], ())
+    job = make_job(folder / "sample", devices_per_cluster=2)
+    yield (
+        "job files",
+        (
+            lambda data: JobConfig.from_json(data.decode(errors="replace")),
+            [job.to_json().encode()],
+            (),
+        ),
+    )
+    key = pki.new_key()
+    request = pki.build_request(Identity(Role.DEVICE_AGENT, "pi"), ["192.168.1.7"], key)
+    yield "signing requests", (pki.read_request, [request], ())
+    token = encode_token(
+        enrollment_pb2.JoinToken(secret=bytes(32), identity=Identity(Role.DEVICE_AGENT, "pi").uri)
+    )
+    yield (
+        "join tokens",
+        (lambda data: decode_token(data.decode(errors="replace")), [token.encode()], ()),
+    )
+    revoked = enrollment_pb2.SignedRevokedKeys(keys=bytes(40), signature=bytes(70))
+    yield "lists of revoked keys", (parse_list, [revoked.SerializeToString()], ())
+    certificate = pki.build_authority(key, pki.utc_now(), pki.datetime.timedelta(days=1))
+    words = Tokenizer(WordLevel({"a": 0, "b": 1}, "a")).to_str().encode()
+    yield "vocabularies", (parse_vocabulary, [words], ())
+    file = folder / "document.json"
+
+    def read_file(data: bytes) -> None:
+        file.write_bytes(data)
+        document = read_document(file)
+        if document is not None:
+            JobDocument.model_validate(document)
+
+    document = JobDocument(job_id="job-1", number=1, config_json=job.to_json())
+    yield "documents", (read_file, [document.model_dump_json().encode()], (ValidationError,))
+    yield "certificates", (pki.read_certificate, [pki.der(certificate), pki.pem(certificate)], ())
+
+
+if __name__ == "__main__":
+    main()
