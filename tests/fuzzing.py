@@ -38,6 +38,7 @@ _MAX_DEPTH = 6
 _MAX_BYTES = 200_000
 _CALL_SECONDS = 10.0
 _MOST_ANSWERS = 20
+_FAULTS = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 
 
 def all_methods() -> list[MethodDescriptor]:
@@ -184,11 +185,8 @@ def call_with_random_messages(
         code, said = call.code(), str(call.details())
         outcome.messages += len(messages)
         outcome.codes[code.name] += 1
-        # gRPC itself says INTERNAL for bytes that are no message.
-        is_garbled = "deserializing" in said
-        if code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE) or (
-            code is grpc.StatusCode.INTERNAL and not is_garbled
-        ):
+        is_gone = code is grpc.StatusCode.UNAVAILABLE and said.startswith("failed to connect")
+        if code in _FAULTS or is_gone:
             outcome.faults.append((f"{code.name}: {said}", messages))
     return outcome
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from collapipe.certificates.revoked_keys import RevokedKeyList
 from collapipe.errors import CollapipeError, InvalidInputError, PeerLostError
@@ -104,15 +105,16 @@ class CallInterceptor(grpc.ServerInterceptor):
         if self._links is not None:
             function = shaped_handler(function, kind, handler_call_details, self._links)
 
+        parse = handler.request_deserializer or bytes
         most = _MOST_EXPORTS if method == _EXPORT else _MOST_OF_A_CALLER[any(kind)]
 
         def answer(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
             with self._around_call(method, grpc_type, context, most):
-                return function(self._request(method, kind, requests, context), context)
+                return function(self._request(method, kind, parse, requests, context), context)
 
         def stream_answers(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
             with self._around_call(method, grpc_type, context, most):
-                answers = function(self._request(method, kind, requests, context), context)
+                answers = function(self._request(method, kind, parse, requests, context), context)
                 yield from self._while_permitted(answers, context)
 
         if handler.response_streaming:
@@ -121,13 +123,14 @@ class CallInterceptor(grpc.ServerInterceptor):
             wrapped, factory = answer, grpc.stream_unary_rpc_method_handler
         # gRPC looks for this attribute.
         vars(wrapped)["experimental_thread_pool"] = self._pool(method, is_stream=any(kind))
-        return factory(wrapped, handler.request_deserializer, handler.response_serializer)
+        return factory(wrapped, None, handler.response_serializer)
 
     def _request(
         self,
         method: str,
         kind: tuple[bool, bool],
-        requests: Iterator[Any],
+        parse: Callable[[bytes], Any],
+        requests: Iterator[bytes],
         context: grpc.ServicerContext,
     ) -> Any:
         """Waits for the first request, and returns what the handler takes: this request, or the stream of all.
@@ -135,10 +138,11 @@ class CallInterceptor(grpc.ServerInterceptor):
         Raises:
             CollapipeError: No request came.
         """
+        messages = _parsed(method, parse, requests)
         with self._silent_calls.waiting(method, caller_name(context), context):
-            first = next(requests, None)
+            first = next(messages, None)
         if kind[0]:
-            stream = itertools.chain(() if first is None else (first,), requests)
+            stream = itertools.chain(() if first is None else (first,), messages)
             return self._while_permitted(stream, context)
         if first is None:
             raise InvalidInputError(f"a call of {method} needs one message, but none was sent")
@@ -214,6 +218,18 @@ class CallInterceptor(grpc.ServerInterceptor):
             elif isinstance(error, Exception) and code is grpc.StatusCode.INTERNAL:
                 logger.error("%s/%s failed unexpectedly", service, name, exc_info=error)
                 context.abort(code, explain_unexpected(error))
+
+
+def _parsed(method: str, parse: Callable[[bytes], Any], requests: Iterator[bytes]) -> Iterator[Any]:
+    """Parses messages. If gRPC did, each damaged one would write a traceback to the log."""
+    for data in requests:
+        try:
+            message = parse(data)
+        except DecodeError:
+            raise InvalidInputError(
+                f"a message of {len(data)} bytes to {method} is damaged: run the same version of CollaPipe on all machines"
+            ) from None
+        yield message
 
 
 def _status_code(error: BaseException | None, context: grpc.ServicerContext) -> grpc.StatusCode:
