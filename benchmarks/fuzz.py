@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from google.protobuf.message import DecodeError
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -194,7 +195,7 @@ def _readers(
         length = int.from_bytes(data[:2], "big")
         try:
             parsed = stage_pb2.FrameHeader.FromString(data[2 : 2 + length])
-        except Exception:  # gRPC parses messages before a handler sees them.
+        except DecodeError:  # The server refuses it before a handler sees it.
             parsed = header
         assembler = FrameAssembler()
         if assembler.begin(parsed) is None and data[2 + length :]:
@@ -211,7 +212,7 @@ def _readers(
     def read_telemetry(data: bytes) -> None:
         try:
             answer = telemetry_pb2.GetMetricsResponse.FromString(data)
-        except Exception:
+        except DecodeError:
             return
         read_page(answer, "device-0-0")
 

@@ -1,10 +1,10 @@
 """Random messages for every method of every service, and random bytes for everything that reads bytes."""
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -219,22 +219,7 @@ def in_threads(
     tasks: Mapping[str, Callable[[], Outcome]], number: int
 ) -> Iterator[tuple[str, Outcome]]:
     """Runs tasks in so many threads, and yields the outcome of each by its name."""
-    waiting, done = list(tasks.items()), []
-    lock = threading.Lock()
-
-    def work() -> None:
-        while True:
-            with lock:
-                if not waiting:
-                    return
-                name, task = waiting.pop()
-            outcome = task()
-            with lock:
-                done.append((name, outcome))
-
-    threads = [threading.Thread(target=work) for _ in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    yield from sorted(done)
+    with ThreadPoolExecutor(number) as threads:
+        running = {name: threads.submit(task) for name, task in tasks.items()}
+        for name in sorted(running):
+            yield name, running[name].result()

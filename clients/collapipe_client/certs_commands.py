@@ -4,13 +4,13 @@ import datetime
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from collapipe.certificates import Identity, Role, pki, tokens
 from collapipe.certificates.authority_folder import AuthorityFolder
-from collapipe.certificates.identity import OF_OPERATORS
+from collapipe.certificates.identity import IN_A_CLUSTER, OF_OPERATORS
 from collapipe.errors import InvalidInputError
 from collapipe.v1.enrollment_pb2 import JoinToken
 from collapipe_client.addresses import read_address
@@ -107,7 +107,7 @@ def list_certificates(folder: Folder, as_json: AsJson = False) -> None:
         for one in issued:
             days = (one.expires - pki.utc_now()).days
             say(
-                f"{one.identity.role.value:13} {one.identity.name:24} until {one.expires:%Y-%m-%d} ({days} days)  "
+                f"{one.identity.role.value:13} {_place(one.identity):24} until {one.expires:%Y-%m-%d} ({days} days)  "
                 f"{', '.join(sorted(one.hosts - {one.identity.name}))}".rstrip()
             )
         if not issued:
@@ -127,16 +127,16 @@ def revoke(
     with exit_codes(as_json):
         identities = [Identity.parse(holder) for holder in holders]
         authority = AuthorityFolder(folder)
-        numbers = [authority.revoke(identity) for identity in identities]
+        revoked = []
+        for identity in identities:
+            keys = authority.revoke(identity)
+            revoked.append({"role": identity.role.value, "name": identity.name, "keys": keys})
+            if not as_json:
+                name = f"{identity.role.value}:{identity.name}"
+                say(f"{name}: {keys} key{'s' * (keys != 1)} revoked, and its tokens deleted")
         if as_json:
-            revoked = [
-                {"role": identity.role.value, "name": identity.name, "keys": number}
-                for identity, number in zip(identities, numbers, strict=True)
-            ]
             print_json({"revoked": revoked, "file": str(authority.revoked_file)})
             return
-        for identity, number in zip(identities, numbers, strict=True):
-            say(f"{identity.role.value}:{identity.name}: {number} key{'s' * (number != 1)} revoked")
         say(
             f"the list is {authority.revoked_file}; a scheduler that was started with --tls-revoked and this file reads it by "
             "itself; on another machine, copy the file there"
@@ -205,5 +205,12 @@ def _issue_command(folder: Path) -> str:
     return f"collapipe certs issue {shlex.quote(str(folder))} scheduler:scheduler"
 
 
-def _entry(identity: Identity, expires: datetime.datetime) -> dict[str, str]:
-    return {"role": identity.role.value, "name": identity.name, "expires": expires.isoformat()}
+def _entry(identity: Identity, expires: datetime.datetime) -> dict[str, Any]:
+    entry = {"role": identity.role.value, "name": identity.name, "expires": expires.isoformat()}
+    return entry | ({"cluster": identity.cluster} if identity.role in IN_A_CLUSTER else {})
+
+
+def _place(identity: Identity) -> str:
+    """Returns the name, with the cluster if there is one."""
+    cluster = f"@{identity.cluster}" if identity.role in IN_A_CLUSTER else ""
+    return f"{identity.name}{cluster}"

@@ -67,11 +67,16 @@ def join(
     run: Annotated[
         bool, typer.Option("--run", help="Run the service, after joining if necessary.")
     ] = False,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Join with a new key, even if the certificate is valid."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make this machine a part of a deployment. Its key is made here and never leaves it.
 
-    The command can be repeated and then changes nothing. Another host in --advertise needs a new token.
+    The command can be repeated and then changes nothing. Another host in --advertise needs a new token. After the key of the machine
+    was revoked, use a new token and --again.
     """
     with exit_codes(as_json):
         read, identity = decode_token(token)
@@ -84,6 +89,8 @@ def join(
         host = read_host(read_address("--advertise", advertise)[0]) if advertise else None
         box = BoxFolder(folder.absolute())
         joined, observed = _already_joined(box, identity, read, host), ""
+        if again:
+            joined = None
         is_new = joined is None
         if joined is None:
             joined, observed = _enroll(box, identity, read, host)

@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.certificates import pki
-from collapipe.certificates.identity import OF_THIS_MACHINE, PEOPLE, Identity, read_host
+from collapipe.certificates.identity import OF_THIS_MACHINE, PEOPLE, Identity, Role, read_host
 from collapipe.certificates.issued_certificates import IssuedCertificates
 from collapipe.certificates.pki import Clock, HolderCertificate, utc_now
 from collapipe.certificates.private_files import (
@@ -44,6 +44,12 @@ _REVOKED = "revoked.pb"
 _LOST = (
     "restore the folder from a backup; if it has signed nothing yet, delete it and repeat `collapipe certs "
     "init`"
+)
+
+
+_NO_LIST = (
+    "restore it from a backup. An authority that was made before keys could be revoked has none: make a new authority and new "
+    "certificates"
 )
 
 
@@ -106,9 +112,9 @@ class AuthorityFolder:
 
     def certificates(self) -> list[HolderCertificate]:
         """Returns one valid certificate for each holder: the last to expire. Sorted by role and name."""
-        newest: dict[Identity, HolderCertificate] = {}
+        newest: dict[tuple[Role, str], HolderCertificate] = {}
         for held in sorted(self._issued.valid(), key=lambda held: held.expires):
-            newest[held.identity] = held
+            newest[held.identity.role, held.identity.name] = held
         return sorted(newest.values(), key=lambda held: str(held.identity))
 
     def issue(
@@ -235,8 +241,8 @@ class AuthorityFolder:
         asked = pki.read_request(request)
         certificate = pki.read_certificate(present)
         refusal = NotPermittedError(
-            "this certificate has expired, was revoked, or is not of this authority: join again with a new token of "
-            "`collapipe certs token`"
+            "this certificate has expired, was revoked, or is not of this authority: join with a new token of `collapipe "
+            "certs token`, and with --again if it was revoked"
         )
         # Anybody may ask, so a foreign certificate must cost little.
         if not pki.is_signed_by(certificate, self.certificate):
@@ -267,35 +273,37 @@ class AuthorityFolder:
             The number of keys.
 
         Raises:
-            InvalidInputError: The holder has no valid certificate, or the folder cannot be written.
+            InvalidInputError: The holder has neither, or the folder cannot be written.
         """
         with _locked(self._folder):
+            with file_errors(self._folder):
+                num_tokens = self._tokens.delete_of(identity)
             held = [one for one in self._issued.valid() if one.identity.is_same_holder(identity)]
-            if not held:
+            if not held and not num_tokens:
                 raise InvalidInputError(
-                    f"{identity} has no valid certificate of this authority: `collapipe certs list {self._folder}` shows those "
-                    "that have one"
+                    f"{identity} has neither a valid certificate of this authority nor a token: `collapipe certs list "
+                    f"{self._folder}` shows who has a certificate"
                 )
             revoked = self._revoked()
             new = {pki.key_sha256(one.certificate): one.identity.uri for one in held}
             revoked.keys.extend(
                 RevokedKey(sha256=digest, identity=uri) for digest, uri in new.items()
             )
-            revoked.number += 1
+            # After a backup was restored, the number is still larger than any that a host has.
+            revoked.number = max(revoked.number + 1, int(self._clock().timestamp()))
             write_file(self.revoked_file, sign_list(revoked, self._key).SerializeToString())
             with file_errors(self._folder):
-                self._tokens.delete_of(identity)
                 self._issued.remove(held)
         logger.info("revoked %d keys of %s", len(new), identity)
         return len(new)
 
     def _revoked(self) -> RevokedKeys:
-        signed = read_required(self.revoked_file, parse_list, "restore it from a backup")
+        signed = read_required(self.revoked_file, parse_list, _NO_LIST)
         return read_signed(signed, pki.pem(self.certificate))
 
     def _is_revoked(self, key: ec.EllipticCurvePublicKey) -> bool:
         digest = pki.key_sha256(key)
-        return any(key.sha256 == digest for key in self._revoked().keys)
+        return any(revoked.sha256 == digest for revoked in self._revoked().keys)
 
     def _is_good(
         self, certificate: x509.Certificate, identity: Identity, hosts: frozenset[str]
@@ -317,8 +325,8 @@ class AuthorityFolder:
         now = self._clock()
         if self._is_revoked(public_key):
             raise NotPermittedError(
-                f"the key of this request was revoked: {identity} needs a new key, so join again with a new token of `collapipe "
-                "certs token`"
+                f"the key of this request was revoked: {identity} needs a new key, so join with --again and a new token of "
+                "`collapipe certs token`"
             )
         if now < self.certificate.not_valid_before_utc:
             raise InvalidInputError(

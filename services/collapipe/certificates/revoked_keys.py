@@ -1,4 +1,5 @@
-"""The list of revoked keys: no host accepts their certificates. The authority signs it, and the scheduler tells it to all hosts.
+"""The list of revoked keys: no host accepts calls with their certificates. The authority signs it, and the scheduler tells it to
+all hosts.
 
 A list names keys and not certificates, because a renewal keeps the key.
 """
@@ -51,7 +52,7 @@ class RevokedKeyList:
         if self._digests and key_digest(certificate) in self._digests:
             raise NotPermittedError(
                 "the key of this certificate was revoked with `collapipe certs revoke`: if this host may take part again, make a "
-                "new key with `collapipe certs issue` or `collapipe join`"
+                "new key with `collapipe certs issue`, or with a new token and `collapipe join --again`"
             )
 
 

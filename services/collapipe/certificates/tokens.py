@@ -133,12 +133,15 @@ class TokenStore:
             self._unused_file(secret).replace(self._used_file(secret))
             sync_directory(self._folder)
 
-    def delete_of(self, identity: Identity) -> None:
-        """Deletes the unused tokens of a holder."""
+    def delete_of(self, identity: Identity) -> int:
+        """Deletes the tokens of a holder, and returns their number."""
+        number = 0
         for path in list(self._folder.glob("*.json")):
             grant = _read_grant(path)
             if grant is not None and grant.identity.is_same_holder(identity):
                 path.unlink(missing_ok=True)
+                number += 1
+        return number
 
     def delete_old(self, now: datetime.datetime) -> None:
         """Deletes tokens that expired a month ago, used or not."""

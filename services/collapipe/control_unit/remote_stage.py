@@ -44,6 +44,15 @@ class RemoteStage:
         self._closed = False
         self._aborted: CollapipeError | None = None
         self._task = "be configured"
+        self._may_blame = {
+            name for each in configure.plan.stages for name in (each.host_id, each.address)
+        }
+        for source in configure.sources:
+            self._may_blame |= {
+                *source.weights_addresses,
+                *source.optimizer_addresses,
+                *source.frozen_addresses,
+            }
         self._requests.put(Request(configure=configure))
         self._channels, self._address = channels, stage.address
         stub = stage_pb2_grpc.StageServiceStub(channels.channel(stage.address))
@@ -97,7 +106,7 @@ class RemoteStage:
                     self.progress = response.progress
                     continue
                 if event == "failed":
-                    raise _failure(self.host_id, response.failed)
+                    raise self._reported(response.failed)
                 with self._changed:
                     # The event is newer than the last report of what the stage waits for.
                     self.progress.waiting_for = ""
@@ -111,10 +120,13 @@ class RemoteStage:
                 self.failure = error
                 self._on_failure(error)
 
-
-def _failure(host_id: str, failed: stage_pb2.StageFailed) -> CollapipeError:
-    if failed.diverged:
-        return DivergedError(failed.message, failed.blamed_host_id)
-    if failed.blamed_host_id:
-        return PeerLostError(failed.blamed_host_id, f"{failed.message} (reported by {host_id})")
-    return AttemptFailedError(f"{host_id}: {failed.message}")
+    def _reported(self, failed: stage_pb2.StageFailed) -> CollapipeError:
+        """Returns the failure that the stage reports. A stage that blames a host it has nothing to do with is to blame itself."""
+        blamed = failed.blamed_host_id
+        if blamed and blamed not in self._may_blame:
+            blamed = self.host_id
+        if failed.diverged:
+            return DivergedError(failed.message, blamed)
+        if blamed:
+            return PeerLostError(blamed, f"{failed.message} (reported by {self.host_id})")
+        return AttemptFailedError(f"{self.host_id}: {failed.message}")

@@ -11,7 +11,13 @@ from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.control_unit.cluster_round import ClusterRound, Emit
 from collapipe.control_unit.model_use import open_model_use, waiting_response
 from collapipe.control_unit.moment_copy import MomentCopy
-from collapipe.errors import CancelledError, InvalidInputError, NotFoundError, WrongStateError
+from collapipe.errors import (
+    CancelledError,
+    CollapipeError,
+    InvalidInputError,
+    NotFoundError,
+    WrongStateError,
+)
 from collapipe.job import JobConfig
 from collapipe.rpc import work_with_signs_of_life
 from collapipe.stage_host import HostResources
@@ -134,6 +140,8 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             try:
                 for request in request_iterator:
                     yield request.chunk
+            except CollapipeError:
+                raise
             except Exception as error:  # gRPC raises a bare Exception when the caller goes away.
                 raise CancelledError("the caller went away") from error
 

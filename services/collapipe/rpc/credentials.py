@@ -191,8 +191,8 @@ class Security:
         """Refuses data that nobody with a role has signed, or with a revoked key; raises `NotPermittedError`. Not for plain text."""
         contents = self._contents()
         assert contents is not None
-        self.revoked.check(certificate)
         check_signature(data, signature, certificate, contents.ca, role)
+        self.revoked.check(certificate)  # Only now is it a certificate of the authority.
 
     def _contents(self) -> _Contents | None:
         """Returns the contents of the files, and reads them again if they have changed; `None` for plain text.

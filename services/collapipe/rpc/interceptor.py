@@ -108,11 +108,13 @@ class CallInterceptor(grpc.ServerInterceptor):
         parse = handler.request_deserializer or bytes
         most = _MOST_EXPORTS if method == _EXPORT else _MOST_OF_A_CALLER[any(kind)]
 
-        def answer(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             with self._around_call(method, grpc_type, context, most):
                 return function(self._request(method, kind, parse, requests, context), context)
 
-        def stream_answers(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        def stream_answers(
+            requests: Iterator[bytes], context: grpc.ServicerContext
+        ) -> Iterator[Any]:
             with self._around_call(method, grpc_type, context, most):
                 answers = function(self._request(method, kind, parse, requests, context), context)
                 yield from self._while_permitted(answers, context)

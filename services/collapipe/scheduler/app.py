@@ -9,6 +9,7 @@ from pydantic import Field
 
 from collapipe.certificates import Role
 from collapipe.emulation.emulation_file import EmulationFile
+from collapipe.errors import InvalidInputError
 from collapipe.rpc import ChannelPool, serve
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobStore
@@ -96,9 +97,13 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     links = OutgoingLinks(
         Role.SCHEDULER.value, emulation, PacedShaper(), EmulatedRadioDriver(emulation)
     )
-    revoked = (
-        RevokedKeysFile(settings.tls_revoked, settings.security) if settings.tls_revoked else None
-    )
+    revoked = None
+    if settings.tls_revoked:
+        if settings.insecure:
+            raise InvalidInputError(
+                "--tls-revoked and --insecure contradict each other: leave one out"
+            )
+        revoked = RevokedKeysFile(settings.tls_revoked, settings.security)
     channels = ChannelPool(settings.security, links)
     registry = HostRegistry()
     telemetry = Telemetry(

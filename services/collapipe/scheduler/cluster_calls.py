@@ -76,9 +76,15 @@ class ClusterCalls:
                 on_progress(response.progress)
                 self._progress.publish(progress=response.progress)
             elif event == "evaluation":
-                evaluation = self.evaluations.add(
-                    index, response.evaluation, request.attempt.round_index
-                )
+                try:
+                    evaluation = self.evaluations.add(
+                        index, response.evaluation, request.attempt.round_index
+                    )
+                except (LookupError, ArithmeticError, ValueError) as error:
+                    raise PeerLostError(
+                        control_unit.host_id,
+                        f"no metric follows from what {control_unit.host_id} and others counted ({error!r}): look at its log",
+                    ) from error
                 if evaluation is not None:
                     self._progress.document.evaluation = evaluation
                     self._progress.publish(evaluation=evaluation)

@@ -216,11 +216,15 @@ class JobStore:
         return self._add(document)
 
     def reopen(
-        self, config: JobConfig, may: Callable[[JobDocument], bool] = lambda document: True
+        self,
+        config: JobConfig,
+        owner: str = "",
+        may: Callable[[JobDocument], bool] = lambda document: True,
     ) -> JobDocument:
         """Queues the last job of this name again, so that it continues from its restore point.
 
         Args:
+            owner: Whose jobs come before those of others.
             may: Says which jobs count. The others belong to somebody else.
 
         Raises:
@@ -237,7 +241,7 @@ class JobStore:
                 raise NotFoundError(
                     f"you have no job named {config.name!r} to resume: run it without --resume first"
                 )
-            document = jobs[-1]
+            document = next((job for job in reversed(jobs) if job.owner == owner), jobs[-1])
             if not document.has_ended:
                 raise InvalidInputError(
                     f"job {document.job_id} is still running: wait for it or cancel it"

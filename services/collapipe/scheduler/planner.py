@@ -406,10 +406,12 @@ def _energy_joules(
     for index, cluster in enumerate(decision.prediction.clusters):
         plan, hosts = decision.plans[index], problem.clusters[index].hosts
         passes = problem.local_steps * plan.num_parts
+        # A cluster that ended early has sent less. One that was left out may have sent everything.
+        sent_share = (summaries[index].local_steps or problem.local_steps) / problem.local_steps
         times = {report.host_id: report.times for report in summaries[index].stages}
         for stage in cluster.stages:
             watts = hosts[stage.host_id].busy_watts
-            sending = stage.energy_joules - passes * watts * stage.compute_seconds
+            sending = sent_share * (stage.energy_joules - passes * watts * stage.compute_seconds)
             measured = times.get(
                 stage.host_id, stage_pb2.StageTimes()
             )  # A late cluster may lack it.

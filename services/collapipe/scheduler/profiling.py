@@ -289,8 +289,7 @@ def _profile(
     profile = call(stub.ProfileBlock, request, host.host_id, _PROFILE_SECONDS)
     shares = (*profile.work_shares, *profile.stash_shares)
     numbers = (profile.seconds_per_sample, profile.seconds_per_micro_batch, *shares)
-    is_sound = all(math.isfinite(number) and number >= 0 for number in numbers)
-    if not is_sound or not profile.seconds_per_sample:
+    if not all(math.isfinite(number) and number >= 0 for number in numbers):
         raise PeerLostError(
             host.host_id, f"{host.host_id} sent a profile with impossible times: look at its log"
         )

@@ -48,8 +48,15 @@ class RevokedKeysFile:
                     logger.warning("the last list of revoked keys stays in use: %s", error)
 
     def _read(self) -> None:
-        self._security.learn_revoked(read_required(self._path, parse_list, _REMEDY))
-        logger.info("list %d of revoked keys is in use", self._security.revoked.number)
+        signed = read_required(self._path, parse_list, _REMEDY)
+        self._security.learn_revoked(signed)
+        revoked = self._security.revoked
+        if revoked.signed == signed:
+            logger.info("list %d of revoked keys is in use", revoked.number)
+        else:
+            logger.warning(
+                "%s is older than list %d, which stays in use", self._path, revoked.number
+            )
 
     def _changed_at(self) -> tuple[int, int] | None:
         try:

@@ -124,13 +124,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.SubmitJobResponse:
         config = JobConfig.from_json(request.config_json)
         if request.resume:
-            document = self._jobs.reopen(config, lambda job: is_owner(context, job.owner))
+            document = self._jobs.reopen(
+                config, owner_name(context), lambda job: is_owner(context, job.owner)
+            )
         else:
             document = self._jobs.create(config, owner_name(context))
         self._enqueue(document)
         return scheduler_pb2.SubmitJobResponse(job_id=document.job_id)
 
-    def _owned(self, job_id: str, context: grpc.ServicerContext) -> None:
+    def _check_owned(self, job_id: str, context: grpc.ServicerContext) -> None:
         """Refuses a job that is not the caller's. Raises `NotFoundError` or `NotPermittedError`."""
         check_is_owner(context, self._jobs.get(job_id).owner, job_id)
 
@@ -170,7 +172,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def CancelJob(
         self, request: scheduler_pb2.CancelJobRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.CancelJobResponse:
-        self._owned(request.job_id, context)
+        self._check_owned(request.job_id, context)
         with self._changed:
             runner = self._runners.get(request.job_id)
             was_queued = runner is not None and runner in self._queue
@@ -191,7 +193,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.RollBackJobRequest, context: grpc.ServicerContext
     ) -> Iterator[scheduler_pb2.RollBackJobResponse]:
         """Makes an earlier commit the last one of a job that does not run."""
-        self._owned(request.job_id, context)
+        self._check_owned(request.job_id, context)
 
         def work(emit: Callable[[scheduler_pb2.RollBackJobResponse], None]) -> None:
             with self._goes_back(request.job_id):
@@ -244,7 +246,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.DeleteJobRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.DeleteJobResponse:
         job_id = request.job_id
-        self._owned(job_id, context)
+        self._check_owned(job_id, context)
         self._jobs.check_has_ended(job_id)
         with self._changed:
             # A job or a use that has just ended is about to release its hosts.
@@ -320,7 +322,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("part") != "start":
             raise InvalidInputError("a use of a model begins with UseModelStart")
-        self._owned(first.start.job_id, context)
+        self._check_owned(first.start.job_id, context)
         chunks = (request.chunk for request in request_iterator)
         use = ModelUse(first.start, chunks, self._registry, self._jobs, self._channels)
         context.add_callback(lambda: use.cancel("the client went away"))

@@ -136,13 +136,11 @@ def describe_resources(
     host.max_transmit_watts = settings.max_transmit_watts
 
 
-def _data_root(settings: StageHostSettings) -> Path | None:
+def data_root(settings: StageHostSettings) -> Path | None:
     """Returns the folder outside of which no job reads files; `None` for no bound."""
     if settings.data_root is not None or settings.security.is_insecure or not settings.state_dir:
         return settings.data_root
-    folder = settings.state_dir / "data"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return settings.state_dir / "data"
 
 
 def start_stage_host(
@@ -188,7 +186,7 @@ def start_stage_host(
             stores,
             host.busy_watts,
             settings.model_dir,
-            _data_root(settings),
+            data_root(settings),
         )
         blobs = BlobServicer(resources.find_blob, links)
         blob_pb2_grpc.add_BlobServiceServicer_to_server(blobs, server)

@@ -11,6 +11,7 @@ from collapipe.errors import (
     CancelledError,
     CollapipeError,
     NotFoundError,
+    NotPermittedError,
     PeerLostError,
     WrongStateError,
 )
@@ -95,7 +96,10 @@ class Registration:
         )
         answer = call(self._stub().Heartbeat, request, "the scheduler", _DEADLINE_SECONDS)
         if answer.HasField("revoked_keys"):
-            self._channels.security.learn_revoked(answer.revoked_keys)
+            try:
+                self._channels.security.learn_revoked(answer.revoked_keys)
+            except NotPermittedError as error:
+                logger.error("%s", error)
         if self._deletion is not None:
             self._deletion.go_on(answer.deleted_job_ids)
         self._num_deletions = answer.num_deletions

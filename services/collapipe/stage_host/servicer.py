@@ -97,6 +97,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             try:
                 for request in request_iterator:
                     admitted.commands.put(request)
+            except CollapipeError as error:
+                admitted.stop(error)
             except Exception:  # gRPC raises a bare Exception when the caller goes away.
                 admitted.stop(CancelledError("the control unit went away"))
             admitted.commands.close()

@@ -31,14 +31,18 @@ class LossyCodec(Protocol):
     def encoded_bytes(self, shape: tuple[int, ...]) -> int:
         """Returns the size of an encoded tensor."""
 
-    def decoding_bytes(self, shape: tuple[int, ...]) -> int:
-        """Returns the size of the largest tensor that decoding makes."""
-
     def encode(self, tensor: Tensor) -> Tensor:
         """Returns the encoded bytes: uint8 of shape (encoded_bytes,)."""
 
     def decode(self, data: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Returns the fp32 tensor of a shape from its encoded bytes."""
+
+
+class FrameCodec(LossyCodec, Protocol):
+    """A codec of frames, which come from other hosts."""
+
+    def decoding_bytes(self, shape: tuple[int, ...]) -> int:
+        """Returns the size of the largest tensor that decoding makes."""
 
 
 class Bfloat16Codec:
@@ -174,7 +178,7 @@ def _num_rows(shape: tuple[int, ...]) -> int:
     return prod(shape[:-1]) if prod(shape) else 0
 
 
-LOSSY_CODECS: dict[tensor_pb2.Codec, LossyCodec] = {
+LOSSY_CODECS: dict[tensor_pb2.Codec, FrameCodec] = {
     tensor_pb2.CODEC_BF16: Bfloat16Codec(),
     tensor_pb2.CODEC_INT8: Int8RowCodec(),
     tensor_pb2.CODEC_INT4: Int4HadamardCodec(),

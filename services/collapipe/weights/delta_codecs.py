@@ -47,9 +47,6 @@ class TopKCodec:
     def encoded_bytes(self, shape: tuple[int, ...]) -> int:
         return -(-prod(shape) // _CHUNK) * _CHUNK_BYTES
 
-    def decoding_bytes(self, shape: tuple[int, ...]) -> int:
-        return -(-prod(shape) // _CHUNK) * _CHUNK * torch.float32.itemsize
-
     def encode(self, tensor: Tensor) -> Tensor:
         if not tensor.numel():
             return torch.empty(0, dtype=torch.uint8)

@@ -24,9 +24,10 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_MAX_BLOB_BYTES = 8 << 30
 MAX_VOCABULARY_BYTES = 64 << 20
 """Largest vocabulary. Those of the largest language models have about 20 MB."""
+
+_MAX_BLOB_BYTES = 8 << 30
 """Largest blob that a host fetches."""
 
 ACKNOWLEDGE_BYTES = 1 << 20

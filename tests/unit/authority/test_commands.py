@@ -143,6 +143,26 @@ def test_box_moves_to_another_cluster_with_a_new_token(served: Served, tmp_path:
     assert "cluster_index = 1" in (box / "device-agent.toml").read_text()
 
 
+def test_box_whose_key_was_revoked_joins_again_with_a_new_key(
+    served: Served, tmp_path: Path
+) -> None:
+    box = tmp_path / "box"
+    joined(served.token("device-agent:pi"), "--folder", box)
+    key = (box / "tls" / "key.pem").read_bytes()
+    collapipe("certs", "revoke", served.folder, "device-agent:pi")
+    token = served.token("device-agent:pi")
+    assert not joined(token, "--folder", box)["joined_now"]
+    assert joined(token, "--again", "--folder", box)["joined_now"]
+    assert (box / "tls" / "key.pem").read_bytes() != key
+
+
+def test_list_shows_the_cluster_of_a_host_that_has_one(tmp_path: Path) -> None:
+    collapipe("certs", "issue", tmp_path, "--init", "scheduler:hub", "device-agent:pi@3")
+    listed = json.loads(collapipe("certs", "list", tmp_path, "--json").stdout)["certificates"]
+    assert {one["name"]: one.get("cluster") for one in listed} == {"hub": None, "pi": 3}
+    assert "pi@3 " in collapipe("certs", "list", tmp_path).stdout
+
+
 def test_key_never_leaves_the_box(served: Served, tmp_path: Path) -> None:
     joined(served.token(), "--folder", tmp_path / "box")
     key = (tmp_path / "box" / "tls" / "key.pem").read_bytes()

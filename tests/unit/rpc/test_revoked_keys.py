@@ -50,12 +50,13 @@ def test_open_stream_of_a_revoked_key_ends_with_the_next_message(
     server, device = authority.security("scheduler:server"), authority.security("device-agent:d")
 
     def answer(requests: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+        next(requests)
+        yield b"begun"
         if reads:
-            yield from requests
-        else:
-            next(requests)
-            while True:
-                yield b"again"
+            for _ in requests:  # Nothing is answered, so only the requests can end it.
+                pass
+        while True:
+            yield b"again"
 
     with serving({"stream_stream": answer}, server, device) as served:
         method = served.channel.stream_stream(f"/{SERVICE}/stream_stream")

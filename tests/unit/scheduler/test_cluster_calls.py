@@ -89,6 +89,7 @@ def test_control_unit_speaks_for_its_own_cluster_and_in_few_words(tmp_path: Path
             Response(evaluation=job_pb2.EvaluationSums(sums={"right": float("nan")})),
             "impossible counts",
         ),
+        (Response(evaluation=job_pb2.EvaluationSums(sums={"rows": 4.0})), "no metric follows"),
         (PeerLostError("device-of-others", "gone"), "blames device-of-others"),
         (DivergedError("not finite", "device-of-others"), "blames device-of-others"),
     ],
