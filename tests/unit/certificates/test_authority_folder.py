@@ -251,5 +251,5 @@ def test_revoking_takes_every_key_and_the_tokens_of_a_holder(
     assert authority.revoke(moved) == 2  # a holder in any cluster
     assert not authority.has_token(secret)
     assert [held.identity for held in authority.certificates()] == [SCHEDULER]
-    with pytest.raises(InvalidInputError, match="has no valid certificate"):
+    with pytest.raises(InvalidInputError, match="has neither a valid certificate"):
         authority.revoke(DEVICE)

@@ -21,6 +21,8 @@ from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc, plan_pb2, schedu
 from .jobs import job
 
 LIMIT_SECONDS = 20.0
+PLAIN_TEXT = Mock(auth_context=dict)
+"""The context of a call without TLS."""
 
 
 class BlockedEdgeServer(edge_server_pb2_grpc.EdgeServerServiceServicer):
@@ -106,7 +108,7 @@ def test_job_that_is_resumed_while_it_goes_back_waits(
         with pytest.raises(WrongStateError, match="goes back to an earlier commit already"):
             go_back(scheduler, jobs)
         scheduler.SubmitJob(
-            scheduler_pb2.SubmitJobRequest(config_json=job().to_json(), resume=True), Mock()
+            scheduler_pb2.SubmitJobRequest(config_json=job().to_json(), resume=True), PLAIN_TEXT
         )
         with pytest.raises(WrongStateError, match="is queued, and only a job that is over"):
             go_back(scheduler, jobs)

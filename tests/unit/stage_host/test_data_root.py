@@ -7,7 +7,7 @@ import pytest
 from collapipe.control_unit.app import ControlUnitSettings
 from collapipe.stage_host.host import data_root
 
-from ..rpc.authorities import Authority
+from unit.rpc.authorities import Authority
 
 
 @pytest.mark.parametrize("given", [None, "/srv/texts"])
