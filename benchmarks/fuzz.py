@@ -210,13 +210,9 @@ def _readers(
         page.samples.add(name=name, value=3.0, labels={"link": "device-0-0>edge-server"})
 
     def read_telemetry(data: bytes) -> None:
-        try:
-            answer = telemetry_pb2.GetMetricsResponse.FromString(data)
-        except DecodeError:
-            return
-        read_page(answer, "device-0-0")
+        read_page(telemetry_pb2.GetMetricsResponse.FromString(data), "device-0-0")
 
-    yield "telemetry pages", (read_telemetry, [page.SerializeToString()], ())
+    yield "telemetry pages", (read_telemetry, [page.SerializeToString()], (DecodeError,))
     job = make_job(folder / "sample", devices_per_cluster=2)
     yield (
         "job files",

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
+from unit.rpc.authorities import Authority
 
 from collapipe.control_unit.app import ControlUnitSettings
 from collapipe.stage_host.host import data_root
-
-from unit.rpc.authorities import Authority
 
 
 @pytest.mark.parametrize("given", [None, "/srv/texts"])
