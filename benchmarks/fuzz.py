@@ -3,8 +3,8 @@
     python -m benchmarks.fuzz --messages 1000000
 
 The services speak mutual TLS. Each method is called with the certificate of each role that may call it. These certificates belong to
-holders who take part in nothing, so the job must train on. Prints a table in Markdown, and fails if a server failed unexpectedly,
-went away or grew, or if the job stopped.
+holders that run no part of the job, so the job must go on. Prints a table in Markdown. The exit status is 1 if a server ended a
+call with an unexpected error, stopped, or grew by more than 300 MB, or if the job stopped.
 """
 
 import argparse
@@ -67,7 +67,7 @@ SERVERS = {
     "EdgeServerService": "edge-server",
     "EnrollmentService": "authority",
 }
-"""Every other service is one of all stage hosts."""
+"""Services that all stage hosts offer are called at device-0-1."""
 _THREADS = 6
 _SHARE_OF_CALLS = 0.5
 """Share of the messages that go to services. The others are read in this process."""
@@ -78,7 +78,9 @@ def main() -> None:
     """Sends and reads messages, and prints a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--seconds", type=float, default=1500.0, help="Most seconds of all calls.")
+    parser.add_argument(
+        "--seconds", type=float, default=1500.0, help="Longest time for all calls together."
+    )
     parser.add_argument("--seed", default="1")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

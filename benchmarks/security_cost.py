@@ -3,8 +3,8 @@
     python -m benchmarks.security_cost --repeats 5
 
 All processes run on this machine, over loopback. The two deployments take turns, so that only one computes at a time. The first round
-of a job is left out, because it connects the hosts. Loopback has no delay, and both ends share the same cores. So a real
-link hides more of the cost.
+of a job is left out, because it connects the hosts. Loopback has no delay, and both ends share the same cores.
+So the cost shows more here than over a real link.
 
 Prints a table in Markdown with the medians of a round.
 """

@@ -166,7 +166,7 @@ class Outcome:
 def call_with_random_messages(
     channel: grpc.Channel, method: MethodDescriptor, inputs: RandomInputs, until: float, calls: int
 ) -> Outcome:
-    """Calls a method with random messages until a time of the monotonic clock, or so many times.
+    """Calls a method with random messages until the time `until` of the monotonic clock, or `calls` times, whichever comes first.
 
     A server may refuse a call or leave it open. It must not fail unexpectedly, and it must not be gone.
     """

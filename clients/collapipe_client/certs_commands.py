@@ -138,8 +138,8 @@ def revoke(
             print_json({"revoked": revoked, "file": str(authority.revoked_file)})
             return
         say(
-            f"the list is {authority.revoked_file}; a scheduler that was started with --tls-revoked and this file reads it by "
-            "itself; on another machine, copy the file there"
+            f"a scheduler that runs with --tls-revoked {authority.revoked_file} reads the list within seconds; if it is on another "
+            "machine, copy the file there"
         )
 
 

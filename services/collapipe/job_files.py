@@ -27,8 +27,8 @@ def check_job_files(
         path = Path(name).expanduser().resolve()
         if not any(path.is_relative_to(folder) for folder in folders):
             raise NotPermittedError(
-                f"{setting} names {name}, but on this host jobs may only read in {' and '.join(map(str, folders))}: put the file "
-                "there, or start the service with --data-root and its folder"
+                f"{setting} names {name}, but on this host jobs may only read files in {' and '.join(map(str, folders))}: move "
+                "the file there, or start the service with --data-root set to the folder of the file"
             )
 
 

@@ -48,8 +48,8 @@ _LOST = (
 
 
 _NO_LIST = (
-    "restore it from a backup. An authority that was made before keys could be revoked has none: make a new authority and new "
-    "certificates"
+    "restore this file from a backup. If an older version of CollaPipe made this authority, the file never existed: make a new "
+    "authority and new certificates"
 )
 
 
@@ -241,8 +241,8 @@ class AuthorityFolder:
         asked = pki.read_request(request)
         certificate = pki.read_certificate(present)
         refusal = NotPermittedError(
-            "this certificate has expired, was revoked, or is not of this authority: join with a new token of `collapipe "
-            "certs token`, and with --again if it was revoked"
+            "this authority has no valid record of this certificate: it has expired, was revoked, or is of another authority. Make "
+            "a token with `collapipe certs token`, and run `collapipe join --again` with it"
         )
         # Anybody may ask, so a foreign certificate must cost little.
         if not pki.is_signed_by(certificate, self.certificate):

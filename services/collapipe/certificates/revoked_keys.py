@@ -1,5 +1,5 @@
-"""The list of revoked keys: no host accepts calls with their certificates. The authority signs it, and the scheduler tells it to
-all hosts.
+"""The list of revoked keys. Hosts refuse every caller whose certificate has one of these keys. The authority signs the list, and the
+scheduler sends it to all hosts.
 
 A list names keys and not certificates, because a renewal keeps the key.
 """
@@ -22,7 +22,7 @@ _CONTEXT = b"collapipe revoked keys\0"
 
 
 class RevokedKeyList:
-    """The newest list that a process has heard of, at first an empty one."""
+    """Keeps the newest list that this process has received. It is empty at first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ def parse_list(data: bytes) -> SignedRevokedKeys:
     except DecodeError:
         signed = SignedRevokedKeys()
     if not signed.signature:
-        raise InvalidInputError("not a list of `collapipe certs revoke`")
+        raise InvalidInputError("not a signed list of revoked keys")
     return signed
 
 
@@ -93,4 +93,6 @@ def key_digest(certificate: bytes) -> bytes:
     try:
         return key_sha256(read_certificate(certificate))
     except (InvalidInputError, *UNREADABLE) as error:
-        raise NotPermittedError(f"the certificate of the caller is malformed: {error}") from None
+        raise NotPermittedError(
+            f"the certificate of the caller is malformed: {error}: make a new one with `collapipe certs issue`"
+        ) from None

@@ -20,8 +20,8 @@ from collapipe.errors import InvalidInputError, NotPermittedError
 
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
 _CONTEXT = b"CollaPipe: signed by the key of a certificate, outside of TLS\0"
-"""Precedes the signed bytes. In a handshake of TLS 1.2, a server signs 32 bytes that its peer chooses, and then others. So nobody can
-make a server sign what begins with this."""
+"""Comes before the signed bytes. In a handshake of TLS 1.2, a server also signs data that begins with 32 bytes of its peer's choice.
+This text is longer, so no peer can get a signature that counts here."""
 
 
 class Signer:

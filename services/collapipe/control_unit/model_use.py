@@ -186,7 +186,8 @@ def _store_files(
     for file, path in zip(files, paths, strict=True):
         if file.total_bytes > _MAX_FILE_BYTES:
             raise InvalidInputError(
-                f"{file.name} has {file.total_bytes} bytes, and at most {_MAX_FILE_BYTES} can be evaluated at once: divide it"
+                f"{file.name} has {file.total_bytes} bytes, but a file for `collapipe evaluate` may have at most {_MAX_FILE_BYTES} "
+                "bytes: divide it into smaller files, and evaluate each one alone"
             )
         missing = file.total_bytes
         with open(path, "wb") as target:

@@ -121,7 +121,7 @@ class RemoteStage:
                 self._on_failure(error)
 
     def _reported(self, failed: stage_pb2.StageFailed) -> CollapipeError:
-        """Returns the failure that the stage reports. A stage that blames a host it has nothing to do with is to blame itself."""
+        """Returns the failure that the stage reports. If the stage blames a host outside of its plan and sources, it names the stage."""
         blamed = failed.blamed_host_id
         if blamed and blamed not in self._may_blame:
             blamed = self.host_id

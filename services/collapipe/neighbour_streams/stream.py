@@ -138,7 +138,8 @@ class StreamToNextStage:
         except Exception as error:  # Whatever arrives must not end this thread silently.
             logger.exception("receiving from %s failed unexpectedly", host_id)
             failure = PeerLostError(
-                host_id, f"what {host_id} sent cannot be used: {explain_unexpected(error)}"
+                host_id,
+                f"this host could not use what {host_id} sent. On this host: {explain_unexpected(error)}",
             )
         if not self._closed:
             self._on_failure(failure)

@@ -188,7 +188,8 @@ class Security:
     def check_signature(
         self, data: bytes, signature: bytes, certificate: bytes, role: Role
     ) -> None:
-        """Refuses data that nobody with a role has signed, or with a revoked key; raises `NotPermittedError`. Not for plain text."""
+        """Refuses data unless a certificate of this role has signed it, with a key that is not revoked; raises `NotPermittedError`. Not for
+        plain text."""
         contents = self._contents()
         assert contents is not None
         check_signature(data, signature, certificate, contents.ca, role)

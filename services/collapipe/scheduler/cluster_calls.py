@@ -83,7 +83,8 @@ class ClusterCalls:
                 except (LookupError, ArithmeticError, ValueError) as error:
                     raise PeerLostError(
                         control_unit.host_id,
-                        f"no metric follows from what {control_unit.host_id} and others counted ({error!r}): look at its log",
+                        f"the metric cannot be computed from the counts of {control_unit.host_id} and the other control units ({error!r}): look "
+                        f"at the log of {control_unit.host_id}",
                     ) from error
                 if evaluation is not None:
                     self._progress.document.evaluation = evaluation
@@ -102,7 +103,8 @@ class ClusterCalls:
         """Yields what a control unit tells of its round.
 
         Raises:
-            PeerLostError: It says what cannot be, or blames a host that has no part in the round. So it is to blame itself.
+            PeerLostError: The control unit sent an impossible value, or blames a host outside of its round. The error then names the
+                control unit.
         """
         hosts = self._planner.hosts
         cluster = hosts.clusters[request.plan.cluster_index]
@@ -118,7 +120,7 @@ class ClusterCalls:
                         f"a message of {response.ByteSize()} bytes, over the limit of {_MOST_BYTES}"
                     )
                 elif not all(map(math.isfinite, sums.values())) or sums.get(ROWS, 0.0) < 0:
-                    wrong = "an evaluation with impossible counts"
+                    wrong = f"the counts {dict(sums)}, which must be finite, with a number of rows of at least 0"
                 else:
                     yield response
                     continue

@@ -224,8 +224,8 @@ class JobStore:
         """Queues the last job of this name again, so that it continues from its restore point.
 
         Args:
-            owner: Whose jobs come before those of others.
-            may: Says which jobs count. The others belong to somebody else.
+            owner: The caller, whose own jobs are preferred.
+            may: Says whether the caller may resume a job. Other jobs are ignored.
 
         Raises:
             NotFoundError: There is no job of this name.

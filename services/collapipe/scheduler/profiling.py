@@ -132,7 +132,8 @@ def _may_run_blocks(job: JobConfig, hosts: JobHosts) -> list[scheduler_pb2.Host]
 
 
 def _mean_shares(shares: Sequence[Sequence[float]]) -> list[float]:
-    """Returns the mean of all devices for each block of a layer. A device that counts other blocks than most does not count."""
+    """Returns the mean of all devices for each block of a layer. Leaves out each device that reports another
+    number of blocks than most devices do."""
     usual = statistics.mode(map(len, shares))
     return [
         statistics.mean(each) for each in zip(*(s for s in shares if len(s) == usual), strict=True)
@@ -291,7 +292,9 @@ def _profile(
     numbers = (profile.seconds_per_sample, profile.seconds_per_micro_batch, *shares)
     if not all(math.isfinite(number) and number >= 0 for number in numbers):
         raise PeerLostError(
-            host.host_id, f"{host.host_id} sent a profile with impossible times: look at its log"
+            host.host_id,
+            f"{host.host_id} sent a profile with the times and shares {numbers}: each must be finite and at least 0; look at the log "
+            f"of {host.host_id}",
         )
     return profile
 

@@ -100,8 +100,8 @@ class StageHostSettings(ServiceSettings):
     )
     data_root: Path | None = Field(
         default=None,
-        description="Folder outside of which no job reads files here, but for --model-dir. By default the folder data of "
-        "--state-dir; with --insecure, any folder.",
+        description="Jobs may read files on this host only in this folder and in --model-dir. The default is the folder data in "
+        "--state-dir. With --insecure, or without --state-dir, jobs may read any file.",
     )
     model_dir: Path | None = Field(
         default=None,

@@ -24,7 +24,7 @@ CHUNK_BYTES = 1 << 20
 """Most bytes in one message. Larger messages serialise more slowly, and smaller ones cost more calls."""
 
 MAX_FRAME_BYTES = 1 << 30
-"""Largest frame, in bytes that decoding it takes, that a receiver accepts."""
+"""The most memory, in bytes, that decoding an accepted frame may take."""
 
 ACTIVATION = "activation"
 """Name of the activation or its gradient in a frame. Codecs encode only this tensor."""

@@ -281,11 +281,14 @@ def _receive(
                 if total_bytes > max_bytes:
                     raise CorruptDataError(
                         f"{address} announced {total_bytes} bytes for blob {digest}, "
-                        f"over the limit of {max_bytes}"
+                        f"but at most {max_bytes} bytes are accepted: use a smaller model or vocabulary"
                     )
                 chunk = answer.chunk
                 if is_announced and not chunk:  # It would count as a sign of life.
-                    raise CorruptDataError(f"{address} sent an empty piece of blob {digest}")
+                    raise CorruptDataError(
+                        f"{address} sent 0 bytes as a piece of blob {digest}, but each piece needs at least 1: run the same version of "
+                        "CollaPipe on all machines"
+                    )
                 is_announced = True
                 num_received += len(chunk)
                 if num_received > total_bytes:

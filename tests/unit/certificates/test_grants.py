@@ -252,7 +252,7 @@ def test_certificate_of_another_holder_cannot_be_renewed(
         authority.renew(present, pki.build_request(DEVICE, ["10.0.0.9"], own))
     AuthorityFolder.create(tmp_path / "other").issue(DEVICE, [], tmp_path / "x")
     foreign = pki.der(certificate_in(tmp_path / "x"))
-    with pytest.raises(NotPermittedError, match="not of this authority"):
+    with pytest.raises(NotPermittedError, match="is of another authority"):
         authority.renew(foreign, request())
     clock.advance(days=3)
     with pytest.raises(NotPermittedError, match="has expired"):

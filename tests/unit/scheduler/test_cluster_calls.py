@@ -84,12 +84,15 @@ def test_control_unit_speaks_for_its_own_cluster_and_in_few_words(tmp_path: Path
     ("told", "words"),
     [
         (progress_of(0, waiting_for="x" * (1 << 19)), "a message of 5242"),
-        (Response(evaluation=job_pb2.EvaluationSums(sums={"rows": -4.0})), "impossible counts"),
+        (Response(evaluation=job_pb2.EvaluationSums(sums={"rows": -4.0})), "the counts "),
         (
             Response(evaluation=job_pb2.EvaluationSums(sums={"right": float("nan")})),
-            "impossible counts",
+            "the counts ",
         ),
-        (Response(evaluation=job_pb2.EvaluationSums(sums={"rows": 4.0})), "no metric follows"),
+        (
+            Response(evaluation=job_pb2.EvaluationSums(sums={"rows": 4.0})),
+            "the metric cannot be computed",
+        ),
         (PeerLostError("device-of-others", "gone"), "blames device-of-others"),
         (DivergedError("not finite", "device-of-others"), "blames device-of-others"),
     ],
