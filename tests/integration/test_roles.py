@@ -223,7 +223,9 @@ def test_job_that_names_another_file_of_the_control_unit_fails_and_says_so(
         job_id = client.submit(job.model_copy(update={"name": "reader", "data": data}))
         last = [event.status for event in client.watch(job_id) if event.HasField("status")][-1]
     assert last.state == scheduler_pb2.JOB_STATE_FAILED
-    assert "data.train names /etc/passwd, but on this host jobs may only read files in" in last.message
+    assert (
+        "data.train names /etc/passwd, but on this host jobs may only read files in" in last.message
+    )
 
 
 def test_process_takes_its_name_from_its_certificate(deployment: SecuredDeployment) -> None:

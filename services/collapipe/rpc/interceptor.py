@@ -54,7 +54,6 @@ _MOST_EXPORTS = 2
 
 _EXPORT = "/collapipe.v1.EdgeServerService/ExportModel"
 _HEALTH = "/grpc.health.v1.Health/"
-_WATCH_HEALTH = f"{_HEALTH}Watch"
 
 
 class CallInterceptor(grpc.ServerInterceptor):
@@ -96,9 +95,8 @@ class CallInterceptor(grpc.ServerInterceptor):
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         handler = continuation(handler_call_details)
         method = handler_call_details.method
-        # The health service has no other threads for a handler that does not block.
-        if handler is None or method == _WATCH_HEALTH:
-            return handler
+        if handler is None:
+            return None
         kind = (bool(handler.request_streaming), bool(handler.response_streaming))
         grpc_type, attribute = _KINDS[kind]
         function = getattr(handler, attribute)

@@ -57,21 +57,16 @@ def serve(
     Raises:
         InvalidInputError: The address is invalid or in use.
     """
-    # The interceptor gives each method threads of its own. Only health checks use this one, so a server whose calls are
-    # all busy is still healthy.
-    health_pool = ThreadPoolExecutor(1, thread_name_prefix="health")
     interceptor = CallInterceptor(
         None if security.is_insecure else permissions, security.revoked, links
     )
     server = grpc.server(
-        health_pool,
+        # The interceptor gives each method threads of its own, so a server whose calls are all busy is still healthy.
+        ThreadPoolExecutor(1),
         interceptors=[interceptor],
         options=SERVER_OPTIONS if security.asks_callers else PUBLIC_SERVER_OPTIONS,
     )
-    health_servicer = health.HealthServicer(
-        experimental_non_blocking=True,
-        experimental_thread_pool=health_pool,
-    )
+    health_servicer = health.HealthServicer(experimental_non_blocking=False)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     credentials = security.server_credentials()
     try:

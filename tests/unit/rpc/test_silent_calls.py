@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from collapipe.rpc import interceptor, open_channel
 from collapipe.rpc.silent_calls import MOST_SILENT_CALLS, SilentCalls
@@ -102,6 +103,17 @@ def test_call_that_ends_without_a_message_is_refused() -> None:
             method(iter(()), timeout=20)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "needs one message, but none was sent" in raised.value.details()
+
+
+def test_silent_watches_of_the_health_hold_no_health_check_up(silence: Silence) -> None:
+    with serving(ECHO) as served:
+        watching = served.channel.stream_stream("/grpc.health.v1.Health/Watch")
+        calls = [watching(iter(silence)) for _ in range(3)]
+        stub = health_pb2_grpc.HealthStub(served.channel)
+        assert stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status
+        assert next(iter(stub.Watch(health_pb2.HealthCheckRequest(), timeout=20))).status
+        for call in calls:
+            call.cancel()
 
 
 @pytest.mark.parametrize("arity", ARITIES)
