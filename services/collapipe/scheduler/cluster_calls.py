@@ -1,7 +1,7 @@
 """The calls that let control units run rounds."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from collapipe.errors import AttemptFailedError, DivergedError, PeerLostError
@@ -17,6 +17,8 @@ from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_
 _END_TRAINING_SECONDS = 10.0
 _MOST_BYTES = 1 << 18
 """Largest message of a control unit about its round. A hundred units and a hundred devices need half of it."""
+_MOST_GROWTH = 100
+"""How many times the rows that a cluster has loaded it may train on later, because its files may grow."""
 _MOST_CHARACTERS = 1000
 """What is shown of the words of a control unit."""
 
@@ -26,6 +28,7 @@ class ClusterCalls:
 
     Args:
         kept: What clusters have kept from the attempt before, with their evaluations.
+        num_rows: Training rows that each cluster has loaded.
     """
 
     def __init__(
@@ -35,12 +38,14 @@ class ClusterCalls:
         channels: ChannelPool,
         calls: HostCalls,
         kept: KeptResults | None,
+        num_rows: Sequence[int],
     ) -> None:
         job = progress.job
         self._progress = progress
         self._planner = planner
         self._channels = channels
         self._calls = calls
+        self._num_rows = num_rows
         self._running: dict[int, Any] = {}
         """The last call of each cluster, by its index."""
         self._asked_to_end: dict[int, tuple[plan_pb2.Attempt, Any]] = {}
@@ -107,20 +112,23 @@ class ClusterCalls:
                 control unit.
         """
         hosts = self._planner.hosts
-        cluster = hosts.clusters[request.plan.cluster_index]
+        index = request.plan.cluster_index
+        cluster, num_rows = hosts.clusters[index], self._num_rows[index]
         control_unit = cluster.control_unit.host_id
         near = [cluster.control_unit, *cluster.devices, hosts.edge_server]
         known = {name for host in near for name in (host.host_id, host.address)}
         known |= {name for s in request.previous_stages for name in (s.host_id, s.address)}
         try:
             for response in self._calls.answers(call, control_unit, "run its round"):
-                sums = response.evaluation.sums
+                sums, weight = response.evaluation.sums, response.prepared.state.num_samples
                 if response.ByteSize() > _MOST_BYTES:
                     wrong = (
                         f"a message of {response.ByteSize()} bytes, over the limit of {_MOST_BYTES}"
                     )
                 elif not all(map(math.isfinite, sums.values())) or sums.get(ROWS, 0.0) < 0:
                     wrong = f"the counts {dict(sums)}, which must be finite, with a number of rows of at least 0"
+                elif weight > _MOST_GROWTH * max(num_rows, 1):
+                    wrong = f"{weight} training rows, but it has loaded {num_rows}, and may have {_MOST_GROWTH} times as many"
                 else:
                     yield response
                     continue

@@ -1,7 +1,7 @@
 """Prepares a job: the clusters load their data, and the edge server makes or finds the model."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from collapipe.errors import InvalidInputError, WrongStateError
@@ -29,12 +29,14 @@ class PreparedJob:
 
     Args:
         commit: The last commit.
+        num_rows: Training rows that each cluster has loaded.
     """
 
     model: plan_pb2.ModelSpec
     sizes: ModelSizes
     vocabulary: job_pb2.BlobSource
     commit: plan_pb2.Commit
+    num_rows: Sequence[int]
 
 
 class JobPreparation:
@@ -100,7 +102,8 @@ class JobPreparation:
             frozen_memory_share=answer.frozen_memory_share,
         )
         vocabulary = job_pb2.BlobSource(digest=vocabulary.digest, address=edge_server.address)
-        return PreparedJob(answer.model, sizes, vocabulary, answer.commit)
+        num_rows = [data.num_rows for data in loaded]
+        return PreparedJob(answer.model, sizes, vocabulary, answer.commit, num_rows)
 
     def _load_data(
         self, hosts: JobHosts, vocabulary: job_pb2.BlobSource | None

@@ -89,7 +89,9 @@ class RoundRunner:
         """Whether the other clusters have to repeat committed rounds alone."""
         self._candidate_is_due = self._kept is not None
         """Whether the next commit becomes a candidate in any case, because the one before it is lost."""
-        self._clusters = ClusterCalls(progress, planner, channels, calls, self._kept)
+        self._clusters = ClusterCalls(
+            progress, planner, channels, calls, self._kept, prepared.num_rows
+        )
         self._restore_point = last.restore_point
         self._commit = self._beginning(last)
 

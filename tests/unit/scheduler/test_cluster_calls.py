@@ -56,7 +56,7 @@ def telling(folder: Path, *told: Response | CollapipeError) -> Iterator[tuple[An
     channels, store = ChannelPool(plain), JobStore(folder)
     progress = JobProgress(store.create(job()), store, log)
     planner: Any = SimpleNamespace(hosts=replace(found, clusters=(cluster,)))
-    calls = ClusterCalls(progress, planner, channels, HostCalls(5.0), None)
+    calls = ClusterCalls(progress, planner, channels, HostCalls(5.0), None, [20])
     request = control_unit_pb2.RunRoundRequest(plan=plan_pb2.Plan(cluster_index=0))
     try:
         yield lambda: calls.run(request), log
@@ -92,6 +92,14 @@ def test_control_unit_speaks_for_its_own_cluster_and_in_few_words(tmp_path: Path
         (
             Response(evaluation=job_pb2.EvaluationSums(sums={"rows": 4.0})),
             "the metric cannot be computed",
+        ),
+        (
+            Response(
+                prepared=control_unit_pb2.RoundPrepared(
+                    state=plan_pb2.ClusterState(num_samples=1 << 62)
+                )
+            ),
+            "training rows, but it has loaded 20",
         ),
         (PeerLostError("device-of-others", "gone"), "blames device-of-others"),
         (DivergedError("not finite", "device-of-others"), "blames device-of-others"),

@@ -76,7 +76,7 @@ def run_round(
     commit = Commit(num_rounds=round_index)
     commit.restore_point.num_rounds = round_index
     commit.restore_point.anew_since = anew_since
-    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit)
+    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [])
     runner = RoundRunner(progress, prepared, planner, channels, HostCalls(5.0))  # type: ignore[arg-type]
 
     def fail(*_: Any, **__: Any) -> None:
@@ -152,7 +152,7 @@ def run_to_commit(
     """
     states = [ClusterState(cluster_index=index) for index in range(3)]
     commit = Commit(clusters=states, restore_point=Commit(clusters=states))
-    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit)
+    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [])
     progress = JobProgress(document, store, EventLog())
     planner: Any = ScriptedPlanner("device-0", 4, 4, 4)
     channels = ChannelPool(Security.insecure())
