@@ -42,7 +42,10 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 @certs_app.command("init")
 def init(folder: Folder, as_json: AsJson = False) -> None:
-    """Make an authority, whose key signs for a whole deployment. Back the folder up and keep it secret."""
+    """Make an authority, whose key signs for a whole deployment. Back the folder up and keep it secret.
+
+    If the environment has COLLAPIPE_AUTHORITY_PASSPHRASE, the key is encrypted with it. All commands that use the authority need it then.
+    """
     with exit_codes(as_json):
         authority = AuthorityFolder.create(folder)
         if as_json:

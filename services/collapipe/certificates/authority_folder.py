@@ -6,6 +6,7 @@ Several processes may use the folder at a time: a lock makes each operation atom
 import datetime
 import fcntl
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 DEFAULT_LIFETIME = datetime.timedelta(days=365)
 AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
 Outcome = Literal["issued", "renewed", "kept"]
+
+PASSPHRASE_VARIABLE = "COLLAPIPE_AUTHORITY_PASSPHRASE"
+"""The environment variable with the passphrase of the authority's key. Without it, the key is not encrypted."""
 
 _CERTIFICATE, _KEY = "ca.pem", "ca-key.pem"
 _REVOKED = "revoked.pb"
@@ -70,7 +74,7 @@ class AuthorityFolder:
         self.ca_file = folder / _CERTIFICATE
         """The certificate of the authority, which every host trusts."""
         self.certificate = read_required(self.ca_file, pki.read_certificate, _LOST)
-        self._key = read_required(folder / _KEY, pki.read_key, _LOST)
+        self._key = read_required(folder / _KEY, _read_key, _LOST)
         if not pki.is_of_key(self.certificate, self._key.public_key()):
             raise InvalidInputError(
                 f"{folder / _KEY} is not the key of {self.ca_file}: restore both from one backup"
@@ -104,7 +108,7 @@ class AuthorityFolder:
             certificate = pki.build_authority(key, clock(), AUTHORITY_LIFETIME)
             # The key is written first. If this process dies before it writes the certificate, `__init__`
             # reports the folder as damaged.
-            write_file(folder / _KEY, pki.key_pem(key), OWNER_ONLY)
+            write_file(folder / _KEY, pki.key_pem(key, _passphrase()), OWNER_ONLY)
             empty = sign_list(RevokedKeys(number=1), key)
             write_file(folder / _REVOKED, empty.SerializeToString())
             write_file(folder / _CERTIFICATE, pki.pem(certificate))
@@ -359,6 +363,20 @@ class AuthorityFolder:
             "one machine, or the address now belongs to another box, make a token that grants the address, with "
             f"`collapipe certs token ... --address {host}`"
         )
+
+
+def _passphrase() -> bytes:
+    return os.environ.get(PASSPHRASE_VARIABLE, "").encode()
+
+
+def _read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
+    """Reads the key of the authority; raises `InvalidInputError`."""
+    is_encrypted = b"ENCRYPTED" in pem
+    if is_encrypted and not _passphrase():
+        raise InvalidInputError(
+            f"the key is encrypted: set {PASSPHRASE_VARIABLE} to its passphrase. Only if you have lost that"
+        )
+    return pki.read_key(pem, _passphrase() if is_encrypted else b"")
 
 
 def _check_within(asked: pki.Request, identity: Identity, granted: frozenset[str]) -> None:

@@ -85,19 +85,23 @@ def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Returns a key as PEM without encryption."""
+def key_pem(key: ec.EllipticCurvePrivateKey, passphrase: bytes = b"") -> bytes:
+    """Returns a key as PEM, encrypted if there is a passphrase."""
+    encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase:
+        encryption = serialization.BestAvailableEncryption(passphrase)
     return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
     )
 
 
-def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    """Reads the PEM of `key_pem`. Raises `InvalidInputError` for anything else."""
+def read_key(pem: bytes, passphrase: bytes = b"") -> ec.EllipticCurvePrivateKey:
+    """Reads the PEM of `key_pem`. Raises `InvalidInputError` for anything else, or if the passphrase is wrong."""
     try:
-        key = serialization.load_pem_private_key(pem, password=None)
+        key = serialization.load_pem_private_key(pem, passphrase or None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidInputError(f"not an unencrypted key in PEM ({error})") from None
+        kind = "key that this passphrase opens" if passphrase else "unencrypted key"
+        raise InvalidInputError(f"not a PEM file with a {kind} ({error})") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise InvalidInputError("not an elliptic-curve key, which `collapipe certs` makes")
     return key

@@ -7,7 +7,7 @@ import pytest
 from cryptography import x509
 
 from collapipe.certificates import Identity, Role, pki
-from collapipe.certificates.authority_folder import AuthorityFolder
+from collapipe.certificates.authority_folder import PASSPHRASE_VARIABLE, AuthorityFolder
 from collapipe.errors import InvalidInputError, NotPermittedError
 
 from .conftest import DEVICE, HERE, HOUR, SCHEDULER, Clock, certificate_in
@@ -253,3 +253,29 @@ def test_revoking_takes_every_key_and_the_tokens_of_a_holder(
     assert [held.identity for held in authority.certificates()] == [SCHEDULER]
     with pytest.raises(InvalidInputError, match="has neither a valid certificate"):
         authority.revoke(DEVICE)
+
+
+# --- the passphrase
+
+
+def test_encrypted_key_needs_its_passphrase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSPHRASE_VARIABLE, "correct horse")
+    AuthorityFolder.create(tmp_path / "a").issue(DEVICE, [], tmp_path / "box")
+    assert b"ENCRYPTED" in (tmp_path / "a" / "ca-key.pem").read_bytes()
+    assert b"ENCRYPTED" not in (tmp_path / "box" / "key.pem").read_bytes()
+    AuthorityFolder(tmp_path / "a")
+    monkeypatch.setenv(PASSPHRASE_VARIABLE, "wrong")
+    with pytest.raises(InvalidInputError, match="that this passphrase opens"):
+        AuthorityFolder(tmp_path / "a")
+    monkeypatch.delenv(PASSPHRASE_VARIABLE)
+    with pytest.raises(InvalidInputError, match=f"set {PASSPHRASE_VARIABLE} to its passphrase"):
+        AuthorityFolder(tmp_path / "a")
+
+
+def test_passphrase_does_not_matter_for_a_key_without_one(
+    authority: AuthorityFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSPHRASE_VARIABLE, "anything")
+    AuthorityFolder(tmp_path / "authority")
