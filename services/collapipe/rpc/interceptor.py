@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from collapipe.certificates.revoked_keys import RevokedKeyList
-from collapipe.errors import CollapipeError, InvalidInputError, PeerLostError
+from collapipe.errors import CollapipeError, InvalidInputError, NotPermittedError, PeerLostError
 from collapipe.rpc.call_shaping import shaped_handler
 from collapipe.rpc.permissions import (
     Permissions,
@@ -52,6 +52,12 @@ _MOST_OF_A_CALLER = {True: STREAM_THREADS // 4, False: UNARY_THREADS // 2}
 _MOST_EXPORTS = 2
 """Exports of one caller at the same time. Each is a copy of the model on the disk."""
 
+_TOLD_SECONDS = 60.0
+"""Least time between two lines in the log about refused calls of one caller to one method."""
+
+_MOST_TOLD = 1024
+"""Callers and methods that are remembered for that."""
+
 _EXPORT = "/collapipe.v1.EdgeServerService/ExportModel"
 _HEALTH = "/grpc.health.v1.Health/"
 
@@ -82,6 +88,8 @@ class CallInterceptor(grpc.ServerInterceptor):
         self._lock = threading.Lock()
         self._running: Counter[tuple[str, str]] = Counter()
         """Number of calls by method and caller."""
+        self._told: dict[tuple[str, str], float] = {}
+        """When the log last told of a refused call, by method and caller."""
         self._pools: dict[str, ThreadPoolExecutor] = {}
 
     def close(self) -> None:
@@ -182,6 +190,17 @@ class CallInterceptor(grpc.ServerInterceptor):
                 if not self._running[key]:
                     del self._running[key]
 
+    def _tell_refusal(self, method: str, caller: str, error: NotPermittedError) -> None:
+        """Writes a refused call to the log, unless it told of the same caller and method lately. So nobody can fill the disk."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._told.get((method, caller), -_TOLD_SECONDS) < _TOLD_SECONDS:
+                return
+            if len(self._told) >= _MOST_TOLD:
+                self._told.clear()
+            self._told[method, caller] = now
+        logger.warning("refused a call of %s to %s: %s", caller, method, error)
+
     def _pool(self, method: str, *, is_stream: bool) -> ThreadPoolExecutor:
         """Returns the threads of a method. Only one thread of gRPC calls this, the one that takes in all calls."""
         if method not in self._pools:
@@ -212,6 +231,8 @@ class CallInterceptor(grpc.ServerInterceptor):
             code = _status_code(error, context)
             metrics.CALLS_HANDLED.labels(*labels, code.name).inc()
             metrics.CALL_SECONDS.labels(*labels).observe(time.perf_counter() - started)
+            if isinstance(error, NotPermittedError):
+                self._tell_refusal(method, caller_name(context), error)
             if isinstance(error, CollapipeError):
                 context.set_trailing_metadata(trailing_metadata(error))
                 context.abort(code, details(str(error)))

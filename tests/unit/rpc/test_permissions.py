@@ -121,6 +121,19 @@ def test_certificate_without_exactly_one_role_is_refused_with_the_remedy(
     assert "has no role" in said and "collapipe certs issue" in said
 
 
+def test_log_tells_once_in_a_while_of_refused_calls(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, device = authority.security("scheduler:server"), authority.security("device-agent:d-9")
+    with serving(ECHO, server, device, permissions=ONLY_CLIENTS) as served:
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError):
+                served.call("unary_unary")
+    told = [r.getMessage() for r in caplog.records if "refused a call" in r.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith(f"refused a call of device-agent:d-9 to /{SERVICE}/unary_unary: ")
+
+
 def test_health_is_open_to_every_peer_with_a_certificate(authority: Authority) -> None:
     server, nobody = authority.security("scheduler:server"), authority.without_role("nobody")
     with serving(ECHO, server, nobody, permissions={}) as served:
