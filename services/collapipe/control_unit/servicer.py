@@ -24,7 +24,7 @@ from collapipe.stage_host import HostResources
 from collapipe.tasks import Task, load_task
 from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
 from collapipe.weights.blob_store import BlobStore, JobStores
-from collapipe.weights.transfer import MAX_VOCABULARY_BYTES, store_blob
+from collapipe.weights.transfer import fetch_vocabulary
 
 M = TypeVar("M")
 M_co = TypeVar("M_co", covariant=True)
@@ -61,15 +61,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             store = self._stores.store(request.job.job_id)
             vocabulary = None
             if request.HasField("vocabulary"):
-                source = request.vocabulary
-                store_blob(
-                    store,
-                    self._resources.channels,
-                    source.digest,
-                    [source.address],
-                    max_bytes=MAX_VOCABULARY_BYTES,
-                )
-                vocabulary = store.read_checked(source.digest)
+                vocabulary = fetch_vocabulary(store, self._resources.channels, request.vocabulary)
             task = load_task(job, request.cluster_index, vocabulary)
             self._tasks = {request.job.job_id: task}
             digest = store.put_bytes(task.vocabulary)
@@ -147,16 +139,8 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
 
         def work(emit: Callable[[control_unit_pb2.RunModelResponse], None]) -> None:
             attempt.waiting = waiting_response("the vocabulary and the rows to evaluate")
-            source = start.round.vocabulary
             store = self._stores.store(job_id)
-            store_blob(
-                store,
-                self._resources.channels,
-                source.digest,
-                [source.address],
-                max_bytes=MAX_VOCABULARY_BYTES,
-            )
-            vocabulary = store.read_checked(source.digest)
+            vocabulary = fetch_vocabulary(store, self._resources.channels, start.round.vocabulary)
             directory = self._stores.directory(job_id) / _EVALUATED
             use = open_model_use(start, chunks(), vocabulary, directory, self._pipeline)
             attempt.waiting = waiting_response(_WAITING)

@@ -22,7 +22,7 @@ from collapipe.tensors import CHUNK_BYTES
 from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc, plan_pb2
 from collapipe.weights.blob_store import JobStores
 from collapipe.weights.tensor_blob import TensorBlob
-from collapipe.weights.transfer import MAX_VOCABULARY_BYTES, store_blob
+from collapipe.weights.transfer import fetch_vocabulary
 
 
 class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
@@ -46,23 +46,16 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         """Makes the initial model of a job, or finds its last commit."""
 
         def work(emit: Callable[[edge_server_pb2.PrepareJobResponse], None]) -> None:
-            job_id, source = request.job.job_id, request.vocabulary
+            job_id = request.job.job_id
             with self._stores.using(job_id):
                 store = self._stores.store(job_id)
                 # A slow control unit must not hold up the commits of other jobs.
-                store_blob(
-                    store,
-                    self._channels,
-                    source.digest,
-                    [source.address],
-                    max_bytes=MAX_VOCABULARY_BYTES,
-                )
+                vocabulary = fetch_vocabulary(store, self._channels, request.vocabulary)
                 with self._changing:
                     _refuse_if_alone(context)
                     model = self._model(job_id)
                     job = JobConfig.from_json(request.job.config_json)
                     self._resources.check_files(job)
-                    vocabulary = store.read_checked(source.digest)
                     model.prepare(job_id, job, list(request.labels), vocabulary, request.owner)
                     spec, num_blocks = model.model_spec()
                     commit = model.commit()

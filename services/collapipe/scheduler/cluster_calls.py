@@ -16,7 +16,9 @@ from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_
 
 _END_TRAINING_SECONDS = 10.0
 _MOST_BYTES = 1 << 18
-"""Largest message of a control unit about its round. A hundred units and a hundred devices need half of it."""
+"""Largest message of a control unit about its round, without losses. A hundred units and a hundred devices need a tenth of it."""
+_BYTES_OF_STEP = 32
+"""What each mini-batch adds to that: its loss and its gradient norm take 16 bytes."""
 _MOST_GROWTH = 100
 """How many times the rows that a cluster has loaded it may train on later, because its files may grow."""
 _MOST_CHARACTERS = 1000
@@ -118,12 +120,13 @@ class ClusterCalls:
         near = [cluster.control_unit, *cluster.devices, hosts.edge_server]
         known = {name for host in near for name in (host.host_id, host.address)}
         known |= {name for s in request.previous_stages for name in (s.host_id, s.address)}
+        most_bytes = _MOST_BYTES + _BYTES_OF_STEP * request.local_steps
         try:
             for response in self._calls.answers(call, control_unit, "run its round"):
                 sums, weight = response.evaluation.sums, response.prepared.state.num_samples
-                if response.ByteSize() > _MOST_BYTES:
+                if response.ByteSize() > most_bytes:
                     wrong = (
-                        f"a message of {response.ByteSize()} bytes, over the limit of {_MOST_BYTES}"
+                        f"a message of {response.ByteSize()} bytes, over the limit of {most_bytes}"
                     )
                 elif not all(map(math.isfinite, sums.values())) or sums.get(ROWS, 0.0) < 0:
                     wrong = f"the counts {dict(sums)}, which must be finite, with a number of rows of at least 0"

@@ -16,7 +16,13 @@ from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
 from collapipe.tensors import CHUNK_BYTES
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
-from collapipe.v1 import blob_pb2, blob_pb2_grpc, edge_server_pb2, edge_server_pb2_grpc
+from collapipe.v1 import (
+    blob_pb2,
+    blob_pb2_grpc,
+    edge_server_pb2,
+    edge_server_pb2_grpc,
+    job_pb2,
+)
 from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.tensor_blob import TensorBlob
 
@@ -24,8 +30,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-MAX_VOCABULARY_BYTES = 64 << 20
-"""Largest vocabulary. Those of the largest language models have about 20 MB."""
+_MAX_VOCABULARY_BYTES = 64 << 20
 
 _MAX_BLOB_BYTES = 8 << 30
 """Largest blob that a host fetches."""
@@ -140,6 +145,12 @@ def store_blob(
             lambda _, pieces: store.put(digest, pieces),
             max_bytes,
         )
+
+
+def fetch_vocabulary(store: BlobStore, channels: ChannelPool, source: job_pb2.BlobSource) -> bytes:
+    """Returns a vocabulary, after fetching it into a store unless it is stored already. Has the errors of `fetch_blob`."""
+    store_blob(store, channels, source.digest, [source.address], max_bytes=_MAX_VOCABULARY_BYTES)
+    return store.read_checked(source.digest)
 
 
 def _fetch(

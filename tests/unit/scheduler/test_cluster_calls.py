@@ -57,9 +57,13 @@ def telling(folder: Path, *told: Response | CollapipeError) -> Iterator[tuple[An
     progress = JobProgress(store.create(job()), store, log)
     planner: Any = SimpleNamespace(hosts=replace(found, clusters=(cluster,)))
     calls = ClusterCalls(progress, planner, channels, HostCalls(5.0), None, [20])
-    request = control_unit_pb2.RunRoundRequest(plan=plan_pb2.Plan(cluster_index=0))
+
+    def run(local_steps: int = 1) -> control_unit_pb2.RoundPrepared:
+        plan = plan_pb2.Plan(cluster_index=0)
+        return calls.run(control_unit_pb2.RunRoundRequest(plan=plan, local_steps=local_steps))
+
     try:
-        yield lambda: calls.run(request), log
+        yield run, log
     finally:
         channels.close()
         server.drain(0)
@@ -112,6 +116,15 @@ def test_control_unit_that_tells_what_cannot_be_is_to_blame(
     with telling(tmp_path, told) as (run, _), pytest.raises(PeerLostError, match=words) as raised:
         run()
     assert raised.value.host_id == unit
+
+
+def test_losses_of_many_mini_batches_are_not_too_long(tmp_path: Path) -> None:
+    summary = job_pb2.RoundSummary(losses=[1.0] * 30_000, gradient_norms=[1.0] * 30_000)
+    prepared = Response(prepared=control_unit_pb2.RoundPrepared(summary=summary))
+    with telling(tmp_path, prepared) as (run, _):
+        with pytest.raises(PeerLostError, match="over the limit of 262176"):
+            run()
+        assert len(run(local_steps=30_000).summary.losses) == 30_000
 
 
 def test_control_unit_may_blame_a_device_of_its_cluster(tmp_path: Path) -> None:
