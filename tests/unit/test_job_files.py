@@ -59,7 +59,7 @@ def test_other_files_are_refused_and_the_setting_is_named(
             return [filled(each) for each in value]
         return value.replace("{root}", str(root))
 
-    with pytest.raises(NotPermittedError, match=rf"^{setting} names .* may only read in"):
+    with pytest.raises(NotPermittedError, match=rf"^{setting} names .* may only read files in"):
         check(job(**filled(sections)), root)
 
 
