@@ -59,7 +59,7 @@ def links_between(
 ) -> NeighbourLinks:
     labels = ("0", here)
     outgoing = OutgoingLink(OutgoingLinks.unlimited(here).link_to(there), LinkSettings())
-    incoming = IncomingLink(there, here, labels, 1, NO_EMULATION, deliver)
+    incoming = IncomingLink(there, here, frozenset(FrameKind), labels, 1, NO_EMULATION, deliver)
     return NeighbourLinks(labels, outbox, outgoing, incoming)
 
 

@@ -25,7 +25,7 @@ from collapipe.rpc import SIGN_OF_LIFE_SECONDS
 from collapipe.stage_host import HostResources, StageSession
 from collapipe.stage_runtime import clip_scale, cut_into_slices
 from collapipe.tasks import MicroBatch
-from collapipe.tensors import Frame, FrameKind
+from collapipe.tensors import LABELS, Frame, FrameKind
 from collapipe.v1 import control_unit_pb2, generation_pb2, job_pb2, plan_pb2, stage_pb2
 
 _BLAME_SECONDS = 0.5
@@ -156,7 +156,10 @@ class ClusterPipeline:
         self._phase = "evaluating"
         predictions: list[Tensor] = []
         self._take_prediction = lambda frame: predictions.append(frame.tensors["predictions"])
-        command = stage_pb2.RunEvaluation(num_micro_batches=len(micro_batches))
+        command = stage_pb2.RunEvaluation(
+            num_micro_batches=len(micro_batches),
+            has_labels=any(LABELS in micro_batch.tensors for micro_batch in micro_batches),
+        )
         self._command(stage_pb2.RunStageRequest(run_evaluation=command), "evaluate")
         self._feed(FrameKind.EVALUATE, 0, micro_batches)
         self._local.run_evaluation(command)
@@ -368,8 +371,18 @@ class ClusterPipeline:
         num_slices = self._request.plan.num_slices if kind is FrameKind.FORWARD else 1
         for number, micro_batch in enumerate(micro_batches):
             for index, part in enumerate(cut_into_slices(micro_batch.tensors, num_slices or 1)):
+                if LABELS in part:
+                    labels = {LABELS: part.pop(LABELS)}
+                    self._send_labels(Frame(FrameKind.LABELS, step_index, number, labels, index))
                 self._local.mailbox.put(Frame(kind, step_index, number, part, index))
         self._micro_batches_under_way = True
+
+    def _send_labels(self, labels: Frame) -> None:
+        """Sends labels to the last stage, so that no stage between sees them."""
+        if self._remotes:
+            self._remotes[-1].send_labels(labels)
+        else:
+            self._local.mailbox.put(labels)
 
     def _receive_backward(self, frame: Frame) -> None:
         """Takes the frames that leave the first stage backward. Only predictions are of use here."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from collapipe.errors import AttemptFailedError, CollapipeError, DivergedError, PeerLostError
 from collapipe.rpc import ChannelPool, Outbox, why_unreachable, within_silence
+from collapipe.tensors import Frame, encode_frame
 from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
 
 Request = stage_pb2.RunStageRequest
@@ -64,6 +65,13 @@ class RemoteStage:
         """Sends a command. An error about a silent stage names the `task`, for example "run step 3"."""
         self._task = task
         self._requests.put(request)
+
+    def send_labels(self, labels: Frame) -> None:
+        """Sends labels, which belong to the command before them."""
+        header, chunks = encode_frame(labels)
+        self._requests.put(Request(labels=header))
+        for chunk in chunks:
+            self._requests.put(Request(labels_chunk=chunk))
 
     def expect(self, event: str) -> Response:
         """Waits for an answer. Answers of one kind come in the order of their commands.

@@ -26,6 +26,7 @@ from collapipe.models.state import join_model as join_model
 from collapipe.models.state import save_lora as save_lora
 from collapipe.models.state import split_state as split_state
 from collapipe.models.tensors_on_disk import TensorsOnDisk as TensorsOnDisk
+from collapipe.models.unit import IGNORED as IGNORED
 from collapipe.models.unit import Head as Head
 from collapipe.models.unit import Side as Side
 from collapipe.models.unit import Unit as Unit

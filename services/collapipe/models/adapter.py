@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import LoraConfig
+from collapipe.job import LABELLING_TASKS, LoraConfig
 from collapipe.models.key_values import KeyValues
 from collapipe.models.lora import add_lora, changes_embeddings, frozen_names
 from collapipe.models.pretrained import load_pretrained
@@ -32,7 +32,7 @@ from collapipe.models.quantised_layers import (
     quantised_bytes,
 )
 from collapipe.models.special_tokens import SpecialTokens
-from collapipe.models.unit import Head, Side, Unit
+from collapipe.models.unit import IGNORED, Head, Side, Unit
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraModel
@@ -73,8 +73,6 @@ class ModelAdapter(ABC):
     """Ends of the names of modules that LoRA trains as a whole, because pretrained models may lack them."""
     may_freeze_embeddings: ClassVar[bool] = False
     """Whether `model.freeze_embeddings` has a meaning for the family."""
-    side_names: ClassVar[tuple[str, ...]] = ("attention_mask", "labels")
-    """Side tensors that the units after the embedding need."""
 
     def __init__(self, task: str, config_json: str) -> None:
         self.task = task
@@ -114,6 +112,14 @@ class ModelAdapter(ABC):
     def num_units(self) -> int:
         """The embedding, the blocks and the head."""
         return self.num_blocks + 2
+
+    @property
+    def num_classes(self) -> int:
+        """Number of values that a label may have: the classes of the job, or the tokens that the head knows."""
+        if self.task in LABELLING_TASKS:
+            return len(self.config.id2label or {})
+        size: Any = getattr(self.config, "decoder_vocab_size", None) or self.config.vocab_size
+        return int(size)
 
     @property
     def base_dtype(self) -> torch.dtype:
@@ -437,10 +443,11 @@ class ModelHead(Head):
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    """Returns the sum of the cross entropy, in fp32 or more. Labels of -100 do not count."""
+    """Returns the sum of the cross entropy, in fp32 or more."""
     return nn.functional.cross_entropy(
         as_fp32_or_more(logits).reshape(-1, logits.shape[-1]),
         labels.reshape(-1),
+        ignore_index=IGNORED,
         reduction="sum",
         label_smoothing=label_smoothing,
     )

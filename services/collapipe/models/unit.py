@@ -1,8 +1,8 @@
 """The units of a model, which hosts hold in pipeline order.
 
 Unit 0 is the embedding, units 1 to L are the blocks, unit L + 1 is the head. Each unit passes one
-floating-point tensor, the activation, to the next unit. Side tensors, such as the attention mask and the
-labels, travel with it and do not change.
+floating-point tensor, the activation, to the next unit. The attention mask, a side tensor, travels with it and does not
+change. The labels are a side tensor of the head only.
 
 The state of a unit consists of its trainable parameters and its persistent buffers. `state_dict` and
 `load_state_dict` use the names that they have in the whole model, and contain a tied tensor once.
@@ -19,6 +19,9 @@ from collapipe.models.key_values import KeyValues
 
 Side = Mapping[str, Tensor]
 """The side tensors of a micro-batch, by name."""
+
+IGNORED = -100
+"""The label of a position that has no target."""
 
 
 class Unit(nn.Module, ABC):

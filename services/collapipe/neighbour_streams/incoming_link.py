@@ -4,14 +4,14 @@ import collections
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import DivergedError
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
-from collapipe.tensors import Frame, FrameAssembler
+from collapipe.tensors import Frame, FrameAssembler, FrameKind
 from collapipe.v1 import stage_pb2, tensor_pb2
 
 _LEAST_MEASURED_BYTES = 4096
@@ -26,6 +26,7 @@ class IncomingLink:
     Args:
         sender: Id of the other host.
         receiver: Id of this host.
+        kinds: The kinds of frames that the other host may send.
         stage_labels: Cluster index and stage index of the receiving stage, for metrics.
         capacity: The largest number of frames that an emulated delay holds back. A correct neighbour stays below it.
         deliver: Takes each complete frame, in the order of arrival.
@@ -35,6 +36,7 @@ class IncomingLink:
         self,
         sender: str,
         receiver: str,
+        kinds: Collection[FrameKind],
         stage_labels: tuple[str, str],
         capacity: int,
         emulation: EmulationFile,
@@ -47,7 +49,7 @@ class IncomingLink:
         self._stage_labels = stage_labels
         self._emulation = emulation
         self._delay_line = _DelayLine(deliver, capacity)
-        self._assembler = FrameAssembler()
+        self._assembler = FrameAssembler(kinds)
         self._header = stage_pb2.FrameHeader()
         self._header_arrived_at = 0.0
         self._frame_ended_at = time.perf_counter()

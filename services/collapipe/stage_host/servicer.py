@@ -96,7 +96,14 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         def receive_commands() -> None:
             try:
                 for request in request_iterator:
-                    admitted.commands.put(request)
+                    # The stage waits for labels while it runs the command before them.
+                    match request.WhichOneof("command"):
+                        case "labels":
+                            session.take_labels(request.labels)
+                        case "labels_chunk":
+                            session.take_labels(request.labels_chunk)
+                        case _:
+                            admitted.commands.put(request)
             except CollapipeError as error:
                 admitted.stop(error)
             except Exception:  # gRPC raises a bare Exception when the caller goes away.

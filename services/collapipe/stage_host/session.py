@@ -6,9 +6,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from collapipe.codec_table import UPLOAD_CODECS, UploadCodecName
-from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
+from collapipe.errors import (
+    CollapipeError,
+    CorruptDataError,
+    InvalidInputError,
+    WrongStateError,
+)
 from collapipe.job import TrainingConfig
-from collapipe.models import GenerationSettings
+from collapipe.models import IGNORED, GenerationSettings
 from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.neighbour_streams.link_settings import link_settings, upload_share
 from collapipe.neighbour_streams.outgoing_link import OutgoingLink
@@ -30,7 +35,8 @@ from collapipe.stage_runtime import (
 )
 from collapipe.stage_runtime.resident_units import StateDigests, Upload
 from collapipe.telemetry.spans import SPANS, Moved
-from collapipe.tensors import Frame
+from collapipe.tensors import LABELS, Frame, FrameAssembler, FrameKind
+from collapipe.tensors.frames import TOWARDS_EMBEDDING, TOWARDS_HEAD
 from collapipe.v1 import edge_server_pb2, plan_pb2, stage_pb2, stage_pb2_grpc
 from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.transfer import fetch_blob, push_unit, store_blob
@@ -41,8 +47,8 @@ which knows the link, and not by the control unit, which only sees that nothing 
 
 
 class StageSession:
-    """One stage in one attempt. One thread calls every method but `abort` and `lose_stream`, in the order of the
-    commands.
+    """One stage in one attempt. One thread calls every method but `take_labels`, `abort` and `lose_stream`, in the order
+    of the commands.
 
     Args:
         send_backward: Takes the frames for the previous stage. By default the stream of that stage sends them.
@@ -71,6 +77,9 @@ class StageSession:
         self._to_next_stage: Outbox[Frame] = Outbox()
         self._send_backward = send_backward or self._to_previous_stage.put
         self._incoming: list[IncomingLink] = []
+        self._labels = FrameAssembler({FrameKind.LABELS})
+        self._received_label_bytes = 0
+        self._num_classes = 0
         self._shares = ExitStack()
         self._stream_to_next_stage: StreamToNextStage | None = None
         self._resident_units: ResidentUnits | None = None
@@ -92,8 +101,8 @@ class StageSession:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that have arrived from both neighbours."""
-        return sum(link.received_bytes for link in self._incoming)
+        """Bytes that have arrived from both neighbours, and bytes of labels."""
+        return self._received_label_bytes + sum(link.received_bytes for link in self._incoming)
 
     def configure(self) -> stage_pb2.StageConfigured:
         """Brings the units of the stage into the wanted state. Fetches those that this host does not have."""
@@ -149,6 +158,7 @@ class StageSession:
         self._phase = "import its model's code"
         self._resident_units = resources.resident_units(configure, self._training)
         adapter = self._resident_units.adapter
+        self._num_classes = adapter.num_classes
 
         def frozen_file(unit_index: int, digest: str) -> Path:
             def fetch_into(kept: BlobStore) -> None:
@@ -210,6 +220,33 @@ class StageSession:
             fetched_bytes=fetched_bytes, reused_units=num_reused, fetch_seconds=fetch_seconds
         )
 
+    def take_labels(self, part: stage_pb2.FrameHeader | bytes) -> None:
+        """Takes the next part of labels. Waits while too many wait for their micro-batches. One thread calls this.
+
+        Raises:
+            CorruptDataError: The parts do not make whole frames of labels, or bytes are damaged.
+            InvalidInputError: The labels are larger than a frame may be, or are no classes of the model.
+        """
+        if isinstance(part, bytes):
+            self._received_label_bytes += len(part)
+            frame = self._labels.add(part)
+        else:
+            frame = self._labels.begin(part)
+        if frame is None:
+            return
+        if frame.tensors.keys() != {LABELS}:
+            raise CorruptDataError(
+                f"a frame of labels has the tensors {', '.join(frame.tensors) or 'none'} instead of {LABELS!r}"
+            )
+        labels = frame.tensors[LABELS]
+        # CUDA would compute nothing more in this process after a label that no class has.
+        if not ((labels == IGNORED) | ((labels >= 0) & (labels < self._num_classes))).all():
+            raise InvalidInputError(
+                f"the labels of micro-batch {frame.micro_batch} in step {frame.step_index} are not all from 0 to "
+                f"{self._num_classes - 1}, the classes of the model: run the same version everywhere"
+            )
+        self.mailbox.put(frame)
+
     def run_step(self, command: stage_pb2.RunStep) -> stage_pb2.StepDone:
         result = self._ready_stage().run_step(
             command.step_index,
@@ -225,7 +262,7 @@ class StageSession:
         )
 
     def run_evaluation(self, command: stage_pb2.RunEvaluation) -> stage_pb2.EvaluationDone:
-        self._ready_stage().run_evaluation(command.num_micro_batches)
+        self._ready_stage().run_evaluation(command.num_micro_batches, has_labels=command.has_labels)
         return stage_pb2.EvaluationDone()
 
     def run_generation(self, command: stage_pb2.RunGeneration) -> stage_pb2.GenerationDone:
@@ -378,6 +415,7 @@ class StageSession:
         incoming = IncomingLink(
             neighbour.host_id,
             links.host_id,
+            TOWARDS_HEAD if neighbour_index < self.stage_index else TOWARDS_EMBEDDING,
             stage_labels,
             self._link_capacity(neighbour_index),
             links.emulation,

@@ -37,6 +37,8 @@ class Step:
     """Kind of the frames that come from the previous stage."""
     frames_to_embedding: FrameKind
     """Kind of the frames that come from the next stage."""
+    has_labels: bool
+    """Whether the control unit sends labels to the stage with the head."""
     times: StepTimes = field(default_factory=StepTimes)
 
 
@@ -81,8 +83,12 @@ class ForwardStage:
         self._idle_since: float | None = time.perf_counter()
         """When the stage began to wait for a command; `None` while it runs one."""
 
-    def run_evaluation(self, num_micro_batches: int) -> None:
-        """Runs micro-batches forward only. The predictions travel back through all stages to the first."""
+    def run_evaluation(self, num_micro_batches: int, *, has_labels: bool) -> None:
+        """Runs micro-batches forward only. The predictions travel back through all stages to the first.
+
+        Args:
+            has_labels: Whether the control unit sends labels to the stage with the head.
+        """
         self._begin_command()
         for unit in self._units:
             unit.module.eval()
@@ -92,6 +98,7 @@ class ForwardStage:
             progress=progress,
             frames_to_head=FrameKind.EVALUATE,
             frames_to_embedding=FrameKind.PREDICTION,
+            has_labels=has_labels,
         )
         while not progress.done:
             frame = self._take(step)
@@ -160,8 +167,6 @@ class ForwardStage:
             backward=progress.may_run_backward,
             prefers_forward=progress.prefers_forward,
         )
-        action = f"wait for {' or '.join(kind for kind, _ in wanted)}"
-        timing.stop(self._recorder(action, frame), partial(self._waited, step.times))
         self.waiting_for = ""
         is_forward = frame.kind is step.frames_to_head
         expected = progress.next_forward if is_forward else progress.next_backward
@@ -172,7 +177,25 @@ class ForwardStage:
                 f"stage {self._context.stage_index} got {frame.kind.name} of step {frame.step_index}, "
                 f"{self._name(*place)}, while it runs {self._name(*expected)} of step {step.index}"
             )
+        if is_forward and step.has_labels and self._head is not None:
+            frame = self._with_labels(frame)
+        action = f"wait for {' or '.join(kind for kind, _ in wanted)}"
+        timing.stop(self._recorder(action, frame), partial(self._waited, step.times))
         return frame
+
+    def _with_labels(self, frame: Frame) -> Frame:
+        """Adds the labels, which the control unit sends to the head itself. The devices on the way do not see them."""
+        place = (frame.step_index, frame.micro_batch, frame.slice_index)
+        self.waiting_for = f"get the labels of {self._name(*place[1:])} in step {place[0]}"
+        labels = self._mailbox.take_labels()
+        self.waiting_for = ""
+        if (labels.step_index, labels.micro_batch, labels.slice_index) != place:
+            raise WrongStateError(
+                f"stage {self._context.stage_index} got the labels of step {labels.step_index}, "
+                f"{self._name(labels.micro_batch, labels.slice_index)}, instead of those of step {place[0]}, "
+                f"{self._name(*place[1:])}"
+            )
+        return frame.with_tensors({**frame.tensors, **labels.tensors})
 
     def _name(self, micro_batch: int, slice_index: int) -> str:
         of_slice = f"slice {slice_index} of " if self._context.num_slices > 1 or slice_index else ""
@@ -297,9 +320,7 @@ class ForwardStage:
         """Makes a frame of the activation and the side tensors that later units still need."""
         tensors = dict(side)
         if self._has_embedding:
-            tensors = {
-                name: side[name] for name in self._context.adapter.side_names if name in side
-            }
+            tensors.pop("input_ids")
         if activation is not None:
             tensors[ACTIVATION] = activation.detach()
         return frame.with_tensors(tensors)

@@ -3,15 +3,15 @@
 import threading
 from collections import deque
 
-from collapipe.tensors import Frame
+from collapipe.tensors import Frame, FrameKind
 
 
 class Mailbox:
-    """Frames from both neighbours: one queue for each direction, in the order of arrival.
+    """Frames from both neighbours, and labels: one queue for each direction and one for labels, in the order of arrival.
 
     Args:
-        capacity: Frames of one direction that may wait. The in-flight windows keep correct neighbours below
-            it. The stream of a neighbour that sends more is blocked. `None` means no limit.
+        capacity: Frames of one queue that may wait. The in-flight windows keep correct neighbours below
+            it. The stream of a sender that sends more is blocked. `None` means no limit.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -19,11 +19,15 @@ class Mailbox:
         self._changed = threading.Condition()
         self._towards_head: deque[Frame] = deque()
         self._towards_embedding: deque[Frame] = deque()
+        self._labels: deque[Frame] = deque()
         self._failure: BaseException | None = None
 
     def put(self, frame: Frame) -> None:
-        """Takes a frame from a neighbour. Waits while the queue is full. After a failure, drops the frame."""
-        queue = self._towards_head if frame.kind.towards_head else self._towards_embedding
+        """Takes a frame. Waits while its queue is full. After a failure, drops the frame."""
+        if frame.kind is FrameKind.LABELS:
+            queue = self._labels
+        else:
+            queue = self._towards_head if frame.kind.towards_head else self._towards_embedding
         with self._changed:
             while self._failure is None and len(queue) == self._capacity:
                 self._changed.wait()
@@ -61,6 +65,15 @@ class Mailbox:
                 if has_backward:
                     return self._pop(self._towards_embedding)
                 self._changed.wait()
+
+    def take_labels(self) -> Frame:
+        """Waits for the next labels and removes them. Raises the failure that `fail` was given."""
+        with self._changed:
+            while not self._labels:
+                if self._failure is not None:
+                    raise self._failure
+                self._changed.wait()
+            return self._pop(self._labels)
 
     def has_frame(self, *, forward: bool, backward: bool) -> bool:
         """Returns whether a frame that is wanted has arrived.

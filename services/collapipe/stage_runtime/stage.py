@@ -103,6 +103,7 @@ class Stage(ForwardStage):
             progress=progress,
             frames_to_head=FrameKind.FORWARD,
             frames_to_embedding=FrameKind.BACKWARD,
+            has_labels=True,
             num_targets=num_targets,
             stash=ActivationStash(
                 [unit.module for unit in self._units],

@@ -7,8 +7,9 @@ import numpy as np
 from tokenizers import Encoding
 from torch import Tensor
 
+from collapipe.models import IGNORED
 from collapipe.tasks.rows import Row, TaggedRow
-from collapipe.tasks.task import IGNORED, Example, IntArray, RowTask, token_ids
+from collapipe.tasks.task import Example, IntArray, RowTask, token_ids
 
 _CUT = -1
 

@@ -15,6 +15,7 @@ from typing_extensions import TypeVar
 
 from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.evaluation import ROWS, compute_metrics
+from collapipe.models import IGNORED
 from collapipe.tasks.cluster_rows import NewRows, TaskRows
 from collapipe.tasks.rows import Row
 from collapipe.tasks.vocabulary import Vocabulary
@@ -23,8 +24,6 @@ _log = logging.getLogger(__name__)
 
 IntArray = npt.NDArray[np.integer[Any]]
 """Token ids: int32 in memory, int64 in micro-batches."""
-IGNORED = -100
-"""The label of a position that has no target."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from tokenizers import Encoding
 
 from collapipe.evaluation import BLEU_ORDERS
+from collapipe.models import IGNORED
 from collapipe.tasks.rows import Row
-from collapipe.tasks.task import IGNORED, Example, IntArray, RowTask, padded, token_ids
+from collapipe.tasks.task import Example, IntArray, RowTask, padded, token_ids
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collapipe.tensors.frames import ACTIVATION as ACTIVATION
 from collapipe.tensors.frames import CHUNK_BYTES as CHUNK_BYTES
+from collapipe.tensors.frames import LABELS as LABELS
 from collapipe.tensors.frames import Frame as Frame
 from collapipe.tensors.frames import FrameAssembler as FrameAssembler
 from collapipe.tensors.frames import FrameKind as FrameKind

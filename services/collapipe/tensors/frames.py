@@ -7,7 +7,7 @@ can refuse a frame before it allocates memory.
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import prod
@@ -29,6 +29,9 @@ MAX_FRAME_BYTES = 1 << 30
 ACTIVATION = "activation"
 """Name of the activation or its gradient in a frame. Codecs encode only this tensor."""
 
+LABELS = "labels"
+"""Name of the labels in a frame."""
+
 _TORCH_TYPES: dict[int, torch.dtype] = {
     number: getattr(torch, name.removeprefix("DATA_TYPE_").lower())
     for name, number in tensor_pb2.DataType.items()
@@ -46,11 +49,18 @@ class FrameKind(IntEnum):
     PREDICTION = stage_pb2.FRAME_KIND_PREDICTION
     GENERATE = stage_pb2.FRAME_KIND_GENERATE
     END_GENERATION = stage_pb2.FRAME_KIND_END_GENERATION
+    LABELS = stage_pb2.FRAME_KIND_LABELS
 
     @property
     def towards_head(self) -> bool:
-        """Whether frames of this kind go towards the head."""
-        return self not in (FrameKind.BACKWARD, FrameKind.PREDICTION)
+        """Whether frames of this kind go from a stage to the next one."""
+        return self in TOWARDS_HEAD
+
+
+TOWARDS_EMBEDDING = frozenset({FrameKind.BACKWARD, FrameKind.PREDICTION})
+"""The kinds of frames that go from a stage to the previous one."""
+TOWARDS_HEAD = frozenset(FrameKind) - TOWARDS_EMBEDDING - {FrameKind.LABELS}
+"""The kinds of frames that go from a stage to the next one."""
 
 
 @dataclass(frozen=True)
@@ -144,9 +154,18 @@ def encode_frame(
 
 
 class FrameAssembler:
-    """Decodes the frames of one stream from their headers and chunks."""
+    """Decodes the frames of one stream from their headers and chunks.
 
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    Args:
+        kinds: The kinds of frames that the sender may send.
+    """
+
+    def __init__(
+        self,
+        kinds: Collection[FrameKind] = frozenset(FrameKind),
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
+        self._kinds = kinds
         self._max_frame_bytes = max_frame_bytes
         self._header: stage_pb2.FrameHeader | None = None
         self._buffers: list[Tensor] = []
@@ -159,7 +178,8 @@ class FrameAssembler:
         """Takes a header. Returns the frame if no bytes follow.
 
         Raises:
-            CorruptDataError: The previous frame is incomplete, or the header contradicts itself.
+            CorruptDataError: The previous frame is incomplete, the header contradicts itself, or the sender may not send frames of
+                this kind.
             InvalidInputError: The frame is larger than the limit.
         """
         if self._header is not None:
@@ -169,6 +189,10 @@ class FrameAssembler:
             )
         if int(header.kind) not in set(FrameKind):
             raise CorruptDataError(f"a frame of the unknown kind {header.kind} arrived")
+        if (kind := FrameKind(header.kind)) not in self._kinds:
+            raise CorruptDataError(
+                f"a frame of kind {kind.name} arrived, but its sender may only send {', '.join(k.name for k in self._kinds)}"
+            )
         total = sum(_check(tensor) for tensor in header.tensors)
         if total > self._max_frame_bytes:
             raise InvalidInputError(

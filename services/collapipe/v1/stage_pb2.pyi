@@ -19,6 +19,7 @@ class FrameKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FRAME_KIND_PREDICTION: _ClassVar[FrameKind]
     FRAME_KIND_GENERATE: _ClassVar[FrameKind]
     FRAME_KIND_END_GENERATION: _ClassVar[FrameKind]
+    FRAME_KIND_LABELS: _ClassVar[FrameKind]
 FRAME_KIND_UNSPECIFIED: FrameKind
 FRAME_KIND_FORWARD: FrameKind
 FRAME_KIND_BACKWARD: FrameKind
@@ -26,20 +27,25 @@ FRAME_KIND_EVALUATE: FrameKind
 FRAME_KIND_PREDICTION: FrameKind
 FRAME_KIND_GENERATE: FrameKind
 FRAME_KIND_END_GENERATION: FrameKind
+FRAME_KIND_LABELS: FrameKind
 
 class RunStageRequest(_message.Message):
-    __slots__ = ("configure", "run_step", "run_evaluation", "finish", "run_generation")
+    __slots__ = ("configure", "run_step", "run_evaluation", "finish", "run_generation", "labels", "labels_chunk")
     CONFIGURE_FIELD_NUMBER: _ClassVar[int]
     RUN_STEP_FIELD_NUMBER: _ClassVar[int]
     RUN_EVALUATION_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     RUN_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_CHUNK_FIELD_NUMBER: _ClassVar[int]
     configure: ConfigureStage
     run_step: RunStep
     run_evaluation: RunEvaluation
     finish: FinishRound
     run_generation: RunGeneration
-    def __init__(self, configure: _Optional[_Union[ConfigureStage, _Mapping]] = ..., run_step: _Optional[_Union[RunStep, _Mapping]] = ..., run_evaluation: _Optional[_Union[RunEvaluation, _Mapping]] = ..., finish: _Optional[_Union[FinishRound, _Mapping]] = ..., run_generation: _Optional[_Union[RunGeneration, _Mapping]] = ...) -> None: ...
+    labels: FrameHeader
+    labels_chunk: bytes
+    def __init__(self, configure: _Optional[_Union[ConfigureStage, _Mapping]] = ..., run_step: _Optional[_Union[RunStep, _Mapping]] = ..., run_evaluation: _Optional[_Union[RunEvaluation, _Mapping]] = ..., finish: _Optional[_Union[FinishRound, _Mapping]] = ..., run_generation: _Optional[_Union[RunGeneration, _Mapping]] = ..., labels: _Optional[_Union[FrameHeader, _Mapping]] = ..., labels_chunk: _Optional[bytes] = ...) -> None: ...
 
 class RunStageResponse(_message.Message):
     __slots__ = ("configured", "step_done", "evaluation_done", "finished", "progress", "failed", "generation_done")
@@ -150,10 +156,12 @@ class StageTimes(_message.Message):
     def __init__(self, forward_seconds: _Optional[float] = ..., backward_seconds: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ...) -> None: ...
 
 class RunEvaluation(_message.Message):
-    __slots__ = ("num_micro_batches",)
+    __slots__ = ("num_micro_batches", "has_labels")
     NUM_MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    HAS_LABELS_FIELD_NUMBER: _ClassVar[int]
     num_micro_batches: int
-    def __init__(self, num_micro_batches: _Optional[int] = ...) -> None: ...
+    has_labels: bool
+    def __init__(self, num_micro_batches: _Optional[int] = ..., has_labels: bool = ...) -> None: ...
 
 class EvaluationDone(_message.Message):
     __slots__ = ()

@@ -1,6 +1,7 @@
 """The order in which the control unit starts steps, collects their results and draws mini-batches."""
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from reference.tiny_jobs import make_job
 
 from collapipe.control_unit.cluster_round import _one_ahead
 from collapipe.stage_host import StageSession
+from collapipe.stage_runtime.forward_stage import ForwardStage, Step
+from collapipe.tensors import Frame, FrameKind
 from collapipe.v1 import stage_pb2
 
 from .clusters import Cluster, MakeCluster
@@ -45,6 +48,36 @@ def test_next_step_waits_for_the_norms_of_this_one_only_with_clipping(
     expected = train_job(job)
     assert cluster.losses == expected.losses[0]
     assert first_difference(expected.weights, cluster.weights()) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("bert", "classification"), ("marian", "translation")]
+)
+def test_only_the_stage_with_the_head_gets_labels(
+    make_cluster: MakeCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    kind: str,
+) -> None:
+    has_labels: dict[tuple[int, FrameKind], set[bool]] = defaultdict(set)
+    take = ForwardStage._take
+
+    def take_and_look(stage: ForwardStage, step: Step) -> Frame:
+        frame = take(stage, step)
+        place = stage._context.stage_index, frame.kind
+        has_labels[place].add("labels" in frame.tensors)
+        return frame
+
+    monkeypatch.setattr(ForwardStage, "_take", take_and_look)
+    cluster = make_cluster(
+        make_job(tmp_path, family, kind, training={"rounds": 1, "local_steps": 2})
+    )
+    cluster.run_round(SPREAD, evaluate=True)
+    onward = (FrameKind.FORWARD, FrameKind.EVALUATE)
+    assert {p: seen for p, seen in has_labels.items() if p[1] in onward} == {
+        (stage, frame_kind): {stage == 2} for stage in range(3) for frame_kind in onward
+    }
 
 
 @pytest.mark.parametrize("local_steps", [1, 3])

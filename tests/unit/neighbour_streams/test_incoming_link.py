@@ -31,6 +31,7 @@ class Arrivals:
         self.link = IncomingLink(
             "a",
             here,
+            frozenset(FrameKind),
             ("71", "1"),
             4,
             emulation.file,

@@ -72,6 +72,7 @@ class Host(stage_pb2_grpc.StageServiceServicer):
         self.incoming = IncomingLink(
             other,
             self.name,
+            frozenset(FrameKind),
             ("0", self.name),
             100,
             self.emulation,

@@ -92,6 +92,10 @@ class StageHost:
         return OpenLink(attempt=configure.attempt, cluster_index=CLUSTER, stage_index=1)
 
 
+LABELS = torch.tensor([0, 1, 2])
+"""Of each micro-batch."""
+
+
 class Session:
     """A control unit's session with the host."""
 
@@ -115,6 +119,14 @@ class Session:
             pending_gradient_scale=scale,
         )
         self.send(RunStageRequest(run_step=command))
+        for number in range(num_micro_batches):
+            self.send_labels(Frame(FrameKind.LABELS, step, number, {"labels": LABELS}))
+
+    def send_labels(self, frame: Frame) -> None:
+        header, chunks = encode_frame(frame)
+        self.send(RunStageRequest(labels=header))
+        for chunk in chunks:
+            self.send(RunStageRequest(labels_chunk=chunk))
 
     def finish(self, scale: float) -> list[UnitState]:
         self.send(RunStageRequest(finish=FinishRound(pending_gradient_scale=scale)))
@@ -224,7 +236,6 @@ def activation_frame(number: int = 0, step: int = 0) -> Frame:
     tensors: dict[str, Tensor] = {
         "activation": torch.randn(3, 4, 16, generator=generator),
         "attention_mask": torch.ones(3, 4, dtype=torch.int64),
-        "labels": torch.tensor([0, 1, 2]),
     }
     return Frame(FrameKind.FORWARD, step, number, tensors)
 

@@ -13,10 +13,26 @@ from collapipe.models import Head, ModelAdapter
 from collapipe.rpc import streams
 from collapipe.stage_runtime.stage_context import dropout_key
 from collapipe.tensors import Frame, FrameKind, encode_frame
-from collapipe.v1.stage_pb2 import FRAME_KIND_FORWARD, FrameHeader, OpenLink, RunStageRequest
+from collapipe.v1.stage_pb2 import (
+    FRAME_KIND_BACKWARD,
+    FRAME_KIND_FORWARD,
+    FRAME_KIND_LABELS,
+    FrameHeader,
+    OpenLink,
+    RunStageRequest,
+    RunStep,
+)
 from collapipe.v1.tensor_pb2 import CODEC_FP32, CODEC_INT8, DATA_TYPE_FLOAT32, TensorHeader
 
-from .stage_hosts import CLUSTER, NeighbourStream, Session, StageHost, StreamPart, activation_frame
+from .stage_hosts import (
+    CLUSTER,
+    LABELS,
+    NeighbourStream,
+    Session,
+    StageHost,
+    StreamPart,
+    activation_frame,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +58,8 @@ def test_step_over_a_stream_gives_the_numbers_of_a_plain_loop(
 ) -> None:
     frame = activation_frame()
     session.run_step(0)
-    stream.send_frame(frame)
+    # Labels count only if they come from the control unit.
+    stream.send_frame(frame.with_tensors({**frame.tensors, "labels": torch.tensor([2, 2, 2])}))
     done = session.expect("step_done").step_done
     gradient = stream.receive()
 
@@ -54,7 +71,8 @@ def test_step_over_a_stream_gives_the_numbers_of_a_plain_loop(
         unit.train()
         torch.manual_seed(dropout_key(0, CLUSTER, 0, 0, 0, index))
         if isinstance(unit, Head):
-            passed = unit.loss_sum(passed, frame.tensors, TrainingConfig().label_smoothing) / 3
+            side = {**frame.tensors, "labels": LABELS}
+            passed = unit.loss_sum(passed, side, TrainingConfig().label_smoothing) / 3
         else:
             passed = unit(passed, frame.tensors)
     passed.backward()
@@ -219,10 +237,28 @@ def flipped() -> list[StreamPart]:
         ([header([4], 16), header([4], 16)], "a new frame began while micro-batch 0"),
         ([header([1 << 40], 1 << 42)], "exceeds the limit of 1073741824"),
         ([StreamPart(frame=FrameHeader(kind=9))], "unknown kind 9"),  # type: ignore[arg-type]
+        (
+            [StreamPart(frame=FrameHeader(kind=FRAME_KIND_BACKWARD))],
+            "a frame of kind BACKWARD arrived, but its sender may only",
+        ),
+        (
+            [StreamPart(frame=FrameHeader(kind=FRAME_KIND_LABELS))],
+            "a frame of kind LABELS arrived, but its sender may only",
+        ),
         ([StreamPart(open=OpenLink())], "a stream carried open instead of a frame"),
         ([StreamPart()], "a stream carried an empty message instead of a frame"),
     ],
-    ids=["flipped bit", "stray chunk", "cut frame", "too large", "kind", "opening", "empty"],
+    ids=[
+        "flipped bit",
+        "stray chunk",
+        "cut frame",
+        "too large",
+        "kind",
+        "wrong direction",
+        "labels",
+        "opening",
+        "empty",
+    ],
 )
 def test_damaged_stream_blames_the_sender_with_the_reason(
     session: Session, stream: NeighbourStream, parts: list[StreamPart], said: str
@@ -240,6 +276,33 @@ def test_frame_of_another_step_fails_the_session(session: Session, stream: Neigh
     session.run_step(0)
     stream.send_frame(activation_frame(step=7))
     assert "got FORWARD of step 7, micro-batch 0, while" in session.expect("failed").failed.message
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (
+            Frame(FrameKind.LABELS, 0, 1, {"labels": LABELS}),
+            "got the labels of step 0, micro-batch 1",
+        ),
+        (Frame(FrameKind.LABELS, 0, 0, {"labels": LABELS + 1}), "not all from 0 to 2"),
+        (
+            Frame(FrameKind.LABELS, 0, 0, {"labels": LABELS, "mask": LABELS}),
+            "tensors labels, mask instead of",
+        ),
+        (
+            Frame(FrameKind.FORWARD, 0, 0, {"labels": LABELS}),
+            "FORWARD arrived, but its sender may only send LABELS",
+        ),
+    ],
+)
+def test_wrong_labels_fail_the_session(
+    session: Session, stream: NeighbourStream, labels: Frame, said: str
+) -> None:
+    session.send(RunStageRequest(run_step=RunStep(num_micro_batches=1, num_targets=3)))
+    session.send_labels(labels)
+    stream.send_frame(activation_frame())
+    assert said in session.expect("failed").failed.message
 
 
 def test_stream_that_breaks_during_a_step_fails_the_session(

@@ -26,7 +26,7 @@ from collapipe.stage_runtime import (
 from collapipe.stage_runtime.optimizer import learning_rate
 from collapipe.stage_runtime.sequence_slices import cut_into_slices
 from collapipe.stage_runtime.stage_context import StepResult, dropout_key
-from collapipe.tensors import Frame, FrameKind
+from collapipe.tensors import LABELS, Frame, FrameKind
 
 SEED, CLUSTER, ROUND, FIRST_STEP, TOTAL_STEPS = 11, 2, 4, 3, 10
 
@@ -115,9 +115,17 @@ class Chain:
     def feed(
         self, kind: FrameKind, step: int, batches: Sequence[dict[str, Tensor]], cut: Cut
     ) -> None:
-        for number, batch in enumerate(batches):
-            for index, part in enumerate(cut(batch)):
-                self.mailboxes[0].put(Frame(kind, step, number, part, index))
+        """Gives the inputs to the first stage and the labels to the last one, in a thread, because mailboxes may be full."""
+
+        def put() -> None:
+            for number, batch in enumerate(batches):
+                for index, part in enumerate(cut(batch)):
+                    inputs = {name: tensor for name, tensor in part.items() if name != LABELS}
+                    labels = {LABELS: part[LABELS]}
+                    self.mailboxes[0].put(Frame(kind, step, number, inputs, index))
+                    self.mailboxes[-1].put(Frame(FrameKind.LABELS, step, number, labels, index))
+
+        threading.Thread(target=put, daemon=True).start()
 
     def train(
         self, step: int, batches: Sequence[dict[str, Tensor]], pending_scale: float
@@ -131,7 +139,7 @@ class Chain:
 
     def evaluate(self, batches: Sequence[dict[str, Tensor]]) -> list[Tensor]:
         self.feed(FrameKind.EVALUATE, 0, batches, lambda batch: [batch])
-        self.run_in_parallel(lambda stage: stage.run_evaluation(len(batches)))
+        self.run_in_parallel(lambda stage: stage.run_evaluation(len(batches), has_labels=True))
         return [frame.tensors["predictions"] for frame in self.arrived]
 
     def run_in_parallel(self, work: Callable[[Stage], Any]) -> list[Any]:

@@ -53,6 +53,23 @@ def test_frames_of_one_direction_keep_their_order() -> None:
     assert [take_forward(mailbox).micro_batch for _ in range(3)] == [0, 1, 2]
 
 
+def test_labels_wait_for_whoever_takes_them() -> None:
+    mailbox = Mailbox(1)
+    taking = Call(mailbox.take_labels)
+    assert taking.waits()
+    labels = [Frame(FrameKind.LABELS, 0, number) for number in range(3)]
+    mailbox.put(labels[0])
+    assert taking.ends() and taking.result is labels[0]
+    mailbox.put(labels[1])
+    putting = Call(lambda: mailbox.put(labels[2]))
+    assert putting.waits(), "more labels waited than the mailbox may hold"
+    assert mailbox.take_labels() is labels[1]
+    assert putting.ends() and mailbox.take_labels() is labels[2]
+    taking = Call(mailbox.take_labels)
+    mailbox.fail(CancelledError("over"))
+    assert taking.ends() and isinstance(taking.error, CancelledError)
+
+
 def test_gradient_is_taken_before_an_older_activation() -> None:
     mailbox = Mailbox(None)
     mailbox.put(forward(0))

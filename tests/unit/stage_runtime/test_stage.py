@@ -308,7 +308,7 @@ def test_frames_after_the_embedding_have_only_the_tensors_that_later_units_need(
     chain.stages[1]._send_backward = lambda frame: (seen.append(frame), backward(frame))[1]
     chain.train(0, [make_batch(0)], 0.0)
     onward, back = seen
-    assert onward.tensors.keys() == {"activation", "attention_mask", "labels"}
+    assert onward.tensors.keys() == {"activation", "attention_mask"}
     assert onward.tensors["activation"].grad_fn is None
     assert back.kind is FrameKind.BACKWARD
     assert back.tensors.keys() == {"activation"}

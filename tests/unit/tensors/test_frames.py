@@ -85,7 +85,8 @@ def test_kind_arrives_and_has_its_direction(kind: FrameKind) -> None:
     arrived = over_the_wire(frame_of(torch.zeros(1), kind=kind))
     assert arrived is not None
     assert arrived.kind is kind
-    assert kind.towards_head == (kind not in (FrameKind.BACKWARD, FrameKind.PREDICTION))
+    backward, labels = (FrameKind.BACKWARD, FrameKind.PREDICTION), (FrameKind.LABELS,)
+    assert kind.towards_head == (kind not in backward + labels)
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
@@ -153,7 +154,7 @@ def test_chunk_outside_a_frame_is_corrupt() -> None:
         FrameAssembler().add(b"abc")
 
 
-@pytest.mark.parametrize("kind", [0, 7, 1000])
+@pytest.mark.parametrize("kind", [0, 8, 1000])
 def test_unknown_kind_is_corrupt(kind: int) -> None:
     with pytest.raises(CorruptDataError, match=f"unknown kind {kind}"):
         FrameAssembler().begin(FrameHeader(kind=kind))  # type: ignore[arg-type]
