@@ -200,7 +200,7 @@ def main() -> None:
             testbed.client() as client,
         ):
             testbed.wait_until_registered()
-            endpoint = ["--scheduler", testbed.scheduler_address, "--insecure"]
+            endpoint = testbed.endpoint_options
             for accident in accidents:
                 job = make_interruptible_job(folder, training={"rounds": 100000})
                 with watched(client, job, endpoint) as log:

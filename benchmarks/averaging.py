@@ -68,7 +68,9 @@ def rounds(directory: Path, repetitions: int, flower_directory: Path | None) -> 
     seconds: dict[str, list[float]] = {"floor": [], "CollaPipe": []}
     with ExitStack() as stack:
         floor = stack.enter_context(Floor())
-        testbed = stack.enter_context(LocalTestbed([1] * CLIENTS, directory / "testbed"))
+        testbed = stack.enter_context(
+            LocalTestbed([1] * CLIENTS, directory / "testbed", insecure=True)
+        )
         client = stack.enter_context(testbed.client())
         flower = None
         if flower_directory is None:
@@ -249,10 +251,10 @@ def memory(directory: Path) -> None:
 def _edge_server_peak(job: JobConfig, workspace: Path) -> int:
     """Prepares a job, averages one round of it, and returns the peak above the memory before the round."""
     channels = ChannelPool(Security.insecure())
-    with LocalTestbed([], workspace) as testbed:
+    with LocalTestbed([], workspace, insecure=True) as testbed:
         _prepare(job, channels, _address(testbed), workspace / "vocabulary")
     # A new process serves the round, because the initial model leaves free memory behind in the old one.
-    with LocalTestbed([], workspace) as testbed:
+    with LocalTestbed([], workspace, insecure=True) as testbed:
         commit, units = _prepare(job, channels, _address(testbed), workspace / "vocabulary")
         (pid,) = [one.pid for one in testbed.processes if one.name == "edge-server"]
         base = resident_bytes(pid, "VmRSS")

@@ -39,7 +39,7 @@ def main() -> None:
         jobs = {size: _job(folder / size, width) for size, width in SIZES.items()}
         with (
             SecuredDeployment(folder / "secured") as secured,
-            LocalTestbed([2], folder / "plain") as plain,
+            LocalTestbed([2], folder / "plain", insecure=True) as plain,
             secured.client() as of_secured,
             plain.client() as of_plain,
         ):

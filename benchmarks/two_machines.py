@@ -158,6 +158,7 @@ class TwoMachines:
         line = command(
             service,
             workspace,
+            ["--insecure"],
             listen=f"{side.address}:0",
             scheduler_address=self._scheduler or None,
         )

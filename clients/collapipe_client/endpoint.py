@@ -100,7 +100,8 @@ def find_endpoint(options: EndpointOptions) -> Endpoint | None:
             f"{last_lines(log)}\n"
             "Start it again with `collapipe up`, or end the other processes with `collapipe down`"
         )
-    return Endpoint(process.address, Security.insecure(), record)
+    security = Workspace(options.workspace).certificates.security()
+    return Endpoint(process.address, security, record)
 
 
 def need_endpoint(options: EndpointOptions) -> Endpoint:

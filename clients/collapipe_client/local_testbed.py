@@ -16,10 +16,13 @@ from pathlib import Path
 
 from typing_extensions import Self
 
+from collapipe.certificates import Identity
+from collapipe.certificates.identity import OF_THIS_MACHINE
 from collapipe.documents import read_document
 from collapipe.emulation.emulation_file import Emulation
-from collapipe.errors import PeerLostError, WrongStateError
+from collapipe.errors import CollapipeError, PeerLostError, WrongStateError
 from collapipe.rpc import Security
+from collapipe_client.addresses import read_address
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.processes import (
     GRACE,
@@ -32,6 +35,7 @@ from collapipe_client.processes import (
     start_seconds,
 )
 from collapipe_client.supervisor import Supervisor
+from collapipe_client.testbed_certificates import USER
 from collapipe_client.testbed_processes import (
     LOOPBACK,
     SCHEDULER,
@@ -45,6 +49,12 @@ from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord,
 
 _POLL_SECONDS = 0.05
 _REPORT_SECONDS = 2.0
+
+_LIFETIME = timedelta(days=1)
+_DETACHED_LIFETIME = timedelta(days=30)
+"""Nothing but the next `collapipe up` renews the certificates of a detached testbed."""
+_RENEWAL_SECONDS = 3600.0
+_EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 class LocalTestbed:
@@ -72,6 +82,8 @@ class LocalTestbed:
         scheduler_options: Further flags of the scheduler, for example the URL of Prometheus.
         detached: Whether the processes outlive this one. Then `LocalTestbed.end` ends them.
         supervised: Restart processes that end although nobody stopped them. A detached testbed ignores it.
+        insecure: Use plain text instead of mutual TLS, to measure what that costs. Then every user of this machine can use the
+            testbed.
         listen: Address of the scheduler, "host:port".
         progress: Receives messages about long waits and about problems that were solved.
     """
@@ -85,6 +97,7 @@ class LocalTestbed:
         scheduler_options: Sequence[str] = (),
         detached: bool = False,
         supervised: bool = False,
+        insecure: bool = False,
         listen: str = LOOPBACK,
         start_timeout: timedelta = timedelta(seconds=180),
         progress: Callable[[str], None] | None = None,
@@ -96,6 +109,7 @@ class LocalTestbed:
         """What the hosts emulate; `emulate` changes it. `None` for nothing."""
         self._detached = detached
         self.supervised = supervised
+        self._insecure = insecure
         self._listen = listen
         self._start_seconds = start_timeout.total_seconds()
         self._progress = progress or (lambda message: None)
@@ -127,7 +141,16 @@ class LocalTestbed:
 
     def client(self) -> CollaPipeClient:
         """Opens a client of the scheduler."""
-        return CollaPipeClient(self.scheduler_address, Security.insecure())
+        return CollaPipeClient(self.scheduler_address, self.security())
+
+    def security(self, name: str = USER.name) -> Security:
+        """Returns how the user, or a process, authenticates itself to the other processes."""
+        return Security.insecure() if self._insecure else self.workspace.certificates.security(name)
+
+    @property
+    def endpoint_options(self) -> list[str]:
+        """The flags with which a command of the client uses this testbed."""
+        return ["--scheduler", self.scheduler_address, *self._security_options(USER.name)]
 
     def emulate(self, emulation: Emulation) -> None:
         """Changes what the hosts emulate. They apply the change before their next micro-batch.
@@ -159,6 +182,7 @@ class LocalTestbed:
             owned.enter_context(self.workspace.locked())
             self._take_over()
             before = self._record
+            self._issue_certificates()
             missing = [name for name in self._services if not self._is_alive(name)]
             try:
                 self._start_together([name for name in missing if name == SCHEDULER])
@@ -172,10 +196,11 @@ class LocalTestbed:
                 raise
             if not self._detached:
                 owned.callback(lambda: self._end(list(self._services)))
+                self._stopping.clear()
+                threading.Thread(target=self._renew_until_stopped, daemon=True).start()
                 if self.supervised:
-                    self._stopping.clear()
                     owned.enter_context(Supervisor(self.lost, self._restart, self._progress))
-                    owned.callback(self._stopping.set)
+                owned.callback(self._stopping.set)
                 self._owned = owned.pop_all()
 
     def add_clusters(self, clusters: Clusters) -> None:
@@ -187,6 +212,7 @@ class LocalTestbed:
         devices = expand_clusters(clusters)
         added = {s.name: s for s in services(devices) if s.name not in self._services}
         self._services |= added
+        self._issue_certificates()
         shape = [[(d.memory_bytes, d.speed) for d in cluster] for cluster in devices]
         self._record = replace(self._record, shape=shape)
         self._start_together(list(added))  # `start` has locked the workspace until `stop`.
@@ -281,6 +307,27 @@ class LocalTestbed:
             text = self.emulation.model_dump_json(indent=1, exclude_none=True)
             replace_text(self.workspace.emulation_file, text)
 
+    def _security_options(self, name: str) -> list[str]:
+        return ["--insecure"] if self._insecure else self.workspace.certificates.options(name)
+
+    def _issue_certificates(self) -> None:
+        """Makes certificates, and renews those that are due. Processes that run take the new ones without a restart."""
+        holders: dict[Identity, set[str]] = {USER: set()}
+        for name, service in self._services.items():
+            host, _ = read_address(
+                f"the address of {name},", self._listen_address(name), least_port=0
+            )
+            holders[service.identity] = {host} - {*OF_THIS_MACHINE, *_EVERY_ADDRESS}
+        lifetime = _DETACHED_LIFETIME if self._detached else _LIFETIME
+        self.workspace.certificates.issue(holders, lifetime)
+
+    def _renew_until_stopped(self) -> None:
+        while not self._stopping.wait(_RENEWAL_SECONDS):
+            try:
+                self._issue_certificates()
+            except CollapipeError as error:
+                self._progress(f"the certificates of the testbed are not renewed: {error}")
+
     def _start_together(self, names: Sequence[str]) -> None:
         for name in names:
             self._spawn(self._services[name])
@@ -299,6 +346,7 @@ class LocalTestbed:
         line = command(
             service,
             self.workspace,
+            self._security_options(service.name),
             listen=listen,
             scheduler_address=None if is_scheduler else self.scheduler_address,
             emulation_file=emulation_file if emulation_file.exists() else None,
@@ -320,7 +368,11 @@ class LocalTestbed:
 
     def _listen_address(self, name: str) -> str:
         """Returns where a process listens that has no address yet, "host:port"."""
-        return self._listen if name == SCHEDULER else LOOPBACK
+        host = self._listen.rpartition(":")[0]
+        if name == SCHEDULER:
+            return self._listen
+        # A host that calls the scheduler at an address of a network may not register one of loopback.
+        return LOOPBACK if host.strip("[]") in _EVERY_ADDRESS else f"{host}:0"
 
     def _command_line(self, name: str, listen: str, line: list[str]) -> list[str]:
         """Returns the command line to execute; a subclass may wrap `line`. Raises `InvalidInputError` if the port is taken."""

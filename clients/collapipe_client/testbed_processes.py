@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from collapipe.certificates import Identity, Role
 from collapipe.errors import InvalidInputError
 from collapipe_client.workspace import Workspace
 
@@ -53,14 +54,18 @@ class Service:
     """A service of the testbed, which runs in its own process.
 
     Args:
-        name: Also its host id.
+        identity: Its role and its name, which is also its host id.
         module: The argument of `python -m`.
         options: Flags that only this process gets.
     """
 
-    name: str
+    identity: Identity
     module: str
     options: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.identity.name
 
 
 def expand_clusters(clusters: Clusters) -> list[list[Device]]:
@@ -81,17 +86,21 @@ def services(
 ) -> list[Service]:
     """Lists the services of a testbed, the scheduler first."""
     listed = [
-        Service(SCHEDULER, "collapipe.scheduler", tuple(scheduler_options)),
-        Service("edge-server", "collapipe.edge_server"),
+        Service(
+            Identity(Role.SCHEDULER, SCHEDULER), "collapipe.scheduler", tuple(scheduler_options)
+        ),
+        Service(Identity(Role.EDGE_SERVER, "edge-server"), "collapipe.edge_server"),
     ]
     for cluster_index, devices in enumerate(clusters):
-        options = ("--cluster-index", str(cluster_index))
-        listed.append(Service(f"control-unit-{cluster_index}", "collapipe.control_unit", options))
+        control_unit = Identity(Role.CONTROL_UNIT, f"control-unit-{cluster_index}", cluster_index)
+        listed.append(Service(control_unit, "collapipe.control_unit"))
         listed += [
             Service(
-                device_name(cluster_index, device_index),
+                Identity(
+                    Role.DEVICE_AGENT, device_name(cluster_index, device_index), cluster_index
+                ),
                 "collapipe.device_agent",
-                (*options, *device.options),
+                device.options,
             )
             for device_index, device in enumerate(devices)
         ]
@@ -106,6 +115,7 @@ def device_name(cluster_index: int, device_index: int) -> str:
 def command(
     service: Service,
     workspace: Workspace,
+    security_options: Sequence[str],
     *,
     listen: str = LOOPBACK,
     scheduler_address: str | None = None,
@@ -115,15 +125,17 @@ def command(
     """Builds the command line of a service.
 
     Args:
+        security_options: The flags that say how it authenticates itself.
         scheduler_address: `None` for the scheduler itself.
         emulation_file: `None` for no emulation.
         exit_with_parent: Whether the service ends when this process ends.
     """
     line = [sys.executable, "-m", service.module, "--host-id", service.name]
-    line += ["--insecure", "--listen", listen]
+    line += [*security_options, "--listen", listen]
     line += ["--ready-file", str(workspace.ready_file(service.name))]
     if scheduler_address is not None:
-        line += ["--scheduler", scheduler_address]
+        # The files of a job are those of the user, who is the only one that can submit jobs.
+        line += ["--scheduler", scheduler_address, "--data-root", "/"]
     if emulation_file is not None:
         line += ["--emulation", str(emulation_file)]
     line += ["--state-dir", str(workspace.state_dir(service.name))]

@@ -1,6 +1,7 @@
 """The folder of a local testbed, which has its state, its logs, and a record of its processes.
 
 .collapipe/
+  certificates/  the authority, and the certificate and key of each process and of the user
   emulation.json what the hosts emulate, if they emulate anything
   testbed.json   the processes that were started
   lock           locked by the command that starts or ends processes
@@ -21,6 +22,7 @@ from pydantic.dataclasses import dataclass
 
 from collapipe.errors import CorruptDataError, WrongStateError
 from collapipe_client.processes import ProcessRecord
+from collapipe_client.testbed_certificates import LocalCertificates
 
 DEFAULT_ROOT = Path(".collapipe")
 
@@ -66,6 +68,7 @@ class Workspace:
         self.run = self.root / "run"
         self.state = self.root / "state"
         self.emulation_file = self.root / "emulation.json"
+        self.certificates = LocalCertificates(self.root / "certificates")
         self._record_file = self.root / "testbed.json"
 
     def create(self) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from reference.federated_job import train_job
 from reference.tiny_jobs import make_job
 from torch import Tensor
 
+from collapipe.certificates import Identity, Role
 from collapipe.job import JobConfig
 from collapipe_client import LocalTestbed
 from collapipe_client.processes import last_lines
@@ -144,7 +146,10 @@ def emulated_agents(arm64: Arm64, testbed: LocalTestbed, directory: Path) -> Ite
 def _agent(
     arm64: Arm64, testbed: LocalTestbed, device: str, log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    options = ["--host-id", device, "--insecure", "--scheduler", testbed.scheduler_address]
+    certificates = testbed.workspace.certificates
+    certificates.issue({Identity(Role.DEVICE_AGENT, device): ()}, timedelta(days=1))
+    options = ["--host-id", device, *certificates.options(device)]
+    options += ["--scheduler", testbed.scheduler_address]
     options += ["--exit-with-parent", str(os.getpid())]
     command = arm64.python("-m", "collapipe.device_agent", *options, device=device)
     with log.open("wb") as output:

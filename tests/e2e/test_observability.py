@@ -131,8 +131,8 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
         }
         scheduler = next(address for address, name in metrics.items() if name == "scheduler")
         with running_prometheus(directory, deployed_config(directory, scheduler)) as server:
-            options = ["--scheduler", testbed.scheduler_address, "--insecure"]
-            result = CliRunner().invoke(app, ["targets", str(directory / "targets.json"), *options])
+            options = ["targets", str(directory / "targets.json"), *testbed.endpoint_options]
+            result = CliRunner().invoke(app, options)
             assert result.exit_code == 0, result.output
             watched = Observed(server, metrics, 0.0, 0.0)
             eventually(lambda: len(watched.ask("up == 1", time.time())) == len(metrics))

@@ -90,7 +90,7 @@ def test_services_outlive_a_client_that_is_interrupted_or_killed(
 ) -> None:
     job = make_interruptible_job(tmp_path, PATIENT_SECONDS, name=f"of-{signal_number.name}")
     job_file = write_job(tmp_path, job)
-    remote = ["--scheduler", testbed.scheduler_address, "--insecure"]
+    remote = testbed.endpoint_options
     command = Command(
         tmp_path / "log", "train", str(job_file), *remote, "--output", str(tmp_path / "model")
     )

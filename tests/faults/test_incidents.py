@@ -33,9 +33,7 @@ _LIMIT_SECONDS = 60.0
 
 def status_of(testbed: LocalTestbed, *options: str) -> str:
     """The output of `collapipe status`."""
-    result = CliRunner().invoke(
-        app, ["status", "--scheduler", testbed.scheduler_address, "--insecure", *options]
-    )
+    result = CliRunner().invoke(app, ["status", *testbed.endpoint_options, *options])
     assert result.exit_code == 0, result.output
     return result.stdout
 

@@ -103,10 +103,6 @@ def collapipe(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-def use(testbed: LocalTestbed) -> tuple[str, str, str]:
-    return "--scheduler", testbed.scheduler_address, "--insecure"
-
-
 Change = Callable[[Folder], object]
 
 AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
@@ -223,7 +219,7 @@ def test_train_fails_clearly_when_services_refuse(
 ) -> None:
     change, expected = AT_SERVICES[mistake]
     change(folder)
-    result = folder.train(*use(testbed))
+    result = folder.train(*testbed.endpoint_options)
     assert result.exit_code == 1, result.output
     for part in expected:
         assert part in result.output
@@ -335,7 +331,7 @@ def test_too_long_text_is_cut_with_a_warning(testbed: LocalTestbed, folder: Fold
     folder.append("train.jsonl", json.dumps({"text": "stone " * 500, "label": "thing"}) + "\n")
     log = testbed.workspace.log_file("control-unit-0")
     before = log.stat().st_size
-    result = folder.train(*use(testbed))
+    result = folder.train(*testbed.endpoint_options)
     assert result.exit_code == 0, result.output
     warning = log.read_text()[before:]
     assert re.search(r"[1-9]\d* of 34 training rows", warning)
@@ -346,11 +342,11 @@ def test_too_long_text_is_cut_with_a_warning(testbed: LocalTestbed, folder: Fold
 def test_divergence_keeps_the_rounds_before_it(testbed: LocalTestbed, folder: Folder) -> None:
     folder.settings += ["name=diverges", "training.learning_rate=1e30"]
     folder.settings += ["training.rounds=3", "training.local_steps=1"]
-    result = folder.train(*use(testbed))
+    result = folder.train(*testbed.endpoint_options)
     assert result.exit_code == 1
     for part in ("not finite", "step 0 of round 1", "1e+30", "lower training.learning_rate"):
         assert part in result.output
     assert "1 of 3 rounds are committed" in result.output
-    exported = collapipe("export", "diverges", str(folder.path / "kept"), *use(testbed))
+    exported = collapipe("export", "diverges", str(folder.path / "kept"), *testbed.endpoint_options)
     assert exported.exit_code == 0, exported.output
     assert (folder.path / "kept" / "model.safetensors").exists()

@@ -19,6 +19,7 @@ from faults.interrupted import (
     undisturbed_digests,
 )
 
+from collapipe.rpc import open_channel
 from collapipe.v1.plan_pb2 import Attempt, UnitState
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe.v1.stage_pb2 import (
@@ -54,7 +55,8 @@ def test_messages_of_other_attempts_change_nothing(
         old_round = Attempt(job_id=run.job_id, round_index=0, plan_id=run.plans[0].plan_id)
         other_plan = Attempt(job_id=run.job_id, round_index=1, plan_id="another")
         for stage_index, stage in enumerate(run.plans[0].stages[1:-1], start=1):
-            with grpc.insecure_channel(stage.address) as channel:
+            # The certificate of the control unit that the devices serve, without a grant of the scheduler.
+            with open_channel(stage.address, testbed.security("control-unit-0")) as channel:
                 stub = StageServiceStub(channel)
                 for number in range(_ROUNDS_OF_FLOOD):
                     configure = ConfigureStage(
@@ -92,8 +94,11 @@ def test_messages_of_other_attempts_change_nothing(
     assert final_digests(intact_commit(run)) == undisturbed
     assert len(statuses) == 3 * 4 * _ROUNDS_OF_FLOOD
     assert while_training > 10
-    refusals = {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT}
-    assert set(statuses) == refusals
+    assert set(statuses) == {
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.PERMISSION_DENIED,
+    }
 
 
 def test_random_bytes_at_the_ports_change_nothing(

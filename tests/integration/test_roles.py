@@ -37,6 +37,7 @@ from collapipe.v1.stage_pb2 import (
     OpenLink,
     RunStageRequest,
 )
+from collapipe_client import LocalTestbed
 from integration.secured import SecuredDeployment, collapipe
 
 HOSTS = {"edge-server", "control-unit-0", "device-0-0", "device-0-1"}
@@ -423,3 +424,15 @@ def test_all_hosts_refuse_a_revoked_key(deployment: SecuredDeployment) -> None:
         ask(deployment, stolen, "ListHosts", scheduler_pb2.ListHostsRequest())
     with deployment.client() as client:
         assert client.hosts()  # Everybody else goes on.
+
+
+def test_another_user_of_this_machine_cannot_use_a_local_testbed(
+    testbed: LocalTestbed, deployment: SecuredDeployment
+) -> None:
+    addresses = [process.address for process in testbed.processes]
+    for stranger in (Security.insecure(), deployment.security("me")):
+        for address in addresses:
+            with open_channel(address, stranger) as channel, pytest.raises(grpc.RpcError) as raised:
+                stub = telemetry_pb2_grpc.TelemetryServiceStub(channel)
+                stub.GetMetrics(telemetry_pb2.GetMetricsRequest(), timeout=10)
+            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE

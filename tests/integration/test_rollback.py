@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from collapipe.errors import NotFoundError, WrongStateError
 from collapipe.job import JobConfig
-from collapipe.rpc import Security, open_channel
+from collapipe.rpc import open_channel
 from collapipe.v1.edge_server_pb2 import RollBackRequest
 from collapipe.v1.edge_server_pb2_grpc import EdgeServerServiceStub
 from collapipe.v1.plan_pb2 import Commit
@@ -98,7 +98,7 @@ def test_job_is_resumed_or_goes_back_again_if_the_scheduler_did_not_see_the_new_
     first = run_job(testbed, job)
     with testbed.client() as client:
         edge = next(h.host for h in client.hosts() if h.host.role == HOST_ROLE_EDGE_SERVER)
-        with open_channel(edge.address, Security.insecure()) as channel:
+        with open_channel(edge.address, testbed.security("scheduler")) as channel:
             request = RollBackRequest(job_id=first.job_id, num_rounds=2, attempt=1)
             list(EdgeServerServiceStub(channel).RollBack(request))
         unseen = read_commit(first)
@@ -107,7 +107,7 @@ def test_job_is_resumed_or_goes_back_again_if_the_scheduler_did_not_see_the_new_
         answer = client.rollback(first.job_id, 2)
         assert (answer.begins_anew, answer.job.num_rounds_committed) == (True, 2)
         assert read_commit(first) == unseen
-        with open_channel(edge.address, Security.insecure()) as channel:
+        with open_channel(edge.address, testbed.security("scheduler")) as channel:
             request = RollBackRequest(job_id=first.job_id, num_rounds=0, attempt=9)
             with pytest.raises(Exception, match="keeps the weights after 2 rounds"):
                 list(EdgeServerServiceStub(channel).RollBack(request))

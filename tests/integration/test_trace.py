@@ -23,7 +23,7 @@ def traced(testbed: LocalTestbed, job_id: str, number: int, file: Path) -> tuple
         app,
         [
             *("trace", str(number), "--job", job_id, "--output", str(file), "--json"),
-            *("--scheduler", testbed.scheduler_address, "--insecure"),
+            *testbed.endpoint_options,
         ],
     )
     assert result.exit_code == 0, result.output
@@ -154,7 +154,7 @@ def test_trace_of_a_round_that_no_host_remembers_says_why(
     testbed: LocalTestbed, tmp_path: Path
 ) -> None:
     finished = run_job(testbed, make_job(tmp_path, devices_per_cluster=1, training={"rounds": 1}))
-    arguments = ["--job", finished.job_id, "--scheduler", testbed.scheduler_address, "--insecure"]
+    arguments = ["--job", finished.job_id, *testbed.endpoint_options]
     result = CliRunner().invoke(app, ["trace", "7", *arguments])
     assert result.exit_code == 2
     assert "round" in result.stderr and not list(tmp_path.glob("*.pftrace"))

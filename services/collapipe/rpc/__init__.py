@@ -11,6 +11,7 @@ from collapipe.rpc.credentials import Security as Security
 from collapipe.rpc.grants import check_push as check_push
 from collapipe.rpc.grants import check_session as check_session
 from collapipe.rpc.grants import check_stage_caller as check_stage_caller
+from collapipe.rpc.grants import grant_of as grant_of
 from collapipe.rpc.grants import sign_grant as sign_grant
 from collapipe.rpc.permissions import check_addresses as check_addresses
 from collapipe.rpc.permissions import check_is_caller as check_is_caller

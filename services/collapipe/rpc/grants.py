@@ -3,6 +3,8 @@
 A certificate says who a host is, and the plan of a grant says what it may do.
 """
 
+import hashlib
+
 import grpc
 from google.protobuf.message import DecodeError
 
@@ -10,7 +12,22 @@ from collapipe.certificates.identity import Role
 from collapipe.errors import NotPermittedError
 from collapipe.rpc.credentials import Security
 from collapipe.rpc.permissions import check_is_caller
-from collapipe.v1 import edge_server_pb2, plan_pb2, stage_pb2
+from collapipe.v1 import control_unit_pb2, edge_server_pb2, plan_pb2, stage_pb2
+
+
+def grant_of(request: control_unit_pb2.RunRoundRequest, host_cluster: int) -> plan_pb2.Grant:
+    """Returns the grant that lets a control unit do what a request asks for.
+
+    Args:
+        host_cluster: The cluster of the deployment that runs the plan.
+    """
+    return plan_pb2.Grant(
+        attempt=request.attempt,
+        plan=request.plan,
+        host_cluster=host_cluster,
+        edge_host_id=request.edge_host_id,
+        model_sha256=_model_sha256(request.model),
+    )
 
 
 def sign_grant(security: Security, grant: plan_pb2.Grant) -> plan_pb2.SignedGrant:
@@ -36,10 +53,14 @@ def check_session(
         return
     grant = _granted(security, configure.grant)
     asked = configure.attempt, configure.plan, configure.host_cluster
-    if asked != (grant.attempt, grant.plan, grant.host_cluster):
+    asked_model = _model_sha256(configure.model)
+    if (*asked, asked_model) != (
+        *(grant.attempt, grant.plan, grant.host_cluster),
+        grant.model_sha256,
+    ):
         raise NotPermittedError(
             f"a session of {_words(configure.attempt)} was asked for with the grant of {_words(grant.attempt)}: the attempt, the "
-            "plan and the cluster must be those that the scheduler has granted"
+            "plan, the cluster and the model must be those that the scheduler has granted"
         )
     check_stage_caller(context, grant.plan, 0)
     stages = [stage.host_id for stage in grant.plan.stages]
@@ -86,6 +107,10 @@ def check_push(
             check_stage_caller(context, grant.plan, index)
             return
     raise NotPermittedError(f"the plan of {_words(grant.attempt)} has no unit {unit.unit_index}")
+
+
+def _model_sha256(model: plan_pb2.ModelSpec) -> bytes:
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).digest()
 
 
 def _words(attempt: plan_pb2.Attempt) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 from collapipe.errors import AttemptFailedError, InfeasibleError, NotFoundError, PeerLostError
-from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool, sign_grant
+from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool, grant_of, sign_grant
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import HostRegistry, JobHosts, choose_hosts
 from collapipe.scheduler.job_store import JobDocument, JobStore
@@ -224,13 +224,7 @@ class ModelUse:
             attempt=self._jobs.begin_use(self.job_id),
             plan_id=plan.plan_id,
         )
-        grant = plan_pb2.Grant(
-            attempt=attempt,
-            plan=plan,
-            host_cluster=document.job.host_clusters[0],
-            edge_host_id=hosts.edge_server.host_id,
-        )
-        return control_unit_pb2.RunRoundRequest(
+        request = control_unit_pb2.RunRoundRequest(
             attempt=attempt,
             job=job_pb2.JobSpec(job_id=self.job_id, config_json=document.config_json),
             model=prepared.model,
@@ -241,8 +235,10 @@ class ModelUse:
             edge_host_id=hosts.edge_server.host_id,
             vocabulary=_vocabulary(document, hosts),
             total_steps=document.job.total_steps,
-            grant=sign_grant(self._channels.security, grant),
         )
+        grant = grant_of(request, document.job.host_clusters[0])
+        request.grant.CopyFrom(sign_grant(self._channels.security, grant))
+        return request
 
     def _plan(
         self,

@@ -13,7 +13,7 @@ from collapipe.errors import (
     PeerLostError,
 )
 from collapipe.job import JobConfig
-from collapipe.rpc import ChannelPool, sign_grant
+from collapipe.rpc import ChannelPool, grant_of, sign_grant
 from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.host_calls import HostCalls
@@ -476,13 +476,7 @@ class RoundRunner:
         index = plan.cluster_index
         edge_server, previous = self._planner.hosts.edge_server, self._previous_plans[index]
         attempt = self._progress.attempt(round_index, plan.plan_id)
-        grant = plan_pb2.Grant(
-            attempt=attempt,
-            plan=plan,
-            host_cluster=self._job.host_clusters[index],
-            edge_host_id=edge_server.host_id,
-        )
-        return control_unit_pb2.RunRoundRequest(
+        request = control_unit_pb2.RunRoundRequest(
             attempt=attempt,
             job=self._progress.spec,
             model=self._prepared.model,
@@ -499,8 +493,10 @@ class RoundRunner:
             total_steps=document.total_steps,
             anew_since=self._commit.anew_since,
             predicted_step_seconds=self._planner.predicted_step_seconds(decision, index),
-            grant=sign_grant(self._channels.security, grant),
         )
+        grant = grant_of(request, self._job.host_clusters[index])
+        request.grant.CopyFrom(sign_grant(self._channels.security, grant))
+        return request
 
     def _commit_round(
         self,

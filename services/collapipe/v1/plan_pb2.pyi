@@ -72,16 +72,18 @@ class Plan(_message.Message):
     def __init__(self, plan_id: _Optional[str] = ..., cluster_index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., num_micro_batches: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkPlan, _Mapping]]] = ..., upload_codec: _Optional[str] = ..., num_slices: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("attempt", "plan", "host_cluster", "edge_host_id")
+    __slots__ = ("attempt", "plan", "host_cluster", "edge_host_id", "model_sha256")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     HOST_CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EDGE_HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
     attempt: Attempt
     plan: Plan
     host_cluster: int
     edge_host_id: str
-    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., host_cluster: _Optional[int] = ..., edge_host_id: _Optional[str] = ...) -> None: ...
+    model_sha256: bytes
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., host_cluster: _Optional[int] = ..., edge_host_id: _Optional[str] = ..., model_sha256: _Optional[bytes] = ...) -> None: ...
 
 class SignedGrant(_message.Message):
     __slots__ = ("grant", "signature", "certificate")

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from killed_processes import kill, restart
 
+from collapipe.certificates import pki
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
 from collapipe.rpc import Security
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.local_testbed import LocalTestbed
+from collapipe_client.testbed_certificates import LocalCertificates
 from collapipe_client.testbed_options import share_out
 from collapipe_client.testbed_processes import Device, command, expand_clusters, services
 from collapipe_client.workspace import Workspace
@@ -170,11 +172,11 @@ def test_docstring_example_trains(
 def test_command_lines_have_the_flags_that_each_service_needs(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     lines = {
-        service.name: command(service, workspace, scheduler_address="127.0.0.1:7")
+        service.name: command(service, workspace, ["--insecure"], scheduler_address="127.0.0.1:7")
         for service in services([[Device(memory_bytes=5, speed=2.5)]])
     }
     device = " ".join(lines["device-0-0"])
-    assert "--cluster-index 0 --memory-bytes 5 --speed 2.5" in device
+    assert "--memory-bytes 5 --speed 2.5" in device
     assert "--scheduler 127.0.0.1:7 " in device
     assert f"--exit-with-parent {os.getpid()}" in device
     for name, line in lines.items():
@@ -299,9 +301,48 @@ def test_device_agent_gets_flags_only_for_values_that_are_set(tmp_path: Path) ->
         Device(energy_budget_joules=40.0, busy_watts=4.5, max_transmit_watts=0.1),
     ]
     plain, limited = (service.options for service in services([devices])[-2:])
-    assert plain == ("--cluster-index", "0")
-    assert limited[2:] == (
+    assert plain == ()
+    assert limited == (
         *("--energy-budget-joules", "40.0"),
         *("--busy-watts", "4.5"),
         *("--max-transmit-watts", "0.1"),
     )
+
+
+def test_only_the_user_can_read_the_keys_of_a_testbed(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    with LocalTestbed([1], tmp_path / "w"):
+        keys = list((tmp_path / "w").rglob("*key.pem"))
+        assert {key.parent.name for key in keys} == {*_NAMES[:4], "local", "certificates"}
+        assert {key.stat().st_mode & 0o777 for key in keys} == {0o600}
+
+
+@pytest.mark.parametrize(("detached", "days"), [(False, 1), (True, 30)])
+def test_certificates_are_short_lived_and_those_that_are_due_are_renewed(
+    behaviours: dict[str, str], tmp_path: Path, detached: bool, days: int
+) -> None:
+    folder = tmp_path / "w" / "certificates" / "issued"
+    for _ in range(2):
+        with LocalTestbed([1], tmp_path / "w", detached=detached):
+            pass
+        LocalTestbed.end(tmp_path / "w")
+        certificate = pki.read_certificate((folder / "device-0-0" / "cert.pem").read_bytes())
+        left = certificate.not_valid_after_utc - pki.utc_now()
+        assert timedelta(days=days) - timedelta(minutes=5) < left <= timedelta(days=days)
+        # The next start finds a certificate that has nearly expired.
+        identity = pki.identity_of(certificate)
+        assert identity is not None
+        (folder / "device-0-0" / "cert.pem").unlink()
+        LocalCertificates(folder.parent).issue({identity: ()}, timedelta(minutes=1))
+
+
+def test_a_scheduler_on_an_address_of_a_network_has_hosts_with_that_address(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    with LocalTestbed([1], tmp_path / "w", listen="127.0.0.2:0") as testbed:
+        lines = [Path(f"/proc/{p.pid}/cmdline").read_text().split("\0") for p in testbed.processes]
+    assert {line[line.index("--listen") + 1] for line in lines} == {"127.0.0.2:0"}
+    folder = tmp_path / "w" / "certificates" / "issued" / "device-0-0"
+    certificate = pki.read_certificate((folder / "cert.pem").read_bytes())
+    assert "127.0.0.2" in pki.hosts_of(certificate)

@@ -10,9 +10,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.certificates import pki
 from collapipe.errors import NotPermittedError
-from collapipe.rpc import Security, check_push, check_session, sign_grant, to_error
+from collapipe.rpc import Security, check_push, check_session, grant_of, sign_grant, to_error
+from collapipe.v1.control_unit_pb2 import RunRoundRequest
 from collapipe.v1.edge_server_pb2 import PushedUnit
-from collapipe.v1.plan_pb2 import Attempt, Grant, Plan, SignedGrant, Stage
+from collapipe.v1.plan_pb2 import Attempt, Grant, ModelSpec, Plan, SignedGrant, Stage
 from collapipe.v1.stage_pb2 import ConfigureStage
 
 from .authorities import Authority
@@ -28,7 +29,10 @@ PLAN = Plan(
         Stage(host_id="edge", start_unit=4, stop_unit=5),
     ],
 )
-GRANT = Grant(attempt=ATTEMPT, plan=PLAN, host_cluster=7, edge_host_id="edge")
+MODEL = ModelSpec(family="bert", config_json='{"hidden_size": 64}')
+GRANT = grant_of(
+    RunRoundRequest(attempt=ATTEMPT, plan=PLAN, edge_host_id="edge", model=MODEL), host_cluster=7
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +66,7 @@ def refusal(
 
 def session(signed: SignedGrant, **changes: Any) -> ConfigureStage:
     configure = ConfigureStage(
-        attempt=ATTEMPT, plan=PLAN, stage_index=1, host_cluster=7, grant=signed
+        attempt=ATTEMPT, plan=PLAN, stage_index=1, host_cluster=7, model=MODEL, grant=signed
     )
     configure.MergeFrom(ConfigureStage(**changes))
     return configure
@@ -94,6 +98,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "a later attempt": ({"attempt": Attempt(attempt=9)}, "attempt 9 was asked for with"),
     "another plan": ({"plan": Plan(num_micro_batches=2)}, "must be those that the scheduler"),
     "another cluster": ({"host_cluster": 1}, "must be those that the scheduler has granted"),
+    "a larger model": ({"model": ModelSpec(config_json="{}")}, "must be those that the scheduler"),
     "another stage": ({"stage_index": 2}, "device was asked to run stage 2"),
     "no stage": ({"stage_index": 99}, "device was asked to run stage 99"),
 }
