@@ -159,6 +159,22 @@ def test_renewed_certificates_are_used_without_a_restart(
     assert read(address, reader.client_context())[0] == 200
 
 
+def test_page_ends_with_the_end_of_tls_so_that_a_reader_notices_a_cut(
+    ours: Authority, address: str
+) -> None:
+    context = ours.security("prometheus:whole").client_context()
+    assert context is not None
+    with (
+        open_idle(address) as connection,
+        context.wrap_socket(
+            connection, server_hostname="127.0.0.1", suppress_ragged_eofs=False
+        ) as secured,
+    ):
+        secured.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        while secured.recv(1 << 16):  # An end without a message of TLS raises an SSLEOFError.
+            pass
+
+
 def test_everybody_may_read_the_page_in_plain_text() -> None:
     address = serve_metrics("127.0.0.1:0", PLAIN)
     assert not address.endswith(":0")
