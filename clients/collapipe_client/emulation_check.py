@@ -5,25 +5,21 @@ idle processors, and if the real computation takes no longer than on the emulate
 """
 
 import time
-import urllib.request
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from collapipe.documents import read_document
 from collapipe.errors import WrongStateError
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.processes import ProcessRecord
-from collapipe_client.workspace import Workspace
 
 MAX_REAL_CORES = 1.5
 """Largest processor time of all processes together, in seconds per second."""
 MAX_OVERRUN_RATIO = 0.02
 """Largest ratio of overrun to busy time."""
 
-_SCRAPE_SECONDS = 5.0
 _BUSY = (
     "collapipe_stage_forward_seconds_sum",
     "collapipe_stage_backward_seconds_sum",
@@ -57,7 +53,7 @@ class EmulationReading:
         if emulation is None or not emulation.devices:
             raise WrongStateError("the testbed emulates no device, so there is nothing to check")
         pages = [
-            _scrape(testbed.workspace, process.name)
+            testbed.metrics(process.name)
             for process in testbed.processes
             if process.name in emulation.devices
         ]
@@ -137,17 +133,3 @@ def sum_of_metrics(page: str, names: Collection[str]) -> float:
         for sample in family.samples
         if sample.name in names
     )
-
-
-def _scrape(workspace: Workspace, name: str) -> str:
-    address = (read_document(workspace.ready_file(name)) or {}).get("metrics_address")
-    try:
-        with urllib.request.urlopen(
-            f"http://{address}/metrics", timeout=_SCRAPE_SECONDS
-        ) as response:
-            return str(response.read(), "utf-8")
-    except (OSError, ValueError) as error:
-        raise WrongStateError(
-            f"the metrics of {name} at {address} cannot be read ({error}), so it is unknown whether "
-            "its emulation kept up: measure again"
-        ) from None

@@ -31,9 +31,11 @@ from collapipe_client.reporting import exit_codes, print_json, say
 
 _DEADLINE_SECONDS = 20.0
 _MODULES = {
-    role: f"collapipe.{role.value.replace('-', '_')}" for role in OF_OPERATORS if role not in PEOPLE
+    role: f"collapipe.{role.value.replace('-', '_')}"
+    for role in OF_OPERATORS
+    if role not in PEOPLE | {Role.PROMETHEUS}
 }
-"""The service that a box runs, by its role. A person runs none."""
+"""The service of CollaPipe that a box runs, by its role. A person runs none."""
 _COMPUTING = (Role.EDGE_SERVER, *IN_A_CLUSTER)
 
 DEFAULT_FOLDER = Path("/etc/collapipe")
@@ -233,9 +235,11 @@ def _reachable_host(joined: "HolderCertificate", observed: str) -> str:
 
 
 def _next_command(identity: Identity, token: JoinToken, box: "BoxFolder") -> list[str]:
-    """Returns the command that runs the service; for a client, `collapipe status` with the certificate."""
+    """Returns the command that runs the service; for a client, `collapipe status` with the certificate; for Prometheus, the renewal."""
     if identity.role in _MODULES:
         settings = str(box.settings_file(identity))
         return [sys.executable, "-m", _MODULES[identity.role], "--config", settings]
+    if identity.role is Role.PROMETHEUS:
+        return ["collapipe", "renew", "--folder", str(box.tls.parent)]
     files = [f"--tls-{name}={box.tls / name}.pem" for name in ("ca", "cert", "key")]
     return ["collapipe", "status", "--scheduler", token.scheduler_address, *files]

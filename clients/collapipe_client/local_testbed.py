@@ -8,6 +8,7 @@ it. So a later command can end the processes even if this one is killed.
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -35,7 +36,7 @@ from collapipe_client.processes import (
     start_seconds,
 )
 from collapipe_client.supervisor import Supervisor
-from collapipe_client.testbed_certificates import USER
+from collapipe_client.testbed_certificates import PROMETHEUS, USER
 from collapipe_client.testbed_processes import (
     LOOPBACK,
     SCHEDULER,
@@ -54,6 +55,7 @@ _LIFETIME = timedelta(days=1)
 _DETACHED_LIFETIME = timedelta(days=30)
 """Nothing but the next `collapipe up` renews the certificates of a detached testbed."""
 _RENEWAL_SECONDS = 3600.0
+_METRICS_SECONDS = 10.0
 _EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -151,6 +153,19 @@ class LocalTestbed:
     def endpoint_options(self) -> list[str]:
         """The flags with which a command of the client uses this testbed."""
         return ["--scheduler", self.scheduler_address, *self._security_options(USER.name)]
+
+    def metrics(self, name: str) -> str:
+        """Returns the page of metrics of a process. Raises `WrongStateError` if it cannot be read."""
+        ready = read_document(self.workspace.ready_file(name)) or {}
+        context = self.security(PROMETHEUS.name).client_context()
+        url = f"http{'s' if context else ''}://{ready.get('metrics_address')}/metrics"
+        try:
+            with urllib.request.urlopen(url, timeout=_METRICS_SECONDS, context=context) as answer:
+                return str(answer.read(), "utf-8")
+        except (OSError, ValueError) as error:
+            raise WrongStateError(
+                f"the metrics of {name} at {url} cannot be read: {error}"
+            ) from None
 
     def emulate(self, emulation: Emulation) -> None:
         """Changes what the hosts emulate. They apply the change before their next micro-batch.
@@ -312,7 +327,7 @@ class LocalTestbed:
 
     def _issue_certificates(self) -> None:
         """Makes certificates, and renews those that are due. Processes that run take the new ones without a restart."""
-        holders: dict[Identity, set[str]] = {USER: set()}
+        holders: dict[Identity, set[str]] = {USER: set(), PROMETHEUS: set()}
         for name, service in self._services.items():
             host, _ = read_address(
                 f"the address of {name},", self._listen_address(name), least_port=0

@@ -10,6 +10,8 @@ from collapipe.rpc import Security
 
 USER = Identity(Role.CLIENT, "local")
 """Whoever uses the testbed."""
+PROMETHEUS = Identity(Role.PROMETHEUS, "prometheus")
+"""Whoever reads the pages of metrics."""
 
 
 class LocalCertificates:
@@ -37,11 +39,11 @@ class LocalCertificates:
         else:
             authority = AuthorityFolder.create(self._folder)
         for identity, hosts in holders.items():
-            authority.issue(identity, hosts, self._of(identity.name), lifetime)
+            authority.issue(identity, hosts, self.folder(identity.name), lifetime)
 
     def security(self, name: str = USER.name) -> Security:
         """Returns how a process authenticates itself to the others. By default it is the user's."""
-        folder = self._of(name)
+        folder = self.folder(name)
         return Security(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
 
     def options(self, name: str = USER.name) -> list[str]:
@@ -50,5 +52,6 @@ class LocalCertificates:
         files = {"ca": security.ca, "cert": security.certificate, "key": security.key}
         return [part for flag, path in files.items() for part in (f"--tls-{flag}", str(path))]
 
-    def _of(self, name: str) -> Path:
+    def folder(self, name: str) -> Path:
+        """Returns the folder with the certificate of a holder: ca.pem, cert.pem and key.pem."""
         return self._folder / "issued" / name

@@ -29,8 +29,8 @@ from collapipe.certificates import Identity
 from collapipe.certificates.identity import IN_A_CLUSTER
 from collapipe.documents import hold_directory, write_document
 from collapipe.errors import CollapipeError, InvalidInputError
+from collapipe.metrics_page import serve_metrics
 from collapipe.rpc import Security
-from collapipe.telemetry.exporter import serve_metrics
 from collapipe.telemetry.logs import LogFormat, configure_logging
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
         if settings.exit_with_parent is not None:
             arguments = (settings.exit_with_parent,)
             threading.Thread(target=_exit_with_parent, args=arguments, daemon=True).start()
-        metrics_address = serve_metrics(settings.metrics_listen)
+        metrics_address = serve_metrics(settings.metrics_listen, settings.security)
         running = start(settings, metrics_address)
     except CollapipeError as error:
         print(f"{service}: {error}", file=sys.stderr)

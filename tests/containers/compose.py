@@ -18,7 +18,10 @@ from containers.engine import CommandError, Engine, run
 from containers.engine_images import ROOT, VERSION
 
 FOLDER = ROOT / "deploy" / "compose"
-LAYERS = ("compose.yaml", "compose.tls.yaml", "compose.netem.yaml", "compose.observability.yaml")
+LAYERS = (
+    *("compose.yaml", "compose.tls.yaml", "compose.netem.yaml"),
+    *("compose.observability.yaml", "compose.observability.tls.yaml"),
+)
 PROJECT = "collapipe-test"
 CLIENT = "collapipe"
 HEALTHY_SECONDS = 240.0

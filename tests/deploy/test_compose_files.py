@@ -141,6 +141,8 @@ def test_docker_compose_accepts_every_layer(layer: str) -> None:
     files = [layer] if layer in STANDALONE else ["compose.yaml", layer]
     if layer == "compose.test.yaml":
         files = ["compose.yaml", "compose.tls.yaml", "compose.netem.yaml", layer]
+    if layer == "compose.observability.tls.yaml":
+        files = ["compose.yaml", "compose.tls.yaml", "compose.observability.yaml", layer]
     arguments = [part for file in files for part in ("--file", file)]
     subprocess.run([command, *arguments, "config", "--quiet"], cwd=COMPOSE, check=True)
 

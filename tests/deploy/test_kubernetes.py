@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from collapipe.certificates import pki
+from collapipe.certificates import Identity, Role, pki
 from collapipe.service_process import ServiceSettings
 from collapipe_client.cli import app
 
@@ -146,15 +146,15 @@ def test_host_ids_are_names_that_others_can_resolve(
     assert "scheduler" in headless
 
 
-def test_metrics_address_is_the_instance_that_prometheus_scrapes(
+def test_metrics_are_served_on_the_port_that_prometheus_scrapes(
     base: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pod in _services(base):
         with monkeypatch.context() as patch:
             settings = _settings(pod, patch)
         annotations = pod.template["metadata"]["annotations"]
-        instance = f"{pod.environment['POD_IP']}:{annotations['prometheus.io/port']}"
-        assert settings.metrics_listen == instance
+        # The service registers this port with the host of its address, which is its host id.
+        assert settings.metrics_listen == f"0.0.0.0:{annotations['prometheus.io/port']}"
         assert annotations["prometheus.io/scrape"] == "true"
         ports = {port["name"]: port for port in pod.container["ports"]}
         assert settings.listen == f"0.0.0.0:{ports['grpc']['containerPort']}"
@@ -284,14 +284,31 @@ def test_scheduler_reads_telemetry_from_this_prometheus(
     ]
     (port,) = [port["port"] for port in service["spec"]["ports"]]
     assert settings["telemetry"] == "prometheus"
-    assert settings["prometheus_url"] == f"http://prometheus:{port}"
+    assert settings["prometheus_url"] == f"https://prometheus:{port}"
     configuration = _prometheus_configuration(k3s)
     interval = configuration["global"]["scrape_interval"]
     assert interval == f"{settings['telemetry_interval_seconds']:g}s"
 
 
+def test_prometheus_has_its_own_certificate(
+    k3s: list[Document], certificates: list[Document]
+) -> None:
+    (pod,) = [pod for pod in pods(k3s) if pod.name == "prometheus"]
+    (volume,) = [v for v in pod.spec["volumes"] if v["name"] == "tls"]
+    (secret,) = [
+        d["data"] for d in certificates if d["metadata"]["name"] == volume["secret"]["secretName"]
+    ]
+    identity = pki.identity_of(pki.read_certificate(base64.b64decode(secret["cert.pem"])))
+    assert identity == Identity(Role.PROMETHEUS, pod.name)
+    (mount,) = [m for m in pod.container["volumeMounts"] if m["name"] == "tls"]
+    files = {f"{mount['mountPath']}/{name}" for name in secret}
+    (job,) = _prometheus_configuration(k3s)["scrape_configs"]
+    assert set(job["tls_config"].values()) == files
+    assert files <= set(_prometheus_file(k3s, "web.yml")["tls_server_config"].values())
+
+
 def test_prometheus_accepts_its_configuration_and_rules(
-    k3s: list[Document], tmp_path: Path
+    k3s: list[Document], certificates: list[Document], tmp_path: Path
 ) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("no promtool on this machine: apt-get install prometheus")
@@ -306,14 +323,20 @@ def test_prometheus_accepts_its_configuration_and_rules(
         {"role": "pod", "namespaces": {"own_namespace": True}}
     ]
     configuration["rule_files"] = [str(tmp_path / name) for name in rules]
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
-    checked = subprocess.run(
-        ["promtool", "check", "config", str(tmp_path / "prometheus.yml")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stderr
+    (secret,) = [d["data"] for d in certificates if d["metadata"]["name"] == "prometheus-tls"]
+    for name, data in secret.items():
+        (tmp_path / name).write_bytes(base64.b64decode(data))
+    web = _prometheus_file(k3s, "web.yml")
+    for kind, document in (("config", configuration), ("web-config", web)):
+        text = yaml.safe_dump(document).replace("/etc/collapipe/tls", str(tmp_path))
+        (tmp_path / f"{kind}.yml").write_text(text, encoding="utf-8")
+        checked = subprocess.run(
+            ["promtool", "check", kind, str(tmp_path / f"{kind}.yml")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert checked.returncode == 0, checked.stderr
 
 
 def test_hosts_have_the_labels_that_rules_use(k3s: list[Document]) -> None:
@@ -322,13 +345,18 @@ def test_hosts_have_the_labels_that_rules_use(k3s: list[Document]) -> None:
         labels = _relabelled(job["relabel_configs"], _discovered(pod))
         assert labels["service"] == pod.environment["COLLAPIPE_HOST_ID"]
         assert labels["host_role"] == pod.target.replace("-", "_")
-        assert labels["__address__"] == pod.environment["COLLAPIPE_METRICS_LISTEN"]
+        port = pod.template["metadata"]["annotations"]["prometheus.io/port"]
+        assert labels["__address__"] == f"{pod.environment['COLLAPIPE_HOST_ID']}:{port}"
         assert labels["__metrics_path__"] == "/metrics"
 
 
 def _prometheus_configuration(documents: list[Document]) -> Document:
+    return _prometheus_file(documents, "prometheus.yml")
+
+
+def _prometheus_file(documents: list[Document], name: str) -> Document:
     (text,) = [
-        d["data"]["prometheus.yml"]
+        d["data"][name]
         for d in documents
         if d["metadata"]["name"].startswith("prometheus-configuration-")
     ]

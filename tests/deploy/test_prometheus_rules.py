@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,16 @@ def run(*command: str) -> None:
 
 def test_configuration_and_rules_are_valid(promtool: str) -> None:
     run(promtool, "check", "config", str(ROOT / "prometheus.yml"))
+
+
+def test_configuration_with_tls_is_current() -> None:
+    """It differs from the valid one only in the files of TLS, which do not exist here."""
+    run(sys.executable, str(ROOT / "build.py"), "--check")
+    plain, secured = load("prometheus.yml"), load("prometheus.tls.yml")
+    (job,) = [one for one in secured["scrape_configs"] if one["job_name"] == "collapipe"]
+    assert job.pop("scheme") == "https"
+    assert job.pop("tls_config")
+    assert secured == plain
 
 
 @pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.v1.plan_pb2 import Plan
 from collapipe_client import LocalTestbed
+from collapipe_client.testbed_certificates import PROMETHEUS
 from collapipe_client.testbed_processes import Device
+from collapipe_client.workspace import Workspace
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
@@ -104,7 +107,11 @@ def run_from_prometheus(
     directory: Path, emulation: Emulation, devices: Sequence[Device], job: JobConfig
 ) -> list[Decided]:
     """Runs a job whose scheduler gets telemetry only from Prometheus. Half-way, the emulation changes."""
-    with running_prometheus(directory) as prometheus:
+    # Prometheus needs the certificate when it starts.
+    certificates = Workspace(directory / "testbed").certificates
+    certificates.issue({PROMETHEUS: ()}, timedelta(days=1))
+    folder = certificates.folder(PROMETHEUS.name)
+    with running_prometheus(directory, certificate=folder) as prometheus:
         options = ("--telemetry", "prometheus", "--prometheus-url", prometheus.url)
         with (
             LocalTestbed(

@@ -24,6 +24,7 @@ from collapipe.telemetry.host_estimates import ENERGY_SENSORS
 from collapipe.telemetry.sources.prometheus import PrometheusSource
 from collapipe_client import Device, LocalTestbed
 from collapipe_client.cli import app
+from collapipe_client.testbed_certificates import PROMETHEUS
 
 pytestmark = pytest.mark.heavy
 
@@ -99,13 +100,14 @@ class Observed:
         return [row for row in rows if not math.isnan(float(row["value"][1]))]
 
 
-def deployed_config(directory: Path, scheduler_metrics: str) -> dict[str, Any]:
-    """Returns the deployed prometheus.yml without the targets of Compose, and with half the intervals."""
+def deployed_config(directory: Path, scheduler_metrics: str, certificate: Path) -> dict[str, Any]:
+    """Returns the deployed prometheus.tls.yml without the targets of Compose, and with half the intervals."""
     source = ROOT / "deploy/prometheus"
     (directory / "rules").mkdir()
     for path in (source / "rules").glob("*.yml"):
         (directory / "rules" / path.name).write_text(path.read_text("utf-8"), encoding="utf-8")
-    config: dict[str, Any] = yaml.safe_load((source / "prometheus.yml").read_text("utf-8"))
+    text = (source / "prometheus.tls.yml").read_text("utf-8")
+    config: dict[str, Any] = yaml.safe_load(text.replace("/etc/collapipe/tls", str(certificate)))
     config["global"] |= {"scrape_interval": "1s", "scrape_timeout": "1s"}
     (job,) = [one for one in config["scrape_configs"] if one["job_name"] == "collapipe"]
     labels = {"host_role": "scheduler", "service": "scheduler"}
@@ -129,8 +131,11 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
             ]: one.name
             for one in testbed.processes
         }
+        certificate = testbed.workspace.certificates.folder(PROMETHEUS.name)
         scheduler = next(address for address, name in metrics.items() if name == "scheduler")
-        with running_prometheus(directory, deployed_config(directory, scheduler)) as server:
+        with running_prometheus(
+            directory, deployed_config(directory, scheduler, certificate)
+        ) as server:
             options = ["targets", str(directory / "targets.json"), *testbed.endpoint_options]
             result = CliRunner().invoke(app, options)
             assert result.exit_code == 0, result.output

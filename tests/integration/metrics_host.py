@@ -11,9 +11,9 @@ import time
 
 import grpc
 
+from collapipe.metrics_page import serve_metrics
 from collapipe.rpc import Security, serve
 from collapipe.telemetry import metrics
-from collapipe.telemetry.exporter import serve_metrics
 from collapipe.telemetry_service import TelemetryServicer
 from collapipe.v1 import telemetry_pb2_grpc
 
@@ -29,7 +29,7 @@ def main() -> None:
     metrics.create_stage_series("0", stage)
     metrics.LINK_RATE_LIMIT_BPS.labels(outgoing).set(5e8)
     server = serve("127.0.0.1:0", Security.insecure(), _add_telemetry)
-    print(server.address, serve_metrics("127.0.0.1:0"), flush=True)
+    print(server.address, serve_metrics("127.0.0.1:0", Security.insecure()), flush=True)
     for line in sys.stdin:
         if not line.strip():
             break

@@ -19,7 +19,7 @@ from collapipe_client.cli import app
 _LIMIT_SECONDS = 90.0
 _HOLDERS = (
     *("scheduler:scheduler", "edge-server:edge-server"),
-    *("client:me", "client:other", "admin:root"),
+    *("client:me", "client:other", "admin:root", "prometheus:prometheus"),
     *("control-unit:control-unit-0", "device-agent:device-0-0"),
 )
 

@@ -1,8 +1,6 @@
 """Tests that activations go directly between devices, and that jobs use new rows and measured speeds."""
 
 import itertools
-import json
-import urllib.request
 from collections import Counter
 from pathlib import Path
 
@@ -114,9 +112,7 @@ def traffic(testbed: LocalTestbed) -> Traffic:
     """Returns the bytes that each process has exchanged with its neighbours in pipelines so far."""
     counted: Traffic = Counter()
     for process in testbed.processes:
-        ready = json.loads(testbed.workspace.ready_file(process.name).read_text())
-        with urllib.request.urlopen(f"http://{ready['metrics_address']}/metrics") as answer:
-            text = answer.read().decode()
+        text = testbed.metrics(process.name)
         assert "collapipe_process_peak_resident_memory_bytes" in text
         for family in text_string_to_metric_families(text):
             for sample in family.samples:

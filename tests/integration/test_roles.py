@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 import pytest
-from prometheus_server import eventually
+import yaml
+from prometheus_server import PrometheusServer, eventually, running_prometheus
 from reference.tiny_jobs import make_job
 from unit.rpc.authorities import Unchecked
 
@@ -16,6 +17,7 @@ from collapipe.certificates import Role
 from collapipe.errors import NotFoundError, NotPermittedError, PeerLostError
 from collapipe.rpc import Security, call, open_channel, sign_grant
 from collapipe.rpc.permissions import ANYBODY, PERMISSIONS
+from collapipe.telemetry.sources.prometheus import PrometheusSource
 from collapipe.v1 import (
     edge_server_pb2,
     edge_server_pb2_grpc,
@@ -40,6 +42,7 @@ from collapipe.v1.stage_pb2 import (
 from collapipe_client import LocalTestbed
 from integration.secured import SecuredDeployment, collapipe
 
+DEPLOY = Path(__file__).parents[2] / "deploy"
 HOSTS = {"edge-server", "control-unit-0", "device-0-0", "device-0-1"}
 
 
@@ -113,6 +116,7 @@ CALLERS = {
     Role.DEVICE_AGENT: "device-0-0",
     Role.CLIENT: "me",
     Role.ADMIN: "root",
+    Role.PROMETHEUS: "prometheus",
 }
 SERVERS = {
     "SchedulerService": "scheduler",
@@ -317,6 +321,60 @@ def test_only_the_scheduler_reads_the_spans_and_metrics_of_a_host(
         with pytest.raises(NotPermittedError, match="/GetMetrics: .*, scheduler may"):
             call(telemetry.GetMetrics, telemetry_pb2.GetMetricsRequest(), "device-0-1", 10)
     assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.fixture
+def prometheus(deployment: SecuredDeployment, tmp_path: Path) -> Iterator[PrometheusServer]:
+    """A server with the deployed configuration, whose targets are from `collapipe targets`."""
+    tls = str(deployment.authority / "issued" / "prometheus")
+
+    def with_certificate(path: str) -> str:
+        return (DEPLOY / path).read_text(encoding="utf-8").replace("/etc/collapipe/tls", tls)
+
+    config = yaml.safe_load(with_certificate("prometheus/prometheus.tls.yml"))
+    (job,) = [one for one in config["scrape_configs"] if one["job_name"] == "collapipe"]
+    del job["static_configs"]
+    job["file_sd_configs"] = [{"files": ["targets.json"], "refresh_interval": "1s"}]
+    web_config = tmp_path / "web.yml"
+    web_config.write_text(with_certificate("kubernetes/components/prometheus/web.yml"))
+    config |= {"scrape_configs": [job], "rule_files": []}
+    context = deployment.security("me").client_context()
+    with running_prometheus(tmp_path, config, web_config, context) as server:
+        endpoint = ("--scheduler", deployment.addresses["scheduler"], *deployment.files("me"))
+        collapipe("targets", str(tmp_path / "targets.json"), *endpoint)
+        yield server
+
+
+def test_prometheus_scrapes_all_hosts_until_its_key_is_revoked(
+    deployment: SecuredDeployment, prometheus: PrometheusServer
+) -> None:
+    def health() -> dict[str, str]:
+        """Returns the last error of each host, or an empty text."""
+        return {
+            one["labels"]["service"]: "" if one["health"] == "up" else one["lastError"] or "new"
+            for one in prometheus.active_targets()
+        }
+
+    eventually(lambda: health() == dict.fromkeys(HOSTS, ""))
+    # Renewed certificates interrupt nothing.
+    deployment.renew()
+    renewed = time.time()
+
+    def scraped_since() -> set[str]:
+        source = PrometheusSource(
+            prometheus.url,
+            deployment.security("scheduler").client_context,
+            Role.PROMETHEUS.server_name,
+        )
+        return {series.instance for series in source.window(renewed, time.time())}
+
+    eventually(lambda: len(scraped_since()) == len(HOSTS))
+    assert health() == dict.fromkeys(HOSTS, "")
+
+    collapipe("certs", "revoke", str(deployment.authority), "prometheus:prometheus")
+    refused = "server returned HTTP status 403 Forbidden"
+    eventually(lambda: health() == dict.fromkeys(HOSTS, refused))
+    assert "the key of this certificate was revoked" in deployment.log("device-0-0")
 
 
 def test_device_cannot_collect_a_trace(deployment: SecuredDeployment) -> None:

@@ -29,6 +29,8 @@ class Role(str, Enum):
     CLIENT = "client"
     ADMIN = "admin"
     """A client that may do everything with the jobs of others."""
+    PROMETHEUS = "prometheus"
+    """A Prometheus server, which reads the metrics of all services."""
     AUTHORITY = "authority"
 
     @property

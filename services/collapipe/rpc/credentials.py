@@ -44,6 +44,8 @@ class _Contents:
 
     stamps: _Stamps
     presented: Presented
+    server_context: ssl.SSLContext
+    client_context: ssl.SSLContext
     ca: bytes
     certificate: bytes
     key: bytes = field(repr=False)
@@ -154,6 +156,16 @@ class Security:
         contents = self._contents()
         return None if contents is None else contents.of_channels
 
+    def server_context(self) -> ssl.SSLContext | None:
+        """Returns what a server without gRPC needs for its next connection; `None` for plain text. It demands a certificate."""
+        contents = self._contents()
+        return None if contents is None else contents.server_context
+
+    def client_context(self) -> ssl.SSLContext | None:
+        """Returns what a client without gRPC needs for its next connection; `None` for plain text."""
+        contents = self._contents()
+        return None if contents is None else contents.client_context
+
     def presented(self) -> Presented | None:
         """Returns what this process shows to its peers; `None` for plain text.
 
@@ -229,7 +241,7 @@ class Security:
 
     def _read(self, files: tuple[Path, Path, Path], stamps: _Stamps) -> _Contents:
         """Reads the files, and checks them as a peer would. gRPC would only log a mistake, and every handshake would fail."""
-        shown = self._as_a_peer_sees_it()
+        server_context, client_context, shown = self._shake_hands()
         expires = datetime.datetime.fromtimestamp(
             ssl.cert_time_to_seconds(shown["notAfter"]), datetime.timezone.utc
         )
@@ -241,7 +253,11 @@ class Security:
                 f"{Identity(Role.DEVICE_AGENT, 'device-0-0').uri} among its alternative names; {_REMEDY}"
             )
         return _Contents(
-            stamps, Presented(identity, expires), *(path.read_bytes() for path in files)
+            stamps,
+            Presented(identity, expires),
+            server_context,
+            client_context,
+            *(path.read_bytes() for path in files),
         )
 
     def _check_renewal(self, kept: _Contents, new: _Contents) -> None:
@@ -254,32 +270,37 @@ class Security:
                 f"--tls-cert {self.certificate} is of {new.presented.identity} now: restart this process to use it"
             )
 
-    def _as_a_peer_sees_it(self) -> dict[str, Any]:
-        """Returns the content of the certificate, from a TLS handshake in memory.
+    def _shake_hands(self) -> tuple[ssl.SSLContext, ssl.SSLContext, dict[str, Any]]:
+        """Returns contexts of a server and of a client with the files, and the content of the certificate, after a handshake in memory.
 
         The standard library gives the content of a certificate only to the peer of a connection.
         """
-        peer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        this = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        this.check_hostname, this.verify_mode = False, ssl.CERT_NONE
-        peer.verify_mode = ssl.CERT_REQUIRED
-        try:
-            peer.load_verify_locations(self.ca)
-        except OSError as error:
-            raise InvalidInputError(
-                f"--tls-ca {self.ca}: the file has no certificate in PEM ({error}); {_REMEDY}"
-            ) from None
-        try:
-            for context in (peer, this):
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        # This server would refuse itself if the certificate is one of a person.
+        client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+        server.verify_mode = ssl.CERT_REQUIRED
+        for context in (server, client):
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            try:
+                context.load_verify_locations(self.ca)
+            except OSError as error:
+                raise InvalidInputError(
+                    f"--tls-ca {self.ca}: the file has no certificate in PEM ({error}); {_REMEDY}"
+                ) from None
+            try:
                 # With an empty password, an encrypted key fails instead of asking for a password.
                 context.load_cert_chain(str(self.certificate), self.key, password="")
-        except OSError as error:
-            raise InvalidInputError(
-                f"--tls-cert {self.certificate}, --tls-key {self.key}: they are no certificate with its unencrypted key "
-                f"in PEM ({error}); {_REMEDY}"
-            ) from None
-        to_peer, to_this = ssl.MemoryBIO(), ssl.MemoryBIO()
-        ends = [this.wrap_bio(to_this, to_peer), peer.wrap_bio(to_peer, to_this, server_side=True)]
+            except OSError as error:
+                raise InvalidInputError(
+                    f"--tls-cert {self.certificate}, --tls-key {self.key}: they are no certificate with its unencrypted key "
+                    f"in PEM ({error}); {_REMEDY}"
+                ) from None
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = [
+            client.wrap_bio(to_client, to_server),
+            server.wrap_bio(to_server, to_client, server_side=True),
+        ]
         waiting = list(ends)
         while waiting:
             for end in list(waiting):
@@ -290,7 +311,8 @@ class Security:
                     continue
                 except ssl.SSLCertVerificationError as error:
                     raise self._refusal(error.verify_message) from None
-        return ends[1].getpeercert() or {}
+        client.verify_mode, client.check_hostname = ssl.CERT_REQUIRED, True
+        return server, client, ends[1].getpeercert() or {}
 
     def _refusal(self, reason: str) -> CollapipeError:
         kind: type[CollapipeError] = WrongStateError

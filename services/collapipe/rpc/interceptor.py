@@ -22,6 +22,7 @@ from collapipe.rpc.permissions import (
     check_not_revoked,
     check_permitted,
 )
+from collapipe.rpc.refusal_log import RefusalLog
 from collapipe.rpc.silent_calls import SilentCalls
 from collapipe.rpc.status import details, explain_unexpected, to_code, trailing_metadata
 from collapipe.telemetry import metrics
@@ -51,12 +52,6 @@ _MOST_OF_A_CALLER = {True: STREAM_THREADS // 4, False: UNARY_THREADS // 2}
 
 _MOST_EXPORTS = 2
 """Exports of one caller at the same time. Each is a copy of the model on the disk."""
-
-_TOLD_SECONDS = 60.0
-"""Least time between two lines in the log about refused calls of one caller to one method."""
-
-_MOST_TOLD = 1024
-"""Callers and methods that are remembered for that."""
 
 _EXPORT = "/collapipe.v1.EdgeServerService/ExportModel"
 _HEALTH = "/grpc.health.v1.Health/"
@@ -88,8 +83,7 @@ class CallInterceptor(grpc.ServerInterceptor):
         self._lock = threading.Lock()
         self._running: Counter[tuple[str, str]] = Counter()
         """Number of calls by method and caller."""
-        self._told: dict[tuple[str, str], float] = {}
-        """When the log last told of a refused call, by method and caller."""
+        self._refusals = RefusalLog()
         self._pools: dict[str, ThreadPoolExecutor] = {}
 
     def close(self) -> None:
@@ -190,17 +184,6 @@ class CallInterceptor(grpc.ServerInterceptor):
                 if not self._running[key]:
                     del self._running[key]
 
-    def _tell_refusal(self, method: str, caller: str, error: NotPermittedError) -> None:
-        """Writes a refused call to the log, unless it told of the same caller and method lately. So nobody can fill the disk."""
-        now = time.monotonic()
-        with self._lock:
-            if now - self._told.get((method, caller), -_TOLD_SECONDS) < _TOLD_SECONDS:
-                return
-            if len(self._told) >= _MOST_TOLD:
-                self._told.clear()
-            self._told[method, caller] = now
-        logger.warning("refused a call of %s to %s: %s", caller, method, error)
-
     def _pool(self, method: str, *, is_stream: bool) -> ThreadPoolExecutor:
         """Returns the threads of a method. Only one thread of gRPC calls this, the one that takes in all calls."""
         if method not in self._pools:
@@ -232,7 +215,7 @@ class CallInterceptor(grpc.ServerInterceptor):
             metrics.CALLS_HANDLED.labels(*labels, code.name).inc()
             metrics.CALL_SECONDS.labels(*labels).observe(time.perf_counter() - started)
             if isinstance(error, NotPermittedError):
-                self._tell_refusal(method, caller_name(context), error)
+                self._refusals.tell(method, caller_name(context), error)
             if isinstance(error, CollapipeError):
                 context.set_trailing_metadata(trailing_metadata(error))
                 context.abort(code, details(str(error)))

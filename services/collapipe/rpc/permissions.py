@@ -69,6 +69,9 @@ PERMISSIONS: Permissions = {
 Nobody may call a method that is missing here. A test compares this table with the protocol.
 """
 
+METRICS_READERS = frozenset({Role.PROMETHEUS, Role.ADMIN})
+"""The roles that may read the page of metrics of a service."""
+
 
 def check_permitted(method: str, context: grpc.ServicerContext, permissions: Permissions) -> None:
     """Refuses a call of "/service/method" that the caller's role may not make. The server must speak TLS.
@@ -93,6 +96,21 @@ def check_not_revoked(context: grpc.ServicerContext, revoked: RevokedKeyList) ->
     """Refuses a caller whose key is revoked; raises `NotPermittedError`. The server must speak TLS."""
     for certificate in _properties(context, "x509_pem_cert"):
         revoked.check(certificate.encode())
+
+
+def check_reads_metrics(uris: list[str]) -> None:
+    """Refuses a reader of the page of metrics, given the URIs in its certificate.
+
+    Raises:
+        NotPermittedError: The reader has another role, or its certificate has no role.
+    """
+    reader = _identity_in(uris)
+    if reader.role not in METRICS_READERS:
+        may = ", ".join(sorted(role.value for role in METRICS_READERS))
+        raise NotPermittedError(
+            f"{reader} may not read metrics: by their certificates, {may} may. Make one with `collapipe certs issue DIR "
+            f"{Role.PROMETHEUS.value}:NAME`"
+        )
 
 
 def check_is_caller(
@@ -196,7 +214,12 @@ def _properties(context: grpc.ServicerContext, key: str) -> list[str]:
 
 def _identity(context: grpc.ServicerContext) -> Identity:
     # Only URIs count. Among all alternative names, a DNS name could look like an identity.
-    identity = Identity.from_uris(_properties(context, "peer_uri"))
+    return _identity_in(_properties(context, "peer_uri"))
+
+
+def _identity_in(uris: list[str]) -> Identity:
+    """Returns the identity in the URIs of a caller's certificate; raises `NotPermittedError` if there is none."""
+    identity = Identity.from_uris(uris)
     if identity is None:
         raise NotPermittedError(
             "the certificate of the caller has no role, which is a URI like "

@@ -44,7 +44,8 @@ class SchedulerSettings(ServiceSettings):
     )
     prometheus_url: str = Field(
         default="http://127.0.0.1:9090",
-        description="URL of the Prometheus server that scrapes the hosts.",
+        description="URL of the Prometheus server that scrapes the hosts. With https and mutual TLS, the certificate of the "
+        "server must have the role prometheus.",
     )
     telemetry_interval_seconds: float = Field(
         default=1.0,
@@ -143,5 +144,9 @@ def _source(
     settings: SchedulerSettings, registry: HostRegistry, channels: ChannelPool
 ) -> TelemetrySource:
     if settings.telemetry == "prometheus":
-        return PrometheusSource(settings.prometheus_url)
+        if settings.insecure:
+            return PrometheusSource(settings.prometheus_url)
+        return PrometheusSource(
+            settings.prometheus_url, settings.security.client_context, Role.PROMETHEUS.server_name
+        )
     return ScrapeSource(registry.alive, channels, settings.telemetry_interval_seconds)

@@ -264,6 +264,13 @@ def test_settings_of_a_folder_with_any_name_can_be_read(
     assert settings.tls_key == box / "tls" / "key.pem"
 
 
+def test_prometheus_joins_without_a_service_and_renews(served: Served, tmp_path: Path) -> None:
+    said = joined(served.token("prometheus:watch"), "--folder", tmp_path)
+    assert not list(tmp_path.glob("*.toml"))
+    assert said["next"] == ["collapipe", "renew", "--folder", str(tmp_path)]
+    assert collapipe(*said["next"][1:], "--now").exit_code == 0
+
+
 def test_token_that_was_used_elsewhere_leaves_an_empty_folder(
     served: Served, tmp_path: Path
 ) -> None:

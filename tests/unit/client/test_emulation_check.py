@@ -13,12 +13,14 @@ import pytest
 
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.errors import WrongStateError
+from collapipe.rpc import Security
 from collapipe_client import emulation_check, training
 from collapipe_client.emulation_check import (
     EmulationReading,
     processor_seconds,
     sum_of_metrics,
 )
+from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.processes import ProcessRecord, start_seconds
 from collapipe_client.workspace import Workspace
 
@@ -69,6 +71,7 @@ class Testbed:
     """The watched part of a testbed whose only process is this one."""
 
     __test__ = False
+    metrics = LocalTestbed.metrics
 
     def __init__(self, folder: Path, metrics_address: str) -> None:
         self.workspace = Workspace(folder)
@@ -81,6 +84,9 @@ class Testbed:
             ProcessRecord("device-0-0", os.getpid(), start),
         )
         self.emulation: Emulation | None = Emulation(devices={"device-0-0": PI})
+
+    def security(self, name: str) -> Security:
+        return Security.insecure()
 
 
 @pytest.fixture
@@ -195,7 +201,9 @@ def test_testbed_without_emulated_devices_is_refused(
 
 def test_metrics_that_cannot_be_read_are_refused(testbed: Any, page: Page) -> None:
     testbed.workspace.ready_file("device-0-0").write_text('{"metrics_address": "127.0.0.1:1"}')
-    with pytest.raises(WrongStateError, match="device-0-0 at 127.0.0.1:1 cannot be read"):
+    with pytest.raises(
+        WrongStateError, match="device-0-0 at http://127.0.0.1:1/metrics cannot be read"
+    ):
         EmulationReading.of(testbed)
 
 

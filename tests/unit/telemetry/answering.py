@@ -1,5 +1,6 @@
 """An HTTP server whose answers a test chooses."""
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +13,8 @@ Answer = Callable[[Form], tuple[int, bytes]]
 
 
 @contextmanager
-def answering(answer: Answer) -> Iterator[str]:
-    """Serves on a free port and yields "host:port"."""
+def answering(answer: Answer, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Serves on a free port, by HTTPS if `tls` is given, and yields "host:port"."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -31,6 +32,8 @@ def answering(answer: Answer) -> Iterator[str]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

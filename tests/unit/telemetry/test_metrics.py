@@ -1,15 +1,11 @@
 import shutil
-import socket
-import urllib.request
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from collapipe.errors import InvalidInputError
 from collapipe.telemetry import metrics
-from collapipe.telemetry.exporter import serve_metrics
 
 
 def value(name: str, **labels: str) -> float | None:
@@ -116,32 +112,3 @@ def test_every_metric_has_our_prefix_and_a_base_unit() -> None:
         assert family.name.startswith("collapipe_")
         assert family.name.endswith((*units, *counted, *plain)), family.name
         assert family.documentation.endswith(".")
-
-
-# --- the page
-
-
-def test_port_zero_serves_on_a_free_port_and_returns_it() -> None:
-    address = serve_metrics("127.0.0.1:0")
-    assert not address.endswith(":0")
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as page:
-        assert b"collapipe_round_seconds" in page.read()
-
-
-def test_empty_address_serves_nothing() -> None:
-    assert serve_metrics("") == ""
-
-
-@pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:x", "127.0.0.1:70000", "1.2.3.4:5"])
-def test_invalid_address_is_refused(listen: str) -> None:
-    with pytest.raises(InvalidInputError, match=f"cannot serve metrics on {listen} .*--metrics-l"):
-        serve_metrics(listen)
-
-
-def test_port_in_use_is_refused() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        listen = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(InvalidInputError, match=f"cannot serve metrics on {listen}"):
-            serve_metrics(listen)

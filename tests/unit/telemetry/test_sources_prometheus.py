@@ -3,12 +3,17 @@ import math
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.rpc.authorities import Authority
 from unit.telemetry.answering import Form, answering
 
+from collapipe.certificates import Role
 from collapipe.errors import InvalidInputError, PeerLostError
+from collapipe.rpc import Security
+from collapipe.telemetry.sources import prometheus
 from collapipe.telemetry.sources.prometheus import PrometheusSource
 
 STEPS = "collapipe_stage_steps_total"
@@ -163,6 +168,86 @@ def test_value_that_is_no_number_is_refused() -> None:
         pytest.raises(PeerLostError, match="not as Prometheus answers"),
     ):
         PrometheusSource(f"http://{address}").window(0.0, 1.0)
+
+
+def test_answer_that_is_too_long_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prometheus, "_MAX_ANSWER_BYTES", 1000)
+    with (
+        answering(success(*(row(f"a:{port}", [(0.5, "1")]) for port in range(100)))) as address,
+        pytest.raises(PeerLostError, match="sent more than 1000 bytes"),
+    ):
+        PrometheusSource(f"http://{address}").window(0.0, 1.0)
+
+
+def test_redirect_is_not_followed() -> None:
+    asked: list[Form] = []
+
+    def answer(form: Form) -> tuple[int, bytes]:
+        asked.append(form)
+        return success()(form)
+
+    with answering(answer) as elsewhere, socket.create_server(("127.0.0.1", 0)) as server:
+
+        def redirect() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                head = f"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://{elsewhere}/\r\n"
+                connection.sendall(f"{head}Content-Length: 0\r\n\r\n".encode())
+
+        thread = threading.Thread(target=redirect)
+        thread.start()
+        with pytest.raises(PeerLostError, match="HTTP 307"):
+            PrometheusSource(f"http://127.0.0.1:{server.getsockname()[1]}").window(0.0, 1.0)
+        thread.join()
+    assert not asked
+
+
+# --- mutual TLS
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def secured(address: str, scheduler: Security) -> PrometheusSource:
+    """Returns the source of a scheduler."""
+    return PrometheusSource(
+        f"https://{address}", scheduler.client_context, Role.PROMETHEUS.server_name
+    )
+
+
+def test_server_with_the_role_is_asked_by_mutual_tls(authority: Authority) -> None:
+    server = authority.security("prometheus:metrics").server_context()
+    scheduler = authority.security("scheduler:scheduler")
+    with answering(success(row("a:1", [(0.5, "1")])), server) as address:
+        (found,) = secured(address, scheduler).window(0.0, 1.0)
+        assert found.instance == "a:1"
+        with pytest.raises(PeerLostError, match="cannot be reached"):
+            PrometheusSource(f"http://{address}").window(0.0, 1.0)
+
+
+def test_server_with_another_role_is_refused(authority: Authority) -> None:
+    server = authority.security("device-agent:device-0-0").server_context()
+    scheduler = authority.security("scheduler:scheduler")
+    with (
+        answering(success(), server) as address,
+        pytest.raises(PeerLostError, match="prometheus.role.collapipe.internal"),
+    ):
+        secured(address, scheduler).window(0.0, 1.0)
+
+
+def test_server_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
+    server = Authority(tmp_path).security("prometheus:metrics").server_context()
+    scheduler = authority.security("scheduler:scheduler")
+    with (
+        answering(success(), server) as address,
+        pytest.raises(PeerLostError, match="certificate verify failed"),
+    ):
+        secured(address, scheduler).window(0.0, 1.0)
 
 
 @pytest.mark.parametrize("url", ["", "prometheus:9090", "ftp://a:1", "http://", "http://a:b"])

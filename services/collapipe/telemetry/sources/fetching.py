@@ -1,6 +1,7 @@
 """One HTTP request with limits on its time and its size."""
 
 import asyncio
+import ssl
 from typing import NamedTuple
 
 import httpx
@@ -15,14 +16,23 @@ class Response(NamedTuple):
     body: bytes
 
 
-def open_client() -> httpx.AsyncClient:
-    """Returns a client for hosts of this network; it ignores proxies.
+def open_client(tls: ssl.SSLContext | None) -> httpx.AsyncClient:
+    """Returns a client for hosts of this network; it ignores proxies and follows no redirects.
 
     It has no time limit: httpx limits each read, which a server that sends slowly never exceeds. `fetch`
     limits the whole request instead.
+
+    Args:
+        tls: For https; `None` trusts the public authorities.
     """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
+    return httpx.AsyncClient(
+        timeout=None,
+        limits=limits,
+        trust_env=False,
+        follow_redirects=False,
+        verify=True if tls is None else tls,
+    )
 
 
 async def fetch(

@@ -2,8 +2,9 @@
 
 import asyncio
 import math
+import ssl
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import httpx
@@ -41,6 +42,8 @@ class PrometheusSource:
 
     Args:
         url: Address of the server, for example `http://127.0.0.1:9090`.
+        tls: Returns the context of the next connection to an https address, or `None` to trust the public authorities.
+        server_name: The DNS name that the certificate of the server must have; the host of the address if it is empty.
         timeout_seconds: Limit of one query, from the look-up of the server's name to the last byte.
 
     Raises:
@@ -52,7 +55,13 @@ class PrometheusSource:
     max_gap_seconds = 0.0
     pass_seconds = 0.0
 
-    def __init__(self, url: str, timeout_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        server_name: str = "",
+        timeout_seconds: float = 5.0,
+    ) -> None:
         try:
             self._url = httpx.URL(url.rstrip("/") + "/api/v1/query")
             port = self._url.port
@@ -64,6 +73,8 @@ class PrometheusSource:
             raise InvalidInputError(
                 f"{url!r} is no URL of a Prometheus server ({error}): write, for example, http://127.0.0.1:9090"
             ) from None
+        self._tls = tls
+        self._extensions = {"sni_hostname": server_name} if server_name else {}
         self._timeout_seconds = timeout_seconds
 
     def window(self, start: float, end: float) -> Sequence[Series]:
@@ -86,8 +97,11 @@ class PrometheusSource:
         """Does nothing, because every query has its own connection."""
 
     async def _ask(self, form: dict[str, str]) -> Response:
-        async with open_client() as client:
-            request = client.build_request("POST", self._url, data=form)
+        async with open_client(self._tls()) as client:
+            # httpx checks the certificate for the name in this extension.
+            request = client.build_request(
+                "POST", self._url, data=form, extensions=self._extensions
+            )
             return await fetch(client, request, self._timeout_seconds, _MAX_ANSWER_BYTES)
 
     def _read(self, status: int, body: bytes) -> list[_Row]:
