@@ -164,7 +164,7 @@ class LocalTestbed:
                 return str(answer.read(), "utf-8")
         except (OSError, ValueError) as error:
             raise WrongStateError(
-                f"the metrics of {name} at {url} cannot be read: {error}"
+                f"the metrics of {name} at {url} cannot be read ({error}): see {self.workspace.log_file(name)}"
             ) from None
 
     def emulate(self, emulation: Emulation) -> None:
