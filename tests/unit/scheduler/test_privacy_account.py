@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
+from pydantic import ValidationError
 
 from collapipe.errors import AttemptFailedError, InvalidInputError
 from collapipe.job import JobConfig
@@ -91,3 +92,30 @@ def test_job_that_may_not_train_a_round_is_refused() -> None:
         check_first_round(private_job(max_epsilon=1.0))
     check_first_round(private_job(max_epsilon=2.0))
     check_first_round(job())
+
+
+def test_noise_of_all_but_one_of_the_fewest_clusters_is_that_of_the_average() -> None:
+    def shares(**changes: Any) -> int:
+        return private_job().model_copy(update=changes).num_noise_shares
+
+    late = {"round_deadline_seconds": 10.0, "min_clusters": 3}
+    leave_out = private_job().schedule.model_copy(update=late)
+    end_early = leave_out.model_copy(update={"late_clusters": "end_early"})
+    assert [shares(clusters=n) for n in (1, 2, 5)] == [1, 1, 4]
+    assert shares(schedule=leave_out) == 2
+    assert shares(schedule=end_early) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"averaging": {"rule": "median"}}, "averaging.rule is 'median'"),
+        ({"training": {"upload_codecs": ["fp32", "int8"]}}, r"upload_codecs is \['fp32', 'int8'\]"),
+        ({"privacy": {"max_epsilon": 1.0}}, "max_epsilon is 1, but without noise"),
+    ],
+)
+def test_settings_that_void_the_guarantee_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        JobConfig.model_validate(private_job().model_dump() | changes)
