@@ -20,6 +20,7 @@ from collapipe_client.view_state import (
     late_words,
     progress_lines,
     say_evaluation,
+    say_privacy_loss,
 )
 
 _STEP_BAR_WIDTH = 24
@@ -125,6 +126,8 @@ def render(view: JobView, now: float) -> RenderableType:
         parts += [_cluster_line(cluster, view.ended), _stage_table(cluster)]
     if view.evaluation is not None:
         parts.append(Text(f"  {say_evaluation(view.evaluation)}", style="bold"))
+    if view.privacy_loss is not None:
+        parts.append(Text(f"  {say_privacy_loss(view.privacy_loss)}"))
     return Group(*parts)
 
 

@@ -26,6 +26,7 @@ from collapipe_client.reporting import (
 from collapipe_client.testbed_options import LocalTestbedOptions
 from collapipe_client.testbed_processes import DEFAULT_DEVICES, LOOPBACK, Device
 from collapipe_client.trouble import say_clock, say_last_seen, say_moment, say_trouble
+from collapipe_client.view_state import say_privacy_loss
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
 
 
@@ -150,6 +151,8 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
             for job in jobs:
                 if trouble := say_trouble(job.trouble, now, job.message):
                     say(f"  job {job.job_id}: {trouble}")
+                if job.HasField("privacy_loss"):
+                    say(f"  job {job.job_id}: {say_privacy_loss(job.privacy_loss)}")
 
 
 def logs(

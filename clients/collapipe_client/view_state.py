@@ -9,6 +9,7 @@ from collapipe.v1.scheduler_pb2 import (
     JobState,
     JobStatus,
     JobTrouble,
+    PrivacyLoss,
     RoundCommitted,
     RoundStarted,
     WatchJobResponse,
@@ -71,6 +72,7 @@ class JobView:
         round_seconds: Duration of the last committed round; `None` before the first.
         late_clusters: The clusters without which it was committed.
         ended_early: The clusters that trained fewer mini-batches than others in it: index, trained mini-batches, and all.
+        privacy_loss: What private updates have revealed; `None` if updates are not private.
     """
 
     name: str = ""
@@ -87,6 +89,7 @@ class JobView:
     round_seconds: float | None = None
     late_clusters: tuple[int, ...] = ()
     ended_early: tuple[tuple[int, int, int], ...] = ()
+    privacy_loss: PrivacyLoss | None = None
 
     @property
     def ended(self) -> bool:
@@ -107,8 +110,10 @@ def apply_event(view: JobView, event: WatchJobResponse) -> JobView:
         case "evaluation":
             return replace(view, evaluation=event.evaluation)
         case "round_committed":
+            committed = event.round_committed
             return replace(
                 view,
+                privacy_loss=committed.privacy_loss if committed.HasField("privacy_loss") else None,
                 num_rounds_committed=event.round_committed.num_rounds,
                 round_seconds=event.round_committed.round_seconds,
                 late_clusters=tuple(event.round_committed.late_clusters),
@@ -139,6 +144,7 @@ def _apply_status(view: JobView, status: JobStatus) -> JobView:
         num_rounds_committed=status.num_rounds_committed,
         num_rounds=status.num_rounds or view.num_rounds,
         evaluation=status.evaluation if status.HasField("evaluation") else view.evaluation,
+        privacy_loss=status.privacy_loss if status.HasField("privacy_loss") else view.privacy_loss,
         clusters=() if state == "queued" else view.clusters,
     )
 
@@ -229,6 +235,8 @@ def progress_lines(before: JobView, after: JobView) -> list[str]:
     if after.round_index is None and before.round_index is not None:
         late = f" {late_words(after)}" if late_words(after) else ""
         lines.append(f"{_round_words(before)} committed in {after.round_seconds or 0:.1f} s{late}")
+        if after.privacy_loss is not None:
+            lines.append(say_privacy_loss(after.privacy_loss))
     return lines
 
 
@@ -241,6 +249,11 @@ def late_words(view: JobView) -> str:
         shares = [f"{done} of {most} steps of cluster {i}" for i, done, most in view.ended_early]
         return f"with {', '.join(shares)} (late)"
     return ""
+
+
+def say_privacy_loss(loss: PrivacyLoss) -> str:
+    """Writes what private updates have revealed as one line."""
+    return f"privacy: epsilon {loss.epsilon:.3g} of the averages, {loss.update_epsilon:.3g} of single updates (delta {loss.delta:g})"
 
 
 def say_evaluation(evaluation: Evaluation) -> str:

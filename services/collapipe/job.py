@@ -4,6 +4,7 @@ Users write a job in TOML. Messages carry it as canonical JSON. Unknown keys are
 """
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, get_args
 
@@ -216,6 +217,27 @@ class AveragingConfig(Section):
     """How many values `trimmed_mean` leaves out at each end: as many clusters may be poisoned."""
 
 
+class PrivacyConfig(Section):
+    """Differential privacy of a cluster: what it changes in a round is clipped, and gets Gaussian noise before it is pushed
+    (DP-FedAvg, McMahan et al. 2018, arXiv 1710.06963). All clusters count the same in the average."""
+
+    noise_multiplier: float = Field(default=0.0, ge=0)
+    """Standard deviation of the noise that the sum of all clusters has at least, divided by `clip_norm`. This holds also for one
+    of the clusters, which knows its own noise. 0 means no privacy: nothing is clipped and no noise is added."""
+    clip_norm: float = Field(default=1.0, gt=0)
+    """Largest Euclidean norm of what a cluster changes in a round. Each of U trained units gets 1 / sqrt(U) of it."""
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    """Delta of the (epsilon, delta) that is reported. It should be well below 1 / number of clusters."""
+    max_epsilon: float | None = Field(default=None, gt=0)
+    """The job ends, with the model of its last commit, before a round for which the epsilon of the averages would exceed this
+    value."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether updates are private."""
+        return self.noise_multiplier > 0
+
+
 class DecisionParameters(Section):
     """The parameters of decisions, of a job and of a simulation."""
 
@@ -318,6 +340,7 @@ class JobConfig(Section):
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     averaging: AveragingConfig = AveragingConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     schedule: ScheduleConfig = ScheduleConfig()
 
     @model_validator(mode="after")
@@ -329,6 +352,7 @@ class JobConfig(Section):
                 f"({mini_batch}): use one of {divisors(mini_batch)}"
             )
         self._check_slices()
+        self._check_privacy()
         retries, silence = self.schedule.retry_seconds, self.schedule.silence_seconds
         if 0 < retries < silence:
             raise ValueError(
@@ -409,6 +433,41 @@ class JobConfig(Section):
                 f'schedule.sequence_slices is {slices} with training.update_per = "micro_batch": no plan can be '
                 'predicted for both; use [1], or "mini_batch"'
             )
+
+    def _check_privacy(self) -> None:
+        privacy = self.privacy
+        if privacy.max_epsilon is not None and not privacy.is_on:
+            raise ValueError(
+                f"privacy.max_epsilon is {privacy.max_epsilon:g}, but without noise no epsilon is finite: set "
+                "privacy.noise_multiplier, or remove privacy.max_epsilon"
+            )
+        if not privacy.is_on:
+            return
+        if self.averaging.rule != "mean":
+            raise ValueError(
+                f"averaging.rule is {self.averaging.rule!r}, but the noise of all clusters adds up in a sum only: use "
+                '"mean", or remove privacy.noise_multiplier'
+            )
+        if self.training.upload_codecs != ["fp32"]:
+            raise ValueError(
+                f"training.upload_codecs is {self.training.upload_codecs}, but a lossy codec would act on each update before "
+                'the noise of all clusters adds up: use ["fp32"], or remove privacy.noise_multiplier'
+            )
+
+    @property
+    def num_noise_shares(self) -> int:
+        """Number of noisy updates whose noise together is that of `privacy.noise_multiplier`.
+
+        It is one less than the updates in any average, because a cluster can subtract its own noise.
+        """
+        fewest = self.schedule.min_clusters if self.may_leave_out_clusters else self.clusters
+        return max(fewest - 1, 1)
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of the noise in the update of one cluster."""
+        privacy = self.privacy
+        return privacy.noise_multiplier * privacy.clip_norm / math.sqrt(self.num_noise_shares)
 
     @property
     def total_steps(self) -> int:

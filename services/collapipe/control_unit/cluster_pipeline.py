@@ -38,6 +38,7 @@ class ClusterPipeline:
     Args:
         job: The job of the request, parsed.
         own_address: Address of the control unit, from which stages fetch units.
+        noise_secret: As in `stage_configuration`.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class ClusterPipeline:
         job: JobConfig,
         resources: HostResources,
         own_address: str,
+        noise_secret: bytes = b"",
     ) -> None:
         self._request = request
         self._job = job
         self._resources = resources
         self._own_address = own_address
+        self._noise_secret = noise_secret
         self._stages = request.plan.stages
         self._aborted: CollapipeError | None = None
         self._abort_lock = threading.Lock()
@@ -72,8 +75,7 @@ class ClusterPipeline:
             job.schedule.silence_seconds, request.predicted_step_seconds
         )
         self._phase = "configuring stages"
-        configuration = stage_configuration(request, job, 0, own_address)
-        self._local = StageSession(configuration, resources, self._receive_backward)
+        self._local = StageSession(self._configuration(0), resources, self._receive_backward)
         self._remotes: list[RemoteStage] = []
 
     def configure(self) -> list[job_pb2.WeightsTransfer]:
@@ -81,7 +83,7 @@ class ClusterPipeline:
         for index, stage in enumerate(self._stages[1:], start=1):
             remote = RemoteStage(
                 stage,
-                stage_configuration(self._request, self._job, index, self._own_address),
+                self._configuration(index),
                 self._resources.channels,
                 self._job.schedule.silence_seconds,
                 self.abort,
@@ -90,6 +92,11 @@ class ClusterPipeline:
         configured = [self._local.configure()]
         configured += [remote.expect("configured").configured for remote in self._remotes]
         return self._transfers((each.fetched_bytes, each.fetch_seconds) for each in configured)
+
+    def _configuration(self, stage_index: int) -> stage_pb2.ConfigureStage:
+        return stage_configuration(
+            self._request, self._job, stage_index, self._own_address, self._noise_secret
+        )
 
     def train(self, batches: Iterable[Sequence[MicroBatch]]) -> Iterator[tuple[float, float]]:
         """Trains one optimizer step for each item of `batches`, which are the micro-batches of the step.

@@ -196,7 +196,12 @@ class ClusterRound:
         )
 
     def _num_samples(self, cursor: plan_pb2.DataCursor) -> int:
-        """Returns the weight of the cluster in the average: its rows, in proportion to the mini-batches that it has trained."""
+        """Returns the weight of the cluster in the average: its rows, in proportion to the mini-batches that it has trained.
+
+        Private updates all have the same weight, so that none moves the sum by more than its bound.
+        """
+        if self._job.privacy.is_on:
+            return 1
         all_steps = self._job.training.local_steps
         if self._steps_done in (0, all_steps):  # An evaluation trains none.
             return cursor.num_rows

@@ -11,6 +11,7 @@ from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.control_unit.cluster_round import ClusterRound, Emit
 from collapipe.control_unit.model_use import open_model_use, waiting_response
 from collapipe.control_unit.moment_copy import MomentCopy
+from collapipe.control_unit.noise_secret import noise_secret
 from collapipe.errors import (
     CancelledError,
     CollapipeError,
@@ -154,7 +155,10 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
     def _pipeline(
         self, request: control_unit_pb2.RunRoundRequest, job: JobConfig
     ) -> ClusterPipeline:
-        return ClusterPipeline(request, job, self._resources, self._address)
+        secret = b""
+        if job.privacy.is_on:
+            secret = noise_secret(self._stores.directory(request.attempt.job_id))
+        return ClusterPipeline(request, job, self._resources, self._address, secret)
 
     def _refuse_old_attempt(self, attempt: plan_pb2.Attempt, context: grpc.ServicerContext) -> None:
         """Refuses an attempt whose caller went away, or that is not newer than the last one."""

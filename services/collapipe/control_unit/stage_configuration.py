@@ -1,5 +1,6 @@
 """Tells each stage of a plan which units it holds, in which state, and where it can fetch them."""
 
+import hmac
 from collections.abc import Sequence
 
 from collapipe.job import JobConfig
@@ -7,12 +8,17 @@ from collapipe.v1 import control_unit_pb2, stage_pb2
 
 
 def stage_configuration(
-    request: control_unit_pb2.RunRoundRequest, job: JobConfig, stage_index: int, own_address: str
+    request: control_unit_pb2.RunRoundRequest,
+    job: JobConfig,
+    stage_index: int,
+    own_address: str,
+    noise_secret: bytes = b"",
 ) -> stage_pb2.ConfigureStage:
     """Returns the first command to one stage of the plan.
 
     Args:
         own_address: Address of the control unit, which has the optimizer states of the restore point.
+        noise_secret: The secret of the job and cluster for the noise of private updates.
     """
     stage = request.plan.stages[stage_index]
     units = range(stage.start_unit, stage.stop_unit)
@@ -57,6 +63,24 @@ def stage_configuration(
         kept_optimizer_digests=_kept_optimizer_digests(
             request, job, is_edge_server=stage.address == request.edge_address
         ),
+        privacy=_privacy(request, job, units, noise_secret) if job.privacy.is_on else None,
+    )
+
+
+def _privacy(
+    request: control_unit_pb2.RunRoundRequest,
+    job: JobConfig,
+    units: Sequence[int],
+    noise_secret: bytes,
+) -> stage_pb2.UpdatePrivacy:
+    """Returns how a stage makes its updates private. It learns the secrets of its own units in this round only."""
+    return stage_pb2.UpdatePrivacy(
+        clip_norm=job.privacy.clip_norm,
+        noise_stddev=job.noise_stddev,
+        secrets=[
+            hmac.digest(noise_secret, f"{request.attempt.round_index}/{unit}".encode(), "sha256")
+            for unit in units
+        ],
     )
 
 

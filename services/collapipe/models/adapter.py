@@ -12,7 +12,7 @@ the residual connection and the layer norm that follow it.
 import copy
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -150,12 +150,18 @@ class ModelAdapter(ABC):
     @cached_property
     def first_trained_unit(self) -> int:
         """The first unit with trained parameters. No unit before it needs a gradient."""
-        units = (self.build_unit_on_meta(index)[0] for index in range(self.num_units))
-        return next(
-            index
-            for index, unit in enumerate(units)
-            if any(parameter.requires_grad for parameter in unit.parameters())
-        )
+        return next(self._trained_units())
+
+    @cached_property
+    def num_trained_units(self) -> int:
+        """Number of units with trained parameters."""
+        return sum(1 for _ in self._trained_units())
+
+    def _trained_units(self) -> Iterator[int]:
+        for index in range(self.num_units):
+            unit, _ = self.build_unit_on_meta(index)
+            if any(parameter.requires_grad for parameter in unit.parameters()):
+                yield index
 
     def build_model(self) -> "PreTrainedModel":
         """Builds the whole model in training mode, without LoRA; its weights come from torch's random state.

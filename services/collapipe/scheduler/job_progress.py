@@ -84,6 +84,15 @@ class JobProgress:
         self.document.attempt += 1
         self.save()
 
+    def begin_private_round(self) -> None:
+        """Counts and stores what an attempt at a round reveals, before any host may send an update."""
+        document = self.document
+        document.privacy = document.privacy.after_rounds(self.job, 1)
+        self.save()
+        loss = document.privacy.loss(self.job)
+        metrics.JOB_EPSILON.labels("averages").set(loss.epsilon)
+        metrics.JOB_EPSILON.labels("updates").set(loss.update_epsilon)
+
     def committed(self, commit: plan_pb2.Commit) -> None:
         """Stores how many rounds a new commit has."""
         document = self.document

@@ -124,7 +124,7 @@ class JobRunner:
         """Runs the job until it ends or `stop` is called. The document then holds the outcome, or the job is queued again."""
         try:
             self._run_attempts()
-            self._progress.end(scheduler_pb2.JOB_STATE_SUCCEEDED, "")
+            self._progress.end(scheduler_pb2.JOB_STATE_SUCCEEDED, self._why_early())
         except CancelledError as error:
             if self._is_cancelled:
                 self._progress.end(scheduler_pb2.JOB_STATE_CANCELLED, str(error))
@@ -144,6 +144,17 @@ class JobRunner:
             self._close_planner()
             self._events.close()
             SPANS.end_job(self.job_id)
+
+    def _why_early(self) -> str:
+        """Says why the job has succeeded with fewer rounds than asked for; empty if it has all rounds."""
+        committed = self._progress.document.num_rounds_committed
+        if committed >= self._job.training.rounds:
+            return ""
+        epsilon = self._progress.document.privacy.loss(self._job).epsilon
+        return (
+            f"ended after {committed} of {self._job.training.rounds} rounds: epsilon is {epsilon:.3g}, and further rounds would "
+            f"exceed privacy.max_epsilon ({self._job.privacy.max_epsilon:g}); to go on, allow a larger epsilon and resume the job"
+        )
 
     def tell_restart(self) -> None:
         """Tells that this process of the scheduler took the job over from an earlier one."""
@@ -256,7 +267,7 @@ class JobRunner:
             decides_anew=decides_anew,
         )
         try:
-            while rounds.num_rounds < self._job.training.rounds:
+            while not rounds.is_trained:
                 self._begin_round(rounds, planner)
                 rounds.run(self._job.training.local_steps)
                 self._tell_recovery(f"round {rounds.num_rounds} is committed")

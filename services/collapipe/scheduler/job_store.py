@@ -28,6 +28,7 @@ from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError,
 from collapipe.job import JobConfig
 from collapipe.scheduler.deleted_jobs import DeletedJobs
 from collapipe.scheduler.planner_state import PlannerState
+from collapipe.scheduler.privacy_account import PrivacyAccount
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,8 @@ class JobDocument(_Document):
     """Unix time. 0 until the job has ended."""
     stored_bytes: int = 0
     """Bytes of its weights and optimizer states on the edge server's disk, after the last commit."""
+    privacy: PrivacyAccount = PrivacyAccount()
+    """What its updates reveal, if they are private. A return to an earlier commit does not change it."""
     trouble: _Trouble = Field(default_factory=scheduler_pb2.JobTrouble, exclude=True)
     """What the job lacks at present. It is not stored: a restarted scheduler looks again."""
 
@@ -116,6 +119,12 @@ class JobDocument(_Document):
     def job(self) -> JobConfig:
         """The parsed job file."""
         return JobConfig.from_json(self.config_json)
+
+    @property
+    def privacy_loss(self) -> scheduler_pb2.PrivacyLoss | None:
+        """What all rounds so far reveal. `None` if updates are not private."""
+        job = self.job
+        return self.privacy.loss(job) if job.privacy.is_on else None
 
     def status(self) -> scheduler_pb2.JobStatus:
         """Returns the message that describes the job to clients."""
@@ -131,6 +140,7 @@ class JobDocument(_Document):
             owner=self.owner,
             evaluation=self.evaluation,
             trouble=self.trouble if self.trouble.ByteSize() else None,
+            privacy_loss=self.privacy_loss,
         )
         for field, seconds in (
             (status.submitted_at, self.submitted_at),
@@ -431,6 +441,7 @@ def _may_change(setting: str, job: JobConfig) -> bool:
         "training.keep_commits",
         "training.evaluate_every",
         "data.max_held_out_rows",
+        "privacy.max_epsilon",
     )
 
 

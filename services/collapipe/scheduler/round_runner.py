@@ -93,12 +93,23 @@ class RoundRunner:
             progress, planner, channels, calls, self._kept, prepared.num_rows
         )
         self._restore_point = last.restore_point
+        self._is_trained = False
+        """Whether only the evaluation of the last commit is missing."""
         self._commit = self._beginning(last)
 
     @property
     def num_rounds(self) -> int:
         """Number of committed rounds."""
         return self._commit.num_rounds
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether all rounds are committed, or no further one is allowed by `privacy.max_epsilon`."""
+        return (
+            self._is_trained
+            or self.num_rounds >= self._job.training.rounds
+            or not self._progress.document.privacy.allows_rounds(self._job, 1)
+        )
 
     @property
     def copied_candidate(self) -> int | None:
@@ -155,14 +166,20 @@ class RoundRunner:
                 self._previous_plans[index] = result.message
             return commit
         commit.CopyFrom(self._restore_point)
-        if last.num_rounds >= self._job.training.rounds:
+        repeated = last.num_rounds - commit.num_rounds
+        account = self._progress.document.privacy
+        # Repeated rounds count, too. If no other round may follow them, the last commit stays as it is.
+        self._is_trained = (
+            last.num_rounds >= self._job.training.rounds
+            or not account.allows_rounds(self._job, repeated + 1)
+        )
+        if self._is_trained:
             # Only the evaluation is missing, which needs no optimizer states.
             commit.CopyFrom(last)
             commit.ClearField("candidate")
             for unit in (unit for cluster in commit.clusters for unit in cluster.units):
                 unit.optimizer_digest = ""
-        repeated = last.num_rounds - commit.num_rounds
-        if repeated:
+        elif repeated:
             self._progress.tell(
                 scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
                 f"repeats {_committed_rounds(repeated)}, because optimizer states were last copied after round "
@@ -254,6 +271,8 @@ class RoundRunner:
         # An evaluation waits for all clusters.
         late = LateClusters(self._job, recorded if local_steps else [])
         if local_steps:
+            if self._job.privacy.is_on:
+                self._progress.begin_private_round()
             self._planner.round_started(decision)
             self._progress.publish(
                 round_started=scheduler_pb2.RoundStarted(
@@ -341,6 +360,7 @@ class RoundRunner:
                 summaries=summaries,
                 round_seconds=seconds,
                 late_clusters=late_clusters,
+                privacy_loss=self._progress.document.privacy_loss,
             )
         )
 

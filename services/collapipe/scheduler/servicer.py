@@ -37,6 +37,7 @@ from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobDocument, JobStore
 from collapipe.scheduler.model_use import ModelUse
 from collapipe.scheduler.plan_messages import replay
+from collapipe.scheduler.privacy_account import check_first_round
 from collapipe.scheduler.retention import Retention
 from collapipe.scheduler.rollback import roll_back
 from collapipe.scheduler.telemetry_window import Telemetry
@@ -123,6 +124,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.SubmitJobRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.SubmitJobResponse:
         config = JobConfig.from_json(request.config_json)
+        check_first_round(config)
         if request.resume:
             document = self._jobs.reopen(
                 config, owner_name(context), lambda job: is_owner(context, job.owner)

@@ -1,5 +1,6 @@
 """One stage in one attempt at a round, from its configuration to its prepared state."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from collapipe.errors import (
     WrongStateError,
 )
 from collapipe.job import TrainingConfig
-from collapipe.models import IGNORED, GenerationSettings
+from collapipe.models import IGNORED, GenerationSettings, ModelAdapter
 from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.neighbour_streams.link_settings import link_settings, upload_share
 from collapipe.neighbour_streams.outgoing_link import OutgoingLink
@@ -33,6 +34,7 @@ from collapipe.stage_runtime import (
     StageContext,
     StageMetrics,
 )
+from collapipe.stage_runtime.private_updates import UpdatePrivacy
 from collapipe.stage_runtime.resident_units import StateDigests, Upload
 from collapipe.telemetry.spans import SPANS, Moved
 from collapipe.tensors import LABELS, Frame, FrameAssembler, FrameKind
@@ -190,7 +192,11 @@ class StageSession:
 
         self._resident_units.keep_moments(configure.kept_optimizer_digests)
         self._units, num_reused = self._resident_units.take(
-            wanted, fetch, _upload_codec(configure.plan), frozen_files
+            wanted,
+            fetch,
+            _upload_codec(configure.plan),
+            frozen_files,
+            _privacy_of_units(configure, adapter),
         )
         context = StageContext(
             adapter=adapter,
@@ -290,7 +296,8 @@ class StageSession:
             pushes.abort(reason)
 
         def push(unit: ResidentUnit) -> None:
-            upload = unit.upload()  # A lossy one also changes the optimizer state.
+            # A private or lossy one changes the weights, and a lossy one also the optimizer state.
+            upload = unit.upload()
             if command.edge_address:
                 pushes.put(upload)
 
@@ -445,6 +452,11 @@ def _check_configuration(configure: stage_pb2.ConfigureStage) -> None:
             f"stage {configure.stage_index} is to run units {stage.start_unit} to {stage.stop_unit - 1}, "
             f"but was given the state of units {units}"
         )
+    if configure.HasField("privacy") and len(configure.privacy.secrets) != len(units):
+        raise InvalidInputError(
+            f"stage {configure.stage_index} was given {len(configure.privacy.secrets)} secrets for the noise of "
+            f"{len(units)} units: run the same version everywhere"
+        )
     if stage.in_flight < 1:
         raise InvalidInputError(
             f"stage {configure.stage_index} has an in-flight window of 0: it needs at least 1"
@@ -454,6 +466,20 @@ def _check_configuration(configure: stage_pb2.ConfigureStage) -> None:
         link_settings(configure.plan, index, index + 1)
         link_settings(configure.plan, index + 1, index)
     upload_share(configure.plan, configure.stage_index)
+
+
+def _privacy_of_units(
+    configure: stage_pb2.ConfigureStage, adapter: ModelAdapter
+) -> dict[int, UpdatePrivacy]:
+    """Returns how the change of each unit becomes private; nothing if it does not."""
+    privacy = configure.privacy
+    if not privacy.secrets:
+        return {}
+    clip_norm = privacy.clip_norm / math.sqrt(adapter.num_trained_units)
+    return {
+        unit.unit_index: UpdatePrivacy(clip_norm, privacy.noise_stddev, secret)
+        for unit, secret in zip(configure.units, privacy.secrets, strict=True)
+    }
 
 
 def _upload_codec(plan: plan_pb2.Plan) -> UploadCodecName:

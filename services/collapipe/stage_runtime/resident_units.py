@@ -26,6 +26,7 @@ from collapipe.models import (
 )
 from collapipe.stage_runtime.compute_device import CPU, ComputeDevice
 from collapipe.stage_runtime.optimizer import make_optimizer, update_parameters
+from collapipe.stage_runtime.private_updates import UpdatePrivacy, make_private
 from collapipe.stage_runtime.row_gradients import use_row_gradients
 from collapipe.stage_runtime.weight_gradients import use_split_backward
 from collapipe.weights.delta_codecs import encode_delta
@@ -117,9 +118,11 @@ class ResidentUnit:
         self._optimizer_blob: TensorBlob | None = None
         self._is_sealed = False
         self._base: tuple[str, dict[str, Tensor]] | None = None
-        """Digest and copy of the weights before the first update of a round, if the upload is a delta."""
+        """Digest and copy of the weights before the first update of a round, if the upload is a delta or private."""
         self.upload_codec: UploadCodecName = "fp32"
         """How the weights are pushed after this round."""
+        self.privacy: UpdatePrivacy | None = None
+        """How the change of this round becomes private before it is pushed, if it does."""
         self.kept: KeptMoments | None = None
         """The present optimizer state, if it is kept for a copy."""
 
@@ -152,7 +155,8 @@ class ResidentUnit:
             self.kept = None
         digests = self.digests
         # Without a codec, what earlier uploads have lost is still to be sent, so that nothing gets lost for good.
-        if digests is not None and (self.upload_codec != "fp32" or self._has_residual()):
+        needs_base = self.upload_codec != "fp32" or self._has_residual() or self.privacy is not None
+        if digests is not None and needs_base:
             state = self._trained_state()
             self._base = digests.weights, {name: state[name].clone() for name in state}
         self._unseal()
@@ -170,10 +174,21 @@ class ResidentUnit:
         If it is an encoded delta, the unit continues from the weights that the edge server decodes. With a single
         cluster, these are the next global weights, so nothing is fetched. With the codec `fp32`, the upload adds
         what earlier uploads have lost to the weights. Nothing is left then, so the next upload is no delta.
+
+        The unit also continues from the weights of a private upload.
+
+        Raises:
+            DivergedError: The change has no finite norm, so it cannot be made private.
         """
         if self._base is None:
             return Upload(self.unit_index, self.weights_blob())
         base_digest, base = self._base
+        if self.privacy is not None:
+            digests = base_digest, self.weights_blob().digest
+            make_private(self._named_parameters, base, self.privacy, digests)
+            self._base = None
+            self._unseal()
+            return Upload(self.unit_index, self.weights_blob())
         states = {name: self.optimizer.state[one] for name, one in self._named_parameters.items()}
         residual = {name: state[_RESIDUAL] for name, state in states.items() if _RESIDUAL in state}
         encoded = encode_delta(self.upload_codec, self._trained_state(), base, residual)
@@ -318,12 +333,14 @@ class ResidentUnits:
         fetch: Fetch,
         upload_codec: UploadCodecName = "fp32",
         frozen_files: Mapping[int, Path] | None = None,
+        privacy: Mapping[int, UpdatePrivacy] | None = None,
     ) -> tuple[list[ResidentUnit], int]:
         """Brings units into wanted states, given by unit index.
 
         Args:
             upload_codec: How the weights are pushed after this round.
             frozen_files: The frozen parameters, by unit index.
+            privacy: How changes become private, by unit index.
 
         Returns:
             The units in order, and how many of them were held in the wanted state already.
@@ -348,6 +365,7 @@ class ResidentUnits:
                 self._units.pop(unit_index, None)  # if `load` fails, the half-loaded unit is gone
                 unit.load(digests, fetch_unless_kept)
             unit.upload_codec = upload_codec
+            unit.privacy = (privacy or {}).get(unit_index)
             self._units[unit_index] = unit
             units.append(unit)
         return units, num_reused

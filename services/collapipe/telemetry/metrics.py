@@ -167,6 +167,11 @@ JOB_METRIC = Gauge(
     "Value of the last evaluation on the held-out rows of all clusters.",
     ("metric",),
 )
+JOB_EPSILON = Gauge(
+    "collapipe_job_epsilon",
+    "Epsilon of the private updates of a job: for those who see averages, or the updates of single clusters.",
+    ("seen",),
+)
 ROUND_SECONDS = Histogram(
     "collapipe_round_seconds",
     "Time from the plan of a round to the end of the round.",

@@ -206,7 +206,7 @@ class WatchJobResponse(_message.Message):
     def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., log_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation", "submitted_at", "ended_at", "trouble", "stored_bytes", "owner")
+    __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation", "submitted_at", "ended_at", "trouble", "stored_bytes", "owner", "privacy_loss")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,7 @@ class JobStatus(_message.Message):
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    PRIVACY_LOSS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     state: JobState
     message: str
@@ -231,7 +232,18 @@ class JobStatus(_message.Message):
     trouble: JobTrouble
     stored_bytes: int
     owner: str
-    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., num_rounds_committed: _Optional[int] = ..., num_rounds: _Optional[int] = ..., name: _Optional[str] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trouble: _Optional[_Union[JobTrouble, _Mapping]] = ..., stored_bytes: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
+    privacy_loss: PrivacyLoss
+    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., num_rounds_committed: _Optional[int] = ..., num_rounds: _Optional[int] = ..., name: _Optional[str] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trouble: _Optional[_Union[JobTrouble, _Mapping]] = ..., stored_bytes: _Optional[int] = ..., owner: _Optional[str] = ..., privacy_loss: _Optional[_Union[PrivacyLoss, _Mapping]] = ...) -> None: ...
+
+class PrivacyLoss(_message.Message):
+    __slots__ = ("epsilon", "update_epsilon", "delta")
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_EPSILON_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    epsilon: float
+    update_epsilon: float
+    delta: float
+    def __init__(self, epsilon: _Optional[float] = ..., update_epsilon: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
 
 class JobTrouble(_message.Message):
     __slots__ = ("missing", "waiting", "num_failures", "failure", "gives_up_at")
@@ -282,16 +294,18 @@ class RoundStarted(_message.Message):
     def __init__(self, round_index: _Optional[int] = ..., attempt: _Optional[int] = ..., plans: _Optional[_Iterable[_Union[_plan_pb2.Plan, _Mapping]]] = ...) -> None: ...
 
 class RoundCommitted(_message.Message):
-    __slots__ = ("num_rounds", "summaries", "round_seconds", "late_clusters")
+    __slots__ = ("num_rounds", "summaries", "round_seconds", "late_clusters", "privacy_loss")
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     SUMMARIES_FIELD_NUMBER: _ClassVar[int]
     ROUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LATE_CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    PRIVACY_LOSS_FIELD_NUMBER: _ClassVar[int]
     num_rounds: int
     summaries: _containers.RepeatedCompositeFieldContainer[_job_pb2.RoundSummary]
     round_seconds: float
     late_clusters: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_rounds: _Optional[int] = ..., summaries: _Optional[_Iterable[_Union[_job_pb2.RoundSummary, _Mapping]]] = ..., round_seconds: _Optional[float] = ..., late_clusters: _Optional[_Iterable[int]] = ...) -> None: ...
+    privacy_loss: PrivacyLoss
+    def __init__(self, num_rounds: _Optional[int] = ..., summaries: _Optional[_Iterable[_Union[_job_pb2.RoundSummary, _Mapping]]] = ..., round_seconds: _Optional[float] = ..., late_clusters: _Optional[_Iterable[int]] = ..., privacy_loss: _Optional[_Union[PrivacyLoss, _Mapping]] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()

@@ -66,7 +66,7 @@ class RunStageResponse(_message.Message):
     def __init__(self, configured: _Optional[_Union[StageConfigured, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., evaluation_done: _Optional[_Union[EvaluationDone, _Mapping]] = ..., finished: _Optional[_Union[RoundFinished, _Mapping]] = ..., progress: _Optional[_Union[StageProgress, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., generation_done: _Optional[_Union[GenerationDone, _Mapping]] = ...) -> None: ...
 
 class ConfigureStage(_message.Message):
-    __slots__ = ("attempt", "plan", "stage_index", "model", "training_json", "seed", "units", "sources", "step_index", "total_steps", "silence_seconds", "kept_optimizer_digests", "host_cluster", "grant")
+    __slots__ = ("attempt", "plan", "stage_index", "model", "training_json", "seed", "units", "sources", "step_index", "total_steps", "silence_seconds", "kept_optimizer_digests", "host_cluster", "grant", "privacy")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class ConfigureStage(_message.Message):
     KEPT_OPTIMIZER_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     HOST_CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
+    PRIVACY_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     plan: _plan_pb2.Plan
     stage_index: int
@@ -95,7 +96,18 @@ class ConfigureStage(_message.Message):
     kept_optimizer_digests: _containers.RepeatedScalarFieldContainer[str]
     host_cluster: int
     grant: _plan_pb2.SignedGrant
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., training_json: _Optional[str] = ..., seed: _Optional[int] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., kept_optimizer_digests: _Optional[_Iterable[str]] = ..., host_cluster: _Optional[int] = ..., grant: _Optional[_Union[_plan_pb2.SignedGrant, _Mapping]] = ...) -> None: ...
+    privacy: UpdatePrivacy
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., training_json: _Optional[str] = ..., seed: _Optional[int] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., kept_optimizer_digests: _Optional[_Iterable[str]] = ..., host_cluster: _Optional[int] = ..., grant: _Optional[_Union[_plan_pb2.SignedGrant, _Mapping]] = ..., privacy: _Optional[_Union[UpdatePrivacy, _Mapping]] = ...) -> None: ...
+
+class UpdatePrivacy(_message.Message):
+    __slots__ = ("clip_norm", "noise_stddev", "secrets")
+    CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
+    NOISE_STDDEV_FIELD_NUMBER: _ClassVar[int]
+    SECRETS_FIELD_NUMBER: _ClassVar[int]
+    clip_norm: float
+    noise_stddev: float
+    secrets: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, clip_norm: _Optional[float] = ..., noise_stddev: _Optional[float] = ..., secrets: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class UnitSource(_message.Message):
     __slots__ = ("unit_index", "weights_addresses", "optimizer_addresses", "frozen_addresses")

@@ -1,10 +1,10 @@
 """One cluster and an edge server in one process, with real gRPC. A test chooses the plan of each round."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from safetensors.torch import load_file
@@ -232,4 +232,7 @@ def _last(responses: Iterator[Any]) -> Any:
     return list(responses)[-1]
 
 
-MakeCluster = Callable[[JobConfig], Cluster]
+class MakeCluster(Protocol):
+    """Starts the hosts of a job. Clusters of one test have different names."""
+
+    def __call__(self, job: JobConfig, name: str = "state") -> Cluster: ...

@@ -101,7 +101,7 @@ def test_every_metric_has_our_prefix_and_a_base_unit() -> None:
         "infeasible",
         "ended",
     )
-    plain = ("loss", "metric", "in_flight", "gain", "present", "backlog", "objective")
+    plain = ("loss", "metric", "in_flight", "gain", "present", "backlog", "objective", "epsilon")
     ours = [
         family
         for family in text_string_to_metric_families(generate_latest().decode())
