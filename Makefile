@@ -33,7 +33,7 @@ WARM_UP := import transformers.models.bert.modeling_bert, collapipe_client.cli, 
 	collapipe.edge_server.app, collapipe.control_unit.app, collapipe.device_agent.app, \
 	collapipe.allocation.search.labels; collapipe.allocation.search.labels.compile_search()
 
-.PHONY: demo test check stubs protos lock check-lock docs recording bench clean setup setup-dev
+.PHONY: demo test check stubs protos lock check-lock sbom audit docs recording bench clean setup setup-dev
 
 demo: setup
 	$(BIN)/collapipe train --preset demo
@@ -82,6 +82,14 @@ check-lock: setup-dev
 			--no-deps --require-hashes --only-binary :all: --no-binary seqeval --python-version $$python \
 			--python-platform $$machine-manylinux_2_28 --requirement requirements/dev.txt || exit 1; \
 	done; done
+
+# Lists what is installed in the environment, with licences.
+sbom: setup-dev
+	mkdir -p build
+	$(BIN)/cyclonedx-py environment --output-reproducible --output-file build/sbom.json $(BIN)/python
+
+audit: setup-dev
+	$(BIN)/python .ci/audit.py
 
 # Builds the site in build/docs. A dead link is an error.
 docs: setup-dev
