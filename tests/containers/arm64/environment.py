@@ -20,15 +20,11 @@ from containers.arm64.root import emulator, ensure_root, put_in_place
 from containers.base_image import pip_setting
 from containers.engine import cache_directory, run
 
-TORCH = "2.8.0"
-"""The last version whose PyPI wheel runs on all of PROCESSORS.
-
-2.10.0 fails with an illegal instruction on cortex-a72, and versions from 2.11.0 on require CUDA libraries.
-"""
 PROCESSORS = {"raspberry-pi-4": "cortex-a72", "raspberry-pi-5": "cortex-a76"}
 """The emulator's name of the processor of each device profile."""
 
 _CHECKOUT = Path(__file__).parents[3]
+_LOCKS = [_CHECKOUT / "requirements" / name for name in ("device.txt", "torch-arm64.txt")]
 _PYTHON = "usr/bin/python3.11"
 _PIP = "usr/share/python-wheels"
 _LIMIT_SECONDS = 600.0
@@ -112,13 +108,13 @@ class Arm64:
 def ensure_arm64() -> Arm64:
     """Installs the packages of a device agent, or finds them in the cache."""
     bare = Arm64(emulator(), ensure_root())
-    requirements = _requirements(bare)
-    key = hashlib.sha256("\0".join([bare.root.name, *requirements]).encode()).hexdigest()[:16]
+    texts = [path.read_text(encoding="utf-8") for path in _LOCKS]
+    key = hashlib.sha256("\0".join([bare.root.name, *texts]).encode()).hexdigest()[:16]
     place = cache_directory() / f"arm64-device-{key}"
     if not place.is_dir():
         with tempfile.TemporaryDirectory(dir=place.parent, prefix="arm64-") as name:
             made = Path(name) / "device"
-            wheels = _install(bare, requirements, made / "site", Path(name) / "wheels")
+            wheels = _install(bare, made / "site", Path(name) / "wheels")
             text = json.dumps([asdict(wheel) for wheel in wheels], indent=1)
             (made / "wheels.json").write_text(text, encoding="utf-8")
             put_in_place(made, place)
@@ -128,17 +124,8 @@ def ensure_arm64() -> Arm64:
     return arm64
 
 
-def _requirements(arm64: Arm64) -> list[str]:
-    """Returns the requirements that the image of the device agent installs."""
-    with tempfile.TemporaryDirectory(prefix="collapipe-arm64-") as name:
-        script = str(_CHECKOUT / "deploy/docker/requirements.py")
-        arm64.run(script, str(_CHECKOUT / "pyproject.toml"), name)
-        listed = Path(name, "device.txt").read_text(encoding="utf-8").splitlines()
-    return [f"torch=={TORCH}", *listed]
-
-
-def _install(arm64: Arm64, requirements: Sequence[str], site: Path, wheels: Path) -> list[Wheel]:
-    """Downloads and installs wheels. Fails if a requirement has no wheel for aarch64."""
+def _install(arm64: Arm64, site: Path, wheels: Path) -> list[Wheel]:
+    """Downloads and installs the locked wheels. Fails if a package has no wheel for aarch64."""
     (pip,) = (arm64.root / _PIP).glob("pip-*.whl")
     options = [str(pip / "pip"), "--disable-pip-version-check", "--quiet"]
     for name in ("cert", "proxy"):
@@ -148,7 +135,8 @@ def _install(arm64: Arm64, requirements: Sequence[str], site: Path, wheels: Path
     if url := pip_setting("index-url"):
         index.append(f"--index-url={url}")
     folder = ["--only-binary=:all:", "--dest", str(wheels)]
-    arm64.run(*options, "download", *index, *folder, *requirements)
+    locks = ["--no-deps", "--require-hashes", *(f"--requirement={path}" for path in _LOCKS)]
+    arm64.run(*options, "download", *index, *folder, *locks)
     files = sorted(wheels.iterdir())
     unpack = ["--no-index", "--no-deps", "--no-compile", "--target", str(site)]
     arm64.run(*options, "install", *unpack, *map(str, files))
