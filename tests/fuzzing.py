@@ -243,9 +243,9 @@ class RandomCalls:
     def _make_call(self) -> None:
         outcome = self.outcome
         wrong, messages = self._inputs.call(self._kind, self._others)
-        call = self._call(
-            iter(messages), timeout=_WAITING_SECONDS if self._may_wait else _CALL_SECONDS
-        )
+        refusal = self._refusal(wrong, messages)
+        may_wait = self._may_wait and refusal is None
+        call = self._call(iter(messages), timeout=_WAITING_SECONDS if may_wait else _CALL_SECONDS)
         with suppress(grpc.RpcError):
             for _ in islice(call, _MOST_ANSWERS):
                 pass
@@ -255,26 +255,25 @@ class RandomCalls:
             outcome.codes["more answers"] += 1
             return
         outcome.codes[call.code().name] += 1
-        expected = self._expected(wrong, messages, call)
+        expected = {refusal} if refusal else set(_RIGHT_CODES)
+        if may_wait:
+            expected.add(grpc.StatusCode.DEADLINE_EXCEEDED)
+        if not refusal and any(
+            item.key == BLAMED_HOST_KEY for item in call.trailing_metadata() or ()
+        ):
+            expected.add(grpc.StatusCode.UNAVAILABLE)  # Another host cannot be reached.
         if call.code() not in expected and len(outcome.faults) < _MOST_FAULTS:
             names = ", ".join(sorted(code.name for code in expected))
             fault = f"{wrong}: {call.code().name} instead of {names}: {call.details()}"
             outcome.faults.append((fault, messages))
 
-    def _expected(
-        self, wrong: str, messages: Sequence[bytes], call: Any
-    ) -> frozenset[grpc.StatusCode]:
-        """Returns the codes with which a call may end."""
+    def _refusal(self, wrong: str, messages: Sequence[bytes]) -> grpc.StatusCode | None:
+        """Returns the only code with which a call may end, or `None` if that depends on the server."""
         if wrong == _OVERSIZED:
-            return frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED})
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
         if messages and not self._is_readable(messages[0]):
-            return frozenset({grpc.StatusCode.INVALID_ARGUMENT})
-        codes = set(_RIGHT_CODES)
-        if self._may_wait:
-            codes.add(grpc.StatusCode.DEADLINE_EXCEEDED)
-        if any(item.key == BLAMED_HOST_KEY for item in call.trailing_metadata() or ()):
-            codes.add(grpc.StatusCode.UNAVAILABLE)  # Another host cannot be reached.
-        return frozenset(codes)
+            return grpc.StatusCode.INVALID_ARGUMENT
+        return None
 
     def _is_readable(self, data: bytes) -> bool:
         try:
