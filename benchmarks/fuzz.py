@@ -4,8 +4,8 @@
 
 The services speak mutual TLS. Each method is called with the certificate of each role that may call it. These certificates belong to
 holders that run no part of the job, so the job must go on. Prints tables in Markdown. The exit status is 1 if a call ended with a wrong
-status or not in time, a pair of a method and a role got no message, a reader raised an unexpected error, a server stopped or grew by
-more than 300 MB, or the job stopped.
+status or not in time, a pair of a method and a role got no message, a reader raised an unexpected error, a server stopped, grew by
+more than 300 MB or kept a call open, or the job stopped.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 import torch
 from google.protobuf.message import DecodeError
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -73,6 +74,8 @@ _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0)]
 """A channel of the project would not send what is too large for the server."""
 _THREADS = 8
 _MOST_GROWTH_BYTES = 300_000_000
+_END_SECONDS = 60.0
+"""Time in which the calls of every method must have ended once the job is cancelled."""
 
 
 def main() -> None:
@@ -172,6 +175,10 @@ def fuzz_services(
                     logs.faults.append((f"{process}: {line}", []))
         yield "logs of the processes", logs
         client.cancel(job_id)
+        open_calls = Outcome()
+        for process, method in _calls_that_stay_open(deployment):
+            open_calls.faults.append((f"{process}: a call of {method} does not end", []))
+        yield "calls that stay open", open_calls
 
 
 def fuzz_readers(folder: Path, messages: int, seed: str) -> dict[str, Outcome]:
@@ -192,6 +199,26 @@ def _pairs() -> Iterator[tuple[Any, Role]]:
         roles = PERMISSIONS[method.containing_service.full_name][method.name]
         for role in [Role.CLIENT] if roles == ANYBODY else sorted(roles):
             yield method, role
+
+
+def _calls_that_stay_open(deployment: SecuredDeployment) -> set[tuple[str, str]]:
+    """Returns each process and method of which no moment within `_END_SECONDS` was without a call."""
+    until, busy = time.monotonic() + _END_SECONDS, _running_calls(deployment)
+    while busy and time.monotonic() < until:
+        time.sleep(0.2)
+        busy &= _running_calls(deployment)
+    return busy
+
+
+def _running_calls(deployment: SecuredDeployment) -> set[tuple[str, str]]:
+    running = Counter[tuple[str, str]]()
+    signs = {"grpc_server_started_total": 1, "grpc_server_handled_total": -1}
+    for process in deployment.memory():
+        for family in text_string_to_metric_families(deployment.metrics_page(process)):
+            for sample in family.samples:
+                if sign := signs.get(sample.name):
+                    running[process, sample.labels["grpc_method"]] += sign * int(sample.value)
+    return {key for key, number in running.items() if number > 0}
 
 
 def _wait_for_rounds(deployment: SecuredDeployment, job_id: str, number: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import psutil
 from typer.testing import CliRunner
 
@@ -71,6 +72,12 @@ class SecuredDeployment:
     def log(self, name: str) -> str:
         """Returns the output of a process so far."""
         return (self.folder / f"{name}.log").read_text(encoding="utf-8")
+
+    def metrics_page(self, name: str) -> str:
+        """Returns the metrics of a process, as Prometheus reads them."""
+        ready = json.loads((self.folder / f"{name}.ready").read_text(encoding="utf-8"))
+        page = httpx.get(f"http://{ready['metrics_address']}/metrics", trust_env=False)
+        return page.raise_for_status().text
 
     def memory(self) -> dict[str, int]:
         """Returns the resident memory of each process that runs, in bytes, by its name."""
