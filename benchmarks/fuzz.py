@@ -3,23 +3,26 @@
     python -m benchmarks.fuzz --messages 1000000
 
 The services speak mutual TLS. Each method is called with the certificate of each role that may call it. These certificates belong to
-holders that run no part of the job, so the job must go on. Prints a table in Markdown. The exit status is 1 if a server ended a
-call with an unexpected error, stopped, or grew by more than 300 MB, or if the job stopped.
+holders that run no part of the job, so the job must go on. Prints tables in Markdown. The exit status is 1 if a call ended with a wrong
+status or not in time, a pair of a method and a role got no message, a reader raised an unexpected error, a server stopped, grew by
+more than 300 MB or kept a call open, or the job stopped.
 """
 
 import argparse
+import math
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import torch
 from google.protobuf.message import DecodeError
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -29,11 +32,11 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from fuzzing import (  # noqa: E402
     Outcome,
+    RandomCalls,
     RandomInputs,
     all_methods,
-    call_with_random_messages,
-    in_threads,
     read_random_bytes,
+    take_turns,
 )
 from integration.secured import SecuredDeployment, collapipe  # noqa: E402
 from reference.tiny_jobs import make_job  # noqa: E402
@@ -44,7 +47,6 @@ from collapipe.certificates.tokens import decode_token, encode_token  # noqa: E4
 from collapipe.documents import read_document  # noqa: E402
 from collapipe.errors import CollapipeError  # noqa: E402
 from collapipe.job import JobConfig  # noqa: E402
-from collapipe.rpc import open_channel  # noqa: E402
 from collapipe.rpc.permissions import ANYBODY, PERMISSIONS  # noqa: E402
 from collapipe.scheduler.job_store import JobDocument  # noqa: E402
 from collapipe.scheduler.scrape import read_page  # noqa: E402
@@ -68,39 +70,54 @@ SERVERS = {
     "EnrollmentService": "authority",
 }
 """Services that all stage hosts offer are called at device-0-1."""
-_THREADS = 6
-_SHARE_OF_CALLS = 0.5
-"""Share of the messages that go to services. The others are read in this process."""
+_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0)]
+"""A channel of the project would not send what is too large for the server."""
+_THREADS = 8
 _MOST_GROWTH_BYTES = 300_000_000
+_END_SECONDS = 60.0
+"""Time in which the calls of every method must have ended once the job is cancelled."""
 
 
 def main() -> None:
-    """Sends and reads messages, and prints a table."""
+    """Sends and reads messages, and prints what became of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument(
-        "--seconds", type=float, default=1500.0, help="Longest time for all calls together."
+        "--messages",
+        type=int,
+        default=1_000_000,
+        help="Half of them go to services, if the time suffices. The others are read in this process.",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=1200.0, help="Longest time for all calls together."
     )
     parser.add_argument("--seed", default="1")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        outcomes = dict(fuzz_services(Path(name), options.messages, options.seconds, options.seed))
-        outcomes |= fuzz_readers(Path(name), options.messages, options.seed)
+        outcomes = dict(
+            fuzz_services(Path(name), options.messages // 2, options.seconds, options.seed)
+        )
+        left = options.messages - sum(outcome.messages for outcome in outcomes.values())
+        outcomes |= fuzz_readers(Path(name), left, options.seed)
     print("| target | messages | outcomes | faults |\n|---|---|---|---|")
     for target, outcome in outcomes.items():
-        codes = ", ".join(f"{code} {count}" for code, count in outcome.codes.most_common())
-        print(f"| {target} | {outcome.messages} | {codes} | {len(outcome.faults)} |")
-    print(f"\n{sum(outcome.messages for outcome in outcomes.values())} messages")
+        print(f"| {target} | {outcome.messages} | {_list(outcome.codes)} | {len(outcome.faults)} |")
+    kinds = sum((outcome.kinds for outcome in outcomes.values()), Counter[str]())
+    print(f"\nmessages to services: {_list(kinds)}")
+    print(f"{sum(outcome.messages for outcome in outcomes.values())} messages in all")
     for target, outcome in outcomes.items():
         for reason, messages in {reason: messages for reason, messages in outcome.faults}.items():
             print(f"{target}: {reason}: {[message.hex()[:400] for message in messages]}")
     sys.exit(any(outcome.faults for outcome in outcomes.values()))
 
 
+def _list(numbers: Counter[str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in numbers.most_common())
+
+
 def fuzz_services(
     folder: Path, messages: int, seconds: float, seed: str
 ) -> Iterator[tuple[str, Outcome]]:
-    """Yields what became of the calls of each method by each role, and then what became of the job and of the processes."""
+    """Yields what became of the calls of each method by each role, and then of the job and of the processes."""
     with SecuredDeployment(folder / "secured") as deployment, ExitStack() as owned:
         collapipe("certs", "issue", str(deployment.authority), *HOLDERS.values())
         job = make_job(
@@ -114,34 +131,39 @@ def fuzz_services(
         rounds = Counter[str]()
         _wait_for_rounds(deployment, job_id, 2)
         before = deployment.memory()
-        tasks: dict[str, Callable[[], Outcome]] = {}
-        until = time.monotonic() + seconds
-        pairs = list(_pairs())
-        # A call has 1.9 messages on average.
-        calls = max(1, int(_SHARE_OF_CALLS * messages / 1.9 / len(pairs)))
-        for method, role in pairs:
+        calls: dict[str, RandomCalls] = {}
+        for method, role in _pairs():
             holder = Identity.parse(HOLDERS[role])
             service = method.containing_service.name
             address = deployment.addresses[SERVERS.get(service, "device-0-1")]
-            expected = {"SchedulerService": Role.SCHEDULER}.get(service)
             channel = owned.enter_context(
-                open_channel(address, deployment.security(holder.name), expected)
+                grpc.secure_channel(
+                    address, deployment.security(holder.name).channel_credentials(), _OPTIONS
+                )
             )
             words = [holder.name, "127.0.0.1:1"]
             if role not in (Role.SCHEDULER, Role.ADMIN):  # They may do anything with the job.
                 words.append(job_id)
+            # A client would submit it, and a control unit would load its data in place of those of the job beside.
+            if role not in (Role.CLIENT, Role.ADMIN) and service != "ControlUnitService":
+                words.append(job.to_json())
             inputs = RandomInputs(f"{seed}/{method.full_name}/{role.value}", words)
-            tasks[f"{service}/{method.name} as {role.value}"] = partial(
-                call_with_random_messages, channel, method, inputs, until, calls
-            )
+            calls[f"{service}/{method.name} as {role.value}"] = RandomCalls(channel, method, inputs)
         committed = client.find_job(job_id).num_rounds_committed
-        yield from in_threads(tasks, _THREADS)
+        take_turns(list(calls.values()), _THREADS, messages, seconds)
+        for name, made in calls.items():
+            if not made.outcome.messages:
+                made.outcome.faults.append(("got no message: give it more --seconds", []))
+            yield name, made.outcome
         rounds["rounds meanwhile"] = client.find_job(job_id).num_rounds_committed - committed
         yield "the job beside", Outcome(codes=rounds)
         _wait_for_rounds(deployment, job_id, client.find_job(job_id).num_rounds_committed + 2)
-        growth = Outcome()
-        for process, held in deployment.memory().items():
-            grown = held - before[process]
+        growth, after = Outcome(), deployment.memory()
+        for process, held in before.items():
+            if process not in after:
+                growth.faults.append((f"{process} has ended", []))
+                continue
+            grown = after[process] - held
             growth.codes[f"{process} MB"] = round(grown / 1e6)
             if grown > _MOST_GROWTH_BYTES:
                 growth.faults.append((f"{process} grew by {grown / 1e6:.0f} MB", []))
@@ -153,17 +175,21 @@ def fuzz_services(
                     logs.faults.append((f"{process}: {line}", []))
         yield "logs of the processes", logs
         client.cancel(job_id)
+        open_calls = Outcome()
+        for process, method in _calls_that_stay_open(deployment):
+            open_calls.faults.append((f"{process}: a call of {method} does not end", []))
+        yield "calls that stay open", open_calls
 
 
 def fuzz_readers(folder: Path, messages: int, seed: str) -> dict[str, Outcome]:
     """Returns what became of the bytes that each reader got."""
-    readers = dict(_readers(folder))
-    number = int((1 - _SHARE_OF_CALLS) * messages / len(readers))
+    found = dict(readers(folder))
+    number = math.ceil(messages / len(found))
     return {
         name: read_random_bytes(
             read, samples, RandomInputs(f"{seed}/{name}"), (CollapipeError, *allowed), number
         )
-        for name, (read, samples, allowed) in readers.items()
+        for name, (read, samples, allowed) in found.items()
     }
 
 
@@ -175,6 +201,26 @@ def _pairs() -> Iterator[tuple[Any, Role]]:
             yield method, role
 
 
+def _calls_that_stay_open(deployment: SecuredDeployment) -> set[tuple[str, str]]:
+    """Returns each process and method of which no moment within `_END_SECONDS` was without a call."""
+    until, busy = time.monotonic() + _END_SECONDS, _running_calls(deployment)
+    while busy and time.monotonic() < until:
+        time.sleep(0.2)
+        busy &= _running_calls(deployment)
+    return busy
+
+
+def _running_calls(deployment: SecuredDeployment) -> set[tuple[str, str]]:
+    running = Counter[tuple[str, str]]()
+    signs = {"grpc_server_started_total": 1, "grpc_server_handled_total": -1}
+    for process in deployment.memory():
+        for family in text_string_to_metric_families(deployment.metrics_page(process)):
+            for sample in family.samples:
+                if sign := signs.get(sample.name):
+                    running[process, sample.labels["grpc_method"]] += sign * int(sample.value)
+    return {key for key, number in running.items() if number > 0}
+
+
 def _wait_for_rounds(deployment: SecuredDeployment, job_id: str, number: int) -> None:
     deadline = time.monotonic() + 120
     with deployment.client() as client:
@@ -184,7 +230,7 @@ def _wait_for_rounds(deployment: SecuredDeployment, job_id: str, number: int) ->
             time.sleep(0.2)
 
 
-def _readers(
+def readers(
     folder: Path,
 ) -> Iterator[tuple[str, tuple[Callable[[bytes], Any], list[bytes], tuple[type[Exception], ...]]]]:
     """Yields each function that reads bytes of others, with samples, and with the errors that its callers expect beside the

@@ -14,6 +14,7 @@ ALLOWED_REASONS = (
     # Debian has no suitable package of these two.
     "no kustomize 5 on this machine",
     "no npm on this machine",
+    "atheris has no wheel for this machine",
 )
 """Beginnings of the reasons for which a test may be skipped in CI, too."""
 HEAVY_SUITES = ("faults", "e2e", "containers")

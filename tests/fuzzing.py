@@ -2,8 +2,8 @@
 
 import random
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,10 +14,12 @@ from typing import Any
 
 import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from collapipe import v1
+from collapipe.rpc.options import MAX_MESSAGE_BYTES
+from collapipe.rpc.status import BLAMED_HOST_KEY
 
 _WORDS = [
     "",
@@ -36,9 +38,35 @@ _INTEGERS = [0, 1, 2, 3, 7, 100, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1, -1,
 _FLOATS = [0.0, 1.0, -1.0, 0.5, 1e308, -1e308, 5e-324, float("inf"), float("-inf"), float("nan")]
 _MAX_DEPTH = 6
 _MAX_BYTES = 200_000
-_CALL_SECONDS = 10.0
+_CALL_SECONDS = 60.0
+"""A call that takes longer hangs, unless its method may wait."""
+_WAITING_SECONDS = 1.0
+"""Calls of methods that may wait end after this time."""
+_WAITING = frozenset({"WatchJob"})
+"""`WatchJob` waits for the next event of a job that runs. Each other method ends when its messages end."""
+_TURN_SECONDS = 1.0
+_TURN_CALLS = 20
 _MOST_ANSWERS = 20
-_FAULTS = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+_MOST_FAULTS = 20
+_KINDS = ("random", "damaged", "truncated", "wrong type", "replayed", "out of order")
+_OVERSIZED = "oversized"
+"""Rarer than the other kinds, because such a message costs as much as thousands of others."""
+_CALLS_PER_OVERSIZED = 500
+"""The first call of each method and role is oversized, and then one of so many."""
+KINDS = (*_KINDS, _OVERSIZED)
+"""What may be wrong with the messages of a call."""
+_MOST_EARLIER = 50
+"""Calls that are remembered, to repeat their messages."""
+_RIGHT_CODES = frozenset(
+    {
+        grpc.StatusCode.OK,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
 
 
 def all_methods() -> list[MethodDescriptor]:
@@ -62,6 +90,8 @@ class RandomInputs:
     def __init__(self, seed: int | str, words: Sequence[str] = ()) -> None:
         self._draw = random.Random(seed)
         self._words = [*_WORDS, *words, *words]
+        self._num_calls = 0
+        self._earlier = deque[list[bytes]](maxlen=_MOST_EARLIER)
 
     def message(self, kind: Descriptor, depth: int = 0) -> Message:
         """Returns a message of a kind, with random values in about half of its fields."""
@@ -72,16 +102,36 @@ class RandomInputs:
                 self._fill(message, field_, depth)
         return message
 
-    def stream(self, kind: Descriptor) -> list[bytes]:
-        """Returns up to five messages, of which some are damaged, missing or repeated."""
-        messages: list[bytes] = []
-        for _ in range(self._draw.choice((0, 1, 1, 1, 2, 3, 5))):
-            if messages and self._draw.random() < 0.2:
-                messages.append(self._draw.choice(messages))
-                continue
-            data = self.message(kind).SerializeToString()
-            messages.append(self.damaged(data) if self._draw.random() < 0.3 else data)
-        return messages
+    def call(self, kind: Descriptor, others: Sequence[Descriptor]) -> tuple[str, list[bytes]]:
+        """Returns what is wrong with a call, of `KINDS`, and its messages: none to five, or more if some are repeated.
+
+        Args:
+            kind: The kind of messages that the method takes.
+            others: Kinds that other methods take.
+        """
+        draw, number = self._draw, self._num_calls
+        self._num_calls += 1
+        if number % _CALLS_PER_OVERSIZED == 0:
+            return _OVERSIZED, [bytes(MAX_MESSAGE_BYTES + 1)]
+        wrong = draw.choice(_KINDS)
+        if wrong == "replayed" and self._earlier:
+            return wrong, draw.choice(self._earlier)
+        kinds = others if wrong == "wrong type" else [kind]
+        length = draw.choice((0, 1, 1, 1, 2, 3, 5))
+        messages = [
+            self.message(draw.choice(kinds)).SerializeToString(deterministic=True)
+            for _ in range(length)
+        ]
+        match wrong:
+            case "damaged":
+                messages = [self.damaged(data) for data in messages]
+            case "truncated":
+                messages = [data[: draw.randrange(len(data) + 1)] for data in messages]
+            case "out of order":
+                messages += draw.choice(self._earlier) if self._earlier else []
+                draw.shuffle(messages)
+        self._earlier.append(messages[:5])
+        return wrong, messages
 
     def damaged(self, data: bytes) -> bytes:
         """Returns bytes that differ from `data` in some places."""
@@ -154,41 +204,83 @@ class Outcome:
     """What became of the calls of one method.
 
     Args:
+        kinds: Number of messages by what is wrong with their call, of `KINDS`.
         codes: Number of calls by the name of their status.
         faults: Why a call counts as a fault of the server, with the messages of that call.
     """
 
     messages: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
     codes: Counter[str] = field(default_factory=Counter)
     faults: list[tuple[str, list[bytes]]] = field(default_factory=list)
 
 
-def call_with_random_messages(
-    channel: grpc.Channel, method: MethodDescriptor, inputs: RandomInputs, until: float, calls: int
-) -> Outcome:
-    """Calls a method with random messages until the time `until` of the monotonic clock, or `calls` times, whichever comes first.
+class RandomCalls:
+    """Calls one method with random messages.
 
-    A server may refuse a call or leave it open. It must not fail unexpectedly, and it must not be gone.
+    A server may refuse a call. It must do so with the right status, and within `_CALL_SECONDS` unless the method may wait.
     """
-    name = f"/{method.containing_service.full_name}/{method.name}"
-    calling: Any = channel.stream_stream(name)
-    outcome = Outcome()
-    for _ in range(calls):
-        if time.monotonic() > until:
-            break
-        messages = inputs.stream(method.input_type)
-        call = calling(iter(messages), timeout=_CALL_SECONDS)
+
+    def __init__(
+        self, channel: grpc.Channel, method: MethodDescriptor, inputs: RandomInputs
+    ) -> None:
+        self.outcome = Outcome()
+        name = f"/{method.containing_service.full_name}/{method.name}"
+        self._call: Any = channel.stream_stream(name)
+        self._inputs = inputs
+        self._kind = method.input_type
+        self._others = [one.input_type for one in all_methods() if one.input_type != self._kind]
+        self._may_wait = method.name in _WAITING
+
+    def take_turn(self) -> None:
+        """Makes up to `_TURN_CALLS` calls, and begins none after `_TURN_SECONDS`."""
+        until = time.monotonic() + _TURN_SECONDS
+        for _ in range(_TURN_CALLS):
+            self._make_call()
+            if time.monotonic() > until:
+                break
+
+    def _make_call(self) -> None:
+        outcome = self.outcome
+        wrong, messages = self._inputs.call(self._kind, self._others)
+        refusal = self._refusal(wrong, messages)
+        may_wait = self._may_wait and refusal is None
+        call = self._call(iter(messages), timeout=_WAITING_SECONDS if may_wait else _CALL_SECONDS)
         with suppress(grpc.RpcError):
             for _ in islice(call, _MOST_ANSWERS):
                 pass
-        call.cancel()
-        code, said = call.code(), str(call.details())
         outcome.messages += len(messages)
-        outcome.codes[code.name] += 1
-        is_gone = code is grpc.StatusCode.UNAVAILABLE and said.startswith("failed to connect")
-        if code in _FAULTS or is_gone:
-            outcome.faults.append((f"{code.name}: {said}", messages))
-    return outcome
+        outcome.kinds[wrong] += len(messages)
+        if call.cancel():  # It had more answers.
+            outcome.codes["more answers"] += 1
+            return
+        outcome.codes[call.code().name] += 1
+        expected = {refusal} if refusal else set(_RIGHT_CODES)
+        if may_wait:
+            expected.add(grpc.StatusCode.DEADLINE_EXCEEDED)
+        if not refusal and any(
+            item.key == BLAMED_HOST_KEY for item in call.trailing_metadata() or ()
+        ):
+            expected.add(grpc.StatusCode.UNAVAILABLE)  # Another host cannot be reached.
+        if call.code() not in expected and len(outcome.faults) < _MOST_FAULTS:
+            names = ", ".join(sorted(code.name for code in expected))
+            fault = f"{wrong}: {call.code().name} instead of {names}: {call.details()}"
+            outcome.faults.append((fault, messages))
+
+    def _refusal(self, wrong: str, messages: Sequence[bytes]) -> grpc.StatusCode | None:
+        """Returns the only code with which a call may end, or `None` if that depends on the server."""
+        if wrong == _OVERSIZED:
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
+        if messages and not self._is_readable(messages[0]):
+            return grpc.StatusCode.INVALID_ARGUMENT
+        return None
+
+    def _is_readable(self, data: bytes) -> bool:
+        try:
+            GetMessageClass(self._kind).FromString(data)
+        except DecodeError:
+            return False
+        return True
 
 
 def read_random_bytes(
@@ -215,11 +307,21 @@ def read_random_bytes(
     return outcome
 
 
-def in_threads(
-    tasks: Mapping[str, Callable[[], Outcome]], number: int
-) -> Iterator[tuple[str, Outcome]]:
-    """Runs tasks in so many threads, and yields the outcome of each by its name."""
-    with ThreadPoolExecutor(number) as threads:
-        running = {name: threads.submit(task) for name, task in tasks.items()}
-        for name in sorted(running):
-            yield name, running[name].result()
+def take_turns(
+    all_calls: Sequence[RandomCalls], threads: int, messages: int, seconds: float
+) -> None:
+    """Makes calls in threads until so many messages are sent or the time is over. Nobody has a second turn before all had one."""
+    line, until = deque(all_calls), time.monotonic() + seconds
+
+    def work() -> None:
+        while (
+            time.monotonic() < until
+            and sum(calls.outcome.messages for calls in all_calls) < messages
+        ):
+            calls = line.popleft()
+            calls.take_turn()
+            line.append(calls)
+
+    with ThreadPoolExecutor(threads) as pool:
+        for running in [pool.submit(work) for _ in range(threads)]:
+            running.result()

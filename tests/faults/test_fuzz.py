@@ -1,9 +1,12 @@
 """Random messages and bytes, in the short form of `python -m benchmarks.fuzz`."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.fuzz import fuzz_readers, fuzz_services
+from benchmarks.fuzz import ROOT, fuzz_readers, fuzz_services
+from fuzzing import KINDS
 
 pytestmark = pytest.mark.heavy
 
@@ -15,7 +18,7 @@ def test_random_messages_stop_neither_a_service_nor_the_job_beside_it(tmp_path: 
     assert outcomes.pop("the job beside").codes["rounds meanwhile"] > 0
     called = {name: outcome for name, outcome in outcomes.items() if " as " in name}
     assert len(called) > 50
-    assert [name for name, outcome in called.items() if not outcome.messages] == []
+    assert {kind for outcome in called.values() for kind in outcome.kinds} == set(KINDS)
 
 
 def test_readers_of_random_bytes_raise_only_errors_of_the_project(tmp_path: Path) -> None:
@@ -23,3 +26,13 @@ def test_readers_of_random_bytes_raise_only_errors_of_the_project(tmp_path: Path
     assert {name: outcome.faults for name, outcome in outcomes.items() if outcome.faults} == {}
     for outcome in outcomes.values():
         assert set(outcome.codes) != {"accepted"}
+
+
+@pytest.mark.parametrize("reader", ["frames", "blobs", "documents", "telemetry pages"])
+def test_readers_of_inputs_that_reach_new_code_raise_only_errors_of_the_project(
+    reader: str,
+) -> None:
+    pytest.importorskip("atheris", reason="atheris has no wheel for this machine")
+    line = [sys.executable, "-m", "benchmarks.fuzz_readers", "--seconds", "3", "--reader", reader]
+    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import psutil
 from typer.testing import CliRunner
 
@@ -71,6 +72,12 @@ class SecuredDeployment:
     def log(self, name: str) -> str:
         """Returns the output of a process so far."""
         return (self.folder / f"{name}.log").read_text(encoding="utf-8")
+
+    def metrics_page(self, name: str) -> str:
+        """Returns the metrics of a process, as Prometheus reads them."""
+        ready = json.loads((self.folder / f"{name}.ready").read_text(encoding="utf-8"))
+        page = httpx.get(f"http://{ready['metrics_address']}/metrics", trust_env=False)
+        return page.raise_for_status().text
 
     def memory(self) -> dict[str, int]:
         """Returns the resident memory of each process that runs, in bytes, by its name."""
@@ -140,6 +147,7 @@ class SecuredDeployment:
             *("certs", "token", str(self.authority), "device-agent:device-0-1", *scheduler),
             *("--authority", self.addresses["authority"]),
         )
+        box, state = self.folder / "box", ["--state-dir", str(self.folder / "device-0-1-state")]
         # The command becomes the device agent. Settings that only this test needs are in the environment.
         ready = str(self.folder / "device-0-1.ready")
         environment = {
@@ -150,7 +158,7 @@ class SecuredDeployment:
         }
         self._spawn(
             "device-0-1",
-            ["collapipe_client", "join", token, "--folder", str(self.folder / "box"), "--run"],
+            ["collapipe_client", "join", token, "--folder", str(box), "--run", *state],
             {f"COLLAPIPE_{name}": value for name, value in environment.items()}
             | {"COLLAPIPE_ADVERTISE": ""},
         )

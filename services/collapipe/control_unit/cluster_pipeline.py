@@ -298,6 +298,9 @@ class ClusterPipeline:
 
     def close(self) -> None:
         for remote in self._remotes:
+            # `abort` may have made the caller end before it has reached each remote stage, which would work on.
+            if self._aborted is not None:
+                remote.abort(self._aborted)
             remote.close()
         self._local.close()
 

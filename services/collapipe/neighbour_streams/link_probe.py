@@ -4,6 +4,7 @@ The receiver measures the rate, because a sent chunk may still be in a buffer of
 bytes and the time of a probe.
 """
 
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,7 @@ from collapipe.v1 import link_pb2, link_pb2_grpc
 Request = link_pb2.ReceiveProbeRequest
 Response = link_pb2.ReceiveProbeResponse
 
+_ADDRESS = re.compile(r"[\w.:%\[\]-]+:\d{1,5}", re.ASCII)
 _ROUND_TRIPS = 6
 """The first round trip also opens the connection, so only the shortest one counts."""
 _MOST_ROUND_TRIPS = 100
@@ -51,9 +53,9 @@ class LinkServicer(link_pb2_grpc.LinkServiceServicer):
         self, request: link_pb2.MeasureLinkRequest, context: grpc.ServicerContext
     ) -> link_pb2.MeasureLinkResponse:
         """Measures the link to another host without the limits of a plan."""
-        if not request.host_id or not request.address:
+        if not request.host_id or not _ADDRESS.fullmatch(request.address):
             raise InvalidInputError(
-                f"a link is measured to a host and its address, not to {request.host_id!r} at {request.address!r}"
+                f"a link is measured to a host and its address, a host:port, not to {request.host_id!r} at {request.address!r}"
             )
         link = self._links.link_to(request.host_id, request.address)
         stub = link_pb2_grpc.LinkServiceStub(self._channels.channel(request.address))

@@ -199,18 +199,8 @@ class CallInterceptor(grpc.ServerInterceptor):
         labels = (grpc_type, service, name)
         started = time.perf_counter()
         metrics.CALLS_STARTED.labels(*labels).inc()
-        error: BaseException | None = None
-        try:
-            # Every peer may check the health.
-            if self._permissions is not None and not method.startswith(_HEALTH):
-                check_permitted(method, context, self._permissions)
-                check_not_revoked(context, self._revoked)
-            with self._counted(method, caller_name(context), most):
-                yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
+
+        def end(error: BaseException | None) -> None:
             code = _status_code(error, context)
             metrics.CALLS_HANDLED.labels(*labels, code.name).inc()
             metrics.CALL_SECONDS.labels(*labels).observe(time.perf_counter() - started)
@@ -222,6 +212,20 @@ class CallInterceptor(grpc.ServerInterceptor):
             elif isinstance(error, Exception) and code is grpc.StatusCode.INTERNAL:
                 logger.error("%s/%s failed unexpectedly", service, name, exc_info=error)
                 context.abort(code, explain_unexpected(error))
+
+        try:
+            # Every peer may check the health.
+            if self._permissions is not None and not method.startswith(_HEALTH):
+                check_permitted(method, context, self._permissions)
+                check_not_revoked(context, self._revoked)
+            with self._counted(method, caller_name(context), most):
+                yield
+        # An error refers to this frame. If a variable of this frame kept the error, both would stay until Python looks for
+        # cycles, and with them the call. gRPC counts such a call as one that its connection has open.
+        except BaseException as error:
+            end(error)
+            raise
+        end(None)
 
 
 def _parsed(method: str, parse: Callable[[bytes], Any], requests: Iterator[bytes]) -> Iterator[Any]:

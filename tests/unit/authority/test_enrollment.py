@@ -1,5 +1,6 @@
 """The service over TLS, for callers without a certificate."""
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -92,6 +93,20 @@ def test_oversized_messages_are_refused(served: Served) -> None:
     assert code is grpc.StatusCode.INVALID_ARGUMENT and "at most 4096" in said
     code, _ = refusal(served, served.secret(), bytes(1 << 20))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_refused_calls_do_not_use_up_the_calls_of_a_connection(served: Served) -> None:
+    codes = []
+    gc.disable()  # It would release the calls at some time.
+    try:
+        with served.channel() as channel:
+            for _ in range(12):  # A connection may have four calls at a time.
+                with pytest.raises(grpc.RpcError) as raised:
+                    served.stub(channel).Renew(RenewRequest(), timeout=20)
+                codes.append(raised.value.code())
+    finally:
+        gc.enable()
+    assert codes == [grpc.StatusCode.INVALID_ARGUMENT] * 12
 
 
 def test_caller_that_guesses_must_wait_but_a_good_token_from_its_address_works(

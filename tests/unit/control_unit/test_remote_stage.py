@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.control_unit.remote_stage import RemoteStage
-from collapipe.errors import CollapipeError, DivergedError, PeerLostError
+from collapipe.errors import CancelledError, CollapipeError, DivergedError, PeerLostError
 from collapipe.rpc import ChannelPool, Security, serve
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
 from collapipe.v1.plan_pb2 import Plan, Stage
@@ -70,3 +71,54 @@ def test_stage_may_blame_only_hosts_that_it_has_to_do_with(
     (failure,) = failures
     assert isinstance(failure, DivergedError if diverged else PeerLostError)
     assert failure.host_id == believed
+
+
+class Working(stage_pb2_grpc.StageServiceServicer):
+    """A stage that works on until its caller goes away."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.is_left = threading.Event(), threading.Event()
+
+    def RunStage(
+        self, request_iterator: Iterator[stage_pb2.RunStageRequest], context: grpc.ServicerContext
+    ) -> Iterator[stage_pb2.RunStageResponse]:
+        context.add_callback(self.is_left.set)
+        next(request_iterator)
+        self.has_begun.set()
+        while not self.is_left.wait(0.1):
+            yield stage_pb2.RunStageResponse(progress=stage_pb2.StageProgress())
+
+
+def test_stage_is_left_if_the_round_ends_before_the_abort_has_reached_it() -> None:
+    plain, working = Security.insecure(), Working()
+    server = serve(
+        "127.0.0.1:0",
+        plain,
+        lambda server, _: stage_pb2_grpc.add_StageServiceServicer_to_server(working, server),
+    )
+    channels = ChannelPool(plain)
+
+    class LocalStage:
+        """The round ends as soon as its local stage is aborted."""
+
+        def abort(self, reason: CollapipeError) -> None:
+            pipeline.close()
+
+        def close(self) -> None:
+            pass
+
+    pipeline = ClusterPipeline.__new__(ClusterPipeline)
+    own = Stage(host_id="stage", address=server.address)
+    configure = stage_pb2.ConfigureStage(plan=Plan(stages=[own]))
+    remote = RemoteStage(own, configure, channels, 10.0, lambda failure: None)
+    vars(pipeline).update(
+        _abort_lock=threading.Lock(), _aborted=None, _local=LocalStage(), _remotes=[remote]
+    )
+    try:
+        assert working.has_begun.wait(20)
+        pipeline.abort(CancelledError("the job was cancelled"))
+        assert working.is_left.wait(10)
+    finally:
+        working.is_left.set()
+        channels.close()
+        server.drain(0)

@@ -129,7 +129,9 @@ def test_host_without_the_service_is_refused(pair: Pair) -> None:
     other.drain(0)
 
 
-@pytest.mark.parametrize(("host_id", "address"), [("", "a:1"), ("b", "")])
+@pytest.mark.parametrize(
+    ("host_id", "address"), [("", "a:1"), ("b", ""), ("b", "a"), ("b", "{}:1")]
+)
 def test_probe_without_a_host_or_an_address_is_refused(
     pair: Pair, host_id: str, address: str
 ) -> None:
