@@ -12,6 +12,9 @@ from collapipe.rpc.grants import check_push as check_push
 from collapipe.rpc.grants import check_session as check_session
 from collapipe.rpc.grants import check_stage_caller as check_stage_caller
 from collapipe.rpc.grants import sign_grant as sign_grant
+from collapipe.rpc.masking_keys import check_masking_keys as check_masking_keys
+from collapipe.rpc.masking_keys import read_masking_keys as read_masking_keys
+from collapipe.rpc.masking_keys import sign_masking_keys as sign_masking_keys
 from collapipe.rpc.permissions import check_addresses as check_addresses
 from collapipe.rpc.permissions import check_is_caller as check_is_caller
 from collapipe.rpc.permissions import check_is_owner as check_is_owner

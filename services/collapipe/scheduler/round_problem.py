@@ -337,6 +337,7 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         frozen_memory_share=model.frozen_memory_share,
         first_trained_unit=model.first_trained_unit,
         lossy_uploads=_upload_codecs(job) != ("fp32",),
+        masked_uploads=job.averaging.secure,
         keeps_moments=job.may_leave_out_clusters,
         pattern=tuple(BlockShare(*shares) for shares in pattern),
     )

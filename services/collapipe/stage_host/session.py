@@ -18,6 +18,7 @@ from collapipe.neighbour_streams.stream import (
     serve_previous_stage,
 )
 from collapipe.rpc import Outbox
+from collapipe.secure_aggregation.masks import MaskKeys
 from collapipe.stage_host.host_resources import HostResources
 from collapipe.stage_host.unit_pushes import Report, UnitPushes
 from collapipe.stage_runtime import (
@@ -180,7 +181,11 @@ class StageSession:
 
         self._resident_units.keep_moments(configure.kept_optimizer_digests)
         self._units, num_reused = self._resident_units.take(
-            wanted, fetch, _upload_codec(configure.plan), frozen_files
+            wanted,
+            fetch,
+            _upload_codec(configure.plan),
+            frozen_files,
+            is_masked=configure.is_masked,
         )
         context = StageContext(
             adapter=adapter,
@@ -252,8 +257,19 @@ class StageSession:
         if reason := self._aborted:
             pushes.abort(reason)
 
+        masks = {
+            unit.unit_index: MaskKeys(tuple(unit.added), tuple(unit.subtracted))
+            for unit in command.masks
+        }
+        masked: dict[int, Upload] = {}
+
         def push(unit: ResidentUnit) -> None:
-            upload = unit.upload()  # A lossy one also changes the optimizer state.
+            if self._configure.is_masked:
+                upload = masked[unit.unit_index] = unit.masked_upload(
+                    command.num_samples, command.total_samples, masks[unit.unit_index]
+                )
+            else:
+                upload = unit.upload()  # A lossy one also changes the optimizer state.
             if command.edge_address:
                 pushes.put(upload)
 
@@ -263,10 +279,13 @@ class StageSession:
             track = f"weights of cluster {self._configure.host_cluster}"
             with SPANS.span(track, "seal", unit=unit.unit_index):
                 digests = unit.seal()
+                upload = masked.get(unit.unit_index)
+                # Nobody else may learn a digest of weights that are to be hidden, because hosts serve what it names.
+                weights_digest = upload.blob.digest if upload else digests.weights
             states.append(
                 plan_pb2.UnitState(
                     unit_index=unit.unit_index,
-                    weights_digest=digests.weights,
+                    weights_digest=weights_digest,
                     optimizer_digest=digests.optimizer,
                 )
             )

@@ -24,6 +24,8 @@ from collapipe.models import (
     is_quantised,
     load_quantised,
 )
+from collapipe.secure_aggregation.fixed_point import to_ring
+from collapipe.secure_aggregation.masks import MaskKeys, MaskStream
 from collapipe.stage_runtime.compute_device import CPU, ComputeDevice
 from collapipe.stage_runtime.optimizer import make_optimizer, update_parameters
 from collapipe.stage_runtime.row_gradients import use_row_gradients
@@ -49,8 +51,8 @@ class Upload:
     """What the edge server gets of a unit after a round.
 
     Args:
-        base_digest: Digest of the weights that an encoded delta refers to. Empty if the blob has the weights
-            themselves.
+        base_digest: Digest of the weights that an encoded delta or a masked change refers to. Empty if the blob has the
+            weights themselves.
     """
 
     unit_index: int
@@ -58,6 +60,8 @@ class Upload:
     base_digest: str = ""
 
 
+_MASKED_AT_ONCE = 1 << 18
+"""Values whose masks are in memory at a time."""
 _RESIDUAL = "upload_residual"
 """Entry of the optimizer state of a parameter: what uploads have lost so far."""
 
@@ -117,9 +121,11 @@ class ResidentUnit:
         self._optimizer_blob: TensorBlob | None = None
         self._is_sealed = False
         self._base: tuple[str, dict[str, Tensor]] | None = None
-        """Digest and copy of the weights before the first update of a round, if the upload is a delta."""
+        """Digest and copy of the weights before the first update of a round, if the upload is a delta or masked."""
         self.upload_codec: UploadCodecName = "fp32"
         """How the weights are pushed after this round."""
+        self.is_masked = False
+        """Whether what is pushed after this round is masked."""
         self.kept: KeptMoments | None = None
         """The present optimizer state, if it is kept for a copy."""
 
@@ -152,7 +158,8 @@ class ResidentUnit:
             self.kept = None
         digests = self.digests
         # Without a codec, what earlier uploads have lost is still to be sent, so that nothing gets lost for good.
-        if digests is not None and (self.upload_codec != "fp32" or self._has_residual()):
+        keeps_base = self.upload_codec != "fp32" or self.is_masked or self._has_residual()
+        if digests is not None and keeps_base:
             state = self._trained_state()
             self._base = digests.weights, {name: state[name].clone() for name in state}
         self._unseal()
@@ -184,6 +191,34 @@ class ResidentUnit:
             states[name][_RESIDUAL] = tensor.to(base[name].device)
         self._base = None
         return Upload(self.unit_index, TensorBlob(encoded.tensors), base_digest)
+
+    def masked_upload(self, num_samples: int, total_samples: int, masks: MaskKeys) -> Upload:
+        """Returns the change of a round with masks, as int32. Integer tensors, which are constants, are left out.
+
+        Args:
+            num_samples: Rows of the cluster.
+            total_samples: As in `to_ring`.
+
+        Raises:
+            CollapipeError: As `to_ring`.
+        """
+        assert self._base is not None
+        base_digest, base = self._base
+        stream, masked = MaskStream(masks), {}
+        for name, tensor in sorted(
+            self._trained_state().items()
+        ):  # The edge server reads this order.
+            if not tensor.is_floating_point():
+                continue
+            change = to_ring(tensor, base[name], num_samples, total_samples, name)
+            change = change.cpu().contiguous()
+            values = change.view(-1).numpy().view("<u4")  # the memory of `change`
+            for first in range(0, len(values), _MASKED_AT_ONCE):
+                part = values[first : first + _MASKED_AT_ONCE]
+                part += stream.take(len(part))
+            masked[name] = change
+        self._base = None
+        return Upload(self.unit_index, TensorBlob(masked), base_digest)
 
     def seal(self) -> StateDigests:
         """Makes blobs of the present content, so that it can be served, and returns their digests."""
@@ -318,12 +353,15 @@ class ResidentUnits:
         fetch: Fetch,
         upload_codec: UploadCodecName = "fp32",
         frozen_files: Mapping[int, Path] | None = None,
+        *,
+        is_masked: bool = False,
     ) -> tuple[list[ResidentUnit], int]:
         """Brings units into wanted states, given by unit index.
 
         Args:
             upload_codec: How the weights are pushed after this round.
             frozen_files: The frozen parameters, by unit index.
+            is_masked: Whether what is pushed after this round is masked.
 
         Returns:
             The units in order, and how many of them were held in the wanted state already.
@@ -347,7 +385,7 @@ class ResidentUnits:
             else:
                 self._units.pop(unit_index, None)  # if `load` fails, the half-loaded unit is gone
                 unit.load(digests, fetch_unless_kept)
-            unit.upload_codec = upload_codec
+            unit.upload_codec, unit.is_masked = upload_codec, is_masked
             self._units[unit_index] = unit
             units.append(unit)
         return units, num_reused

@@ -267,6 +267,7 @@ class ModelCost:
         first_trained_unit: Units before it compute no gradients, and no link leads gradients to them.
         lossy_uploads: Whether uploads may be lossy. Then a unit keeps 2 more values for each weight: the weight
             before the round, and what uploads have lost, which is a part of the optimizer state.
+        masked_uploads: Whether uploads are masked. Then a unit keeps the weight before the round.
         keeps_moments: Whether a unit keeps the optimizer state of the last round while it trains.
     """
 
@@ -286,6 +287,7 @@ class ModelCost:
     frozen_memory_share: float = 1.0
     first_trained_unit: int = 0
     lossy_uploads: bool = False
+    masked_uploads: bool = False
     keeps_moments: bool = False
     pattern: tuple[BlockShare, ...] = (BlockShare(),)
 
@@ -316,7 +318,7 @@ class ModelCost:
 
     def state_bytes(self, start_unit: int, stop_unit: int) -> float:
         """Returns the memory of units without their stashes."""
-        copies = 6 if self.lossy_uploads else 4
+        copies = 6 if self.lossy_uploads else 4 + self.masked_uploads
         trained = copies * self.weights_bytes(start_unit, stop_unit)
         if self.keeps_moments:
             trained += self.optimizer_bytes(start_unit, stop_unit)
