@@ -67,6 +67,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             task = load_task(job, request.cluster_index, vocabulary)
             self._tasks = {request.job.job_id: task}
             digest = store.put_bytes(task.vocabulary)
+            self._hide(request.job, digest)
             emit(
                 control_unit_pb2.PrepareDataResponse(
                     num_rows=task.num_rows,
@@ -171,6 +172,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
 
         def work(emit: Callable[[control_unit_pb2.RunModelResponse], None]) -> None:
             attempt.waiting = waiting_response("the vocabulary and the rows to evaluate")
+            self._hide(start.round.job, start.round.vocabulary.digest)
             store = self._stores.store(job_id)
             vocabulary = fetch_vocabulary(store, self._resources.channels, start.round.vocabulary)
             directory = self._stores.directory(job_id) / _EVALUATED
@@ -182,6 +184,11 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
 
         with self._stores.using(job_id):
             yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)
+
+    def _hide(self, job: job_pb2.JobSpec, vocabulary_digest: str) -> None:
+        """Hides what this host stores of a job from the edge server, if the job averages securely."""
+        if JobConfig.from_json(job.config_json).averaging.secure:
+            self._stores.hide_from_edge_server(job.job_id, vocabulary_digest)
 
     def _pipeline(
         self, request: control_unit_pb2.RunRoundRequest, job: JobConfig

@@ -348,6 +348,8 @@ class PushedUnits:
                     # The digest of what a delta decodes to is known only after the decoding.
                     if push is None or not push.digest or push.num_samples != cluster.num_samples:
                         raise not_pushed(cluster, state)
+                    if unmasking is not None and push.digest != state.weights_digest:
+                        raise not_pushed(cluster, state)
             indices = [cluster.cluster_index for cluster in clusters]
             averages = [
                 self._begin_average(state.unit_index, indices, unmasking)

@@ -174,6 +174,11 @@ def check_is_owner(context: grpc.ServicerContext, owner: str, job_id: str) -> No
         )
 
 
+def is_edge_server(context: grpc.ServicerContext) -> bool:
+    """Returns whether the caller's certificate is that of an edge server. Plain text has no certificates."""
+    return _is_tls(context) and _identity(context).role is Role.EDGE_SERVER
+
+
 def describe_caller(context: grpc.ServicerContext) -> str:
     """Returns role and name of the caller's certificate, or the caller's address in plain text."""
     return str(_identity(context)) if _is_tls(context) else context.peer()

@@ -212,12 +212,14 @@ def build_problem(
 def blocks_beyond_devices(job: JobConfig, hosts: JobHosts) -> tuple[bool, bool]:
     """Returns whether blocks may run on control units, and on the edge server.
 
-    A host other than a device must say how much memory it gives. Otherwise it might get more than it can hold.
+    A host other than a device must say how much memory it gives. Otherwise it might get more than it can hold. With
+    `averaging.secure`, the edge server gets none, because it would see what each cluster has trained in them.
     """
     if job.schedule.paper_placement or job.schedule.strategy != "dssra":
         return False, False
     control_units = [cluster.control_unit for cluster in hosts.clusters]
-    return all(host.memory_bytes for host in control_units), bool(hosts.edge_server.memory_bytes)
+    on_edge_server = bool(hosts.edge_server.memory_bytes) and not job.averaging.secure
+    return all(host.memory_bytes for host in control_units), on_edge_server
 
 
 def link_pairs(cluster: ClusterHosts, edge_server: scheduler_pb2.Host) -> list[tuple[str, str]]:

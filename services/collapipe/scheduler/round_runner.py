@@ -382,6 +382,8 @@ class RoundRunner:
                 f"round {round_index + 1} cannot be repeated as it was, and is decided anew: {error}",
             )
             plans, decision = self._planner.decide(round_index, (), evaluation_only=evaluation_only)
+        if self._job.averaging.secure:
+            self._check_edge_server(plans)
         kept = self._kept.results if self._kept else {}
         plans = [kept[index].message if index in kept else plan for index, plan in enumerate(plans)]
         document = RoundDocument(
@@ -397,6 +399,16 @@ class RoundRunner:
             document.total_samples = repeated.total_samples if repeated else self._total_samples()
         jobs.save_round(job_id, round_index, document)
         return document, decision
+
+    def _check_edge_server(self, plans: Sequence[plan_pb2.Plan]) -> None:
+        """Refuses plans in which the edge server would train more of a cluster than its head; raises `InvalidInputError`."""
+        edge_server = self._planner.hosts.edge_server.host_id
+        for stage in (stage for plan in plans for stage in plan.stages):
+            if stage.host_id == edge_server and stage.stop_unit - stage.start_unit > 1:
+                raise InvalidInputError(
+                    f"the plan has units {stage.start_unit} to {stage.stop_unit - 1} on {edge_server}, which would then see what each "
+                    "cluster has trained in them: end the lists of schedule.segments with 0, or remove averaging.secure"
+                )
 
     def _total_samples(self) -> int:
         """Returns twice the rows that the clusters have now, because their files may grow until they train."""

@@ -346,6 +346,8 @@ class ResidentUnits:
         self._device = device
         self._units: dict[int, ResidentUnit] = {}
         self._kept: dict[str, KeptMoments] = {}
+        self.are_hidden = False
+        """Whether the edge server may not fetch them, because their optimizer states tell what a cluster has trained."""
 
     def take(
         self,
@@ -366,6 +368,7 @@ class ResidentUnits:
         Returns:
             The units in order, and how many of them were held in the wanted state already.
         """
+        self.are_hidden = self.are_hidden or is_masked  # An evaluation masks nothing.
         units, num_reused = [], 0
 
         def fetch_unless_kept(unit_index: int, digest: str) -> bytes:
