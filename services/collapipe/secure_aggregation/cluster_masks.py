@@ -69,11 +69,13 @@ class ClusterMasks:
                 f"the keys of {self.name} lack those that cluster {self.cluster_index} has made: run the round again"
             )
         clusters = sorted(public)
-        if 2 * len(clusters) <= self._num_clusters or len(clusters) < self._threshold:
+        if 2 * len(clusters) <= self._num_clusters:
             raise InvalidInputError(
-                f"clusters {clusters} take part in the masks of {self.name}, but it needs more than half of {self._num_clusters}, and "
-                f"at least {self._threshold}: wait until more clusters are there"
+                f"clusters {clusters} take part in the masks of {self.name}, but it needs more than half of {self._num_clusters}: wait "
+                "until more clusters are there"
             )
+        # A repeated round goes without the clusters that were late before.
+        self._threshold = min(self._threshold, len(clusters))
         self._public = dict(public)
         self_shares = split_secret(self._self_seed, self._threshold, clusters)
         key_shares = split_secret(self._key_seed, self._threshold, clusters)

@@ -38,7 +38,8 @@ def to_ring(
     largest = float(change.abs().max()) if change.numel() else 0.0
     if not largest <= MOST_CHANGE:  # This includes NaN.
         raise DivergedError(
-            f"{name} has a weight that changed by {largest:.3g} in one round, but averaging.secure allows {MOST_CHANGE:g}"
+            f"{name} has a weight that changed by {largest:.3g} in one round, but averaging.secure allows {MOST_CHANGE:g} (lower "
+            "training.learning_rate, or train fewer training.local_steps)"
         )
     return change.mul_(num_samples / total_samples * _SCALE).round_().to(torch.int32)
 

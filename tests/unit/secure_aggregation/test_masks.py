@@ -127,6 +127,14 @@ def test_clusters_that_were_shown_other_keys_cannot_read_their_shares() -> None:
         clusters[1].receive({0: sent_of_0[1]})
 
 
+def test_repeated_round_without_a_late_cluster_needs_all_others() -> None:
+    clusters = {i: ClusterMasks(NAME, i, 3, 3) for i in (0, 2)}
+    pass_shares(clusters, keys_of(clusters))
+    with pytest.raises(InvalidInputError, match="needs at least 2 of"):
+        clusters[0].reveal([0])
+    assert np.array_equal(unmasked_sum(clusters, [0, 2]), VALUES[0] + VALUES[2])
+
+
 @pytest.mark.parametrize("chosen", [[0], [1, 2]])
 def test_too_few_keys_or_keys_without_ones_own_are_refused(chosen: list[int]) -> None:
     clusters = {i: ClusterMasks(NAME, i, 3, 2) for i in range(3)}
