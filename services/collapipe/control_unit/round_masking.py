@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from collapipe.attempts import order
-from collapipe.errors import WrongStateError
+from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.rpc import Security, check_masking_keys, sign_masking_keys
 from collapipe.secure_aggregation.cluster_masks import ClusterMasks
@@ -63,10 +63,21 @@ class RoundMasking:
             for receiver, ciphertext in shares.items()
         ]
 
-    def of_round(self, request: control_unit_pb2.RunRoundRequest) -> ClusterMasks | None:
-        """Returns the masks of a round, with the shares of the other clusters; `None` if the round is not masked. Raises the errors of
-        `ClusterMasks.receive`."""
+    def of_round(
+        self, request: control_unit_pb2.RunRoundRequest, job: JobConfig
+    ) -> ClusterMasks | None:
+        """Returns the masks of a round, with the shares of the other clusters; `None` if the round is not masked.
+
+        Raises:
+            InvalidInputError: The round would push weights in plain, although the job averages securely.
+            CollapipeError: As `ClusterMasks.receive`.
+        """
         if not request.HasField("masked"):
+            if job.averaging.secure and request.local_steps:
+                raise InvalidInputError(
+                    f"{_name(request.attempt)} came without shares of masks, but the job has averaging.secure: run the same version "
+                    "everywhere"
+                )
             return None
         with self._lock:
             masks = self._of(request.attempt)

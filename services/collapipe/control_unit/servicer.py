@@ -223,7 +223,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         units = (*request.restore_point.units, *request.candidate.units)
         store.keep_only({unit.optimizer_digest for unit in units} | {request.vocabulary.digest})
         pipeline = self._pipeline(request, job)
-        masks = self._masking.of_round(request)
+        masks = self._masking.of_round(request, job)
         directory = self._stores.directory(job_id)
         return ClusterRound(request, job, task, pipeline, directory, copy, masks)
 

@@ -396,7 +396,8 @@ class RoundRunner:
             is_revealed=repeated.is_revealed if repeated else False,
         )
         if self._job.averaging.secure and not evaluation_only:
-            document.total_samples = repeated.total_samples if repeated else self._total_samples()
+            recorded = repeated.total_samples if repeated else 0
+            document.total_samples = recorded or self._total_samples()
         jobs.save_round(job_id, round_index, document)
         return document, decision
 

@@ -205,9 +205,8 @@ class ResidentUnit:
         assert self._base is not None
         base_digest, base = self._base
         stream, masked = MaskStream(masks), {}
-        for name, tensor in sorted(
-            self._trained_state().items()
-        ):  # The edge server reads this order.
+        # The edge server takes the stream in this order, too.
+        for name, tensor in sorted(self._trained_state().items()):
             if not tensor.is_floating_point():
                 continue
             change = to_ring(tensor, base[name], num_samples, total_samples, name)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from collapipe.control_unit.round_masking import RoundMasking
-from collapipe.errors import WrongStateError
+from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.rpc import Security
 from collapipe.v1.control_unit_pb2 import (
@@ -50,7 +50,7 @@ def control_units() -> Mapping[int, RoundMasking]:
         request = RunRoundRequest(
             attempt=attempt(plan_id="plan"), masked=MaskedRound(shares=own, total_samples=9)
         )
-        assert unit.of_round(request) is not None
+        assert unit.of_round(request, JOB) is not None
     return units
 
 
@@ -78,5 +78,11 @@ def test_secrets_of_an_attempt_are_gone_when_the_next_one_begins(
             make_keys(control_units[0], 0, number)
 
 
-def test_round_without_masks_needs_no_keys() -> None:
-    assert RoundMasking(Security.insecure()).of_round(RunRoundRequest(attempt=attempt())) is None
+def test_only_an_evaluation_of_a_job_that_averages_securely_needs_no_masks() -> None:
+    masking = RoundMasking(Security.insecure())
+    plain = JobConfig.from_dict({"task": {"kind": "classification"}}, "JOB.toml")
+    training = RunRoundRequest(attempt=attempt(), local_steps=2)
+    assert masking.of_round(training, plain) is None
+    assert masking.of_round(RunRoundRequest(attempt=attempt()), JOB) is None
+    with pytest.raises(InvalidInputError, match="came without shares of masks"):
+        masking.of_round(training, JOB)
