@@ -61,7 +61,7 @@ class Upload:
 
 
 _MASKED_AT_ONCE = 1 << 18
-"""Values whose masks are in memory at a time."""
+"""Values that are in memory in double precision at a time."""
 _RESIDUAL = "upload_residual"
 """Entry of the optimizer state of a parameter: what uploads have lost so far."""
 
@@ -209,13 +209,14 @@ class ResidentUnit:
         for name, tensor in sorted(self._trained_state().items()):
             if not tensor.is_floating_point():
                 continue
-            change = to_ring(tensor, base[name], num_samples, total_samples, name)
-            change = change.cpu().contiguous()
-            values = change.view(-1).numpy().view("<u4")  # the memory of `change`
+            weights, before = tensor.reshape(-1), base[name].reshape(-1)
+            masked[name] = torch.empty(tensor.shape, dtype=torch.int32)
+            values = masked[name].view(-1).numpy().view("<u4")  # the same memory
             for first in range(0, len(values), _MASKED_AT_ONCE):
-                part = values[first : first + _MASKED_AT_ONCE]
-                part += stream.take(len(part))
-            masked[name] = change
+                part = slice(first, first + _MASKED_AT_ONCE)
+                change = to_ring(weights[part], before[part], num_samples, total_samples, name)
+                values[part] = change.cpu().numpy().view("<u4")
+                values[part] += stream.take(len(change))
         self._base = None
         return Upload(self.unit_index, TensorBlob(masked), base_digest)
 
