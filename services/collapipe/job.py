@@ -215,6 +215,9 @@ class AveragingConfig(Section):
     have the same weight."""
     trimmed_clusters: int = Field(default=1, ge=1)
     """How many values `trimmed_mean` leaves out at each end: as many clusters may be poisoned."""
+    secure: bool = False
+    """Whether clusters mask what they push, so that the edge server learns the average, but not what one cluster has trained.
+    At least 3 clusters, only with `mean` and uploads in `fp32`. In one round, no weight may change by more than 7."""
 
 
 class PrivacyConfig(Section):
@@ -371,6 +374,7 @@ class JobConfig(Section):
                 f"averaging.trimmed_clusters is {trimmed}, but the job has {self.clusters} clusters, and one of them must remain: use "
                 f"at most {(self.clusters - 1) // 2}, or another averaging.rule"
             )
+        self._check_secure_averaging()
         if isinstance(self.data.train, list) and len(self.data.train) != self.clusters:
             raise ValueError(
                 f"data.train lists {len(self.data.train)} files for {self.clusters} clusters: give one file for "
@@ -413,6 +417,32 @@ class JobConfig(Section):
         if used is not None and (min(used) < 0 or len(set(used)) < len(used)):
             raise ValueError(f"use_clusters is {used}: use different numbers from 0 on")
         return self
+
+    def _check_secure_averaging(self) -> None:
+        averaging, schedule = self.averaging, self.schedule
+        if not averaging.secure:
+            return
+        if self.clusters < 3:
+            raise ValueError(
+                f"averaging.secure needs at least 3 clusters, because with {self.clusters} the average tells what each one has "
+                "trained: use more clusters, or remove averaging.secure"
+            )
+        if averaging.rule != "mean" or averaging.max_share < 1:
+            raise ValueError(
+                f'averaging.secure works with averaging.rule = "mean" and averaging.max_share = 1, but they are '
+                f'"{averaging.rule}" and {averaging.max_share:g}, which need what each cluster has trained: change them, or remove '
+                "averaging.secure"
+            )
+        if self.training.upload_codecs != ["fp32"]:
+            raise ValueError(
+                f"training.upload_codecs is {self.training.upload_codecs}, but masked uploads cannot be encoded: use "
+                '["fp32"], or remove averaging.secure'
+            )
+        if self.may_leave_out_clusters and 2 * schedule.min_clusters <= self.clusters:
+            raise ValueError(
+                f"schedule.min_clusters is {schedule.min_clusters} of {self.clusters} clusters, but averaging.secure needs "
+                f"more than half of them: use at least {self.clusters // 2 + 1}"
+            )
 
     def _check_slices(self) -> None:
         slices = self.schedule.sequence_slices
@@ -486,6 +516,11 @@ class JobConfig(Section):
     def may_leave_out_clusters(self) -> bool:
         """Whether a round may be committed without its late clusters."""
         return self.has_deadline and self.schedule.late_clusters == "leave_out"
+
+    @property
+    def reveal_threshold(self) -> int:
+        """Control units that must reveal a share after a round before a mask can be removed, with `averaging.secure`."""
+        return self.schedule.min_clusters if self.may_leave_out_clusters else self.clusters
 
     @property
     def host_clusters(self) -> list[int]:

@@ -26,17 +26,20 @@ _HOLDERS = (
 
 
 class SecuredDeployment:
-    """A deployment of five hosts and an authority.
+    """A deployment of a scheduler, an edge server, clusters and an authority.
 
-    The scheduler, the edge server, the control unit and device-0-0 have issued certificates. device-0-1 gets
-    its certificate by `collapipe join`.
+    All hosts but one have issued certificates. device-0-1 gets its certificate by `collapipe join`. Other clusters than the first
+    have one device.
 
     Args:
         folder: Folder for certificates, state and logs.
+        num_clusters: Number of clusters.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, num_clusters: int = 1) -> None:
         self.folder = folder
+        self._others = range(1, num_clusters)
+        """Clusters other than the first."""
         self.authority = folder / "authority"
         self.addresses: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -122,7 +125,15 @@ class SecuredDeployment:
         return [f"--tls-ca={tls.ca}", f"--tls-cert={tls.certificate}", f"--tls-key={tls.key}"]
 
     def _start(self) -> None:
-        collapipe("certs", "issue", str(self.authority), "--init", *_HOLDERS)
+        in_others = [
+            f"{role}:{name}@{index}"
+            for index in self._others
+            for role, name in (
+                ("control-unit", f"control-unit-{index}"),
+                ("device-agent", f"device-{index}-0"),
+            )
+        ]
+        collapipe("certs", "issue", str(self.authority), "--init", *_HOLDERS, *in_others)
         self.start("authority", "collapipe.authority", "--dir", str(self.authority))
         state = str(self.folder / "scheduler-state")
         revoked = str(self.authority / "revoked.pb")
@@ -132,14 +143,17 @@ class SecuredDeployment:
         )
         self.wait("authority", "scheduler")
         scheduler = ["--scheduler", self.addresses["scheduler"]]
-        for name, module in (("edge-server", "edge_server"), ("control-unit-0", "control_unit")):
+        keepers = {f"control-unit-{index}": "control_unit" for index in (0, *self._others)}
+        for name, module in {"edge-server": "edge_server", **keepers}.items():
             # The files of jobs are in other folders of the same test run.
-            own = ["--state-dir", str(self.folder / f"{name}-state")]
+            own = ["--state-dir", str(self.folder / "state" / name)]
             own += ["--data-root", str(self.folder.parent)]
             self.start(name, f"collapipe.{module}", *scheduler, *own, *self.files(name))
-        self.start("device-0-0", "collapipe.device_agent", *scheduler, *self.files("device-0-0"))
+        devices = [f"device-{index}-0" for index in (0, *self._others)]
+        for name in devices:
+            self.start(name, "collapipe.device_agent", *scheduler, *self.files(name))
         self._join(scheduler)
-        self.wait("edge-server", "control-unit-0", "device-0-0", "device-0-1")
+        self.wait("edge-server", *keepers, *devices, "device-0-1")
 
     def _join(self, scheduler: Sequence[str]) -> None:
         """Joins device-0-1 as on another machine, which gets only the token."""

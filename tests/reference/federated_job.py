@@ -20,7 +20,7 @@ from collapipe.job import JobConfig
 from collapipe.models import adapter_for, create_config_json, initial_model
 from collapipe.tasks import Cursor, Task, begin_round, draw, load_task
 from reference.centralized import MiniBatch, make_optimizer, train_cluster
-from reference.fedavg import Contribution, average
+from reference.fedavg import Contribution, average, fixed_point_average
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,15 @@ def train_job(
     for round_index in range(job.training.rounds):
         late = late_clusters.get(round_index, ())
         present = [client for client in clients if client.cluster_index not in late]
+        before = copy_weights(clients[0].model)
         arrived = [client.train_round(round_index, ended_early) for client in present]
         if len(clients) > 1:
             random.Random(round_index).shuffle(arrived)
-            averaged = average(arrived)
+            if job.averaging.secure:
+                total_samples = 2 * sum(client.task.num_rows for client in clients)
+                averaged = fixed_point_average(arrived, before, total_samples)
+            else:
+                averaged = average(arrived)
             for client in clients:
                 client.model.load_state_dict(averaged, strict=False)
     return Trained(

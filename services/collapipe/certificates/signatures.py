@@ -19,9 +19,11 @@ from collapipe.certificates.pki import (
 from collapipe.errors import InvalidInputError, NotPermittedError
 
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
-_CONTEXT = b"CollaPipe: signed by the key of a certificate, outside of TLS\0"
-"""Comes before the signed bytes. In a handshake of TLS 1.2, a server also signs data that begins with 32 bytes of its peer's choice.
-This text is longer, so no peer can get a signature that counts here."""
+GRANT = "a grant"
+MASKING_KEYS = "a set of masking keys"
+_CONTEXT = "CollaPipe: %s, signed by the key of a certificate, outside of TLS\0"
+"""Comes before the signed bytes, with what they are. In a handshake of TLS 1.2, a server also signs data that begins with 32 bytes of
+its peer's choice. This text is longer, so no peer can get a signature that counts here."""
 
 
 class Signer:
@@ -36,54 +38,61 @@ class Signer:
         self.certificate = der(read_certificate(certificate))
         """In DER."""
 
-    def sign(self, data: bytes) -> bytes:
-        return self._key.sign(_CONTEXT + data, _ALGORITHM)
+    def sign(self, data: bytes, kind: str = GRANT) -> bytes:
+        """Signs data of a kind, such as `GRANT`. The signature counts for no other kind."""
+        return self._key.sign(_with_context(data, kind), _ALGORITHM)
 
 
 def check_signature(
-    data: bytes, signature: bytes, certificate: bytes, ca: bytes, role: Role
-) -> None:
-    """Refuses data that nobody with a role has signed.
+    data: bytes, signature: bytes, certificate: bytes, ca: bytes, role: Role, kind: str = GRANT
+) -> Identity:
+    """Refuses data that nobody with a role has signed. Returns who has signed it.
 
     Args:
         certificate: Of the signer, in DER.
         ca: Certificate of the authority, in PEM.
+        kind: As in `Signer.sign`.
 
     Raises:
         NotPermittedError: The signature is wrong, or the authority's certificate of the signer is missing, of another role or not
             valid now.
     """
-    identity, born, ends = _check(data, signature, certificate, ca, role)
+    identity, born, ends = _check(data, signature, certificate, ca, role, kind)
     if not born <= utc_now().timestamp() <= ends:
         raise NotPermittedError(
-            f"the certificate of {identity}, which has signed a grant, is not valid now: renew it, and check the clocks of both "
+            f"the certificate of {identity}, which has signed {kind}, is not valid now: renew it, and check the clocks of both "
             "machines"
         )
+    return identity
 
 
 @lru_cache(64)  # Every push and every session of a round shows the same grant.
 def _check(
-    data: bytes, signature: bytes, certificate: bytes, ca: bytes, role: Role
+    data: bytes, signature: bytes, certificate: bytes, ca: bytes, role: Role, kind: str
 ) -> tuple[Identity, float, float]:
     """Returns the signer, and when its certificate begins and ends."""
     try:
         presented = read_certificate(certificate)
         identity, key = identity_of(presented), presented.public_key()
     except (InvalidInputError, *UNREADABLE) as error:
-        raise NotPermittedError(f"a grant has no certificate of its signer: {error}") from None
+        raise NotPermittedError(f"{kind} has no certificate of its signer: {error}") from None
     if identity is None or not isinstance(key, ec.EllipticCurvePublicKey):
-        raise NotPermittedError("a grant is signed with a certificate without a role")
+        raise NotPermittedError(f"{kind} is signed with a certificate without a role")
     if identity.role is not role:
-        raise NotPermittedError(f"{identity} has signed a grant, but only a {role.value} may")
+        raise NotPermittedError(f"{identity} has signed {kind}, but only a {role.value} may")
     if not is_signed_by(presented, read_certificate(ca)):
         raise NotPermittedError(
-            f"a grant is signed by {identity} of another authority: all hosts need certificates of one authority"
+            f"{kind} is signed by {identity} of another authority: all hosts need certificates of one authority"
         )
     try:
-        key.verify(signature, _CONTEXT + data, _ALGORITHM)
+        key.verify(signature, _with_context(data, kind), _ALGORITHM)
     except InvalidSignature:
         raise NotPermittedError(
-            f"a grant has no valid signature of {identity}: somebody has changed it, or made it up"
+            f"{kind} has no valid signature of {identity}: somebody has changed it, or made it up"
         ) from None
     born, ends = presented.not_valid_before_utc, presented.not_valid_after_utc
     return identity, born.timestamp(), ends.timestamp()
+
+
+def _with_context(data: bytes, kind: str) -> bytes:
+    return (_CONTEXT % kind).encode() + data

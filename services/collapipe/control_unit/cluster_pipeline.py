@@ -22,6 +22,7 @@ from collapipe.errors import (
 )
 from collapipe.job import JobConfig
 from collapipe.rpc import SIGN_OF_LIFE_SECONDS
+from collapipe.secure_aggregation.cluster_masks import ClusterMasks
 from collapipe.stage_host import HostResources, StageSession
 from collapipe.stage_runtime import clip_scale, cut_into_slices
 from collapipe.tasks import MicroBatch
@@ -228,7 +229,7 @@ class ClusterPipeline:
         self._micro_batches_under_way = False
 
     def finish(
-        self, num_samples: int
+        self, num_samples: int, masks: ClusterMasks | None = None
     ) -> tuple[list[plan_pb2.UnitState], list[job_pb2.WeightsTransfer]]:
         """Applies the last update, and waits until the edge server has the new weights of every unit.
 
@@ -236,22 +237,38 @@ class ClusterPipeline:
 
         Args:
             num_samples: Weight of the cluster in the average.
+            masks: Hide what the stages push. `None` if the round is not masked.
 
         Returns:
             The state of every unit, in order, and what each host pushed to the edge server.
         """
         self._phase = "finishing the round"
+        own, *others = (self._finish_command(stage, num_samples, masks) for stage in self._stages)
+        for remote, command in zip(self._remotes, others, strict=True):
+            remote.send(stage_pb2.RunStageRequest(finish=command), "finish the round")
+        finished = [self._local.finish(own)]
+        finished += [remote.expect("finished").finished for remote in self._remotes]
+        states = [state for result in finished for state in result.units]
+        return states, self._transfers((each.pushed_bytes, each.push_seconds) for each in finished)
+
+    def _finish_command(
+        self, stage: plan_pb2.Stage, num_samples: int, masks: ClusterMasks | None
+    ) -> stage_pb2.FinishRound:
+        """Returns the command to one stage, with the masks of its own units only."""
         command = stage_pb2.FinishRound(
             pending_gradient_scale=self._pending_scale,
             edge_address="" if self._request.is_committed else self._request.edge_address,
             edge_host_id=self._request.edge_host_id,
             num_samples=num_samples,
         )
-        self._command(stage_pb2.RunStageRequest(finish=command), "finish the round")
-        finished = [self._local.finish(command)]
-        finished += [remote.expect("finished").finished for remote in self._remotes]
-        states = [state for result in finished for state in result.units]
-        return states, self._transfers((each.pushed_bytes, each.push_seconds) for each in finished)
+        if masks is not None:
+            command.total_samples = self._request.masked.total_samples
+            for unit_index in range(stage.start_unit, stage.stop_unit):
+                keys = masks.unit_masks(unit_index)
+                command.masks.add(
+                    unit_index=unit_index, added=keys.added, subtracted=keys.subtracted
+                )
+        return command
 
     def wait_for(self, copy: MomentCopy) -> None:
         """Waits for the end of a copy; raises the error that ends the attempt meanwhile."""

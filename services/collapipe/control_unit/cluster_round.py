@@ -14,6 +14,7 @@ from collapipe.documents import read_document, write_document
 from collapipe.errors import CancelledError, CollapipeError
 from collapipe.evaluation import compute_metrics
 from collapipe.job import JobConfig
+from collapipe.secure_aggregation.cluster_masks import ClusterMasks
 from collapipe.tasks import Cursor, MicroBatch, Task, begin_round, draw
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
@@ -34,6 +35,7 @@ class ClusterRound:
         job: The job of the request, parsed.
         state_directory: Directory of the job on this control unit's disk.
         copy: The copy of optimizer states that runs beside the round, if any.
+        masks: Hide what the cluster pushes, if the round is masked.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class ClusterRound:
         pipeline: ClusterPipeline,
         state_directory: Path,
         copy: MomentCopy | None = None,
+        masks: ClusterMasks | None = None,
     ) -> None:
         self._request = request
         self._job = job
@@ -51,6 +54,7 @@ class ClusterRound:
         self._pipeline = pipeline
         self._state_directory = state_directory
         self._copy = copy
+        self._masks = masks
         self._cluster_index = request.plan.cluster_index
         self._cluster_label = str(job.host_clusters[self._cluster_index])
         self._summary = job_pb2.RoundSummary()
@@ -128,7 +132,7 @@ class ClusterRound:
         started = time.perf_counter()
         with SPANS.span(_TRACK, "finish"):
             num_samples = self._num_samples(cursor)
-            states, pushed = pipeline.finish(num_samples)
+            states, pushed = pipeline.finish(num_samples, self._masks)
         summary.pushed.extend(pushed)
         summary.gather_seconds = time.perf_counter() - started
         if copy is not None and request.wait_for_copy:

@@ -12,6 +12,7 @@ from collapipe.control_unit.cluster_round import ClusterRound, Emit
 from collapipe.control_unit.model_use import open_model_use, waiting_response
 from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.noise_secret import noise_secret
+from collapipe.control_unit.round_masking import RoundMasking
 from collapipe.errors import (
     CancelledError,
     CollapipeError,
@@ -49,6 +50,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         self._round: ClusterRound | None = None
         """The attempt at a round that runs."""
         self._copy: MomentCopy | None = None
+        self._masking = RoundMasking(resources.channels.security)
         stores.delete(_EVALUATED)  # An earlier process may have died meanwhile.
 
     def PrepareData(
@@ -66,6 +68,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             task = load_task(job, request.cluster_index, vocabulary)
             self._tasks = {request.job.job_id: task}
             digest = store.put_bytes(task.vocabulary)
+            self._hide(request.job, digest)
             emit(
                 control_unit_pb2.PrepareDataResponse(
                     num_rows=task.num_rows,
@@ -116,6 +119,36 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         running.end_training()
         return control_unit_pb2.EndTrainingResponse()
 
+    def MakeMaskingKeys(
+        self, request: control_unit_pb2.MakeMaskingKeysRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_unit_pb2.MakeMaskingKeysResponse]:
+        """Makes the masking keys of an attempt."""
+        yield from _answer(
+            control_unit_pb2.MakeMaskingKeysResponse,
+            lambda: control_unit_pb2.MakeMaskingKeysResponse(keys=self._masking.begin(request)),
+            context,
+        )
+
+    def ShareMasks(
+        self, request: control_unit_pb2.ShareMasksRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_unit_pb2.ShareMasksResponse]:
+        """Shares the secrets of the cluster among all clusters."""
+        yield from _answer(
+            control_unit_pb2.ShareMasksResponse,
+            lambda: control_unit_pb2.ShareMasksResponse(shares=self._masking.share(request)),
+            context,
+        )
+
+    def RevealMasks(
+        self, request: control_unit_pb2.RevealMasksRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_unit_pb2.RevealMasksResponse]:
+        """Reveals what removes the masks of an attempt."""
+        yield from _answer(
+            control_unit_pb2.RevealMasksResponse,
+            lambda: control_unit_pb2.RevealMasksResponse(revealed=self._masking.reveal(request)),
+            context,
+        )
+
     def RunModel(
         self,
         request_iterator: Iterator[control_unit_pb2.RunModelRequest],
@@ -140,6 +173,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
 
         def work(emit: Callable[[control_unit_pb2.RunModelResponse], None]) -> None:
             attempt.waiting = waiting_response("the vocabulary and the rows to evaluate")
+            self._hide(start.round.job, start.round.vocabulary.digest)
             store = self._stores.store(job_id)
             vocabulary = fetch_vocabulary(store, self._resources.channels, start.round.vocabulary)
             directory = self._stores.directory(job_id) / _EVALUATED
@@ -151,6 +185,11 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
 
         with self._stores.using(job_id):
             yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)
+
+    def _hide(self, job: job_pb2.JobSpec, vocabulary_digest: str) -> None:
+        """Hides what this host stores of a job from the edge server, if the job averages securely."""
+        if JobConfig.from_json(job.config_json).averaging.secure:
+            self._stores.hide_from_edge_server(job.job_id, vocabulary_digest)
 
     def _pipeline(
         self, request: control_unit_pb2.RunRoundRequest, job: JobConfig
@@ -188,7 +227,9 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         units = (*request.restore_point.units, *request.candidate.units)
         store.keep_only({unit.optimizer_digest for unit in units} | {request.vocabulary.digest})
         pipeline = self._pipeline(request, job)
-        return ClusterRound(request, job, task, pipeline, self._stores.directory(job_id), copy)
+        masks = self._masking.of_round(request, job)
+        directory = self._stores.directory(job_id)
+        return ClusterRound(request, job, task, pipeline, directory, copy, masks)
 
     def _copy_of(
         self, request: control_unit_pb2.RunRoundRequest, job: JobConfig, store: BlobStore
@@ -208,6 +249,15 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                 job.schedule.silence_seconds,
             )
         return self._copy
+
+
+def _answer(
+    sign_of_life: Callable[[], M], work: Callable[[], M], context: grpc.ServicerContext
+) -> Iterator[M]:
+    """Yields one answer, and signs of life before it."""
+    yield from work_with_signs_of_life(
+        lambda emit: emit(work()), sign_of_life, lambda reason: None, context
+    )
 
 
 class _Runs(Protocol[M_co]):

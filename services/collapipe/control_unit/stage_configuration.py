@@ -60,6 +60,7 @@ def stage_configuration(
         silence_seconds=job.schedule.silence_seconds,
         host_cluster=job.host_clusters[request.plan.cluster_index],
         grant=request.grant,
+        is_masked=request.HasField("masked"),
         kept_optimizer_digests=_kept_optimizer_digests(
             request, job, is_edge_server=stage.address == request.edge_address
         ),

@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from torch import Tensor
 
 from collapipe.documents import read_document, write_document
-from collapipe.edge_server.pushed_units import Averaged, PushedUnits
+from collapipe.edge_server.pushed_units import Averaged, PushedUnits, Unmasking
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import AveragingConfig, JobConfig, ModelConfig
 from collapipe.models import (
@@ -205,6 +205,7 @@ class GlobalModel:
         is_candidate: bool = False,
         keep_commits: int = 1,
         late_clusters: Sequence[int] = (),
+        unmasking: Unmasking | None = None,
         store_moments: Callable[[plan_pb2.Commit], None] = lambda commit: None,
     ) -> plan_pb2.Commit:
         """Commits the averages of the prepared states of all clusters that are not late.
@@ -218,6 +219,7 @@ class GlobalModel:
             is_candidate: Whether the new commit becomes the candidate.
             keep_commits: Number of the last commits whose weights are kept, the new one included.
             late_clusters: Clusters that are left out of the average.
+            unmasking: What removes the masks, if what the clusters pushed is masked.
             store_moments: Stores the optimizer states of the edge server's own units that a commit names.
 
         Raises:
@@ -256,9 +258,10 @@ class GlobalModel:
                 f"all clusters are late for round {attempt.round_index}, but a commit needs the weights of at least one: "
                 "run the same version everywhere"
             )
-        averages = list(pushed.averages(attempt, present))
+        averages = list(pushed.averages(attempt, present, unmasking))
         units_before = _began_with(last, attempt).global_units
-        if self.averaging().rule == "mean":  # The other rules bound what a wrong cluster can do.
+        # The other rules bound what a wrong cluster can do. Masked changes have a bound for each weight.
+        if self.averaging().rule == "mean" and unmasking is None:
             for before, average in zip(units_before, averages, strict=True):
                 _check_changes(before, average, present)
         for average in averages:
@@ -269,7 +272,7 @@ class GlobalModel:
                 unit_index=before.unit_index,
                 weights_digest=average.digest,
                 frozen_digest=before.frozen_digest,
-                largest_change=max(before.largest_change, *average.changes),
+                largest_change=max((before.largest_change, *average.changes)),
             )
             for before, average in zip(units_before, averages, strict=True)
         ]

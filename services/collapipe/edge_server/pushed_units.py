@@ -2,7 +2,8 @@
 
 If a round is committed without late clusters, the units are averaged at the commit.
 
-A cluster may push an encoded delta instead of weights. It is decoded just before the average.
+A cluster may push an encoded delta instead of weights. It is decoded just before the average. With `averaging.secure`, all
+clusters push masked changes. They are added at the commit, when the control units have revealed what removes the masks.
 
 Everything lies in files apart from the committed blobs, in the folder `pushed` of the job. An older attempt is
 refused. A newer attempt at the same round keeps the units that have arrived, until their cluster pushes them again; any
@@ -37,6 +38,9 @@ from collapipe.attempts import order
 from collapipe.documents import name_full_disk
 from collapipe.errors import CorruptDataError, InvalidInputError, WrongStateError
 from collapipe.job import AveragingConfig
+from collapipe.secure_aggregation.fixed_point import from_ring
+from collapipe.secure_aggregation.masks import MaskKeys, MaskStream
+from collapipe.secure_aggregation.unmasking import RemainingMasks
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
 from collapipe.v1 import edge_server_pb2, plan_pb2
@@ -63,13 +67,25 @@ class Averaged:
 
     Args:
         cluster_digests: Digests of the weights of each cluster, in cluster order.
-        changes: Euclidean norms of what each cluster has changed, in cluster order.
+        changes: Euclidean norms of what each cluster has changed, in cluster order. Empty if the changes were masked.
     """
 
     path: Path
     digest: str
     cluster_digests: tuple[str, ...]
     changes: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Unmasking:
+    """What removes the masks from the sums of an attempt.
+
+    Args:
+        total_samples: As in `to_ring`.
+    """
+
+    masks: RemainingMasks
+    total_samples: int
 
 
 @dataclass
@@ -82,7 +98,7 @@ class _Push:
     total_bytes: int
     num_samples: int
     base_path: Path | None
-    """The weights that a delta refers to. `None` if the weights themselves are pushed."""
+    """The weights that a delta or a masked change refers to. `None` if the weights themselves are pushed."""
     received_bytes: int = 0
     checksum: "hashlib._Hash" = field(default_factory=hashlib.sha256)
     digest: str = ""
@@ -298,9 +314,15 @@ class PushedUnits:
             return PushStream(push, lambda: self._average_if_complete(unit))
 
     def averages(
-        self, attempt: plan_pb2.Attempt, clusters: Sequence[plan_pb2.ClusterState]
+        self,
+        attempt: plan_pb2.Attempt,
+        clusters: Sequence[plan_pb2.ClusterState],
+        unmasking: Unmasking | None = None,
     ) -> Iterator[Averaged]:
         """Yields the average of each unit over some clusters, in unit order, and waits until it is ready.
+
+        Args:
+            unmasking: For the masked changes of an attempt, else `None`.
 
         Raises:
             WrongStateError: A unit was not pushed with the given digest, by this attempt or an earlier one at its round.
@@ -317,6 +339,7 @@ class PushedUnits:
                 f"{attempt.round_index}, attempt {attempt.attempt}: run the round again"
             )
 
+        self._check_unmasking(clusters, unmasking)
         with self._lock:
             self._enter(attempt)
             for cluster in clusters:
@@ -325,9 +348,12 @@ class PushedUnits:
                     # The digest of what a delta decodes to is known only after the decoding.
                     if push is None or not push.digest or push.num_samples != cluster.num_samples:
                         raise not_pushed(cluster, state)
+                    if unmasking is not None and push.digest != state.weights_digest:
+                        raise not_pushed(cluster, state)
             indices = [cluster.cluster_index for cluster in clusters]
             averages = [
-                self._begin_average(state.unit_index, indices) for state in clusters[0].units
+                self._begin_average(state.unit_index, indices, unmasking)
+                for state in clusters[0].units
             ]
         for position, average in enumerate(averages):
             try:
@@ -340,6 +366,30 @@ class PushedUnits:
                 if cluster.units[position].weights_digest != digest:
                     raise not_pushed(cluster, cluster.units[position])
             yield averaged
+
+    def _check_unmasking(
+        self, clusters: Sequence[plan_pb2.ClusterState], unmasking: Unmasking | None
+    ) -> None:
+        """Refuses an average of masked changes without what removes the masks, or the other way round."""
+        if (unmasking is not None) != self._averaging_config.secure:
+            raise InvalidInputError(
+                f"averaging.secure is {str(self._averaging_config.secure).lower()}, but the commit came "
+                f"{'without' if unmasking is None else 'with'} shares of masks: run the same version everywhere"
+            )
+        if unmasking is None:
+            return
+        indices = {cluster.cluster_index for cluster in clusters}
+        if unmasking.masks.present != indices:
+            raise InvalidInputError(
+                f"the uploads of clusters {sorted(indices)} count, but clusters {sorted(unmasking.masks.present)} have revealed "
+                "shares: both must be the same; run the round again"
+            )
+        num_samples = sum(cluster.num_samples for cluster in clusters)
+        if not 0 < num_samples <= unmasking.total_samples:
+            raise WrongStateError(
+                f"the clusters have trained on {num_samples} rows, but in a round with masks these are 1 to "
+                f"{unmasking.total_samples}, twice what the clusters had before: cancel the job and resume it, so that they count again"
+            )
 
     def drop(self, attempt: plan_pb2.Attempt) -> None:
         """Deletes what an attempt pushed, because it was committed."""
@@ -395,6 +445,8 @@ class PushedUnits:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _average_if_complete(self, unit: edge_server_pb2.PushedUnit) -> None:
+        if self._averaging_config.secure:
+            return
         index = unit.unit_index
         with self._lock:
             if self._attempt is None or order(unit.attempt) != order(self._attempt):
@@ -404,20 +456,28 @@ class PushedUnits:
             if all(push is not None and push.digest for push in pushes):
                 self._begin_average(index, clusters)
 
-    def _begin_average(self, index: int, clusters: Sequence[int]) -> Future[Averaged]:
+    def _begin_average(
+        self, index: int, clusters: Sequence[int], unmasking: Unmasking | None = None
+    ) -> Future[Averaged]:
         """Returns the average of a unit over clusters that have pushed it. Begins it unless it has begun already."""
         key = index, tuple(clusters)
         if key not in self._averages:
             target = self._directory / f"average-{index}"
             if len(clusters) < self._num_clusters:  # An average over all may still be written.
                 target = target.with_name(f"{target.name}-of-{len(clusters)}")
-            average = SPANS.span("averaging", "average", unit=index)(_average)
+            span = SPANS.span("averaging", "average", unit=index)
             pushes = [self._pushes[cluster, index] for cluster in clusters]
             assert self._attempt is not None
             before = self._weights_before(self._attempt, index)
-            averaged = self._averaging.submit(
-                average, pushes, target, before, self._averaging_config
-            )
+            if unmasking is None:
+                averaged = self._averaging.submit(
+                    span(_average), pushes, target, before, self._averaging_config
+                )
+            else:
+                masks, total_samples = unmasking.masks.unit_masks(index), unmasking.total_samples
+                averaged = self._averaging.submit(
+                    span(_unmasked_average), pushes, target, before, masks, total_samples
+                )
             self._averages[key] = averaged, self._syncing.submit(_synced, averaged)
         return self._averages[key][1]
 
@@ -470,6 +530,57 @@ def _average(
                 checksum.update(data)
                 output.write(data)
     return Averaged(target, checksum.hexdigest(), digests, changes)
+
+
+def _unmasked_average(
+    pushes: Sequence[_Push], target: Path, before: Path, masks: MaskKeys, total_samples: int
+) -> Averaged:
+    """Adds the masked changes of one unit, removes the masks that are left, and writes the average to a file.
+
+    Args:
+        before: As in `_average`.
+        masks: What is left in the sum.
+        total_samples: As in `to_ring`.
+
+    Raises:
+        CorruptDataError: A change has other tensors than the unit or refers to other weights, or a mask is left.
+    """
+    num_samples = sum(push.num_samples for push in pushes)
+    checksum, stream = hashlib.sha256(), MaskStream(masks)
+    with ExitStack() as stack, name_full_disk(target):
+        base = stack.enter_context(open(before, "rb"))
+        layout = read_layout(base)
+        expected = tuple(
+            (name, torch.int32, shape, 4 * math.prod(shape))
+            for name, dtype, shape, _ in layout.tensors
+            if dtype.is_floating_point
+        )
+        files = [stack.enter_context(open(push.path, "rb")) for push in pushes]
+        for push, file in zip(pushes, files, strict=True):
+            if read_layout(file).tensors != expected or push.base_path != before:
+                raise CorruptDataError(
+                    f"{push.path.name} was pushed with a masked change of other tensors, or of other weights than those with which "
+                    "the round began: run the same version everywhere"
+                )
+        output = stack.enter_context(open(target, "wb"))
+        checksum.update(layout.prefix)
+        output.write(layout.prefix)
+        for name, dtype, _, num_bytes in layout.tensors:
+            for start in range(0, num_bytes, _SLICE_BYTES):
+                averaged = _read_slice(base, dtype, min(_SLICE_BYTES, num_bytes - start))
+                if dtype.is_floating_point:
+                    total = torch.zeros(len(averaged), dtype=torch.int32)
+                    values = total.numpy().view("<u4")  # the memory of `total`
+                    for file in files:
+                        part = _read_slice(file, torch.int32, 4 * len(averaged))
+                        values += part.numpy().view("<u4")
+                    values -= stream.take(len(averaged))
+                    averaged = from_ring(averaged, total, num_samples, total_samples, name)
+                data: Any = averaged.view(torch.uint8).numpy().data
+                checksum.update(data)
+                output.write(data)
+    digests = tuple(push.digest for push in pushes)
+    return Averaged(target, checksum.hexdigest(), digests, ())
 
 
 def _norm_of_change(path: Path, before: Path) -> float:

@@ -10,11 +10,18 @@ from pathlib import Path
 import grpc
 
 from collapipe.edge_server.global_model import GlobalModel
-from collapipe.edge_server.pushed_units import PushedUnits, PushStream, receive_push
+from collapipe.edge_server.pushed_units import PushedUnits, PushStream, Unmasking, receive_push
 from collapipe.errors import CancelledError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for
-from collapipe.rpc import check_is_owner, check_push, work_with_signs_of_life
+from collapipe.rpc import (
+    check_is_owner,
+    check_push,
+    read_masking_keys,
+    work_with_signs_of_life,
+)
+from collapipe.secure_aggregation.keys import AttemptName
+from collapipe.secure_aggregation.unmasking import RemainingMasks
 from collapipe.stage_host import HostResources
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
@@ -101,6 +108,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                         is_candidate=request.is_candidate,
                         keep_commits=request.keep_commits,
                         late_clusters=request.late_clusters,
+                        unmasking=_unmasking(request),
                         store_moments=self._store_moments,
                     )
                     pushed.drop(attempt)
@@ -233,6 +241,22 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 f"the edge server does not know job {job_id}: `collapipe jobs list` lists the jobs"
             )
         return GlobalModel(directory, self._stores.store(job_id), self._resources.frozen)
+
+
+def _unmasking(request: edge_server_pb2.CommitRoundRequest) -> Unmasking | None:
+    """Returns what removes the masks of a round; `None` if its uploads were not masked. Raises the errors of `RemainingMasks`."""
+    if not request.HasField("unmasking"):
+        return None
+    attempt, message = request.attempt, request.unmasking
+    masks = RemainingMasks(
+        AttemptName(attempt.job_id, attempt.round_index, attempt.attempt),
+        read_masking_keys(message.keys),
+        {
+            each.holder: {one.cluster_index: one.share for one in each.shares}
+            for each in message.revealed
+        },
+    )
+    return Unmasking(masks, message.total_samples)
 
 
 def _refuse_if_alone(context: grpc.ServicerContext) -> None:

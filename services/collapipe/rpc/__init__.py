@@ -13,10 +13,14 @@ from collapipe.rpc.grants import check_session as check_session
 from collapipe.rpc.grants import check_stage_caller as check_stage_caller
 from collapipe.rpc.grants import grant_of as grant_of
 from collapipe.rpc.grants import sign_grant as sign_grant
+from collapipe.rpc.masking_keys import check_masking_keys as check_masking_keys
+from collapipe.rpc.masking_keys import read_masking_keys as read_masking_keys
+from collapipe.rpc.masking_keys import sign_masking_keys as sign_masking_keys
 from collapipe.rpc.permissions import check_addresses as check_addresses
 from collapipe.rpc.permissions import check_is_caller as check_is_caller
 from collapipe.rpc.permissions import check_is_owner as check_is_owner
 from collapipe.rpc.permissions import describe_caller as describe_caller
+from collapipe.rpc.permissions import is_edge_server as is_edge_server
 from collapipe.rpc.permissions import is_owner as is_owner
 from collapipe.rpc.permissions import owner_name as owner_name
 from collapipe.rpc.server import Server as Server

@@ -14,7 +14,7 @@ import grpc
 
 from collapipe.certificates.identity import Identity, Role
 from collapipe.certificates.revoked_keys import RevokedKeyList
-from collapipe.certificates.signatures import Signer, check_signature
+from collapipe.certificates.signatures import GRANT, Signer, check_signature
 from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
 from collapipe.v1.enrollment_pb2 import SignedRevokedKeys
 
@@ -176,11 +176,11 @@ class Security:
         contents = self._contents()
         return None if contents is None else contents.presented
 
-    def sign(self, data: bytes) -> tuple[bytes, bytes]:
-        """Returns a signature of data, and the certificate in DER with which peers can check it. Not for plain text."""
+    def sign(self, data: bytes, kind: str = GRANT) -> tuple[bytes, bytes]:
+        """Returns a signature of data of a kind, and the certificate in DER with which peers can check it. Not for plain text."""
         contents = self._contents()
         assert contents is not None
-        return contents.signer.sign(data), contents.signer.certificate
+        return contents.signer.sign(data, kind), contents.signer.certificate
 
     @property
     def revoked(self) -> RevokedKeyList:
@@ -198,14 +198,15 @@ class Security:
             self.revoked.learn(signed, contents.ca)
 
     def check_signature(
-        self, data: bytes, signature: bytes, certificate: bytes, role: Role
-    ) -> None:
-        """Refuses data unless a certificate of this role has signed it, with a key that is not revoked; raises `NotPermittedError`. Not for
-        plain text."""
+        self, data: bytes, signature: bytes, certificate: bytes, role: Role, kind: str = GRANT
+    ) -> Identity:
+        """Refuses data unless a certificate of this role has signed it, with a key that is not revoked; raises `NotPermittedError`. Returns
+        who has signed it. Not for plain text."""
         contents = self._contents()
         assert contents is not None
-        check_signature(data, signature, certificate, contents.ca, role)
+        identity = check_signature(data, signature, certificate, contents.ca, role, kind)
         self.revoked.check(certificate)  # Only now is it a certificate of the authority.
+        return identity
 
     def _contents(self) -> _Contents | None:
         """Returns the contents of the files, and reads them again if they have changed; `None` for plain text.

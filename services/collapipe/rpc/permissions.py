@@ -26,6 +26,9 @@ PERMISSIONS: Permissions = {
         "PrepareData": _SCHEDULER,
         "RunRound": _SCHEDULER,
         "EndTraining": _SCHEDULER,
+        "MakeMaskingKeys": _SCHEDULER,
+        "ShareMasks": _SCHEDULER,
+        "RevealMasks": _SCHEDULER,
         "RunModel": _SCHEDULER,
     },
     "collapipe.v1.ProfileService": {"ProfileBlock": _SCHEDULER},
@@ -187,6 +190,11 @@ def check_is_owner(context: grpc.ServicerContext, owner: str, job_id: str) -> No
             f"job {job_id} belongs to {owner}, and {_identity(context)} may only look at it: ask its owner, or call with the "
             "certificate of an admin (`collapipe certs issue DIR admin:NAME`)"
         )
+
+
+def is_edge_server(context: grpc.ServicerContext) -> bool:
+    """Returns whether the caller's certificate is that of an edge server. Plain text has no certificates."""
+    return _is_tls(context) and _identity(context).role is Role.EDGE_SERVER
 
 
 def describe_caller(context: grpc.ServicerContext) -> str:

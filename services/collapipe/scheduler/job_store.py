@@ -168,6 +168,12 @@ class RoundDocument(_Document):
     round has the same clusters."""
     ended_early: dict[int, int] = Field(default_factory=dict)
     """Number of mini-batches of each cluster that trained fewer than the others, by its index. Stored like `late_clusters`."""
+    total_samples: int = 0
+    """With `averaging.secure`, at least the rows of all clusters: a change is multiplied by the rows of its cluster, divided by
+    this number. 0 without."""
+    is_revealed: bool = False
+    """Whether control units may have revealed what removes the masks. A later attempt then has the same clusters, because two
+    sums that differ by one cluster tell what that cluster has trained. Stored before they are asked."""
 
 
 class JobStore:

@@ -212,12 +212,14 @@ def build_problem(
 def blocks_beyond_devices(job: JobConfig, hosts: JobHosts) -> tuple[bool, bool]:
     """Returns whether blocks may run on control units, and on the edge server.
 
-    A host other than a device must say how much memory it gives. Otherwise it might get more than it can hold.
+    A host other than a device must say how much memory it gives. Otherwise it might get more than it can hold. With
+    `averaging.secure`, the edge server gets none, because it would see what each cluster has trained in them.
     """
     if job.schedule.paper_placement or job.schedule.strategy != "dssra":
         return False, False
     control_units = [cluster.control_unit for cluster in hosts.clusters]
-    return all(host.memory_bytes for host in control_units), bool(hosts.edge_server.memory_bytes)
+    on_edge_server = bool(hosts.edge_server.memory_bytes) and not job.averaging.secure
+    return all(host.memory_bytes for host in control_units), on_edge_server
 
 
 def link_pairs(cluster: ClusterHosts, edge_server: scheduler_pb2.Host) -> list[tuple[str, str]]:
@@ -337,7 +339,7 @@ def _model_cost(job: JobConfig, model: ModelSizes, knowledge: Knowledge) -> Mode
         frozen_memory_share=model.frozen_memory_share,
         first_trained_unit=model.first_trained_unit,
         lossy_uploads=_upload_codecs(job) != ("fp32",),
-        private_updates=job.privacy.is_on,
+        keeps_base=job.privacy.is_on or job.averaging.secure,
         keeps_moments=job.may_leave_out_clusters,
         pattern=tuple(BlockShare(*shares) for shares in pattern),
     )

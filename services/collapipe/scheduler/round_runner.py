@@ -26,6 +26,7 @@ from collapipe.scheduler.kept_results import (
     weights_since_restore_point,
 )
 from collapipe.scheduler.late_clusters import LateClusters
+from collapipe.scheduler.masking_calls import MaskingCalls
 from collapipe.scheduler.planner import Planner
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
@@ -36,6 +37,7 @@ from collapipe.v1 import (
     job_pb2,
     plan_pb2,
     scheduler_pb2,
+    secure_aggregation_pb2,
 )
 
 _TRACK = "round"
@@ -267,7 +269,8 @@ class RoundRunner:
         with SPANS.span(_TRACK, "plan"):
             document, decision = self._plan(round_index, evaluation_only=not local_steps)
         plans = document.plans
-        recorded = document.late_clusters if self._is_repeated(round_index) else None
+        is_decided = self._is_repeated(round_index) or document.is_revealed
+        recorded = document.late_clusters if is_decided else None
         # An evaluation waits for all clusters.
         late = LateClusters(self._job, recorded if local_steps else [])
         if local_steps:
@@ -279,6 +282,10 @@ class RoundRunner:
                     round_index=round_index, attempt=attempt.attempt, plans=plans
                 )
             )
+        masking = None
+        if document.total_samples:
+            with SPANS.span(_TRACK, "exchange masking keys"):
+                masking = self._masking(attempt, document, late)
         earlier = self._kept.results if self._kept else {}
         results: dict[int, control_unit_pb2.RoundPrepared] = {}
 
@@ -288,7 +295,7 @@ class RoundRunner:
                 result = earlier[index].prepared
             else:
                 result = self._run_cluster(
-                    plan, decision, document, late, evaluation_only=not local_steps
+                    plan, decision, document, late, masking, evaluation_only=not local_steps
                 )
             results[index] = result
             return result
@@ -299,10 +306,10 @@ class RoundRunner:
                     run_cluster,
                     plans,
                     meanwhile=lambda: self._end_late_clusters(late, attempt),
-                    ends_all=lambda error: self._ends_all(error) or not local_steps,
+                    ends_all=lambda error: self._ends_all(error) or not self._keeps(local_steps),
                 )
         except CollapipeError as error:
-            if local_steps:
+            if self._keeps(local_steps):
                 self._keep(results, late, plans, decision)
             outcome = "cancelled" if isinstance(error, CancelledError) else "aborted"
             metrics.ROUND_SECONDS.labels(outcome).observe(time.monotonic() - started)
@@ -324,16 +331,23 @@ class RoundRunner:
             for index, cluster in enumerate(prepared)
             if 0 < cluster.summary.local_steps < local_steps
         }
-        if (late_clusters, ended_early) != (document.late_clusters, document.ended_early):
-            document.late_clusters, document.ended_early = late_clusters, ended_early
+        result = late_clusters, ended_early, masking is not None
+        if result != (document.late_clusters, document.ended_early, document.is_revealed):
+            document.late_clusters, document.ended_early, document.is_revealed = result
             self._progress.jobs.save_round(attempt.job_id, round_index, document)
         with SPANS.span(_TRACK, "commit"):
+            unmasking = None
+            if masking is not None:
+                unmasking = masking.reveal(
+                    [plan.cluster_index for plan in plans if plan.cluster_index not in late.late]
+                )
             self._commit = self._commit_round(
                 attempt,
                 [cluster.state for cluster in prepared],
                 candidate_copied=copied,
                 is_candidate=self._makes_candidate(),
                 late_clusters=late_clusters,
+                unmasking=unmasking,
             )
         self._restore_point = self._commit.restore_point
         if self._commit.candidate.num_rounds == self._commit.num_rounds:
@@ -374,7 +388,8 @@ class RoundRunner:
         earlier = jobs.find_round(job_id, round_index)
         if earlier is not None and earlier.attempt < self._commit.anew_since:
             earlier = None
-        repeated = earlier if self._is_repeated(round_index) else None
+        is_decided = earlier is not None and earlier.is_revealed
+        repeated = earlier if self._is_repeated(round_index) or is_decided else None
         try:
             plans, decision = self._planner.decide(
                 round_index, earlier.plans if earlier else (), evaluation_only=evaluation_only
@@ -387,6 +402,8 @@ class RoundRunner:
                 f"round {round_index + 1} cannot be repeated as it was, and is decided anew: {error}",
             )
             plans, decision = self._planner.decide(round_index, (), evaluation_only=evaluation_only)
+        if self._job.averaging.secure:
+            self._check_edge_server(plans)
         kept = self._kept.results if self._kept else {}
         plans = [kept[index].message if index in kept else plan for index, plan in enumerate(plans)]
         document = RoundDocument(
@@ -396,9 +413,54 @@ class RoundRunner:
             total_steps=repeated.total_steps if repeated else self._job.total_steps,
             late_clusters=repeated.late_clusters if repeated else [],
             ended_early=repeated.ended_early if repeated else {},
+            is_revealed=repeated.is_revealed if repeated else False,
         )
+        if self._job.averaging.secure and not evaluation_only:
+            recorded = repeated.total_samples if repeated else 0
+            document.total_samples = recorded or self._total_samples()
         jobs.save_round(job_id, round_index, document)
         return document, decision
+
+    def _check_edge_server(self, plans: Sequence[plan_pb2.Plan]) -> None:
+        """Refuses plans in which the edge server would train more of a cluster than its head; raises `InvalidInputError`."""
+        edge_server = self._planner.hosts.edge_server.host_id
+        for stage in (stage for plan in plans for stage in plan.stages):
+            if stage.host_id == edge_server and stage.stop_unit - stage.start_unit > 1:
+                raise InvalidInputError(
+                    f"the plan has units {stage.start_unit} to {stage.stop_unit - 1} on {edge_server}, which would then see what each "
+                    "cluster has trained in them: end the lists of schedule.segments with 0, or remove averaging.secure"
+                )
+
+    def _total_samples(self) -> int:
+        """Returns twice the rows that the clusters have now, because their files may grow until they train.
+
+        Clusters with private updates count as one row each.
+        """
+        if self._job.privacy.is_on:
+            return self._job.clusters
+        states = zip(self._prepared.num_rows, self._commit.clusters, strict=True)
+        return 2 * sum(max(num_rows, state.cursor.num_rows) for num_rows, state in states)
+
+    def _masking(
+        self, attempt: plan_pb2.Attempt, document: RoundDocument, late: LateClusters
+    ) -> MaskingCalls:
+        """Lets the clusters that are to run a round agree on masks."""
+        clusters = [
+            plan.cluster_index for plan in document.plans if plan.cluster_index not in late.late
+        ]
+        return MaskingCalls(
+            self._progress,
+            self._planner,
+            self._channels,
+            self._calls,
+            attempt,
+            clusters,
+            document.total_samples,
+        )
+
+    def _keeps(self, local_steps: int) -> bool:
+        """Returns whether clusters keep results of a round that fails. Masked ones are of no use without all other clusters."""
+        return local_steps > 0 and not self._job.averaging.secure
 
     def _is_repeated(self, round_index: int) -> bool:
         """Returns whether an earlier attempt has committed a round."""
@@ -444,6 +506,7 @@ class RoundRunner:
         decision: RoundDecision,
         document: RoundDocument,
         late: LateClusters,
+        masking: MaskingCalls | None,
         *,
         evaluation_only: bool,
     ) -> control_unit_pb2.RoundPrepared:
@@ -457,6 +520,8 @@ class RoundRunner:
         )
         if evaluation_only:
             request.local_steps = 0
+        if masking is not None:
+            request.masked.CopyFrom(masking.masked_round(index))
         request.evaluate = self._evaluates(request.local_steps)
         if self._commit.HasField("candidate"):
             request.candidate.CopyFrom(self._commit.candidate.clusters[index])
@@ -526,6 +591,7 @@ class RoundRunner:
         candidate_copied: bool,
         is_candidate: bool = False,
         late_clusters: Sequence[int] = (),
+        unmasking: secure_aggregation_pb2.Unmasking | None = None,
     ) -> plan_pb2.Commit:
         edge_server = self._planner.hosts.edge_server
         request = edge_server_pb2.CommitRoundRequest(
@@ -535,6 +601,7 @@ class RoundRunner:
             is_candidate=is_candidate,
             keep_commits=self._job.training.keep_commits,
             late_clusters=late_clusters,
+            unmasking=unmasking,
         )
         channel = self._channels.channel(edge_server.address)
         stub = edge_server_pb2_grpc.EdgeServerServiceStub(channel)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -188,7 +189,8 @@ def start_stage_host(
             settings.model_dir,
             data_root(settings),
         )
-        blobs = BlobServicer(resources.find_blob, links)
+        find_for_edge_server = partial(resources.find_blob, for_edge_server=True)
+        blobs = BlobServicer(resources.find_blob, links, find_for_edge_server)
         blob_pb2_grpc.add_BlobServiceServicer_to_server(blobs, server)
         link_pb2_grpc.add_LinkServiceServicer_to_server(LinkServicer(links, channels), server)
         profile_pb2_grpc.add_ProfileServiceServicer_to_server(ProfileServicer(resources), server)

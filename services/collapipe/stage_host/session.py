@@ -24,6 +24,7 @@ from collapipe.neighbour_streams.stream import (
     serve_previous_stage,
 )
 from collapipe.rpc import Outbox
+from collapipe.secure_aggregation.masks import MaskKeys
 from collapipe.stage_host.host_resources import HostResources
 from collapipe.stage_host.unit_pushes import Report, UnitPushes
 from collapipe.stage_runtime import (
@@ -197,6 +198,7 @@ class StageSession:
             _upload_codec(configure.plan),
             frozen_files,
             _privacy_of_units(configure, adapter),
+            is_masked=configure.is_masked,
         )
         context = StageContext(
             adapter=adapter,
@@ -295,9 +297,20 @@ class StageSession:
         if reason := self._aborted:
             pushes.abort(reason)
 
+        masks = {
+            unit.unit_index: MaskKeys(tuple(unit.added), tuple(unit.subtracted))
+            for unit in command.masks
+        }
+        masked: dict[int, Upload] = {}
+
         def push(unit: ResidentUnit) -> None:
-            # A private or lossy one changes the weights, and a lossy one also the optimizer state.
-            upload = unit.upload()
+            if self._configure.is_masked:
+                upload = masked[unit.unit_index] = unit.masked_upload(
+                    command.num_samples, command.total_samples, masks[unit.unit_index]
+                )
+            else:
+                # A private or lossy one changes the weights, and a lossy one also the optimizer state.
+                upload = unit.upload()
             if command.edge_address:
                 pushes.put(upload)
 
@@ -307,10 +320,13 @@ class StageSession:
             track = f"weights of cluster {self._configure.host_cluster}"
             with SPANS.span(track, "seal", unit=unit.unit_index):
                 digests = unit.seal()
+                upload = masked.get(unit.unit_index)
+                # Nobody else may learn a digest of weights that are to be hidden, because hosts serve what it names.
+                weights_digest = upload.blob.digest if upload else digests.weights
             states.append(
                 plan_pb2.UnitState(
                     unit_index=unit.unit_index,
-                    weights_digest=digests.weights,
+                    weights_digest=weights_digest,
                     optimizer_digest=digests.optimizer,
                 )
             )

@@ -24,6 +24,8 @@ from collapipe.models import (
     is_quantised,
     load_quantised,
 )
+from collapipe.secure_aggregation.fixed_point import to_ring
+from collapipe.secure_aggregation.masks import MaskKeys, MaskStream
 from collapipe.stage_runtime.compute_device import CPU, ComputeDevice
 from collapipe.stage_runtime.optimizer import make_optimizer, update_parameters
 from collapipe.stage_runtime.private_updates import UpdatePrivacy, make_private
@@ -50,8 +52,8 @@ class Upload:
     """What the edge server gets of a unit after a round.
 
     Args:
-        base_digest: Digest of the weights that an encoded delta refers to. Empty if the blob has the weights
-            themselves.
+        base_digest: Digest of the weights that an encoded delta or a masked change refers to. Empty if the blob has the
+            weights themselves.
     """
 
     unit_index: int
@@ -59,6 +61,8 @@ class Upload:
     base_digest: str = ""
 
 
+_MASKED_AT_ONCE = 1 << 18
+"""Values that are in memory in double precision at a time."""
 _RESIDUAL = "upload_residual"
 """Entry of the optimizer state of a parameter: what uploads have lost so far."""
 
@@ -118,11 +122,13 @@ class ResidentUnit:
         self._optimizer_blob: TensorBlob | None = None
         self._is_sealed = False
         self._base: tuple[str, dict[str, Tensor]] | None = None
-        """Digest and copy of the weights before the first update of a round, if the upload is a delta or private."""
+        """Digest and copy of the weights before the first update of a round, if the upload is a delta, private or masked."""
         self.upload_codec: UploadCodecName = "fp32"
         """How the weights are pushed after this round."""
         self.privacy: UpdatePrivacy | None = None
         """How the change of this round becomes private before it is pushed, if it does."""
+        self.is_masked = False
+        """Whether what is pushed after this round is masked."""
         self.kept: KeptMoments | None = None
         """The present optimizer state, if it is kept for a copy."""
 
@@ -155,7 +161,8 @@ class ResidentUnit:
             self.kept = None
         digests = self.digests
         # Without a codec, what earlier uploads have lost is still to be sent, so that nothing gets lost for good.
-        needs_base = self.upload_codec != "fp32" or self._has_residual() or self.privacy is not None
+        is_special = self.privacy is not None or self.is_masked
+        needs_base = self.upload_codec != "fp32" or self._has_residual() or is_special
         if digests is not None and needs_base:
             state = self._trained_state()
             self._base = digests.weights, {name: state[name].clone() for name in state}
@@ -184,10 +191,8 @@ class ResidentUnit:
             return Upload(self.unit_index, self.weights_blob())
         base_digest, base = self._base
         if self.privacy is not None:
-            digests = base_digest, self.weights_blob().digest
-            make_private(self._named_parameters, base, self.privacy, digests)
+            self._make_private(self.privacy, base_digest, base)
             self._base = None
-            self._unseal()
             return Upload(self.unit_index, self.weights_blob())
         states = {name: self.optimizer.state[one] for name, one in self._named_parameters.items()}
         residual = {name: state[_RESIDUAL] for name, state in states.items() if _RESIDUAL in state}
@@ -199,6 +204,45 @@ class ResidentUnit:
             states[name][_RESIDUAL] = tensor.to(base[name].device)
         self._base = None
         return Upload(self.unit_index, TensorBlob(encoded.tensors), base_digest)
+
+    def masked_upload(self, num_samples: int, total_samples: int, masks: MaskKeys) -> Upload:
+        """Returns the change of a round with masks, as int32. Integer tensors, which are constants, are left out.
+
+        If the change becomes private, the unit continues from the private weights.
+
+        Args:
+            num_samples: Rows of the cluster.
+            total_samples: As in `to_ring`.
+
+        Raises:
+            CollapipeError: As `to_ring` and `upload`.
+        """
+        assert self._base is not None
+        base_digest, base = self._base
+        if self.privacy is not None:
+            self._make_private(self.privacy, base_digest, base)
+        stream, masked = MaskStream(masks), {}
+        # The edge server takes the stream in this order, too.
+        for name, tensor in sorted(self._trained_state().items()):
+            if not tensor.is_floating_point():
+                continue
+            weights, before = tensor.reshape(-1), base[name].reshape(-1)
+            masked[name] = torch.empty(tensor.shape, dtype=torch.int32)
+            values = masked[name].view(-1).numpy().view("<u4")  # the same memory
+            for first in range(0, len(values), _MASKED_AT_ONCE):
+                part = slice(first, first + _MASKED_AT_ONCE)
+                change = to_ring(weights[part], before[part], num_samples, total_samples, name)
+                values[part] = change.cpu().numpy().view("<u4")
+                values[part] += stream.take(len(change))
+        self._base = None
+        return Upload(self.unit_index, TensorBlob(masked), base_digest)
+
+    def _make_private(
+        self, privacy: UpdatePrivacy, base_digest: str, base: Mapping[str, Tensor]
+    ) -> None:
+        digests = base_digest, self.weights_blob().digest
+        make_private(self._named_parameters, base, privacy, digests)
+        self._unseal()
 
     def seal(self) -> StateDigests:
         """Makes blobs of the present content, so that it can be served, and returns their digests."""
@@ -326,6 +370,8 @@ class ResidentUnits:
         self._device = device
         self._units: dict[int, ResidentUnit] = {}
         self._kept: dict[str, KeptMoments] = {}
+        self.are_hidden = False
+        """Whether the edge server may not fetch them, because their optimizer states tell what a cluster has trained."""
 
     def take(
         self,
@@ -334,6 +380,8 @@ class ResidentUnits:
         upload_codec: UploadCodecName = "fp32",
         frozen_files: Mapping[int, Path] | None = None,
         privacy: Mapping[int, UpdatePrivacy] | None = None,
+        *,
+        is_masked: bool = False,
     ) -> tuple[list[ResidentUnit], int]:
         """Brings units into wanted states, given by unit index.
 
@@ -341,10 +389,12 @@ class ResidentUnits:
             upload_codec: How the weights are pushed after this round.
             frozen_files: The frozen parameters, by unit index.
             privacy: How changes become private, by unit index.
+            is_masked: Whether what is pushed after this round is masked.
 
         Returns:
             The units in order, and how many of them were held in the wanted state already.
         """
+        self.are_hidden = self.are_hidden or is_masked  # An evaluation masks nothing.
         units, num_reused = [], 0
 
         def fetch_unless_kept(unit_index: int, digest: str) -> bytes:
@@ -364,7 +414,7 @@ class ResidentUnits:
             else:
                 self._units.pop(unit_index, None)  # if `load` fails, the half-loaded unit is gone
                 unit.load(digests, fetch_unless_kept)
-            unit.upload_codec = upload_codec
+            unit.upload_codec, unit.is_masked = upload_codec, is_masked
             unit.privacy = (privacy or {}).get(unit_index)
             self._units[unit_index] = unit
             units.append(unit)

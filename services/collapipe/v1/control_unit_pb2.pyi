@@ -1,6 +1,7 @@
 from collapipe.v1 import job_pb2 as _job_pb2
 from collapipe.v1 import model_use_pb2 as _model_use_pb2
 from collapipe.v1 import plan_pb2 as _plan_pb2
+from collapipe.v1 import secure_aggregation_pb2 as _secure_aggregation_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -32,7 +33,7 @@ class PrepareDataResponse(_message.Message):
     def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., num_held_out_rows: _Optional[int] = ...) -> None: ...
 
 class RunRoundRequest(_message.Message):
-    __slots__ = ("attempt", "job", "model", "plan", "base", "labels", "local_steps", "evaluate", "previous_stages", "edge_address", "edge_host_id", "vocabulary", "restore_point", "restore_num_rounds", "candidate", "candidate_stages", "wait_for_copy", "total_steps", "anew_since", "is_committed", "predicted_step_seconds", "grant")
+    __slots__ = ("attempt", "job", "model", "plan", "base", "labels", "local_steps", "evaluate", "previous_stages", "edge_address", "edge_host_id", "vocabulary", "restore_point", "restore_num_rounds", "candidate", "candidate_stages", "wait_for_copy", "total_steps", "anew_since", "is_committed", "predicted_step_seconds", "grant", "masked")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +56,7 @@ class RunRoundRequest(_message.Message):
     IS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
+    MASKED_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     job: _job_pb2.JobSpec
     model: _plan_pb2.ModelSpec
@@ -77,7 +79,52 @@ class RunRoundRequest(_message.Message):
     is_committed: bool
     predicted_step_seconds: float
     grant: _plan_pb2.SignedGrant
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., base: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., local_steps: _Optional[int] = ..., evaluate: bool = ..., previous_stages: _Optional[_Iterable[_Union[_plan_pb2.Stage, _Mapping]]] = ..., edge_address: _Optional[str] = ..., edge_host_id: _Optional[str] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., restore_point: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., restore_num_rounds: _Optional[int] = ..., candidate: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., candidate_stages: _Optional[_Iterable[_Union[_plan_pb2.Stage, _Mapping]]] = ..., wait_for_copy: bool = ..., total_steps: _Optional[int] = ..., anew_since: _Optional[int] = ..., is_committed: bool = ..., predicted_step_seconds: _Optional[float] = ..., grant: _Optional[_Union[_plan_pb2.SignedGrant, _Mapping]] = ...) -> None: ...
+    masked: _secure_aggregation_pb2.MaskedRound
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., base: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., local_steps: _Optional[int] = ..., evaluate: bool = ..., previous_stages: _Optional[_Iterable[_Union[_plan_pb2.Stage, _Mapping]]] = ..., edge_address: _Optional[str] = ..., edge_host_id: _Optional[str] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., restore_point: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., restore_num_rounds: _Optional[int] = ..., candidate: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., candidate_stages: _Optional[_Iterable[_Union[_plan_pb2.Stage, _Mapping]]] = ..., wait_for_copy: bool = ..., total_steps: _Optional[int] = ..., anew_since: _Optional[int] = ..., is_committed: bool = ..., predicted_step_seconds: _Optional[float] = ..., grant: _Optional[_Union[_plan_pb2.SignedGrant, _Mapping]] = ..., masked: _Optional[_Union[_secure_aggregation_pb2.MaskedRound, _Mapping]] = ...) -> None: ...
+
+class MakeMaskingKeysRequest(_message.Message):
+    __slots__ = ("attempt", "job", "cluster_index")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    attempt: _plan_pb2.Attempt
+    job: _job_pb2.JobSpec
+    cluster_index: int
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., cluster_index: _Optional[int] = ...) -> None: ...
+
+class MakeMaskingKeysResponse(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _secure_aggregation_pb2.SignedMaskingKeys
+    def __init__(self, keys: _Optional[_Union[_secure_aggregation_pb2.SignedMaskingKeys, _Mapping]] = ...) -> None: ...
+
+class ShareMasksRequest(_message.Message):
+    __slots__ = ("attempt", "keys")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    attempt: _plan_pb2.Attempt
+    keys: _containers.RepeatedCompositeFieldContainer[_secure_aggregation_pb2.SignedMaskingKeys]
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_secure_aggregation_pb2.SignedMaskingKeys, _Mapping]]] = ...) -> None: ...
+
+class ShareMasksResponse(_message.Message):
+    __slots__ = ("shares",)
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    shares: _containers.RepeatedCompositeFieldContainer[_secure_aggregation_pb2.EncryptedShares]
+    def __init__(self, shares: _Optional[_Iterable[_Union[_secure_aggregation_pb2.EncryptedShares, _Mapping]]] = ...) -> None: ...
+
+class RevealMasksRequest(_message.Message):
+    __slots__ = ("attempt", "present_clusters")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    attempt: _plan_pb2.Attempt
+    present_clusters: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., present_clusters: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RevealMasksResponse(_message.Message):
+    __slots__ = ("revealed",)
+    REVEALED_FIELD_NUMBER: _ClassVar[int]
+    revealed: _secure_aggregation_pb2.RevealedShares
+    def __init__(self, revealed: _Optional[_Union[_secure_aggregation_pb2.RevealedShares, _Mapping]] = ...) -> None: ...
 
 class EndTrainingRequest(_message.Message):
     __slots__ = ("attempt",)

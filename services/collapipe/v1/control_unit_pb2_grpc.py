@@ -50,6 +50,21 @@ class ControlUnitServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_control__unit__pb2.EndTrainingRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_control__unit__pb2.EndTrainingResponse.FromString,
                 _registered_method=True)
+        self.MakeMaskingKeys = channel.unary_stream(
+                '/collapipe.v1.ControlUnitService/MakeMaskingKeys',
+                request_serializer=collapipe_dot_v1_dot_control__unit__pb2.MakeMaskingKeysRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_control__unit__pb2.MakeMaskingKeysResponse.FromString,
+                _registered_method=True)
+        self.ShareMasks = channel.unary_stream(
+                '/collapipe.v1.ControlUnitService/ShareMasks',
+                request_serializer=collapipe_dot_v1_dot_control__unit__pb2.ShareMasksRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_control__unit__pb2.ShareMasksResponse.FromString,
+                _registered_method=True)
+        self.RevealMasks = channel.unary_stream(
+                '/collapipe.v1.ControlUnitService/RevealMasks',
+                request_serializer=collapipe_dot_v1_dot_control__unit__pb2.RevealMasksRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_control__unit__pb2.RevealMasksResponse.FromString,
+                _registered_method=True)
         self.RunModel = channel.stream_stream(
                 '/collapipe.v1.ControlUnitService/RunModel',
                 request_serializer=collapipe_dot_v1_dot_control__unit__pb2.RunModelRequest.SerializeToString,
@@ -83,6 +98,27 @@ class ControlUnitServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MakeMaskingKeys(self, request, context):
+        """Makes the keys with which the cluster masks its upload in one attempt at a round. The keys of earlier attempts are forgotten.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShareMasks(self, request, context):
+        """Takes the keys of all clusters, and shares the secrets of this one among them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevealMasks(self, request, context):
+        """Reveals one share of each cluster, once for each attempt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RunModel(self, request_iterator, context):
         """Runs the model on texts, or on the rows of a file. It needs no data of the job, and changes nothing. If the caller
         cancels the call, it ends.
@@ -108,6 +144,21 @@ def add_ControlUnitServiceServicer_to_server(servicer, server):
                     servicer.EndTraining,
                     request_deserializer=collapipe_dot_v1_dot_control__unit__pb2.EndTrainingRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_control__unit__pb2.EndTrainingResponse.SerializeToString,
+            ),
+            'MakeMaskingKeys': grpc.unary_stream_rpc_method_handler(
+                    servicer.MakeMaskingKeys,
+                    request_deserializer=collapipe_dot_v1_dot_control__unit__pb2.MakeMaskingKeysRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_control__unit__pb2.MakeMaskingKeysResponse.SerializeToString,
+            ),
+            'ShareMasks': grpc.unary_stream_rpc_method_handler(
+                    servicer.ShareMasks,
+                    request_deserializer=collapipe_dot_v1_dot_control__unit__pb2.ShareMasksRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_control__unit__pb2.ShareMasksResponse.SerializeToString,
+            ),
+            'RevealMasks': grpc.unary_stream_rpc_method_handler(
+                    servicer.RevealMasks,
+                    request_deserializer=collapipe_dot_v1_dot_control__unit__pb2.RevealMasksRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_control__unit__pb2.RevealMasksResponse.SerializeToString,
             ),
             'RunModel': grpc.stream_stream_rpc_method_handler(
                     servicer.RunModel,
@@ -197,6 +248,87 @@ class ControlUnitService(object):
             '/collapipe.v1.ControlUnitService/EndTraining',
             collapipe_dot_v1_dot_control__unit__pb2.EndTrainingRequest.SerializeToString,
             collapipe_dot_v1_dot_control__unit__pb2.EndTrainingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MakeMaskingKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/collapipe.v1.ControlUnitService/MakeMaskingKeys',
+            collapipe_dot_v1_dot_control__unit__pb2.MakeMaskingKeysRequest.SerializeToString,
+            collapipe_dot_v1_dot_control__unit__pb2.MakeMaskingKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShareMasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/collapipe.v1.ControlUnitService/ShareMasks',
+            collapipe_dot_v1_dot_control__unit__pb2.ShareMasksRequest.SerializeToString,
+            collapipe_dot_v1_dot_control__unit__pb2.ShareMasksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevealMasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/collapipe.v1.ControlUnitService/RevealMasks',
+            collapipe_dot_v1_dot_control__unit__pb2.RevealMasksRequest.SerializeToString,
+            collapipe_dot_v1_dot_control__unit__pb2.RevealMasksResponse.FromString,
             options,
             channel_credentials,
             insecure,

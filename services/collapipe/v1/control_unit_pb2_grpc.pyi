@@ -73,6 +73,54 @@ _ControlUnitServiceEndTrainingType = typing_extensions.TypeVar(
     ],
 )
 
+_ControlUnitServiceMakeMaskingKeysType = typing_extensions.TypeVar(
+    '_ControlUnitServiceMakeMaskingKeysType',
+    grpc.UnaryStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.MakeMaskingKeysRequest,
+        collapipe.v1.control_unit_pb2.MakeMaskingKeysResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.MakeMaskingKeysRequest,
+        collapipe.v1.control_unit_pb2.MakeMaskingKeysResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.MakeMaskingKeysRequest,
+        collapipe.v1.control_unit_pb2.MakeMaskingKeysResponse,
+    ],
+)
+
+_ControlUnitServiceShareMasksType = typing_extensions.TypeVar(
+    '_ControlUnitServiceShareMasksType',
+    grpc.UnaryStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.ShareMasksRequest,
+        collapipe.v1.control_unit_pb2.ShareMasksResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.ShareMasksRequest,
+        collapipe.v1.control_unit_pb2.ShareMasksResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.ShareMasksRequest,
+        collapipe.v1.control_unit_pb2.ShareMasksResponse,
+    ],
+)
+
+_ControlUnitServiceRevealMasksType = typing_extensions.TypeVar(
+    '_ControlUnitServiceRevealMasksType',
+    grpc.UnaryStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.RevealMasksRequest,
+        collapipe.v1.control_unit_pb2.RevealMasksResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.RevealMasksRequest,
+        collapipe.v1.control_unit_pb2.RevealMasksResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.RevealMasksRequest,
+        collapipe.v1.control_unit_pb2.RevealMasksResponse,
+    ],
+)
+
 _ControlUnitServiceRunModelType = typing_extensions.TypeVar(
     '_ControlUnitServiceRunModelType',
     grpc.StreamStreamMultiCallable[
@@ -89,7 +137,7 @@ _ControlUnitServiceRunModelType = typing_extensions.TypeVar(
     ],
 )
 
-class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, _ControlUnitServiceRunRoundType, _ControlUnitServiceEndTrainingType, _ControlUnitServiceRunModelType]):
+class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, _ControlUnitServiceRunRoundType, _ControlUnitServiceEndTrainingType, _ControlUnitServiceMakeMaskingKeysType, _ControlUnitServiceShareMasksType, _ControlUnitServiceRevealMasksType, _ControlUnitServiceRunModelType]):
     """Runs rounds of one cluster."""
 
     @typing.overload
@@ -105,6 +153,18 @@ class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, 
         grpc.UnaryUnaryMultiCallable[
             collapipe.v1.control_unit_pb2.EndTrainingRequest,
             collapipe.v1.control_unit_pb2.EndTrainingResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            collapipe.v1.control_unit_pb2.MakeMaskingKeysRequest,
+            collapipe.v1.control_unit_pb2.MakeMaskingKeysResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            collapipe.v1.control_unit_pb2.ShareMasksRequest,
+            collapipe.v1.control_unit_pb2.ShareMasksResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            collapipe.v1.control_unit_pb2.RevealMasksRequest,
+            collapipe.v1.control_unit_pb2.RevealMasksResponse,
         ],
         grpc.StreamStreamMultiCallable[
             collapipe.v1.control_unit_pb2.RunModelRequest,
@@ -126,6 +186,18 @@ class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, 
             collapipe.v1.control_unit_pb2.EndTrainingRequest,
             collapipe.v1.control_unit_pb2.EndTrainingResponse,
         ],
+        grpc.aio.UnaryStreamMultiCallable[
+            collapipe.v1.control_unit_pb2.MakeMaskingKeysRequest,
+            collapipe.v1.control_unit_pb2.MakeMaskingKeysResponse,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
+            collapipe.v1.control_unit_pb2.ShareMasksRequest,
+            collapipe.v1.control_unit_pb2.ShareMasksResponse,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
+            collapipe.v1.control_unit_pb2.RevealMasksRequest,
+            collapipe.v1.control_unit_pb2.RevealMasksResponse,
+        ],
         grpc.aio.StreamStreamMultiCallable[
             collapipe.v1.control_unit_pb2.RunModelRequest,
             collapipe.v1.control_unit_pb2.RunModelResponse,
@@ -142,6 +214,15 @@ class ControlUnitServiceStub(typing.Generic[_ControlUnitServicePrepareDataType, 
 
     EndTraining: _ControlUnitServiceEndTrainingType
     """Lets the running attempt at a round end after the mini-batch that it trains. It then pushes and prepares as usual."""
+
+    MakeMaskingKeys: _ControlUnitServiceMakeMaskingKeysType
+    """Makes the keys with which the cluster masks its upload in one attempt at a round. The keys of earlier attempts are forgotten."""
+
+    ShareMasks: _ControlUnitServiceShareMasksType
+    """Takes the keys of all clusters, and shares the secrets of this one among them."""
+
+    RevealMasks: _ControlUnitServiceRevealMasksType
+    """Reveals one share of each cluster, once for each attempt."""
 
     RunModel: _ControlUnitServiceRunModelType
     """Runs the model on texts, or on the rows of a file. It needs no data of the job, and changes nothing. If the caller
@@ -160,6 +241,18 @@ ControlUnitServiceAsyncStub: typing_extensions.TypeAlias = ControlUnitServiceStu
     grpc.aio.UnaryUnaryMultiCallable[
         collapipe.v1.control_unit_pb2.EndTrainingRequest,
         collapipe.v1.control_unit_pb2.EndTrainingResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.MakeMaskingKeysRequest,
+        collapipe.v1.control_unit_pb2.MakeMaskingKeysResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.ShareMasksRequest,
+        collapipe.v1.control_unit_pb2.ShareMasksResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.control_unit_pb2.RevealMasksRequest,
+        collapipe.v1.control_unit_pb2.RevealMasksResponse,
     ],
     grpc.aio.StreamStreamMultiCallable[
         collapipe.v1.control_unit_pb2.RunModelRequest,
@@ -195,6 +288,30 @@ class ControlUnitServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collapipe.v1.control_unit_pb2.EndTrainingResponse, collections.abc.Awaitable[collapipe.v1.control_unit_pb2.EndTrainingResponse]]:
         """Lets the running attempt at a round end after the mini-batch that it trains. It then pushes and prepares as usual."""
+
+    @abc.abstractmethod
+    def MakeMaskingKeys(
+        self,
+        request: collapipe.v1.control_unit_pb2.MakeMaskingKeysRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[collapipe.v1.control_unit_pb2.MakeMaskingKeysResponse], collections.abc.AsyncIterator[collapipe.v1.control_unit_pb2.MakeMaskingKeysResponse]]:
+        """Makes the keys with which the cluster masks its upload in one attempt at a round. The keys of earlier attempts are forgotten."""
+
+    @abc.abstractmethod
+    def ShareMasks(
+        self,
+        request: collapipe.v1.control_unit_pb2.ShareMasksRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[collapipe.v1.control_unit_pb2.ShareMasksResponse], collections.abc.AsyncIterator[collapipe.v1.control_unit_pb2.ShareMasksResponse]]:
+        """Takes the keys of all clusters, and shares the secrets of this one among them."""
+
+    @abc.abstractmethod
+    def RevealMasks(
+        self,
+        request: collapipe.v1.control_unit_pb2.RevealMasksRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[collapipe.v1.control_unit_pb2.RevealMasksResponse], collections.abc.AsyncIterator[collapipe.v1.control_unit_pb2.RevealMasksResponse]]:
+        """Reveals one share of each cluster, once for each attempt."""
 
     @abc.abstractmethod
     def RunModel(

@@ -1,5 +1,6 @@
 from collapipe.v1 import job_pb2 as _job_pb2
 from collapipe.v1 import plan_pb2 as _plan_pb2
+from collapipe.v1 import secure_aggregation_pb2 as _secure_aggregation_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -79,20 +80,22 @@ class PushUnitResponse(_message.Message):
     def __init__(self, received_bytes: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class CommitRoundRequest(_message.Message):
-    __slots__ = ("attempt", "clusters", "candidate_copied", "is_candidate", "keep_commits", "late_clusters")
+    __slots__ = ("attempt", "clusters", "candidate_copied", "is_candidate", "keep_commits", "late_clusters", "unmasking")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_COPIED_FIELD_NUMBER: _ClassVar[int]
     IS_CANDIDATE_FIELD_NUMBER: _ClassVar[int]
     KEEP_COMMITS_FIELD_NUMBER: _ClassVar[int]
     LATE_CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    UNMASKING_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     clusters: _containers.RepeatedCompositeFieldContainer[_plan_pb2.ClusterState]
     candidate_copied: bool
     is_candidate: bool
     keep_commits: int
     late_clusters: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., clusters: _Optional[_Iterable[_Union[_plan_pb2.ClusterState, _Mapping]]] = ..., candidate_copied: bool = ..., is_candidate: bool = ..., keep_commits: _Optional[int] = ..., late_clusters: _Optional[_Iterable[int]] = ...) -> None: ...
+    unmasking: _secure_aggregation_pb2.Unmasking
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., clusters: _Optional[_Iterable[_Union[_plan_pb2.ClusterState, _Mapping]]] = ..., candidate_copied: bool = ..., is_candidate: bool = ..., keep_commits: _Optional[int] = ..., late_clusters: _Optional[_Iterable[int]] = ..., unmasking: _Optional[_Union[_secure_aggregation_pb2.Unmasking, _Mapping]] = ...) -> None: ...
 
 class CommitRoundResponse(_message.Message):
     __slots__ = ("commit", "stored_bytes")

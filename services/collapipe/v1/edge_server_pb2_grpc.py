@@ -74,7 +74,8 @@ class EdgeServerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PushUnit(self, request_iterator, context):
-        """Receives the new weights of one unit of a cluster. When every cluster has sent a unit, the edge server averages it.
+        """Receives the new weights of one unit of a cluster. When every cluster has sent a unit, the edge server averages it. Masked
+        ones are averaged at the commit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -160,7 +160,9 @@ class EdgeServerServiceStub(typing.Generic[_EdgeServerServicePrepareJobType, _Ed
     """Makes the initial model of a new job, or finds the last commit of a known job."""
 
     PushUnit: _EdgeServerServicePushUnitType
-    """Receives the new weights of one unit of a cluster. When every cluster has sent a unit, the edge server averages it."""
+    """Receives the new weights of one unit of a cluster. When every cluster has sent a unit, the edge server averages it. Masked
+    ones are averaged at the commit.
+    """
 
     CommitRound: _EdgeServerServiceCommitRoundType
     """Commits the averages of all units as the next global model, atomically."""
@@ -211,7 +213,9 @@ class EdgeServerServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[collapipe.v1.edge_server_pb2.PushUnitRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[collapipe.v1.edge_server_pb2.PushUnitResponse], collections.abc.AsyncIterator[collapipe.v1.edge_server_pb2.PushUnitResponse]]:
-        """Receives the new weights of one unit of a cluster. When every cluster has sent a unit, the edge server averages it."""
+        """Receives the new weights of one unit of a cluster. When every cluster has sent a unit, the edge server averages it. Masked
+        ones are averaged at the commit.
+        """
 
     @abc.abstractmethod
     def CommitRound(

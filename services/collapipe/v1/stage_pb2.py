@@ -24,62 +24,63 @@ _sym_db = _symbol_database.Default()
 
 from collapipe.v1 import generation_pb2 as collapipe_dot_v1_dot_generation__pb2
 from collapipe.v1 import plan_pb2 as collapipe_dot_v1_dot_plan__pb2
+from collapipe.v1 import secure_aggregation_pb2 as collapipe_dot_v1_dot_secure__aggregation__pb2
 from collapipe.v1 import tensor_pb2 as collapipe_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63ollapipe/v1/stage.proto\x12\x0c\x63ollapipe.v1\x1a\x1d\x63ollapipe/v1/generation.proto\x1a\x17\x63ollapipe/v1/plan.proto\x1a\x19\x63ollapipe/v1/tensor.proto\"\xda\x02\n\x0fRunStageRequest\x12\x31\n\tconfigure\x18\x01 \x01(\x0b\x32\x1c.collapipe.v1.ConfigureStageH\x00\x12)\n\x08run_step\x18\x02 \x01(\x0b\x32\x15.collapipe.v1.RunStepH\x00\x12\x35\n\x0erun_evaluation\x18\x03 \x01(\x0b\x32\x1b.collapipe.v1.RunEvaluationH\x00\x12+\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x19.collapipe.v1.FinishRoundH\x00\x12\x35\n\x0erun_generation\x18\x05 \x01(\x0b\x32\x1b.collapipe.v1.RunGenerationH\x00\x12+\n\x06labels\x18\x06 \x01(\x0b\x32\x19.collapipe.v1.FrameHeaderH\x00\x12\x16\n\x0clabels_chunk\x18\x07 \x01(\x0cH\x00\x42\t\n\x07\x63ommand\"\xfe\x02\n\x10RunStageResponse\x12\x33\n\nconfigured\x18\x01 \x01(\x0b\x32\x1d.collapipe.v1.StageConfiguredH\x00\x12+\n\tstep_done\x18\x02 \x01(\x0b\x32\x16.collapipe.v1.StepDoneH\x00\x12\x37\n\x0f\x65valuation_done\x18\x03 \x01(\x0b\x32\x1c.collapipe.v1.EvaluationDoneH\x00\x12/\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1b.collapipe.v1.RoundFinishedH\x00\x12/\n\x08progress\x18\x05 \x01(\x0b\x32\x1b.collapipe.v1.StageProgressH\x00\x12+\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x19.collapipe.v1.StageFailedH\x00\x12\x37\n\x0fgeneration_done\x18\x07 \x01(\x0b\x32\x1c.collapipe.v1.GenerationDoneH\x00\x42\x07\n\x05\x65vent\"\xdf\x03\n\x0e\x43onfigureStage\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12 \n\x04plan\x18\x02 \x01(\x0b\x32\x12.collapipe.v1.Plan\x12\x13\n\x0bstage_index\x18\x03 \x01(\r\x12&\n\x05model\x18\x04 \x01(\x0b\x32\x17.collapipe.v1.ModelSpec\x12\x15\n\rtraining_json\x18\x05 \x01(\t\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12&\n\x05units\x18\x07 \x03(\x0b\x32\x17.collapipe.v1.UnitState\x12)\n\x07sources\x18\x08 \x03(\x0b\x32\x18.collapipe.v1.UnitSource\x12\x12\n\nstep_index\x18\t \x01(\x04\x12\x13\n\x0btotal_steps\x18\n \x01(\x04\x12\x17\n\x0fsilence_seconds\x18\x0b \x01(\x01\x12\x1e\n\x16kept_optimizer_digests\x18\x0c \x03(\t\x12\x14\n\x0chost_cluster\x18\r \x01(\r\x12(\n\x05grant\x18\x0e \x01(\x0b\x32\x19.collapipe.v1.SignedGrant\x12,\n\x07privacy\x18\x0f \x01(\x0b\x32\x1b.collapipe.v1.UpdatePrivacy\"I\n\rUpdatePrivacy\x12\x11\n\tclip_norm\x18\x01 \x01(\x01\x12\x14\n\x0cnoise_stddev\x18\x02 \x01(\x01\x12\x0f\n\x07secrets\x18\x03 \x03(\x0c\"r\n\nUnitSource\x12\x12\n\nunit_index\x18\x01 \x01(\r\x12\x19\n\x11weights_addresses\x18\x02 \x03(\t\x12\x1b\n\x13optimizer_addresses\x18\x03 \x03(\t\x12\x18\n\x10\x66rozen_addresses\x18\x04 \x03(\t\"U\n\x0fStageConfigured\x12\x15\n\rfetched_bytes\x18\x01 \x01(\x04\x12\x14\n\x0creused_units\x18\x02 \x01(\r\x12\x15\n\rfetch_seconds\x18\x03 \x01(\x01\"m\n\x07RunStep\x12\x12\n\nstep_index\x18\x01 \x01(\r\x12\x19\n\x11num_micro_batches\x18\x02 \x01(\r\x12\x13\n\x0bnum_targets\x18\x03 \x01(\x04\x12\x1e\n\x16pending_gradient_scale\x18\x04 \x01(\x01\"\x83\x01\n\x08StepDone\x12\x12\n\nstep_index\x18\x01 \x01(\r\x12\x1e\n\x16squared_gradient_norms\x18\x02 \x03(\x01\x12\x11\n\x04loss\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\'\n\x05times\x18\x04 \x01(\x0b\x32\x18.collapipe.v1.StageTimesB\x07\n\x05_loss\"o\n\nStageTimes\x12\x17\n\x0f\x66orward_seconds\x18\x01 \x01(\x01\x12\x18\n\x10\x62\x61\x63kward_seconds\x18\x02 \x01(\x01\x12\x17\n\x0fwaiting_seconds\x18\x03 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x04 \x01(\x01\">\n\rRunEvaluation\x12\x19\n\x11num_micro_batches\x18\x01 \x01(\r\x12\x12\n\nhas_labels\x18\x02 \x01(\x08\"\x10\n\x0e\x45valuationDone\"X\n\rRunGeneration\x12\x15\n\rnum_sequences\x18\x01 \x01(\r\x12\x30\n\x07options\x18\x02 \x01(\x0b\x32\x1f.collapipe.v1.GenerationOptions\"\x10\n\x0eGenerationDone\"n\n\x0b\x46inishRound\x12\x1e\n\x16pending_gradient_scale\x18\x01 \x01(\x01\x12\x14\n\x0c\x65\x64ge_address\x18\x02 \x01(\t\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x04\x12\x14\n\x0c\x65\x64ge_host_id\x18\x04 \x01(\t\"c\n\rRoundFinished\x12&\n\x05units\x18\x01 \x03(\x0b\x32\x17.collapipe.v1.UnitState\x12\x14\n\x0cpushed_bytes\x18\x02 \x01(\x04\x12\x14\n\x0cpush_seconds\x18\x03 \x01(\x01\"<\n\rStageProgress\x12\x13\n\x0bwaiting_for\x18\x01 \x01(\t\x12\x16\n\x0ereceived_bytes\x18\x02 \x01(\x04\"H\n\x0bStageFailed\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x16\n\x0e\x62lamed_host_id\x18\x02 \x01(\t\x12\x10\n\x08\x64iverged\x18\x03 \x01(\x08\"\x89\x01\n\x1a\x45xchangeActivationsRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.collapipe.v1.OpenLinkH\x00\x12*\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x19.collapipe.v1.FrameHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04part\"\x8e\x01\n\x1b\x45xchangeActivationsResponse\x12*\n\x06opened\x18\x01 \x01(\x0b\x32\x18.collapipe.v1.LinkOpenedH\x00\x12*\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x19.collapipe.v1.FrameHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04part\"^\n\x08OpenLink\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12\x15\n\rcluster_index\x18\x02 \x01(\r\x12\x13\n\x0bstage_index\x18\x03 \x01(\r\"\x0c\n\nLinkOpened\"\xb8\x01\n\x0b\x46rameHeader\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.collapipe.v1.FrameKind\x12\x12\n\nstep_index\x18\x02 \x01(\r\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\r\x12+\n\x07tensors\x18\x04 \x03(\x0b\x32\x1a.collapipe.v1.TensorHeader\x12\x17\n\x0fsent_at_seconds\x18\x05 \x01(\x01\x12\x13\n\x0bslice_index\x18\x06 \x01(\r*\xdb\x01\n\tFrameKind\x12\x1a\n\x16\x46RAME_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46RAME_KIND_FORWARD\x10\x01\x12\x17\n\x13\x46RAME_KIND_BACKWARD\x10\x02\x12\x17\n\x13\x46RAME_KIND_EVALUATE\x10\x03\x12\x19\n\x15\x46RAME_KIND_PREDICTION\x10\x04\x12\x17\n\x13\x46RAME_KIND_GENERATE\x10\x05\x12\x1d\n\x19\x46RAME_KIND_END_GENERATION\x10\x06\x12\x15\n\x11\x46RAME_KIND_LABELS\x10\x07\x32\xcd\x01\n\x0cStageService\x12M\n\x08RunStage\x12\x1d.collapipe.v1.RunStageRequest\x1a\x1e.collapipe.v1.RunStageResponse(\x01\x30\x01\x12n\n\x13\x45xchangeActivations\x12(.collapipe.v1.ExchangeActivationsRequest\x1a).collapipe.v1.ExchangeActivationsResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63ollapipe/v1/stage.proto\x12\x0c\x63ollapipe.v1\x1a\x1d\x63ollapipe/v1/generation.proto\x1a\x17\x63ollapipe/v1/plan.proto\x1a%collapipe/v1/secure_aggregation.proto\x1a\x19\x63ollapipe/v1/tensor.proto\"\xda\x02\n\x0fRunStageRequest\x12\x31\n\tconfigure\x18\x01 \x01(\x0b\x32\x1c.collapipe.v1.ConfigureStageH\x00\x12)\n\x08run_step\x18\x02 \x01(\x0b\x32\x15.collapipe.v1.RunStepH\x00\x12\x35\n\x0erun_evaluation\x18\x03 \x01(\x0b\x32\x1b.collapipe.v1.RunEvaluationH\x00\x12+\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x19.collapipe.v1.FinishRoundH\x00\x12\x35\n\x0erun_generation\x18\x05 \x01(\x0b\x32\x1b.collapipe.v1.RunGenerationH\x00\x12+\n\x06labels\x18\x06 \x01(\x0b\x32\x19.collapipe.v1.FrameHeaderH\x00\x12\x16\n\x0clabels_chunk\x18\x07 \x01(\x0cH\x00\x42\t\n\x07\x63ommand\"\xfe\x02\n\x10RunStageResponse\x12\x33\n\nconfigured\x18\x01 \x01(\x0b\x32\x1d.collapipe.v1.StageConfiguredH\x00\x12+\n\tstep_done\x18\x02 \x01(\x0b\x32\x16.collapipe.v1.StepDoneH\x00\x12\x37\n\x0f\x65valuation_done\x18\x03 \x01(\x0b\x32\x1c.collapipe.v1.EvaluationDoneH\x00\x12/\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1b.collapipe.v1.RoundFinishedH\x00\x12/\n\x08progress\x18\x05 \x01(\x0b\x32\x1b.collapipe.v1.StageProgressH\x00\x12+\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x19.collapipe.v1.StageFailedH\x00\x12\x37\n\x0fgeneration_done\x18\x07 \x01(\x0b\x32\x1c.collapipe.v1.GenerationDoneH\x00\x42\x07\n\x05\x65vent\"\xf2\x03\n\x0e\x43onfigureStage\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12 \n\x04plan\x18\x02 \x01(\x0b\x32\x12.collapipe.v1.Plan\x12\x13\n\x0bstage_index\x18\x03 \x01(\r\x12&\n\x05model\x18\x04 \x01(\x0b\x32\x17.collapipe.v1.ModelSpec\x12\x15\n\rtraining_json\x18\x05 \x01(\t\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12&\n\x05units\x18\x07 \x03(\x0b\x32\x17.collapipe.v1.UnitState\x12)\n\x07sources\x18\x08 \x03(\x0b\x32\x18.collapipe.v1.UnitSource\x12\x12\n\nstep_index\x18\t \x01(\x04\x12\x13\n\x0btotal_steps\x18\n \x01(\x04\x12\x17\n\x0fsilence_seconds\x18\x0b \x01(\x01\x12\x1e\n\x16kept_optimizer_digests\x18\x0c \x03(\t\x12\x14\n\x0chost_cluster\x18\r \x01(\r\x12(\n\x05grant\x18\x0e \x01(\x0b\x32\x19.collapipe.v1.SignedGrant\x12,\n\x07privacy\x18\x0f \x01(\x0b\x32\x1b.collapipe.v1.UpdatePrivacy\x12\x11\n\tis_masked\x18\x10 \x01(\x08\"I\n\rUpdatePrivacy\x12\x11\n\tclip_norm\x18\x01 \x01(\x01\x12\x14\n\x0cnoise_stddev\x18\x02 \x01(\x01\x12\x0f\n\x07secrets\x18\x03 \x03(\x0c\"r\n\nUnitSource\x12\x12\n\nunit_index\x18\x01 \x01(\r\x12\x19\n\x11weights_addresses\x18\x02 \x03(\t\x12\x1b\n\x13optimizer_addresses\x18\x03 \x03(\t\x12\x18\n\x10\x66rozen_addresses\x18\x04 \x03(\t\"U\n\x0fStageConfigured\x12\x15\n\rfetched_bytes\x18\x01 \x01(\x04\x12\x14\n\x0creused_units\x18\x02 \x01(\r\x12\x15\n\rfetch_seconds\x18\x03 \x01(\x01\"m\n\x07RunStep\x12\x12\n\nstep_index\x18\x01 \x01(\r\x12\x19\n\x11num_micro_batches\x18\x02 \x01(\r\x12\x13\n\x0bnum_targets\x18\x03 \x01(\x04\x12\x1e\n\x16pending_gradient_scale\x18\x04 \x01(\x01\"\x83\x01\n\x08StepDone\x12\x12\n\nstep_index\x18\x01 \x01(\r\x12\x1e\n\x16squared_gradient_norms\x18\x02 \x03(\x01\x12\x11\n\x04loss\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\'\n\x05times\x18\x04 \x01(\x0b\x32\x18.collapipe.v1.StageTimesB\x07\n\x05_loss\"o\n\nStageTimes\x12\x17\n\x0f\x66orward_seconds\x18\x01 \x01(\x01\x12\x18\n\x10\x62\x61\x63kward_seconds\x18\x02 \x01(\x01\x12\x17\n\x0fwaiting_seconds\x18\x03 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x04 \x01(\x01\">\n\rRunEvaluation\x12\x19\n\x11num_micro_batches\x18\x01 \x01(\r\x12\x12\n\nhas_labels\x18\x02 \x01(\x08\"\x10\n\x0e\x45valuationDone\"X\n\rRunGeneration\x12\x15\n\rnum_sequences\x18\x01 \x01(\r\x12\x30\n\x07options\x18\x02 \x01(\x0b\x32\x1f.collapipe.v1.GenerationOptions\"\x10\n\x0eGenerationDone\"\xad\x01\n\x0b\x46inishRound\x12\x1e\n\x16pending_gradient_scale\x18\x01 \x01(\x01\x12\x14\n\x0c\x65\x64ge_address\x18\x02 \x01(\t\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x04\x12\x14\n\x0c\x65\x64ge_host_id\x18\x04 \x01(\t\x12&\n\x05masks\x18\x05 \x03(\x0b\x32\x17.collapipe.v1.UnitMasks\x12\x15\n\rtotal_samples\x18\x06 \x01(\x04\"c\n\rRoundFinished\x12&\n\x05units\x18\x01 \x03(\x0b\x32\x17.collapipe.v1.UnitState\x12\x14\n\x0cpushed_bytes\x18\x02 \x01(\x04\x12\x14\n\x0cpush_seconds\x18\x03 \x01(\x01\"<\n\rStageProgress\x12\x13\n\x0bwaiting_for\x18\x01 \x01(\t\x12\x16\n\x0ereceived_bytes\x18\x02 \x01(\x04\"H\n\x0bStageFailed\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x16\n\x0e\x62lamed_host_id\x18\x02 \x01(\t\x12\x10\n\x08\x64iverged\x18\x03 \x01(\x08\"\x89\x01\n\x1a\x45xchangeActivationsRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.collapipe.v1.OpenLinkH\x00\x12*\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x19.collapipe.v1.FrameHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04part\"\x8e\x01\n\x1b\x45xchangeActivationsResponse\x12*\n\x06opened\x18\x01 \x01(\x0b\x32\x18.collapipe.v1.LinkOpenedH\x00\x12*\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x19.collapipe.v1.FrameHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04part\"^\n\x08OpenLink\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12\x15\n\rcluster_index\x18\x02 \x01(\r\x12\x13\n\x0bstage_index\x18\x03 \x01(\r\"\x0c\n\nLinkOpened\"\xb8\x01\n\x0b\x46rameHeader\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.collapipe.v1.FrameKind\x12\x12\n\nstep_index\x18\x02 \x01(\r\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\r\x12+\n\x07tensors\x18\x04 \x03(\x0b\x32\x1a.collapipe.v1.TensorHeader\x12\x17\n\x0fsent_at_seconds\x18\x05 \x01(\x01\x12\x13\n\x0bslice_index\x18\x06 \x01(\r*\xdb\x01\n\tFrameKind\x12\x1a\n\x16\x46RAME_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46RAME_KIND_FORWARD\x10\x01\x12\x17\n\x13\x46RAME_KIND_BACKWARD\x10\x02\x12\x17\n\x13\x46RAME_KIND_EVALUATE\x10\x03\x12\x19\n\x15\x46RAME_KIND_PREDICTION\x10\x04\x12\x17\n\x13\x46RAME_KIND_GENERATE\x10\x05\x12\x1d\n\x19\x46RAME_KIND_END_GENERATION\x10\x06\x12\x15\n\x11\x46RAME_KIND_LABELS\x10\x07\x32\xcd\x01\n\x0cStageService\x12M\n\x08RunStage\x12\x1d.collapipe.v1.RunStageRequest\x1a\x1e.collapipe.v1.RunStageResponse(\x01\x30\x01\x12n\n\x13\x45xchangeActivations\x12(.collapipe.v1.ExchangeActivationsRequest\x1a).collapipe.v1.ExchangeActivationsResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collapipe.v1.stage_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FRAMEKIND']._serialized_start=3099
-  _globals['_FRAMEKIND']._serialized_end=3318
-  _globals['_RUNSTAGEREQUEST']._serialized_start=126
-  _globals['_RUNSTAGEREQUEST']._serialized_end=472
-  _globals['_RUNSTAGERESPONSE']._serialized_start=475
-  _globals['_RUNSTAGERESPONSE']._serialized_end=857
-  _globals['_CONFIGURESTAGE']._serialized_start=860
-  _globals['_CONFIGURESTAGE']._serialized_end=1339
-  _globals['_UPDATEPRIVACY']._serialized_start=1341
-  _globals['_UPDATEPRIVACY']._serialized_end=1414
-  _globals['_UNITSOURCE']._serialized_start=1416
-  _globals['_UNITSOURCE']._serialized_end=1530
-  _globals['_STAGECONFIGURED']._serialized_start=1532
-  _globals['_STAGECONFIGURED']._serialized_end=1617
-  _globals['_RUNSTEP']._serialized_start=1619
-  _globals['_RUNSTEP']._serialized_end=1728
-  _globals['_STEPDONE']._serialized_start=1731
-  _globals['_STEPDONE']._serialized_end=1862
-  _globals['_STAGETIMES']._serialized_start=1864
-  _globals['_STAGETIMES']._serialized_end=1975
-  _globals['_RUNEVALUATION']._serialized_start=1977
-  _globals['_RUNEVALUATION']._serialized_end=2039
-  _globals['_EVALUATIONDONE']._serialized_start=2041
-  _globals['_EVALUATIONDONE']._serialized_end=2057
-  _globals['_RUNGENERATION']._serialized_start=2059
-  _globals['_RUNGENERATION']._serialized_end=2147
-  _globals['_GENERATIONDONE']._serialized_start=2149
-  _globals['_GENERATIONDONE']._serialized_end=2165
-  _globals['_FINISHROUND']._serialized_start=2167
-  _globals['_FINISHROUND']._serialized_end=2277
-  _globals['_ROUNDFINISHED']._serialized_start=2279
-  _globals['_ROUNDFINISHED']._serialized_end=2378
-  _globals['_STAGEPROGRESS']._serialized_start=2380
-  _globals['_STAGEPROGRESS']._serialized_end=2440
-  _globals['_STAGEFAILED']._serialized_start=2442
-  _globals['_STAGEFAILED']._serialized_end=2514
-  _globals['_EXCHANGEACTIVATIONSREQUEST']._serialized_start=2517
-  _globals['_EXCHANGEACTIVATIONSREQUEST']._serialized_end=2654
-  _globals['_EXCHANGEACTIVATIONSRESPONSE']._serialized_start=2657
-  _globals['_EXCHANGEACTIVATIONSRESPONSE']._serialized_end=2799
-  _globals['_OPENLINK']._serialized_start=2801
-  _globals['_OPENLINK']._serialized_end=2895
-  _globals['_LINKOPENED']._serialized_start=2897
-  _globals['_LINKOPENED']._serialized_end=2909
-  _globals['_FRAMEHEADER']._serialized_start=2912
-  _globals['_FRAMEHEADER']._serialized_end=3096
-  _globals['_STAGESERVICE']._serialized_start=3321
-  _globals['_STAGESERVICE']._serialized_end=3526
+  _globals['_FRAMEKIND']._serialized_start=3221
+  _globals['_FRAMEKIND']._serialized_end=3440
+  _globals['_RUNSTAGEREQUEST']._serialized_start=165
+  _globals['_RUNSTAGEREQUEST']._serialized_end=511
+  _globals['_RUNSTAGERESPONSE']._serialized_start=514
+  _globals['_RUNSTAGERESPONSE']._serialized_end=896
+  _globals['_CONFIGURESTAGE']._serialized_start=899
+  _globals['_CONFIGURESTAGE']._serialized_end=1397
+  _globals['_UPDATEPRIVACY']._serialized_start=1399
+  _globals['_UPDATEPRIVACY']._serialized_end=1472
+  _globals['_UNITSOURCE']._serialized_start=1474
+  _globals['_UNITSOURCE']._serialized_end=1588
+  _globals['_STAGECONFIGURED']._serialized_start=1590
+  _globals['_STAGECONFIGURED']._serialized_end=1675
+  _globals['_RUNSTEP']._serialized_start=1677
+  _globals['_RUNSTEP']._serialized_end=1786
+  _globals['_STEPDONE']._serialized_start=1789
+  _globals['_STEPDONE']._serialized_end=1920
+  _globals['_STAGETIMES']._serialized_start=1922
+  _globals['_STAGETIMES']._serialized_end=2033
+  _globals['_RUNEVALUATION']._serialized_start=2035
+  _globals['_RUNEVALUATION']._serialized_end=2097
+  _globals['_EVALUATIONDONE']._serialized_start=2099
+  _globals['_EVALUATIONDONE']._serialized_end=2115
+  _globals['_RUNGENERATION']._serialized_start=2117
+  _globals['_RUNGENERATION']._serialized_end=2205
+  _globals['_GENERATIONDONE']._serialized_start=2207
+  _globals['_GENERATIONDONE']._serialized_end=2223
+  _globals['_FINISHROUND']._serialized_start=2226
+  _globals['_FINISHROUND']._serialized_end=2399
+  _globals['_ROUNDFINISHED']._serialized_start=2401
+  _globals['_ROUNDFINISHED']._serialized_end=2500
+  _globals['_STAGEPROGRESS']._serialized_start=2502
+  _globals['_STAGEPROGRESS']._serialized_end=2562
+  _globals['_STAGEFAILED']._serialized_start=2564
+  _globals['_STAGEFAILED']._serialized_end=2636
+  _globals['_EXCHANGEACTIVATIONSREQUEST']._serialized_start=2639
+  _globals['_EXCHANGEACTIVATIONSREQUEST']._serialized_end=2776
+  _globals['_EXCHANGEACTIVATIONSRESPONSE']._serialized_start=2779
+  _globals['_EXCHANGEACTIVATIONSRESPONSE']._serialized_end=2921
+  _globals['_OPENLINK']._serialized_start=2923
+  _globals['_OPENLINK']._serialized_end=3017
+  _globals['_LINKOPENED']._serialized_start=3019
+  _globals['_LINKOPENED']._serialized_end=3031
+  _globals['_FRAMEHEADER']._serialized_start=3034
+  _globals['_FRAMEHEADER']._serialized_end=3218
+  _globals['_STAGESERVICE']._serialized_start=3443
+  _globals['_STAGESERVICE']._serialized_end=3648
 # @@protoc_insertion_point(module_scope)

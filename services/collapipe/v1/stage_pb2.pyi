@@ -1,5 +1,6 @@
 from collapipe.v1 import generation_pb2 as _generation_pb2
 from collapipe.v1 import plan_pb2 as _plan_pb2
+from collapipe.v1 import secure_aggregation_pb2 as _secure_aggregation_pb2
 from collapipe.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -66,7 +67,7 @@ class RunStageResponse(_message.Message):
     def __init__(self, configured: _Optional[_Union[StageConfigured, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., evaluation_done: _Optional[_Union[EvaluationDone, _Mapping]] = ..., finished: _Optional[_Union[RoundFinished, _Mapping]] = ..., progress: _Optional[_Union[StageProgress, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., generation_done: _Optional[_Union[GenerationDone, _Mapping]] = ...) -> None: ...
 
 class ConfigureStage(_message.Message):
-    __slots__ = ("attempt", "plan", "stage_index", "model", "training_json", "seed", "units", "sources", "step_index", "total_steps", "silence_seconds", "kept_optimizer_digests", "host_cluster", "grant", "privacy")
+    __slots__ = ("attempt", "plan", "stage_index", "model", "training_json", "seed", "units", "sources", "step_index", "total_steps", "silence_seconds", "kept_optimizer_digests", "host_cluster", "grant", "privacy", "is_masked")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +83,7 @@ class ConfigureStage(_message.Message):
     HOST_CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_FIELD_NUMBER: _ClassVar[int]
+    IS_MASKED_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     plan: _plan_pb2.Plan
     stage_index: int
@@ -97,7 +99,8 @@ class ConfigureStage(_message.Message):
     host_cluster: int
     grant: _plan_pb2.SignedGrant
     privacy: UpdatePrivacy
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., training_json: _Optional[str] = ..., seed: _Optional[int] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., kept_optimizer_digests: _Optional[_Iterable[str]] = ..., host_cluster: _Optional[int] = ..., grant: _Optional[_Union[_plan_pb2.SignedGrant, _Mapping]] = ..., privacy: _Optional[_Union[UpdatePrivacy, _Mapping]] = ...) -> None: ...
+    is_masked: bool
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., training_json: _Optional[str] = ..., seed: _Optional[int] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., kept_optimizer_digests: _Optional[_Iterable[str]] = ..., host_cluster: _Optional[int] = ..., grant: _Optional[_Union[_plan_pb2.SignedGrant, _Mapping]] = ..., privacy: _Optional[_Union[UpdatePrivacy, _Mapping]] = ..., is_masked: bool = ...) -> None: ...
 
 class UpdatePrivacy(_message.Message):
     __slots__ = ("clip_norm", "noise_stddev", "secrets")
@@ -192,16 +195,20 @@ class GenerationDone(_message.Message):
     def __init__(self) -> None: ...
 
 class FinishRound(_message.Message):
-    __slots__ = ("pending_gradient_scale", "edge_address", "num_samples", "edge_host_id")
+    __slots__ = ("pending_gradient_scale", "edge_address", "num_samples", "edge_host_id", "masks", "total_samples")
     PENDING_GRADIENT_SCALE_FIELD_NUMBER: _ClassVar[int]
     EDGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     EDGE_HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    MASKS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     pending_gradient_scale: float
     edge_address: str
     num_samples: int
     edge_host_id: str
-    def __init__(self, pending_gradient_scale: _Optional[float] = ..., edge_address: _Optional[str] = ..., num_samples: _Optional[int] = ..., edge_host_id: _Optional[str] = ...) -> None: ...
+    masks: _containers.RepeatedCompositeFieldContainer[_secure_aggregation_pb2.UnitMasks]
+    total_samples: int
+    def __init__(self, pending_gradient_scale: _Optional[float] = ..., edge_address: _Optional[str] = ..., num_samples: _Optional[int] = ..., edge_host_id: _Optional[str] = ..., masks: _Optional[_Iterable[_Union[_secure_aggregation_pb2.UnitMasks, _Mapping]]] = ..., total_samples: _Optional[int] = ...) -> None: ...
 
 class RoundFinished(_message.Message):
     __slots__ = ("units", "pushed_bytes", "push_seconds")

@@ -165,6 +165,8 @@ class JobStores:
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "jobs"
         self._stores: dict[str, BlobStore] = {}
+        self._hidden: dict[str, str] = {}
+        """The jobs that are hidden from the edge server, with the digest of what it may fetch nevertheless."""
         self._uses: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -208,6 +210,7 @@ class JobStores:
             if job_id in self._uses:
                 return False
             self._stores.pop(job_id, None)
+            self._hidden.pop(job_id, None)
             if directory.exists():
                 os.replace(directory, doomed)
         if doomed.exists():
@@ -222,11 +225,26 @@ class JobStores:
                 self._stores[job_id] = BlobStore(self.directory(job_id) / "blobs")
             return self._stores[job_id]
 
-    def find(self, digest: str) -> StoredBlob:
-        """Finds a blob in any store that `store` has returned; raises `NotFoundError`."""
+    def hide_from_edge_server(self, job_id: str, but_digest: str) -> None:
+        """Hides the blobs of a job from the edge server, because optimizer states tell what a cluster has trained.
+
+        Args:
+            but_digest: The vocabulary, which the edge server needs.
+        """
         with self._lock:
-            stores = list(self._stores.values())
-        for store in stores:
+            self._hidden[job_id] = but_digest
+
+    def find(self, digest: str, *, for_edge_server: bool = False) -> StoredBlob:
+        """Finds a blob in any store that `store` has returned; raises `NotFoundError`.
+
+        Args:
+            for_edge_server: Finds no blob that is hidden from the edge server.
+        """
+        with self._lock:
+            stores, hidden = list(self._stores.items()), dict(self._hidden)
+        for job_id, store in stores:
+            if for_edge_server and hidden.get(job_id, digest) != digest:
+                continue
             if digest in store:
                 return StoredBlob(store, digest)
         raise NotFoundError(f"blob {digest} is not stored here")

@@ -5,7 +5,7 @@ import pytest
 
 from collapipe.allocation import ClusterPlan, LinkPlan, StagePlan
 from collapipe.allocation.round_model.weights_transfer import moved_states
-from collapipe.job import JobConfig
+from collapipe.job import AveragingConfig, JobConfig
 from collapipe.radio_rate import radio_rate_bps
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import blocks_beyond_devices, build_problem
@@ -139,6 +139,13 @@ def test_kept_optimizer_states_count_if_clusters_may_be_late() -> None:
         assert model.state_bytes(1, 2) == expected
 
 
+def test_weights_before_the_round_count_if_uploads_are_masked() -> None:
+    taking_part = hosts()
+    config = job().model_copy(update={"averaging": AveragingConfig(secure=True)})
+    model = build_problem(config, SIZES, taking_part, knowledge(taking_part), round_index=0).model
+    assert (model.state_bytes(1, 2), model.optimizer_bytes(1, 2)) == (20000, 8000)
+
+
 def test_measured_time_of_embedding_and_head_replaces_the_guess() -> None:
     taking_part = hosts()
     known = knowledge(taking_part, seconds=(0.01, 0.02, 0.04))
@@ -164,6 +171,8 @@ def test_blocks_run_beyond_devices_only_where_the_hosts_give_memory() -> None:
     assert blocks_beyond_devices(job(), taking_part) == (True, False)
     taking_part.edge_server.memory_bytes = 5
     assert blocks_beyond_devices(job(), taking_part) == (True, True)
+    secure = job().model_copy(update={"averaging": AveragingConfig(secure=True)})
+    assert blocks_beyond_devices(secure, taking_part) == (True, False)
     assert blocks_beyond_devices(job(paper_placement=True), taking_part) == (False, False)
     assert blocks_beyond_devices(job(strategy="pipeline"), taking_part) == (False, False)
 

@@ -142,6 +142,17 @@ class CommitReachedError(Exception):
     """Ends a round when it would be committed."""
 
 
+class Masks:
+    """Masks whose shares may be asked for only after that is stored."""
+
+    def __init__(self, store: JobStore, job_id: str) -> None:
+        self._store, self._job_id = store, job_id
+
+    def reveal(self, present: Sequence[int]) -> Sequence[int]:
+        assert self._store.round(self._job_id, 0).is_revealed
+        return present
+
+
 def run_to_commit(
     store: JobStore, document: JobDocument, ended: Sequence[int]
 ) -> tuple[list[int], list[int]]:
@@ -152,7 +163,7 @@ def run_to_commit(
     """
     states = [ClusterState(cluster_index=index) for index in range(3)]
     commit = Commit(clusters=states, restore_point=Commit(clusters=states))
-    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [])
+    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [5, 6, 7])
     progress = JobProgress(document, store, EventLog())
     planner: Any = ScriptedPlanner("device-0", 4, 4, 4)
     channels = ChannelPool(Security.insecure())
@@ -165,6 +176,7 @@ def run_to_commit(
         decision: Decision,
         recorded: RoundDocument,
         late: LateClusters,
+        masking: Masks | None,
         *,
         evaluation_only: bool,
     ) -> RoundPrepared:
@@ -184,11 +196,18 @@ def run_to_commit(
     def commit_round(attempt: Attempt, states: Sequence[ClusterState], **options: Any) -> Commit:
         assert [state.cluster_index for state in states] == [0, 1, 2]
         left_out.extend(options["late_clusters"])
+        if document.job.averaging.secure:
+            assert options["unmasking"] == [i for i in range(3) if i not in left_out]
         # A commit that the scheduler does not see must be repeated with the same clusters.
         assert store.round(document.job_id, 0).late_clusters == left_out
         raise CommitReachedError
 
-    runner._run_cluster = run_cluster  # type: ignore[method-assign]
+    def masks(attempt: Attempt, recorded: RoundDocument, late: LateClusters) -> Masks:
+        assert recorded.total_samples == 2 * (5 + 6 + 7)
+        return Masks(store, document.job_id)
+
+    runner._masking = masks  # type: ignore[method-assign,assignment]
+    runner._run_cluster = run_cluster  # type: ignore[method-assign,assignment]
     runner._commit_round = commit_round  # type: ignore[method-assign,assignment]
     with pytest.raises(CommitReachedError):
         runner.run(local_steps=1)
@@ -213,6 +232,18 @@ def test_repeated_round_has_the_recorded_clusters_whatever_the_deadline_says(
     changes = {"config_json": JobConfig.model_validate(three).to_json(), "attempt": 3}
     document = document.model_copy(update=changes)
     assert run_to_commit(store, document, ended=[1, 2]) == ([1, 2], [0])
+
+
+def test_round_whose_masks_were_revealed_has_the_same_clusters_even_if_it_was_not_committed(
+    tmp_path: Path,
+) -> None:
+    store = JobStore(tmp_path)
+    secure = {**job().model_dump(), "clusters": 3, "averaging": {"secure": True}}
+    secure["schedule"] |= {"min_clusters": 2, "round_deadline_seconds": 1e-6}
+    document = store.create(JobConfig.model_validate(secure))
+    assert run_to_commit(store, document, ended=[0, 2]) == ([0, 1, 2], [1])
+    document.attempt = 1
+    assert run_to_commit(store, document, ended=[0, 2]) == ([0, 2], [1])
 
 
 def test_each_round_decides_its_own_micro_batches(tmp_path: Path) -> None:

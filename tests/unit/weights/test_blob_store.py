@@ -116,6 +116,20 @@ def test_name_that_is_no_digest_is_not_found(store: BlobStore, name: str) -> Non
 # --- one store for each job
 
 
+def test_edge_server_finds_only_the_vocabulary_of_a_hidden_job(tmp_path: Path) -> None:
+    stores = JobStores(tmp_path)
+    vocabulary, moments = (
+        stores.store("hidden").put_bytes(data) for data in (b"words", b"moments")
+    )
+    shown = stores.store("shown").put_bytes(b"others")
+    stores.hide_from_edge_server("hidden", vocabulary)
+    for digest in (vocabulary, shown):
+        assert stores.find(digest, for_edge_server=True)
+    assert stores.find(moments)
+    with pytest.raises(NotFoundError, match="is not stored here"):
+        stores.find(moments, for_edge_server=True)
+
+
 @pytest.mark.parametrize(
     "job_id", ["", "..", ".", ".hidden", "a/b", "/etc", "a\\b", "a\n", "a b", "x" * 129, "ü"]
 )

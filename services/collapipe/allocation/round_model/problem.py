@@ -267,7 +267,7 @@ class ModelCost:
         first_trained_unit: Units before it compute no gradients, and no link leads gradients to them.
         lossy_uploads: Whether uploads may be lossy. Then a unit keeps 2 more values for each weight: the weight
             before the round, and what uploads have lost, which is a part of the optimizer state.
-        private_updates: Whether updates are private. Then a unit keeps the weights before the round, too.
+        keeps_base: Whether updates are private or masked. Then a unit keeps the weights before the round.
         keeps_moments: Whether a unit keeps the optimizer state of the last round while it trains.
     """
 
@@ -287,7 +287,7 @@ class ModelCost:
     frozen_memory_share: float = 1.0
     first_trained_unit: int = 0
     lossy_uploads: bool = False
-    private_updates: bool = False
+    keeps_base: bool = False
     keeps_moments: bool = False
     pattern: tuple[BlockShare, ...] = (BlockShare(),)
 
@@ -318,7 +318,7 @@ class ModelCost:
 
     def state_bytes(self, start_unit: int, stop_unit: int) -> float:
         """Returns the memory of units without their stashes."""
-        copies = 6 if self.lossy_uploads else 4 + self.private_updates
+        copies = 6 if self.lossy_uploads else 4 + self.keeps_base
         trained = copies * self.weights_bytes(start_unit, stop_unit)
         if self.keeps_moments:
             trained += self.optimizer_bytes(start_unit, stop_unit)
