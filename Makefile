@@ -67,7 +67,7 @@ lock: setup-dev
 	$(COMPILE_PROJECT) --all-extras --group build --output-file requirements/dev.txt
 	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/build.txt
 	$(COMPILE_PROJECT) --constraint requirements/dev.txt --output-file requirements/base.txt
-	for extra in client control device scheduler; do \
+	for extra in client control device edge scheduler; do \
 		$(COMPILE_PROJECT) --extra $$extra --constraint requirements/dev.txt --output-file requirements/$$extra.txt || exit 1; \
 	done
 	echo "torch==2.8.0; platform_machine == 'aarch64'" | $(COMPILE) --no-deps --output-file requirements/torch-arm64.txt -

@@ -20,13 +20,13 @@ _CHECKOUT = Path(__file__).parents[2]
 _PYPROJECT = tomllib.loads((_CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
 _PROJECT = _PYPROJECT["project"]
 _EXTRAS = _PROJECT["optional-dependencies"]
-# The images of the edge server and of the device agent have the same packages.
 _LOCKED_EXTRAS = {
     "base": [],
     "client": ["client"],
     "control": ["control"],
     "dev": list(_EXTRAS),
-    "device": ["device", "edge"],
+    "device": ["device"],
+    "edge": ["edge"],
     "scheduler": ["scheduler"],
 }
 _PYTHONS = ("3.10", "3.11", "3.12", "3.13")

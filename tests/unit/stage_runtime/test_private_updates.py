@@ -10,6 +10,7 @@ from torch import Tensor
 from collapipe.errors import DivergedError
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
+from collapipe.secure_aggregation.masks import MaskKeys
 from collapipe.stage_runtime import ResidentUnit
 from collapipe.stage_runtime.private_updates import UpdatePrivacy, make_private
 from collapipe.weights.tensor_blob import load_tensors
@@ -108,6 +109,15 @@ def test_optimizer_states_do_not_depend_on_the_noise(bert: ModelAdapter) -> None
     plain, private = (unit.seal() for unit in units)
     assert plain.optimizer == private.optimizer
     assert plain.weights != private.weights
+
+
+def test_masked_upload_has_the_private_change(bert: ModelAdapter, base: Tensor) -> None:
+    private = flat(pushed(trained(bert, NOISY)))
+    unit = trained(bert, NOISY)
+    upload = unit.masked_upload(1, 4, MaskKeys((), ()))
+    change = flat(load_tensors(b"".join(upload.blob.read()))) * 4 / 2.0**28
+    assert torch.allclose(change, private - base, rtol=0, atol=4 / 2.0**28)
+    assert torch.equal(flat(dict(unit.module.state_dict())), private)
 
 
 def test_unit_that_was_not_trained_is_pushed_as_it_is(bert: ModelAdapter) -> None:
