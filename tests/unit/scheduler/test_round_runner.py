@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from collapipe.errors import AttemptFailedError, InfeasibleError
+from collapipe.errors import AttemptFailedError, InfeasibleError, InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.events import EventLog
@@ -244,6 +244,27 @@ def test_round_whose_masks_were_revealed_has_the_same_clusters_even_if_it_was_no
     assert run_to_commit(store, document, ended=[0, 2]) == ([0, 1, 2], [1])
     document.attempt = 1
     assert run_to_commit(store, document, ended=[0, 2]) == ([0, 2], [1])
+
+
+def test_plan_with_blocks_on_the_edge_server_is_refused_if_it_may_not_see_them(
+    tmp_path: Path,
+) -> None:
+    class OnEdgeServer(ScriptedPlanner):
+        def decide(self, *args: Any, **options: Any) -> tuple[list[Plan], Decision]:
+            plans, decision = super().decide(*args, **options)
+            plans[0].stages.add(host_id="edge-server", start_unit=3, stop_unit=5)
+            return plans, decision
+
+    store = JobStore(tmp_path)
+    document = store.create(
+        JobConfig.model_validate(
+            {**job().model_dump(), "clusters": 3, "averaging": {"secure": True}}
+        )
+    )
+    with pytest.raises(
+        InvalidInputError, match="units 3 to 4 on edge-server, which would then see"
+    ):
+        run_round(store, document, OnEdgeServer("device-0", 4, 4, 4))
 
 
 def test_each_round_decides_its_own_micro_batches(tmp_path: Path) -> None:
