@@ -16,6 +16,7 @@ import os
 import shutil
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -260,6 +261,9 @@ class PushedUnits:
             tuple[int, tuple[int, ...]], tuple[Future[Averaged], Future[Averaged]]
         ] = {}
         """The average of a unit, before and after it is synced, by its index and the clusters in it."""
+        self.changes: dict[int, float] = {}
+        """Euclidean norm of what each cluster has changed in the whole model, as the last complete `averages` found it. It is empty
+        if the changes are masked."""
         self._closed = False
         # One unit at a time is averaged, which bounds the memory. Meanwhile the one before is synced to the disk.
         self._averaging = ThreadPoolExecutor(1, "averaging")
@@ -355,6 +359,7 @@ class PushedUnits:
                 self._begin_average(state.unit_index, indices, unmasking)
                 for state in clusters[0].units
             ]
+        squares: defaultdict[int, float] = defaultdict(float)
         for position, average in enumerate(averages):
             try:
                 averaged = average.result()
@@ -365,7 +370,10 @@ class PushedUnits:
             for cluster, digest in zip(clusters, averaged.cluster_digests, strict=True):
                 if cluster.units[position].weights_digest != digest:
                     raise not_pushed(cluster, cluster.units[position])
+            for cluster, change in zip(clusters, averaged.changes, strict=False):  # none if masked
+                squares[cluster.cluster_index] += change * change
             yield averaged
+        self.changes = {cluster: math.sqrt(square) for cluster, square in squares.items()}
 
     def _check_unmasking(
         self, clusters: Sequence[plan_pb2.ClusterState], unmasking: Unmasking | None

@@ -99,6 +99,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 SPANS.begin_round(job_id, attempt.round_index, attempt.attempt)
                 with SPANS.span("commit", "commit"):
                     pushed = self._pushed_units(job_id)
+                    pushed.changes = {}
                     model = self._model(job_id)
                     commit = model.commit_round(
                         attempt,
@@ -114,7 +115,11 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                     pushed.drop(attempt)
                     stored_bytes = model.stored_bytes()
                 metrics.AGGREGATION_SECONDS.observe(time.perf_counter() - started)
-            emit(edge_server_pb2.CommitRoundResponse(commit=commit, stored_bytes=stored_bytes))
+            emit(
+                edge_server_pb2.CommitRoundResponse(
+                    commit=commit, stored_bytes=stored_bytes, changes=pushed.changes
+                )
+            )
 
         yield from work_with_signs_of_life(
             work, edge_server_pb2.CommitRoundResponse, _finish_anyway, context

@@ -28,6 +28,7 @@ from collapipe.scheduler.kept_results import (
 from collapipe.scheduler.late_clusters import LateClusters
 from collapipe.scheduler.masking_calls import MaskingCalls
 from collapipe.scheduler.planner import Planner
+from collapipe.scheduler.unusual_changes import UnusualChanges
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
 from collapipe.v1 import (
@@ -94,6 +95,7 @@ class RoundRunner:
         self._clusters = ClusterCalls(
             progress, planner, channels, calls, self._kept, prepared.num_rows
         )
+        self._unusual = UnusualChanges(progress)
         self._restore_point = last.restore_point
         self._is_trained = False
         """Whether only the evaluation of the last commit is missing."""
@@ -348,6 +350,7 @@ class RoundRunner:
                 is_candidate=self._makes_candidate(),
                 late_clusters=late_clusters,
                 unmasking=unmasking,
+                plans=plans,
             )
         self._restore_point = self._commit.restore_point
         if self._commit.candidate.num_rounds == self._commit.num_rounds:
@@ -592,6 +595,7 @@ class RoundRunner:
         is_candidate: bool = False,
         late_clusters: Sequence[int] = (),
         unmasking: secure_aggregation_pb2.Unmasking | None = None,
+        plans: Sequence[plan_pb2.Plan] = (),
     ) -> plan_pb2.Commit:
         edge_server = self._planner.hosts.edge_server
         request = edge_server_pb2.CommitRoundRequest(
@@ -608,6 +612,7 @@ class RoundRunner:
         call = stub.CommitRound(request, wait_for_ready=True)
         answer = self._calls.last_answer(call, edge_server.host_id, "commit the round")
         self._progress.document.stored_bytes = answer.stored_bytes
+        self._unusual.look_at(attempt.round_index, answer.changes, plans)
         return answer.commit
 
     def _evaluates(self, local_steps: int) -> bool:

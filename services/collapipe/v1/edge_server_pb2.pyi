@@ -98,12 +98,21 @@ class CommitRoundRequest(_message.Message):
     def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., clusters: _Optional[_Iterable[_Union[_plan_pb2.ClusterState, _Mapping]]] = ..., candidate_copied: bool = ..., is_candidate: bool = ..., keep_commits: _Optional[int] = ..., late_clusters: _Optional[_Iterable[int]] = ..., unmasking: _Optional[_Union[_secure_aggregation_pb2.Unmasking, _Mapping]] = ...) -> None: ...
 
 class CommitRoundResponse(_message.Message):
-    __slots__ = ("commit", "stored_bytes")
+    __slots__ = ("commit", "stored_bytes", "changes")
+    class ChangesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     commit: _plan_pb2.Commit
     stored_bytes: int
-    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
+    changes: _containers.ScalarMap[int, float]
+    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ..., stored_bytes: _Optional[int] = ..., changes: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class RollBackRequest(_message.Message):
     __slots__ = ("job_id", "num_rounds", "attempt")

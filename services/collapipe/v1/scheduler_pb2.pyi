@@ -47,6 +47,7 @@ class IncidentCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INCIDENT_CODE_RECOVERED: _ClassVar[IncidentCode]
     INCIDENT_CODE_SCHEDULER_RESTARTED: _ClassVar[IncidentCode]
     INCIDENT_CODE_JOB_GIVEN_UP: _ClassVar[IncidentCode]
+    INCIDENT_CODE_UNUSUAL_CHANGE: _ClassVar[IncidentCode]
 HOST_ROLE_UNSPECIFIED: HostRole
 HOST_ROLE_DEVICE_AGENT: HostRole
 HOST_ROLE_CONTROL_UNIT: HostRole
@@ -70,6 +71,7 @@ INCIDENT_CODE_PLAN_CHANGED: IncidentCode
 INCIDENT_CODE_RECOVERED: IncidentCode
 INCIDENT_CODE_SCHEDULER_RESTARTED: IncidentCode
 INCIDENT_CODE_JOB_GIVEN_UP: IncidentCode
+INCIDENT_CODE_UNUSUAL_CHANGE: IncidentCode
 
 class Host(_message.Message):
     __slots__ = ("host_id", "role", "address", "cluster_index", "incarnation", "memory_bytes", "speed", "metrics_address", "energy_budget_joules", "busy_watts", "max_transmit_watts", "idle_watts")

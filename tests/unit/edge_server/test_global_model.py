@@ -76,6 +76,22 @@ def test_round_commits_the_average_weighted_by_samples(edge: Edge) -> None:
         assert torch.equal(tensor, expected.to(tensor.dtype)), name
 
 
+def test_edge_server_knows_how_far_each_cluster_has_changed_the_model(edge: Edge) -> None:
+    before = edge.prepare()
+    clusters = edge.train_all()
+    edge.commit(clusters)
+    old = edge.weights(list(before.global_units))
+    for cluster in clusters:
+        new = edge.weights(list(cluster.units))
+        squares = sum(
+            float((new[name].double() - old[name].double()).square().sum())
+            for name in old
+            if old[name].is_floating_point()
+        )
+        expected = pytest.approx(squares**0.5)
+        assert edge.pushed.changes[cluster.cluster_index] == expected
+
+
 def test_commit_keeps_the_optimizer_state_and_the_cursor_of_each_cluster(edge: Edge) -> None:
     states = edge.train_all()
     commit = edge.commit(states)
