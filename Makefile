@@ -11,8 +11,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
-# All machines use one version of torch, because tests compare results bit for bit. It is in no lock, because
-# machines need different builds.
+# Machines with x86-64 use this version of torch, because tests compare results bit for bit. No lock has it, because
+# machines need different builds. torch-arm64.txt has that of boxes with arm64.
 TORCH := torch==2.13.0
 
 # Locks for every Python from 3.10 on, and for every platform. dev.txt has everything, and the others have its versions.

@@ -73,7 +73,7 @@ def main(options: list[str]) -> int:
     if vulnerable:
         return 1
     if len(audited) < wanted:
-        print("NOT AUDITED: pip-audit reached no data about the other versions. This is no pass.")
+        print("NOT AUDITED: pip-audit reached no data about the other versions. Do not count this as passed.")
         return _NOT_DONE
     return 0
 

@@ -1,4 +1,4 @@
-"""Lets everything that reads bytes read inputs that atheris finds by their coverage of the code.
+"""Gives each function that reads bytes the inputs that atheris finds by code coverage.
 
     python -m benchmarks.fuzz_readers --seconds 60
 

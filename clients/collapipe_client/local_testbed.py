@@ -386,7 +386,7 @@ class LocalTestbed:
         host = self._listen.rpartition(":")[0]
         if name == SCHEDULER:
             return self._listen
-        # A host that calls the scheduler at an address of a network may not register one of loopback.
+        # The scheduler refuses loopback addresses from hosts that call it over a network address.
         return LOOPBACK if host.strip("[]") in _EVERY_ADDRESS else f"{host}:0"
 
     def _command_line(self, name: str, listen: str, line: list[str]) -> list[str]:

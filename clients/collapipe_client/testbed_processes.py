@@ -134,7 +134,7 @@ def command(
     line += [*security_options, "--listen", listen]
     line += ["--ready-file", str(workspace.ready_file(service.name))]
     if scheduler_address is not None:
-        # The files of a job are those of the user, who is the only one that can submit jobs.
+        # The user owns the files of a job. With mutual TLS, nobody else can submit one.
         line += ["--scheduler", scheduler_address, "--data-root", "/"]
     if emulation_file is not None:
         line += ["--emulation", str(emulation_file)]

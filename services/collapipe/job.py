@@ -217,7 +217,7 @@ class AveragingConfig(Section):
     """How many values `trimmed_mean` leaves out at each end: as many clusters may be poisoned."""
     secure: bool = False
     """Whether clusters mask what they push, so that the edge server learns the average, but not what one cluster has trained.
-    At least 3 clusters, only with `mean` and uploads in `fp32`. In one round, no weight may change by more than 7."""
+    It needs at least 3 clusters, `mean`, `max_share` 1 and uploads in `fp32`. `schedule.min_clusters` must be more than half of the clusters if some may be left out. In one round, no weight may change by more than 7."""
 
 
 class PrivacyConfig(Section):
@@ -225,8 +225,8 @@ class PrivacyConfig(Section):
     (DP-FedAvg, McMahan et al. 2018, arXiv 1710.06963). All clusters count the same in the average."""
 
     noise_multiplier: float = Field(default=0.0, ge=0)
-    """Standard deviation of the noise that the sum of all clusters has at least, divided by `clip_norm`. This holds also for one
-    of the clusters, which knows its own noise. 0 means no privacy: nothing is clipped and no noise is added."""
+    """Least standard deviation of the noise that is left in the sum after one cluster subtracts its own, divided by
+    `clip_norm`. 0 switches privacy off: nothing is clipped and no noise is added."""
     clip_norm: float = Field(default=1.0, gt=0)
     """Largest Euclidean norm of what a cluster changes in a round. Each of U trained units gets 1 / sqrt(U) of it."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -488,7 +488,7 @@ class JobConfig(Section):
     def num_noise_shares(self) -> int:
         """Number of noisy updates whose noise together is that of `privacy.noise_multiplier`.
 
-        It is one less than the updates in any average, because a cluster can subtract its own noise.
+        It is one less than the fewest updates that an average may have, and at least 1: a cluster can subtract its own noise.
         """
         fewest = self.schedule.min_clusters if self.may_leave_out_clusters else self.clusters
         return max(fewest - 1, 1)

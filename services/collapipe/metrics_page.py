@@ -28,7 +28,7 @@ MOST_OF_AN_ADDRESS = 8
 
 
 class _PageServer(ThreadingTCPServer):
-    """Answers each connection in a thread of its own, where it also shakes hands. Closes the excess of connections, and slow ones."""
+    """Each connection has a thread, which does its handshake and answers. Connections beyond the limits and slow ones are closed."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -54,7 +54,7 @@ class _PageServer(ThreadingTCPServer):
         return connection, address
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Returns whether there is room for a connection, and counts it then."""
+        """Returns whether there is room for a connection; if so, counts it."""
         host = client_address[0]
         with self._lock:
             of_host = Counter(other for other, _ in self._open.values())[host]

@@ -69,7 +69,7 @@ class RoundMasking:
         """Returns the masks of a round, with the shares of the other clusters; `None` if the round is not masked.
 
         Raises:
-            InvalidInputError: The round would push weights in plain, although the job averages securely.
+            InvalidInputError: The round would push weights without masks, although the job averages securely.
             CollapipeError: As `ClusterMasks.receive`.
         """
         if not request.HasField("masked"):

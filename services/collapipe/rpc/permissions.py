@@ -111,7 +111,7 @@ def check_reads_metrics(uris: list[str]) -> None:
     if reader.role not in METRICS_READERS:
         may = ", ".join(sorted(role.value for role in METRICS_READERS))
         raise NotPermittedError(
-            f"{reader} may not read metrics: by their certificates, {may} may. Make one with `collapipe certs issue DIR "
+            f"{reader} may not read metrics, but the roles {may} may: make a certificate with `collapipe certs issue DIR "
             f"{Role.PROMETHEUS.value}:NAME`"
         )
 

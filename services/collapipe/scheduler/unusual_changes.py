@@ -10,7 +10,7 @@ MOST_TIMES = 3.0
 """A larger change than this multiple of the median of the clusters is unusual."""
 
 _EFFECTS = {
-    "mean": "its change counts in full, which averaging.rule could bound",
+    "mean": "its change counts in full, and in a new job another averaging.rule would bound it",
     "clipped_mean": "its change was scaled down to the median of each unit",
     "trimmed_mean": "the largest and the smallest values were left out",
     "median": "only the middle values count",
@@ -20,7 +20,7 @@ _EFFECTS = {
 def unusual_clusters(changes: Mapping[int, float]) -> dict[int, float]:
     """Returns the clusters with an unusual change, and by how many times it exceeds the median.
 
-    Fewer than three clusters have no usual change.
+    With fewer than three clusters, no change is unusual.
 
     Args:
         changes: Euclidean norm of what each cluster has changed in the whole model.

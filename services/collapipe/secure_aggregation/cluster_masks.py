@@ -102,8 +102,8 @@ class ClusterMasks:
         """
         if self._is_used or set(encrypted) != set(self._pair_secrets) or not encrypted:
             raise WrongStateError(
-                f"cluster {self.cluster_index} cannot mask its upload of {self.name}: it got shares of clusters {sorted(encrypted)} and "
-                f"needs those of {sorted(self._pair_secrets)}, once; run the round again"
+                f"cluster {self.cluster_index} cannot mask its upload of {self.name}: it has masked one already, or got shares of clusters "
+                f"{sorted(encrypted)} instead of {sorted(self._pair_secrets)}; run the round again"
             )
         self._is_used = True
         for sender, ciphertext in encrypted.items():
@@ -131,7 +131,7 @@ class ClusterMasks:
         """
         if self._has_revealed or not self._is_used:
             raise WrongStateError(
-                f"cluster {self.cluster_index} reveals shares of {self.name} once, after it has masked its upload: run the round again"
+                f"cluster {self.cluster_index} reveals no shares of {self.name}: it has revealed some already, or has not masked its upload; run the round again"
             )
         wrong = set(present) - set(self._public) or self.cluster_index not in present
         if wrong or len(present) < self._threshold:

@@ -11,7 +11,7 @@ from collapipe.errors import CorruptDataError, DivergedError, WrongStateError
 
 _SCALE = 2.0**28
 MOST_CHANGE = 7.0
-"""Largest change of a weight in a round. The ring has room for 8, which leaves 2^28 for the rounding of all clusters."""
+"""Largest change of a weight in a round. An int32 holds changes below 8, which leaves 2^28 for the rounding of all clusters."""
 
 
 def to_ring(
@@ -61,7 +61,7 @@ def from_ring(
     """
     change = total.double().mul_(total_samples / num_samples / _SCALE)
     largest = float(change.abs().max()) if change.numel() else 0.0
-    # Each cluster rounds by half a unit at most.
+    # Each cluster rounds by half a step, 2^-29, at most.
     if largest > MOST_CHANGE + 1e-3:
         raise CorruptDataError(
             f"{name} would change by {largest:.3g} on average, but no cluster may change a weight by more than {MOST_CHANGE:g}: some "

@@ -51,7 +51,7 @@ def public_bytes(key: X25519PrivateKey) -> bytes:
 
 
 def agree(key: X25519PrivateKey, public_key: bytes) -> bytes:
-    """Returns the secret that two clusters have in common; raises `InvalidInputError` if the public key is none."""
+    """Returns the secret that two clusters have in common; raises `InvalidInputError` if the public key is invalid."""
     try:
         return key.exchange(X25519PublicKey.from_public_bytes(public_key))
     except ValueError as error:

@@ -1,6 +1,6 @@
 """Masks: streams of ChaCha20 as integers modulo 2^32.
 
-Each unit of each round has keys of its own, so no key makes two streams.
+Each unit has keys of its own in each attempt at a round, so no key makes two streams.
 """
 
 from collections.abc import Iterable

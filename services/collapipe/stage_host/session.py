@@ -229,7 +229,7 @@ class StageSession:
         )
 
     def take_labels(self, part: stage_pb2.FrameHeader | bytes) -> None:
-        """Takes the next part of labels. Waits while too many wait for their micro-batches. One thread calls this.
+        """Takes the next part of labels. Waits while the queue of labels is full. One thread calls this.
 
         Raises:
             CorruptDataError: The parts do not make whole frames of labels, or bytes are damaged.
@@ -244,10 +244,11 @@ class StageSession:
             return
         if frame.tensors.keys() != {LABELS}:
             raise CorruptDataError(
-                f"a frame of labels has the tensors {', '.join(frame.tensors) or 'none'} instead of {LABELS!r}"
+                f"a frame of labels has the tensors {', '.join(frame.tensors) or 'none'} instead of {LABELS!r}: run the same version "
+                "everywhere"
             )
         labels = frame.tensors[LABELS]
-        # CUDA would compute nothing more in this process after a label that no class has.
+        # After a label outside the classes, CUDA fails in this process until it is restarted.
         if not ((labels == IGNORED) | ((labels >= 0) & (labels < self._num_classes))).all():
             raise InvalidInputError(
                 f"the labels of micro-batch {frame.micro_batch} in step {frame.step_index} are not all from 0 to "
@@ -321,7 +322,7 @@ class StageSession:
             with SPANS.span(track, "seal", unit=unit.unit_index):
                 digests = unit.seal()
                 upload = masked.get(unit.unit_index)
-                # Nobody else may learn a digest of weights that are to be hidden, because hosts serve what it names.
+                # Hosts serve a blob to those who know its digest. So the digest of hidden weights stays here.
                 weights_digest = upload.blob.digest if upload else digests.weights
             states.append(
                 plan_pb2.UnitState(

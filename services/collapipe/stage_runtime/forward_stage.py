@@ -193,7 +193,7 @@ class ForwardStage:
             raise WrongStateError(
                 f"stage {self._context.stage_index} got the labels of step {labels.step_index}, "
                 f"{self._name(labels.micro_batch, labels.slice_index)}, instead of those of step {place[0]}, "
-                f"{self._name(*place[1:])}"
+                f"{self._name(*place[1:])}: run the round again"
             )
         return frame.with_tensors({**frame.tensors, **labels.tensors})
 

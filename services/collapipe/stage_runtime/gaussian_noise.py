@@ -1,7 +1,7 @@
-"""Gaussian noise from a secret key, with equal bits on all processors.
+"""Gaussian noise from a secret key, by operations whose result does not depend on the processor.
 
 The random bits are those of the stream cipher ChaCha20, so nobody can guess the noise without its key. All arithmetic is
-addition, multiplication, division and square root of doubles, which IEEE 754 rounds exactly. Logarithms of libraries
+addition, multiplication, division and square root of doubles, which IEEE 754 requires to be correctly rounded. Logarithms of libraries
 differ between processors, and so does `torch.randn`.
 """
 

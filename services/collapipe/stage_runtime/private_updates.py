@@ -38,7 +38,7 @@ class UpdatePrivacy:
     Args:
         clip_norm: Largest Euclidean norm of the change.
         noise_stddev: Standard deviation of the noise of each value.
-        secret: Known to the hosts of this unit only, and of this round only.
+        secret: 32 bytes for this round, which only the hosts of this unit know.
     """
 
     clip_norm: float
@@ -64,7 +64,7 @@ def make_private(
     """
     norm = math.sqrt(math.fsum(float(np.square(c).sum()) for _, _, c in _chunks(parameters, base)))
     if not math.isfinite(norm):
-        raise DivergedError(f"what the round has changed in a unit has the norm {norm}")
+        raise DivergedError(f"the change of a unit in this round has the norm {norm}, which is not finite: lower training.learning_rate")
     scale = clip_scale(norm, privacy.clip_norm)
     noise = GaussianNoise(hmac.digest(privacy.secret, "/".join(digests).encode("ascii"), "sha256"))
     grid = math.ldexp(1.0, math.frexp(privacy.noise_stddev)[1] - 1 - _GRID_BITS)

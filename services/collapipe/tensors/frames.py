@@ -191,7 +191,8 @@ class FrameAssembler:
             raise CorruptDataError(f"a frame of the unknown kind {header.kind} arrived")
         if (kind := FrameKind(header.kind)) not in self._kinds:
             raise CorruptDataError(
-                f"a frame of kind {kind.name} arrived, but its sender may only send {', '.join(k.name for k in self._kinds)}"
+                f"a frame of kind {kind.name} arrived, but its sender may only send {', '.join(k.name for k in self._kinds)}: run the same version "
+                "everywhere"
             )
         total = sum(_check(tensor) for tensor in header.tensors)
         if total > self._max_frame_bytes:
