@@ -48,7 +48,7 @@ def _audit(pins: list[str], options: list[str]) -> list[dict[str, Any]]:
             check=False,
         )
     if not ran.stdout:
-        print("pip-audit:", ran.stderr.splitlines()[-1])
+        print("pip-audit:", (ran.stderr.splitlines() or ["it said nothing"])[-1])
         return []
     packages: list[dict[str, Any]] = json.loads(ran.stdout)["dependencies"]
     return packages
@@ -73,7 +73,9 @@ def main(options: list[str]) -> int:
     if vulnerable:
         return 1
     if len(audited) < wanted:
-        print("NOT AUDITED: pip-audit reached no data about the other versions. Do not count this as passed.")
+        print(
+            "NOT AUDITED: pip-audit reached no data about the other versions. Do not count this as passed."
+        )
         return _NOT_DONE
     return 0
 

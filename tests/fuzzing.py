@@ -322,6 +322,7 @@ def take_turns(
             calls.take_turn()
             line.append(calls)
 
+    threads = min(threads, len(all_calls))
     with ThreadPoolExecutor(threads) as pool:
         for running in [pool.submit(work) for _ in range(threads)]:
             running.result()

@@ -100,7 +100,8 @@ def find_endpoint(options: EndpointOptions) -> Endpoint | None:
             f"{last_lines(log)}\n"
             "Start it again with `collapipe up`, or end the other processes with `collapipe down`"
         )
-    security = Workspace(options.workspace).certificates.security()
+    certificates = Workspace(options.workspace).certificates
+    security = Security.insecure() if record.insecure else certificates.security()
     return Endpoint(process.address, security, record)
 
 

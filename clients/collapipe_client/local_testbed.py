@@ -54,7 +54,8 @@ _REPORT_SECONDS = 2.0
 _LIFETIME = timedelta(days=1)
 _DETACHED_LIFETIME = timedelta(days=30)
 """Nothing but the next `collapipe up` renews the certificates of a detached testbed."""
-_RENEWAL_SECONDS = 3600.0
+_RENEWAL_SECONDS = 30.0
+"""Short, because a certificate may expire while the machine sleeps."""
 _METRICS_SECONDS = 10.0
 _EVERY_ADDRESS = ("0.0.0.0", "::")
 
@@ -119,7 +120,7 @@ class LocalTestbed:
         self._popen: dict[str, subprocess.Popen[bytes]] = {}
         self._owned = ExitStack()
         shape = [[(d.memory_bytes, d.speed) for d in cluster] for cluster in devices]
-        self._record = WorkspaceRecord(detached, shape)
+        self._record = WorkspaceRecord(detached, shape, insecure=insecure)
 
     def __enter__(self) -> Self:
         self.start()
@@ -226,7 +227,7 @@ class LocalTestbed:
         """
         devices = expand_clusters(clusters)
         added = {s.name: s for s in services(devices) if s.name not in self._services}
-        self._services |= added
+        self._services = self._services | added  # another thread may read it
         self._issue_certificates()
         shape = [[(d.memory_bytes, d.speed) for d in cluster] for cluster in devices]
         self._record = replace(self._record, shape=shape)
@@ -305,6 +306,11 @@ class LocalTestbed:
                 f"a testbed is running in {self.workspace.root} ({len(running.alive)} processes): use it, end it "
                 "with `collapipe down`, or use another folder with --workspace DIR"
             )
+        if running.insecure != self._record.insecure:
+            raise WrongStateError(
+                "the testbed that is running speaks plain text, or this one would, for example because an older version started it: "
+                "run `collapipe down` first"
+            )
         if running.shape != self._record.shape:
             raise WrongStateError(
                 f"a testbed with other clusters is running ({_say_shape(running)} instead of "
@@ -329,9 +335,7 @@ class LocalTestbed:
         """Makes certificates, and renews those that are due. Processes that run take the new ones without a restart."""
         holders: dict[Identity, set[str]] = {USER: set(), PROMETHEUS: set()}
         for name, service in self._services.items():
-            host, _ = read_address(
-                f"the address of {name},", self._listen_address(name), least_port=0
-            )
+            host, _ = read_address(f"the address of {name},", self._address_of(name), least_port=0)
             holders[service.identity] = {host} - {*OF_THIS_MACHINE, *_EVERY_ADDRESS}
         lifetime = _DETACHED_LIFETIME if self._detached else _LIFETIME
         self.workspace.certificates.issue(holders, lifetime)
@@ -355,7 +359,7 @@ class LocalTestbed:
         # Jobs of an earlier testbed go on only if somebody resumes them.
         if is_scheduler and known is None:
             service = replace(service, options=(*service.options, "--abandon-jobs"))
-        listen = (known.address if known else "") or self._listen_address(service.name)
+        listen = self._address_of(service.name)
         self.workspace.ready_file(service.name).unlink(missing_ok=True)
         emulation_file = self.workspace.emulation_file
         line = command(
@@ -380,6 +384,11 @@ class LocalTestbed:
             )
         self._popen[service.name] = popen
         self._write(ProcessRecord(service.name, popen.pid, start_seconds(popen.pid)))
+
+    def _address_of(self, name: str) -> str:
+        """Returns where a process listens, "host:port". One that ran before listens where it did."""
+        known = self._record.process(name)
+        return (known.address if known else "") or self._listen_address(name)
 
     def _listen_address(self, name: str) -> str:
         """Returns where a process listens that has no address yet, "host:port"."""

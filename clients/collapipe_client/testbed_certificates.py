@@ -34,10 +34,11 @@ class LocalCertificates:
         Raises:
             InvalidInputError: The folder is damaged, or cannot be written.
         """
+        # The passphrase in the environment is that of a deployment.
         if AuthorityFolder.exists(self._folder):
-            authority = AuthorityFolder(self._folder)
+            authority = AuthorityFolder(self._folder, passphrase=b"")
         else:
-            authority = AuthorityFolder.create(self._folder)
+            authority = AuthorityFolder.create(self._folder, passphrase=b"")
         for identity, hosts in holders.items():
             authority.issue(identity, hosts, self.folder(identity.name), lifetime)
 

@@ -35,11 +35,13 @@ class WorkspaceRecord:
         detached: Whether the processes outlive the command that started them, as for `collapipe up`.
         shape: The devices of each cluster as (memory_bytes, speed).
         processes: The scheduler comes first.
+        insecure: Whether they speak plain text, as those of earlier versions do.
     """
 
     detached: bool
     shape: list[list[tuple[int, float]]]
     processes: tuple[ProcessRecord, ...] = ()
+    insecure: bool = True
 
     def process(self, name: str) -> ProcessRecord | None:
         """Finds a process."""
@@ -76,6 +78,12 @@ class Workspace:
         try:
             for folder in (self.logs, self.run, self.state):
                 folder.mkdir(parents=True, exist_ok=True)
+            if self.root.stat().st_uid != os.getuid():
+                raise WrongStateError(
+                    f"the workspace {self.root} belongs to somebody else, who could read and change what is in it: choose another with "
+                    "--workspace DIR"
+                )
+            self.root.chmod(0o700)  # It has weights, optimizer states and logs.
             (self.root / ".gitignore").write_text("*\n", encoding="utf-8")
         except OSError as error:
             raise WrongStateError(

@@ -29,6 +29,12 @@ LANGUAGE_TASKS = ("causal_lm", "instruction")
 """The kinds of tasks that continue text."""
 
 
+MOST_SECURE_CHANGE = 7.0
+"""Largest change of a weight in one round with `averaging.secure`."""
+MOST_SECURE_CLUSTERS = 100
+"""Largest number of clusters with `averaging.secure`."""
+
+
 class TaskConfig(Section):
     """The task that the model learns."""
 
@@ -437,6 +443,17 @@ class JobConfig(Section):
             raise ValueError(
                 f"training.upload_codecs is {self.training.upload_codecs}, but masked uploads cannot be encoded: use "
                 '["fp32"], or remove averaging.secure'
+            )
+        if self.clusters > MOST_SECURE_CLUSTERS:
+            raise ValueError(
+                f"averaging.secure works with at most {MOST_SECURE_CLUSTERS} clusters, because the time to join their shares grows with "
+                f"the cube of their number, but there are {self.clusters}: use fewer clusters, or remove averaging.secure"
+            )
+        largest = self.privacy.clip_norm + 6 * self.noise_stddev
+        if self.privacy.is_on and largest > MOST_SECURE_CHANGE:
+            raise ValueError(
+                f"private updates may change a weight by {largest:.3g} (privacy.clip_norm and six standard deviations of the noise), "
+                f"but averaging.secure allows {MOST_SECURE_CHANGE:g}: lower privacy.clip_norm or privacy.noise_multiplier"
             )
         if self.may_leave_out_clusters and 2 * schedule.min_clusters <= self.clusters:
             raise ValueError(

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -60,11 +61,16 @@ _NO_LIST = (
 class AuthorityFolder:
     """Opens the folder of an authority that `create` has made.
 
+    Args:
+        passphrase: That of the key; empty if the key is not encrypted. The default is that of the environment.
+
     Raises:
         InvalidInputError: There is no authority, or its files are damaged.
     """
 
-    def __init__(self, folder: Path, clock: Clock = utc_now) -> None:
+    def __init__(
+        self, folder: Path, clock: Clock = utc_now, passphrase: bytes | None = None
+    ) -> None:
         if not self.exists(folder):
             raise InvalidInputError(
                 f"there is no authority in {folder}: make one with `collapipe certs init {folder}`"
@@ -74,7 +80,8 @@ class AuthorityFolder:
         self.ca_file = folder / _CERTIFICATE
         """The certificate of the authority, which every host trusts."""
         self.certificate = read_required(self.ca_file, pki.read_certificate, _LOST)
-        self._key = read_required(folder / _KEY, _read_key, _LOST)
+        passphrase = _passphrase() if passphrase is None else passphrase
+        self._key = read_required(folder / _KEY, partial(_read_key, passphrase=passphrase), _LOST)
         if not pki.is_of_key(self.certificate, self._key.public_key()):
             raise InvalidInputError(
                 f"{folder / _KEY} is not the key of {self.ca_file}: restore both from one backup"
@@ -91,8 +98,10 @@ class AuthorityFolder:
             return (folder / _CERTIFICATE).exists() or (folder / _KEY).exists()
 
     @classmethod
-    def create(cls, folder: Path, clock: Clock = utc_now) -> "AuthorityFolder":
-        """Creates an authority.
+    def create(
+        cls, folder: Path, clock: Clock = utc_now, passphrase: bytes | None = None
+    ) -> "AuthorityFolder":
+        """Creates an authority. The arguments are those of the class.
 
         Raises:
             InvalidInputError: The folder holds an authority already, or cannot be written.
@@ -108,11 +117,12 @@ class AuthorityFolder:
             certificate = pki.build_authority(key, clock(), AUTHORITY_LIFETIME)
             # The key is written first. If this process dies before it writes the certificate, `__init__`
             # reports the folder as damaged.
-            write_file(folder / _KEY, pki.key_pem(key, _passphrase()), OWNER_ONLY)
+            encrypted = pki.key_pem(key, _passphrase() if passphrase is None else passphrase)
+            write_file(folder / _KEY, encrypted, OWNER_ONLY)
             empty = sign_list(RevokedKeys(number=1), key)
             write_file(folder / _REVOKED, empty.SerializeToString())
             write_file(folder / _CERTIFICATE, pki.pem(certificate))
-        return cls(folder, clock)
+        return cls(folder, clock, passphrase)
 
     def certificates(self) -> list[HolderCertificate]:
         """Returns one valid certificate for each holder: the last to expire. Sorted by role and name."""
@@ -369,14 +379,14 @@ def _passphrase() -> bytes:
     return os.environ.get(PASSPHRASE_VARIABLE, "").encode()
 
 
-def _read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
+def _read_key(pem: bytes, passphrase: bytes) -> ec.EllipticCurvePrivateKey:
     """Reads the key of the authority; raises `InvalidInputError`."""
     is_encrypted = b"ENCRYPTED" in pem
-    if is_encrypted and not _passphrase():
+    if is_encrypted and not passphrase:
         raise InvalidInputError(
             f"the key is encrypted: set {PASSPHRASE_VARIABLE} to its passphrase. Only if you have lost that"
         )
-    return pki.read_key(pem, _passphrase() if is_encrypted else b"")
+    return pki.read_key(pem, passphrase if is_encrypted else b"")
 
 
 def _check_within(asked: pki.Request, identity: Identity, granted: frozenset[str]) -> None:

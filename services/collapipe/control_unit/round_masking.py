@@ -20,6 +20,8 @@ class RoundMasking:
         self._lock = threading.Lock()
         self._attempt = plan_pb2.Attempt()
         self._host_clusters: Sequence[int] = ()
+        self._config_json = ""
+        self._total_samples = 0
         self._masks: ClusterMasks | None = None
 
     def begin(
@@ -42,7 +44,7 @@ class RoundMasking:
                 _name(attempt), request.cluster_index, job.clusters, job.reveal_threshold
             )
             self._attempt, self._masks = attempt, masks
-            self._host_clusters = job.host_clusters
+            self._host_clusters, self._config_json = job.host_clusters, request.job.config_json
         return sign_masking_keys(self._security, attempt, request.cluster_index, masks.public_keys)
 
     def share(
@@ -55,7 +57,10 @@ class RoundMasking:
             public = check_masking_keys(
                 self._security, request.attempt, request.keys, self._host_clusters
             )
-            shares = masks.share(public)
+            self._total_samples = request.total_samples
+            # A scheduler that gives other orders to some clusters could read what one of them sends.
+            terms = f"{request.total_samples}/{self._config_json}".encode()
+            shares = masks.share(public, terms)
         return [
             secure_aggregation_pb2.EncryptedShares(
                 sender=masks.cluster_index, receiver=receiver, ciphertext=ciphertext
@@ -81,6 +86,12 @@ class RoundMasking:
             return None
         with self._lock:
             masks = self._of(request.attempt)
+            agreed = self._config_json, self._total_samples
+            if (request.job.config_json, request.masked.total_samples) != agreed:
+                raise WrongStateError(
+                    f"{_name(request.attempt)} came with another job file or another number of rows than its masks: run the same "
+                    "version everywhere"
+                )
             masks.receive({each.sender: each.ciphertext for each in request.masked.shares})
         return masks
 

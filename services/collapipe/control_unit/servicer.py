@@ -61,6 +61,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         def work(emit: Callable[[control_unit_pb2.PrepareDataResponse], None]) -> None:
             job = JobConfig.from_json(request.job.config_json)
             self._resources.check_files(job, request.cluster_index)
+            self._hide(request.job, request.vocabulary.digest)
             store = self._stores.store(request.job.job_id)
             vocabulary = None
             if request.HasField("vocabulary"):
@@ -187,15 +188,15 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)
 
     def _hide(self, job: job_pb2.JobSpec, vocabulary_digest: str) -> None:
-        """Hides what this host stores of a job from the edge server, if the job averages securely."""
+        """Hides what this host stores of a job from hosts outside of its cluster, if the job averages securely."""
         if JobConfig.from_json(job.config_json).averaging.secure:
-            self._stores.hide_from_edge_server(job.job_id, vocabulary_digest)
+            self._stores.hide_from_outsiders(job.job_id, vocabulary_digest)
 
     def _pipeline(
         self, request: control_unit_pb2.RunRoundRequest, job: JobConfig
     ) -> ClusterPipeline:
         secret = b""
-        if job.privacy.is_on:
+        if job.privacy.is_on and request.local_steps:
             secret = noise_secret(self._stores.directory(request.attempt.job_id))
         return ClusterPipeline(request, job, self._resources, self._address, secret)
 

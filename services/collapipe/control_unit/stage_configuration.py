@@ -60,11 +60,14 @@ def stage_configuration(
         silence_seconds=job.schedule.silence_seconds,
         host_cluster=job.host_clusters[request.plan.cluster_index],
         grant=request.grant,
+        is_hidden=job.averaging.secure,
         is_masked=request.HasField("masked"),
         kept_optimizer_digests=_kept_optimizer_digests(
             request, job, is_edge_server=stage.address == request.edge_address
         ),
-        privacy=_privacy(request, job, units, noise_secret) if job.privacy.is_on else None,
+        privacy=_privacy(request, job, units, noise_secret)
+        if job.privacy.is_on and request.local_steps
+        else None,
     )
 
 

@@ -20,7 +20,7 @@ from collapipe.rpc.permissions import check_addresses as check_addresses
 from collapipe.rpc.permissions import check_is_caller as check_is_caller
 from collapipe.rpc.permissions import check_is_owner as check_is_owner
 from collapipe.rpc.permissions import describe_caller as describe_caller
-from collapipe.rpc.permissions import is_edge_server as is_edge_server
+from collapipe.rpc.permissions import is_of_cluster as is_of_cluster
 from collapipe.rpc.permissions import is_owner as is_owner
 from collapipe.rpc.permissions import owner_name as owner_name
 from collapipe.rpc.server import Server as Server

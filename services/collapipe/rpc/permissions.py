@@ -5,7 +5,14 @@ from typing import Any
 
 import grpc
 
-from collapipe.certificates.identity import OF_THIS_MACHINE, PEOPLE, Identity, Role, read_host
+from collapipe.certificates.identity import (
+    IN_A_CLUSTER,
+    OF_THIS_MACHINE,
+    PEOPLE,
+    Identity,
+    Role,
+    read_host,
+)
 from collapipe.certificates.revoked_keys import RevokedKeyList
 from collapipe.errors import NotPermittedError
 
@@ -192,9 +199,12 @@ def check_is_owner(context: grpc.ServicerContext, owner: str, job_id: str) -> No
         )
 
 
-def is_edge_server(context: grpc.ServicerContext) -> bool:
-    """Returns whether the caller's certificate is that of an edge server. Plain text has no certificates."""
-    return _is_tls(context) and _identity(context).role is Role.EDGE_SERVER
+def is_of_cluster(context: grpc.ServicerContext, cluster: int) -> bool:
+    """Returns whether the caller is a host of a cluster. Plain text has no certificates, so all callers count as such."""
+    if not _is_tls(context):
+        return True
+    caller = _identity(context)
+    return caller.role in IN_A_CLUSTER and caller.cluster == cluster
 
 
 def describe_caller(context: grpc.ServicerContext) -> str:

@@ -34,6 +34,9 @@ class Outbox(Generic[T]):
         """Appends an item. Items that are put after `close` are never sent."""
         self._items.put(item)
 
+    def __len__(self) -> int:
+        return self._items.qsize()
+
     def close(self) -> None:
         """Ends the stream behind the queued items."""
         self._items.put(None)

@@ -434,7 +434,12 @@ def _changed_settings(before: JobConfig, after: JobConfig) -> list[str]:
     """Returns the changed settings, without those that may change when a job is resumed."""
     old, new = _flatten(before.model_dump()), _flatten(after.model_dump())
     changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    return [key for key in changed if not _may_change(key, after)]
+    kept = [key for key in changed if not _may_change(key, after)]
+    if after.privacy.is_on and before.num_noise_shares != after.num_noise_shares:
+        # The updates of a repeated round would have less noise than the account says.
+        names = ("min_clusters", "late_clusters", "round_deadline_seconds")
+        kept += [key for key in changed if key in {f"schedule.{name}" for name in names}]
+    return kept
 
 
 def _may_change(setting: str, job: JobConfig) -> bool:

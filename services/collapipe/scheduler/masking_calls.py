@@ -3,16 +3,24 @@
 from collections.abc import Sequence
 from typing import Any
 
-from collapipe.rpc import ChannelPool
+from collapipe.errors import DivergedError, NotPermittedError, PeerLostError
+from collapipe.rpc import ChannelPool, check_masking_keys
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.planner import Planner
+from collapipe.secure_aggregation.keys import SECRET_BYTES, is_public_key
+from collapipe.secure_aggregation.shares import ENCRYPTED_BYTES
 from collapipe.v1 import (
     control_unit_pb2,
     control_unit_pb2_grpc,
     plan_pb2,
     secure_aggregation_pb2,
 )
+
+_LIMIT_SECONDS = 120.0
+"""A control unit that only sends signs of life for longer is given up."""
+_MOST_KEY_BYTES = 16384
+"""Two keys, a signature and a certificate have about 1,000 bytes."""
 
 
 class MaskingCalls:
@@ -41,20 +49,40 @@ class MaskingCalls:
         self._channels = channels
         self._calls = calls
         self._attempt = attempt
+        self._clusters = clusters
         self._total_samples = total_samples
 
         def make_keys(cluster: int) -> secure_aggregation_pb2.SignedMaskingKeys:
             request = control_unit_pb2.MakeMaskingKeysRequest(
                 attempt=attempt, job=progress.spec, cluster_index=cluster
             )
-            answer = self._ask(cluster, "MakeMaskingKeys", request, "make masking keys")
+            task = "make masking keys"
+            answer = self._ask(cluster, "MakeMaskingKeys", request, task)
             keys: secure_aggregation_pb2.SignedMaskingKeys = answer.keys
+            try:
+                clusters = progress.job.host_clusters
+                found = check_masking_keys(channels.security, attempt, [keys], clusters)
+                is_right = found.keys() == {cluster} and all(
+                    is_public_key(key) for key in (found[cluster].mask, found[cluster].share)
+                )
+            except NotPermittedError:
+                is_right = False
+            if not is_right or keys.ByteSize() > _MOST_KEY_BYTES:
+                raise self._wrong(cluster, task)
             return keys
 
         def share(cluster: int) -> Sequence[secure_aggregation_pb2.EncryptedShares]:
-            request = control_unit_pb2.ShareMasksRequest(attempt=attempt, keys=self._keys)
-            answer = self._ask(cluster, "ShareMasks", request, "share the secrets of its masks")
+            request = control_unit_pb2.ShareMasksRequest(
+                attempt=attempt, keys=self._keys, total_samples=total_samples
+            )
+            task = "share the secrets of its masks"
+            answer = self._ask(cluster, "ShareMasks", request, task)
             shares: Sequence[secure_aggregation_pb2.EncryptedShares] = answer.shares
+            receivers = sorted(one.receiver for one in shares)
+            if receivers != [other for other in clusters if other != cluster] or any(
+                (one.sender, len(one.ciphertext)) != (cluster, ENCRYPTED_BYTES) for one in shares
+            ):
+                raise self._wrong(cluster, task)
             return shares
 
         self._keys = calls.in_parallel(make_keys, clusters)
@@ -81,8 +109,14 @@ class MaskingCalls:
             request = control_unit_pb2.RevealMasksRequest(
                 attempt=self._attempt, present_clusters=present
             )
-            answer = self._ask(cluster, "RevealMasks", request, "reveal shares of the masks")
+            task = "reveal shares of the masks"
+            answer = self._ask(cluster, "RevealMasks", request, task)
             revealed: secure_aggregation_pb2.RevealedShares = answer.revealed
+            owners = [one.cluster_index for one in revealed.shares]
+            if (revealed.holder, sorted(owners)) != (cluster, list(self._clusters)) or any(
+                len(one.share) != SECRET_BYTES for one in revealed.shares
+            ):
+                raise self._wrong(cluster, task)
             return revealed
 
         return secure_aggregation_pb2.Unmasking(
@@ -95,5 +129,16 @@ class MaskingCalls:
         control_unit = self._planner.hosts.clusters[cluster].control_unit
         channel = self._channels.channel(control_unit.address)
         stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
-        call = getattr(stub, method)(request, wait_for_ready=True)
-        return self._calls.last_answer(call, control_unit.host_id, task)
+        call = getattr(stub, method)(request, wait_for_ready=True, timeout=_LIMIT_SECONDS)
+        try:
+            return self._calls.last_answer(call, control_unit.host_id, task)
+        except (PeerLostError, DivergedError) as error:
+            # These calls need no other host, so it may blame none.
+            raise PeerLostError(control_unit.host_id, str(error)) from error
+
+    def _wrong(self, cluster: int, task: str) -> PeerLostError:
+        host_id = self._planner.hosts.clusters[cluster].control_unit.host_id
+        return PeerLostError(
+            host_id,
+            f"{host_id} gave a wrong answer when it was asked to {task}: run the same version everywhere, or leave the cluster out",
+        )

@@ -11,6 +11,7 @@ from collapipe.errors import (
     InfeasibleError,
     InvalidInputError,
     PeerLostError,
+    WrongStateError,
 )
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, grant_of, sign_grant
@@ -82,6 +83,7 @@ class RoundRunner:
         self._channels = channels
         self._calls = calls
         self._decides_anew = decides_anew
+        self._unusual = UnusualChanges(progress)
         self._previous_plans: list[plan_pb2.Plan | None] = [None] * self._job.clusters
         """The plan of the last round of each cluster for which it was not late: these hosts have its optimizer states."""
         self._candidate_plans: list[plan_pb2.Plan | None] = []
@@ -95,7 +97,6 @@ class RoundRunner:
         self._clusters = ClusterCalls(
             progress, planner, channels, calls, self._kept, prepared.num_rows
         )
-        self._unusual = UnusualChanges(progress)
         self._restore_point = last.restore_point
         self._is_trained = False
         """Whether only the evaluation of the last commit is missing."""
@@ -146,12 +147,14 @@ class RoundRunner:
         attempt = plan_pb2.Attempt(
             job_id=document.job_id, round_index=last.num_rounds - 1, attempt=last.attempt
         )
-        return self._commit_round(attempt, [], candidate_copied=True)
+        return self._commit_round(attempt, [], candidate_copied=True).commit
 
     def _usable(self, kept: KeptResults | None, last: plan_pb2.Commit) -> KeptResults | None:
         """Returns the results that clusters have kept, if the other clusters can repeat their rounds alone."""
         if kept is None or weights_since_restore_point(last) is None:
             return None
+        if not self._progress.document.privacy.allows_rounds(self._job, 1):
+            return None  # The last commit is evaluated, and no round follows.
         rounds = range(last.restore_point.num_rounds, last.num_rounds)
         if len(rounds) > _MOST_PERIODS * self._job.training.replicate_every:
             return None
@@ -276,8 +279,6 @@ class RoundRunner:
         # An evaluation waits for all clusters.
         late = LateClusters(self._job, recorded if local_steps else [])
         if local_steps:
-            if self._job.privacy.is_on:
-                self._progress.begin_private_round()
             self._planner.round_started(decision)
             self._progress.publish(
                 round_started=scheduler_pb2.RoundStarted(
@@ -288,6 +289,8 @@ class RoundRunner:
         if document.total_samples:
             with SPANS.span(_TRACK, "exchange masking keys"):
                 masking = self._masking(attempt, document, late)
+        if local_steps and self._job.privacy.is_on:
+            self._progress.begin_private_round()
         earlier = self._kept.results if self._kept else {}
         results: dict[int, control_unit_pb2.RoundPrepared] = {}
 
@@ -328,6 +331,8 @@ class RoundRunner:
                 self._commit_round(last, [], candidate_copied=True)
             return
         late_clusters = sorted(late.late)
+        if masking is not None:
+            _check_rows(prepared, late.late, document.total_samples)
         ended_early = {
             index: cluster.summary.local_steps
             for index, cluster in enumerate(prepared)
@@ -343,15 +348,16 @@ class RoundRunner:
                 unmasking = masking.reveal(
                     [plan.cluster_index for plan in plans if plan.cluster_index not in late.late]
                 )
-            self._commit = self._commit_round(
+            answer = self._commit_round(
                 attempt,
                 [cluster.state for cluster in prepared],
                 candidate_copied=copied,
                 is_candidate=self._makes_candidate(),
                 late_clusters=late_clusters,
                 unmasking=unmasking,
-                plans=plans,
             )
+        self._commit = answer.commit
+        self._unusual.look_at(round_index, answer.changes, plans)
         self._restore_point = self._commit.restore_point
         if self._commit.candidate.num_rounds == self._commit.num_rounds:
             self._candidate_plans, self._candidate_is_due = list(self._previous_plans), False
@@ -419,7 +425,7 @@ class RoundRunner:
             is_revealed=repeated.is_revealed if repeated else False,
         )
         if self._job.averaging.secure and not evaluation_only:
-            recorded = repeated.total_samples if repeated else 0
+            recorded = repeated.total_samples if self._is_repeated(round_index) and repeated else 0
             document.total_samples = recorded or self._total_samples()
         jobs.save_round(job_id, round_index, document)
         return document, decision
@@ -595,8 +601,7 @@ class RoundRunner:
         is_candidate: bool = False,
         late_clusters: Sequence[int] = (),
         unmasking: secure_aggregation_pb2.Unmasking | None = None,
-        plans: Sequence[plan_pb2.Plan] = (),
-    ) -> plan_pb2.Commit:
+    ) -> edge_server_pb2.CommitRoundResponse:
         edge_server = self._planner.hosts.edge_server
         request = edge_server_pb2.CommitRoundRequest(
             attempt=attempt,
@@ -612,8 +617,7 @@ class RoundRunner:
         call = stub.CommitRound(request, wait_for_ready=True)
         answer = self._calls.last_answer(call, edge_server.host_id, "commit the round")
         self._progress.document.stored_bytes = answer.stored_bytes
-        self._unusual.look_at(attempt.round_index, answer.changes, plans)
-        return answer.commit
+        return answer
 
     def _evaluates(self, local_steps: int) -> bool:
         """Returns whether the round begins with an evaluation of the model that it starts from."""
@@ -625,6 +629,19 @@ class RoundRunner:
         """Returns whether the optimizer states of the next commit are to be copied."""
         num_rounds = self._commit.num_rounds + 1
         return self._candidate_is_due or num_rounds % self._job.training.replicate_every == 0
+
+
+def _check_rows(
+    prepared: Sequence[control_unit_pb2.RoundPrepared], late: Collection[int], total_samples: int
+) -> None:
+    """Refuses a masked round with more rows than it has room for, before anything is revealed; raises `WrongStateError`."""
+    rows = {i: one.state.num_samples for i, one in enumerate(prepared) if i not in late}
+    if sum(rows.values()) > total_samples:
+        most = max(rows, key=rows.__getitem__)
+        raise WrongStateError(
+            f"the clusters have trained on {sum(rows.values())} rows, cluster {most} alone on {rows[most]}, but the limit of this round "
+            f"is {total_samples}, twice the rows of all clusters before it: run the round again"
+        )
 
 
 def _committed_rounds(number: int) -> str:

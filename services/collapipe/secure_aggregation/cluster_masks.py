@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from collapipe.errors import InvalidInputError, WrongStateError
+from collapipe.errors import CorruptDataError, InvalidInputError, WrongStateError
 from collapipe.secure_aggregation.keys import (
     SECRET_BYTES,
     AttemptName,
@@ -43,6 +43,7 @@ class ClusterMasks:
         self._mask_key = mask_key(self._key_seed)
         self._share_key = X25519PrivateKey.generate()
         self._public: Mapping[int, PublicKeys] = {}
+        self._terms = b""
         self._pair_secrets: dict[int, bytes] = {}
         self._kept: dict[int, tuple[bytes, bytes]] = {}
         """A share of the self-mask and one of the mask key, by the cluster whose secrets they are of."""
@@ -53,8 +54,11 @@ class ClusterMasks:
     def public_keys(self) -> PublicKeys:
         return PublicKeys(public_bytes(self._mask_key), public_bytes(self._share_key))
 
-    def share(self, public: Mapping[int, PublicKeys]) -> dict[int, bytes]:
+    def share(self, public: Mapping[int, PublicKeys], terms: bytes = b"") -> dict[int, bytes]:
         """Takes the keys of all clusters that take part. Returns encrypted shares for each other one.
+
+        Args:
+            terms: What all clusters must have been told alike. Otherwise they cannot decrypt each other's shares.
 
         Raises:
             InvalidInputError: The keys lack this cluster's own, are too few, or cannot be used.
@@ -76,7 +80,7 @@ class ClusterMasks:
             )
         # A repeated round goes without the clusters that were late before.
         self._threshold = min(self._threshold, len(clusters))
-        self._public = dict(public)
+        self._public, self._terms = dict(public), terms
         self_shares = split_secret(self._self_seed, self._threshold, clusters)
         key_shares = split_secret(self._key_seed, self._threshold, clusters)
         sent = {}
@@ -109,6 +113,10 @@ class ClusterMasks:
         for sender, ciphertext in encrypted.items():
             key = self._share_encryption_key(sender, self.cluster_index)
             both = decrypt(key, ciphertext, self._agreed(), sender)
+            if len(both) != 2 * SECRET_BYTES:
+                raise CorruptDataError(
+                    f"cluster {sender} has sent shares of {len(both)} bytes instead of {2 * SECRET_BYTES}: leave it out"
+                )
             self._kept[sender] = both[:SECRET_BYTES], both[SECRET_BYTES:]
 
     def unit_masks(self, unit_index: int) -> MaskKeys:
@@ -151,8 +159,8 @@ class ClusterMasks:
         return derive(secret, self.name, "shares", sender, receiver)
 
     def _agreed(self) -> bytes:
-        """Returns a digest of all public keys. So no share can be decrypted by a cluster that was shown other keys."""
-        checksum = hashlib.sha256()
+        """Returns a digest of the terms and of all public keys. A cluster that was told others can decrypt no share."""
+        checksum = hashlib.sha256(hashlib.sha256(self._terms).digest())
         for cluster, keys in sorted(self._public.items()):
             checksum.update(f"{cluster}\0{keys.mask.hex()}\0{keys.share.hex()}\0".encode())
         return checksum.digest()

@@ -1,17 +1,16 @@
 """Changes of weights as integers modulo 2^32, whose sum does not depend on the order.
 
 A cluster with n_i of N rows sends q_i = round(change_i * (n_i / N) * 2^28). N is at least the sum of all n_i, and no change is
-larger than `MOST_CHANGE`. So the sum of all q_i is below 2^31, and the average change is their sum * 2^-28 * N / (sum of all n_i).
+larger than `MOST_SECURE_CHANGE`, which is 7. So the sum of all q_i is below 2^31 with room for their rounding, and the average change is their sum * 2^-28 * N / (sum of all n_i).
 """
 
 import torch
 from torch import Tensor
 
 from collapipe.errors import CorruptDataError, DivergedError, WrongStateError
+from collapipe.job import MOST_SECURE_CHANGE
 
 _SCALE = 2.0**28
-MOST_CHANGE = 7.0
-"""Largest change of a weight in a round. An int32 holds changes below 8, which leaves 2^28 for the rounding of all clusters."""
 
 
 def to_ring(
@@ -26,7 +25,7 @@ def to_ring(
         name: Name of the tensor, for errors.
 
     Raises:
-        DivergedError: A weight is not finite, or has changed by more than `MOST_CHANGE`.
+        DivergedError: A weight is not finite, or has changed by more than `MOST_SECURE_CHANGE`.
         WrongStateError: The cluster alone has more rows than N.
     """
     if num_samples > total_samples:
@@ -36,9 +35,9 @@ def to_ring(
         )
     change = weights.double() - base.double()
     largest = float(change.abs().max()) if change.numel() else 0.0
-    if not largest <= MOST_CHANGE:  # This includes NaN.
+    if not largest <= MOST_SECURE_CHANGE:  # This includes NaN.
         raise DivergedError(
-            f"{name} has a weight that changed by {largest:.3g} in one round, but averaging.secure allows {MOST_CHANGE:g} (lower "
+            f"{name} has a weight that changed by {largest:.3g} in one round, but averaging.secure allows {MOST_SECURE_CHANGE:g} (lower "
             "training.learning_rate, or train fewer training.local_steps)"
         )
     return change.mul_(num_samples / total_samples * _SCALE).round_().to(torch.int32)
@@ -62,9 +61,9 @@ def from_ring(
     change = total.double().mul_(total_samples / num_samples / _SCALE)
     largest = float(change.abs().max()) if change.numel() else 0.0
     # Each cluster rounds by half a step, 2^-29, at most.
-    if largest > MOST_CHANGE + 1e-3:
+    if largest > MOST_SECURE_CHANGE + 1e-3:
         raise CorruptDataError(
-            f"{name} would change by {largest:.3g} on average, but no cluster may change a weight by more than {MOST_CHANGE:g}: some "
+            f"{name} would change by {largest:.3g} on average, but no cluster may change a weight by more than {MOST_SECURE_CHANGE:g}: some "
             "mask was not removed, because a control unit has revealed a wrong share; run the round again"
         )
     return change.add_(base.double()).to(base.dtype)

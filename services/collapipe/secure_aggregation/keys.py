@@ -61,6 +61,15 @@ def agree(key: X25519PrivateKey, public_key: bytes) -> bytes:
         ) from error
 
 
+def is_public_key(key: bytes) -> bool:
+    """Returns whether a secret can be agreed on with a key. That is not so for the few points of small order."""
+    try:
+        agree(X25519PrivateKey.generate(), key)
+    except InvalidInputError:
+        return False
+    return True
+
+
 def self_mask_key(seed: bytes, name: AttemptName, cluster: int, unit_index: int) -> bytes:
     """Returns the ChaCha20 key of the self-mask of a unit."""
     return derive(seed, name, "self", cluster, unit_index)

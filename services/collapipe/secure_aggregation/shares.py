@@ -10,9 +10,13 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from collapipe.errors import CorruptDataError
+from collapipe.secure_aggregation.keys import SECRET_BYTES
 
 _NONCE = bytes(12)
 """Each key encrypts one message."""
+
+ENCRYPTED_BYTES = 2 * SECRET_BYTES + 16
+"""Bytes of two shares, with the tag that proves who has encrypted them."""
 
 
 def split_secret(secret: bytes, threshold: int, holders: Sequence[int]) -> dict[int, bytes]:
@@ -41,7 +45,7 @@ def encrypt(key: bytes, shares: bytes, context: bytes) -> bytes:
     """Encrypts shares with a key of 32 bytes that encrypts nothing else.
 
     Args:
-        context: What the receiver must agree on.
+        context: Authenticated with the shares. The receiver must give the same bytes.
     """
     return ChaCha20Poly1305(key).encrypt(_NONCE, shares, context)
 

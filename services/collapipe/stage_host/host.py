@@ -189,8 +189,10 @@ def start_stage_host(
             settings.model_dir,
             data_root(settings),
         )
-        find_for_edge_server = partial(resources.find_blob, for_edge_server=True)
-        blobs = BlobServicer(resources.find_blob, links, find_for_edge_server)
+        find_for_outsider = partial(resources.find_blob, for_outsider=True)
+        has_cluster = host.role != scheduler_pb2.HOST_ROLE_EDGE_SERVER
+        cluster = host.cluster_index if has_cluster else None
+        blobs = BlobServicer(resources.find_blob, links, find_for_outsider, cluster)
         blob_pb2_grpc.add_BlobServiceServicer_to_server(blobs, server)
         link_pb2_grpc.add_LinkServiceServicer_to_server(LinkServicer(links, channels), server)
         profile_pb2_grpc.add_ProfileServiceServicer_to_server(ProfileServicer(resources), server)

@@ -109,25 +109,25 @@ class HostResources:
             return None
         return blob
 
-    def find_blob(self, digest: str, *, for_edge_server: bool = False) -> Readable:
+    def find_blob(self, digest: str, *, for_outsider: bool = False) -> Readable:
         """Finds a blob among the units in memory, then on the disk; raises `NotFoundError`.
 
         Args:
-            for_edge_server: Finds no blob that is hidden from the edge server.
+            for_outsider: Finds no blob that is hidden from hosts outside of the cluster.
         """
         try:
-            return self.held_blob(digest, for_edge_server=for_edge_server)
+            return self.held_blob(digest, for_outsider=for_outsider)
         except NotFoundError:
             if digest in self.frozen:
                 return self.frozen.find(digest)
             if self._stores is None:
                 raise
-            return self._stores.find(digest, for_edge_server=for_edge_server)
+            return self._stores.find(digest, for_outsider=for_outsider)
 
-    def held_blob(self, digest: str, *, for_edge_server: bool = False) -> Readable:
+    def held_blob(self, digest: str, *, for_outsider: bool = False) -> Readable:
         """Finds a blob among the units in memory, as `find_blob`; raises `NotFoundError`."""
         for units in list(self._units_of_clusters.values()):
-            if for_edge_server and units.are_hidden:
+            if for_outsider and units.are_hidden:
                 continue
             with suppress(NotFoundError):
                 return units.blob(digest)

@@ -12,6 +12,7 @@ import grpc
 
 from collapipe.attempts import order
 from collapipe.errors import (
+    AttemptFailedError,
     CancelledError,
     CollapipeError,
     DivergedError,
@@ -23,6 +24,7 @@ from collapipe.rpc import (
     Outbox,
     check_session,
     check_stage_caller,
+    explain_unexpected,
     work_with_signs_of_life,
 )
 from collapipe.stage_host.host_resources import HostResources
@@ -30,6 +32,9 @@ from collapipe.stage_host.session import StageSession
 from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
 
 logger = logging.getLogger(__name__)
+
+_MOST_COMMANDS = 16
+"""A control unit is at most one step ahead of its stages."""
 
 Emit = Callable[[stage_pb2.RunStageResponse], None]
 
@@ -102,12 +107,20 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                             session.take_labels(request.labels)
                         case "labels_chunk":
                             session.take_labels(request.labels_chunk)
-                        case _:
+                        case _ if len(admitted.commands) < _MOST_COMMANDS:
                             admitted.commands.put(request)
+                        case _:
+                            raise InvalidInputError(
+                                f"a control unit may have {_MOST_COMMANDS} commands wait: run the same version everywhere"
+                            )
             except CollapipeError as error:
                 admitted.stop(error)
-            except Exception:  # gRPC raises a bare Exception when the caller goes away.
-                admitted.stop(CancelledError("the control unit went away"))
+            except Exception as error:  # gRPC raises a bare Exception when the caller goes away.
+                if context.is_active():
+                    logger.exception("receiving commands failed unexpectedly")
+                    admitted.stop(AttemptFailedError(explain_unexpected(error)))
+                else:
+                    admitted.stop(CancelledError("the control unit went away"))
             admitted.commands.close()
 
         def work(emit: Emit) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import torch
+
 from collapipe.codec_table import UPLOAD_CODECS, UploadCodecName
 from collapipe.errors import (
     CollapipeError,
@@ -48,6 +50,9 @@ _OPENING_SHARE = 0.8
 """The next stage has to accept a stream within this share of the allowed silence. So a cut link is noticed by the stage before it,
 which knows the link, and not by the control unit, which only sees that nothing moves."""
 
+_MOST_LABEL_BYTES = 64 << 20
+"""Labels of a micro-batch of 8 million tokens."""
+
 
 class StageSession:
     """One stage in one attempt. One thread calls every method but `take_labels`, `abort` and `lose_stream`, in the order
@@ -80,7 +85,7 @@ class StageSession:
         self._to_next_stage: Outbox[Frame] = Outbox()
         self._send_backward = send_backward or self._to_previous_stage.put
         self._incoming: list[IncomingLink] = []
-        self._labels = FrameAssembler({FrameKind.LABELS})
+        self._labels = FrameAssembler({FrameKind.LABELS}, _MOST_LABEL_BYTES)
         self._received_label_bytes = 0
         self._num_classes = 0
         self._shares = ExitStack()
@@ -199,6 +204,7 @@ class StageSession:
             frozen_files,
             _privacy_of_units(configure, adapter),
             is_masked=configure.is_masked,
+            is_hidden=configure.is_hidden,
         )
         context = StageContext(
             adapter=adapter,
@@ -248,6 +254,10 @@ class StageSession:
                 "everywhere"
             )
         labels = frame.tensors[LABELS]
+        if labels.dtype != torch.int64:
+            raise CorruptDataError(
+                f"labels came as {labels.dtype} instead of torch.int64: run the same version everywhere"
+            )
         # After a label outside the classes, CUDA fails in this process until it is restarted.
         if not ((labels == IGNORED) | ((labels >= 0) & (labels < self._num_classes))).all():
             raise InvalidInputError(
@@ -302,6 +312,10 @@ class StageSession:
             unit.unit_index: MaskKeys(tuple(unit.added), tuple(unit.subtracted))
             for unit in command.masks
         }
+        if self._configure.is_masked and masks.keys() != {unit.unit_index for unit in self._units}:
+            raise InvalidInputError(
+                f"stage {self.stage_index} got masks of units {sorted(masks)} instead of its own: run the same version everywhere"
+            )
         masked: dict[int, Upload] = {}
 
         def push(unit: ResidentUnit) -> None:

@@ -4,7 +4,7 @@ The whole change of a cluster is bounded unit by unit, so that no device has to 
 trained units, the change of each is clipped to 1 / sqrt(U) of the bound ("per-layer clipping", McMahan et al. 2018,
 arXiv 1710.06963, section 2.2).
 
-The noise depends on a secret and on the weights before and after the round. So a repeated attempt that trains the same
+The noise depends on a secret, on the weights before and after the round, on the bound and on its own size. So a repeated attempt that trains the same
 weights sends the same bytes, and reveals nothing new. An attempt that trains other weights gets other noise. If it had the
 same noise, the difference of both would reveal the updates.
 """
@@ -64,9 +64,13 @@ def make_private(
     """
     norm = math.sqrt(math.fsum(float(np.square(c).sum()) for _, _, c in _chunks(parameters, base)))
     if not math.isfinite(norm):
-        raise DivergedError(f"the change of a unit in this round has the norm {norm}, which is not finite: lower training.learning_rate")
+        raise DivergedError(
+            f"the change of a unit in this round has the norm {norm}, which is not finite: lower training.learning_rate"
+        )
     scale = clip_scale(norm, privacy.clip_norm)
-    noise = GaussianNoise(hmac.digest(privacy.secret, "/".join(digests).encode("ascii"), "sha256"))
+    # Noise of another size must be independent, because with one noise in two sizes nothing would be hidden.
+    parts = (*digests, privacy.clip_norm.hex(), privacy.noise_stddev.hex())
+    noise = GaussianNoise(hmac.digest(privacy.secret, "/".join(parts).encode("ascii"), "sha256"))
     grid = math.ldexp(1.0, math.frexp(privacy.noise_stddev)[1] - 1 - _GRID_BITS)
     for values, before, change in _chunks(parameters, base):
         noisy = scale * change + privacy.noise_stddev * noise.draw(len(change))

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from collapipe.codec_table import UploadCodecName
-from collapipe.errors import CorruptDataError, NotFoundError
+from collapipe.errors import CorruptDataError, NotFoundError, WrongStateError
 from collapipe.job import TrainingConfig
 from collapipe.models import (
     ModelAdapter,
@@ -186,8 +186,14 @@ class ResidentUnit:
 
         Raises:
             DivergedError: The change has no finite norm, so it cannot be made private.
+            WrongStateError: The weights before the round are lost, so the change cannot be made private.
         """
         if self._base is None:
+            if self.privacy is not None and not self._is_sealed:
+                raise WrongStateError(
+                    f"unit {self.unit_index} has changed, but the weights before the round are lost, so its change cannot be made "
+                    "private: run the round again"
+                )
             return Upload(self.unit_index, self.weights_blob())
         base_digest, base = self._base
         if self.privacy is not None:
@@ -371,7 +377,7 @@ class ResidentUnits:
         self._units: dict[int, ResidentUnit] = {}
         self._kept: dict[str, KeptMoments] = {}
         self.are_hidden = False
-        """Whether the edge server may not fetch them, because their optimizer states tell what a cluster has trained."""
+        """Whether hosts outside of the cluster may not fetch them, because their optimizer states tell what a cluster has trained."""
 
     def take(
         self,
@@ -382,6 +388,7 @@ class ResidentUnits:
         privacy: Mapping[int, UpdatePrivacy] | None = None,
         *,
         is_masked: bool = False,
+        is_hidden: bool = False,
     ) -> tuple[list[ResidentUnit], int]:
         """Brings units into wanted states, given by unit index.
 
@@ -390,11 +397,12 @@ class ResidentUnits:
             frozen_files: The frozen parameters, by unit index.
             privacy: How changes become private, by unit index.
             is_masked: Whether what is pushed after this round is masked.
+            is_hidden: Whether hosts outside of the cluster may not fetch the units from now on.
 
         Returns:
             The units in order, and how many of them were held in the wanted state already.
         """
-        self.are_hidden = self.are_hidden or is_masked  # An evaluation masks nothing.
+        self.are_hidden = self.are_hidden or is_hidden
         units, num_reused = [], 0
 
         def fetch_unless_kept(unit_index: int, digest: str) -> bytes:

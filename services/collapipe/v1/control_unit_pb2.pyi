@@ -99,12 +99,14 @@ class MakeMaskingKeysResponse(_message.Message):
     def __init__(self, keys: _Optional[_Union[_secure_aggregation_pb2.SignedMaskingKeys, _Mapping]] = ...) -> None: ...
 
 class ShareMasksRequest(_message.Message):
-    __slots__ = ("attempt", "keys")
+    __slots__ = ("attempt", "keys", "total_samples")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     keys: _containers.RepeatedCompositeFieldContainer[_secure_aggregation_pb2.SignedMaskingKeys]
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_secure_aggregation_pb2.SignedMaskingKeys, _Mapping]]] = ...) -> None: ...
+    total_samples: int
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_secure_aggregation_pb2.SignedMaskingKeys, _Mapping]]] = ..., total_samples: _Optional[int] = ...) -> None: ...
 
 class ShareMasksResponse(_message.Message):
     __slots__ = ("shares",)

@@ -67,7 +67,7 @@ class RunStageResponse(_message.Message):
     def __init__(self, configured: _Optional[_Union[StageConfigured, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., evaluation_done: _Optional[_Union[EvaluationDone, _Mapping]] = ..., finished: _Optional[_Union[RoundFinished, _Mapping]] = ..., progress: _Optional[_Union[StageProgress, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., generation_done: _Optional[_Union[GenerationDone, _Mapping]] = ...) -> None: ...
 
 class ConfigureStage(_message.Message):
-    __slots__ = ("attempt", "plan", "stage_index", "model", "training_json", "seed", "units", "sources", "step_index", "total_steps", "silence_seconds", "kept_optimizer_digests", "host_cluster", "grant", "privacy", "is_masked")
+    __slots__ = ("attempt", "plan", "stage_index", "model", "training_json", "seed", "units", "sources", "step_index", "total_steps", "silence_seconds", "kept_optimizer_digests", "host_cluster", "grant", "privacy", "is_masked", "is_hidden")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class ConfigureStage(_message.Message):
     GRANT_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_FIELD_NUMBER: _ClassVar[int]
     IS_MASKED_FIELD_NUMBER: _ClassVar[int]
+    IS_HIDDEN_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     plan: _plan_pb2.Plan
     stage_index: int
@@ -100,7 +101,8 @@ class ConfigureStage(_message.Message):
     grant: _plan_pb2.SignedGrant
     privacy: UpdatePrivacy
     is_masked: bool
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., training_json: _Optional[str] = ..., seed: _Optional[int] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., kept_optimizer_digests: _Optional[_Iterable[str]] = ..., host_cluster: _Optional[int] = ..., grant: _Optional[_Union[_plan_pb2.SignedGrant, _Mapping]] = ..., privacy: _Optional[_Union[UpdatePrivacy, _Mapping]] = ..., is_masked: bool = ...) -> None: ...
+    is_hidden: bool
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., training_json: _Optional[str] = ..., seed: _Optional[int] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., kept_optimizer_digests: _Optional[_Iterable[str]] = ..., host_cluster: _Optional[int] = ..., grant: _Optional[_Union[_plan_pb2.SignedGrant, _Mapping]] = ..., privacy: _Optional[_Union[UpdatePrivacy, _Mapping]] = ..., is_masked: bool = ..., is_hidden: bool = ...) -> None: ...
 
 class UpdatePrivacy(_message.Message):
     __slots__ = ("clip_norm", "noise_stddev", "secrets")

@@ -166,7 +166,7 @@ class JobStores:
         self._directory = directory / "jobs"
         self._stores: dict[str, BlobStore] = {}
         self._hidden: dict[str, str] = {}
-        """The jobs that are hidden from the edge server, with the digest of what it may fetch nevertheless."""
+        """The jobs that are hidden from hosts outside of the cluster, with the digest of what it may fetch nevertheless."""
         self._uses: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -225,25 +225,25 @@ class JobStores:
                 self._stores[job_id] = BlobStore(self.directory(job_id) / "blobs")
             return self._stores[job_id]
 
-    def hide_from_edge_server(self, job_id: str, but_digest: str) -> None:
-        """Hides the blobs of a job from the edge server, because optimizer states tell what a cluster has trained.
+    def hide_from_outsiders(self, job_id: str, but_digest: str) -> None:
+        """Hides the blobs of a job from hosts outside of the cluster, because optimizer states tell what a cluster has trained.
 
         Args:
-            but_digest: The vocabulary, which the edge server needs.
+            but_digest: The vocabulary, which other hosts need.
         """
         with self._lock:
             self._hidden[job_id] = but_digest
 
-    def find(self, digest: str, *, for_edge_server: bool = False) -> StoredBlob:
+    def find(self, digest: str, *, for_outsider: bool = False) -> StoredBlob:
         """Finds a blob in any store that `store` has returned; raises `NotFoundError`.
 
         Args:
-            for_edge_server: Finds no blob that is hidden from the edge server.
+            for_outsider: Finds no blob that is hidden from hosts outside of the cluster.
         """
         with self._lock:
             stores, hidden = list(self._stores.items()), dict(self._hidden)
         for job_id, store in stores:
-            if for_edge_server and hidden.get(job_id, digest) != digest:
+            if for_outsider and hidden.get(job_id, digest) != digest:
                 continue
             if digest in store:
                 return StoredBlob(store, digest)

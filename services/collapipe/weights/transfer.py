@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import grpc
 
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, PeerLostError
-from collapipe.rpc import ChannelPool, is_edge_server, link_to_caller, within_silence
+from collapipe.rpc import ChannelPool, is_of_cluster, link_to_caller, within_silence
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
 from collapipe.tensors import CHUNK_BYTES
@@ -64,24 +64,29 @@ class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
 
     Args:
         links: The links over which the blobs leave; by default without limits.
-        find_for_edge_server: Replaces `find` if an edge server calls.
+        find_for_outsider: Replaces `find` for callers that are no hosts of `cluster`.
+        cluster: The cluster of this host; `None` if it has none.
     """
 
     def __init__(
         self,
         find: Callable[[str], Readable],
         links: OutgoingLinks | None = None,
-        find_for_edge_server: Callable[[str], Readable] | None = None,
+        find_for_outsider: Callable[[str], Readable] | None = None,
+        cluster: int | None = None,
     ) -> None:
         self._find = find
-        self._find_for_edge_server = find_for_edge_server or find
+        self._find_for_outsider = find_for_outsider or find
+        self._cluster = cluster
         self._links = links or OutgoingLinks.unlimited()
 
     def FetchBlob(
         self, request: blob_pb2.FetchBlobRequest, context: grpc.ServicerContext
     ) -> Iterator[blob_pb2.FetchBlobResponse]:
         """Sends a blob from an offset on, in chunks."""
-        find = self._find_for_edge_server if is_edge_server(context) else self._find
+        cluster = self._cluster
+        is_outsider = cluster is not None and not is_of_cluster(context, cluster)
+        find = self._find_for_outsider if is_outsider else self._find
         blob = find(request.digest)
         if request.offset > blob.total_bytes:
             raise InvalidInputError(

@@ -146,7 +146,7 @@ if behaviour == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if behaviour != "hangs":
     listen = arguments[arguments.index("--listen") + 1]
-    address = listen if not listen.endswith(":0") else f"127.0.0.1:{10000 + os.getpid() % 50000}"
+    address = listen if not listen.endswith(":0") else f"{listen[:-2]}:{10000 + os.getpid() % 50000}"
     path = arguments[arguments.index("--ready-file") + 1]
     with open(path + ".tmp", "w") as file:
         json.dump({"address": address, "metrics_address": "", "pid": os.getpid()}, file)

@@ -1,4 +1,5 @@
 import inspect
+import json
 import os
 import runpy
 import socket
@@ -10,12 +11,14 @@ import pytest
 from killed_processes import kill, restart
 
 from collapipe.certificates import pki
+from collapipe.certificates.authority_folder import PASSPHRASE_VARIABLE
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
 from collapipe.rpc import Security
 from collapipe_client.client import CollaPipeClient
+from collapipe_client.endpoint import EndpointOptions, find_endpoint
 from collapipe_client.local_testbed import LocalTestbed
-from collapipe_client.testbed_certificates import LocalCertificates
+from collapipe_client.testbed_certificates import USER, LocalCertificates
 from collapipe_client.testbed_options import share_out
 from collapipe_client.testbed_processes import Device, command, expand_clusters, services
 from collapipe_client.workspace import Workspace
@@ -340,6 +343,60 @@ def test_certificates_are_short_lived_and_those_that_are_due_are_renewed(
         assert identity is not None
         (folder / "device-0-0" / "cert.pem").unlink()
         LocalCertificates(folder.parent).issue({identity: ()}, timedelta(minutes=1))
+
+
+def test_second_start_keeps_the_addresses_in_the_certificates(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    try:
+        LocalTestbed([1], tmp_path / "w", detached=True, listen="127.0.0.2:0").start()
+        second = LocalTestbed([1], tmp_path / "w", detached=True)
+        second.start()
+        record = second._record.process("device-0-0")
+        assert record is not None
+        host = record.address.rpartition(":")[0]
+        folder = tmp_path / "w" / "certificates" / "issued" / "device-0-0"
+        certificate = pki.read_certificate((folder / "cert.pem").read_bytes())
+        assert host == "127.0.0.2" and host in pki.hosts_of(certificate)
+    finally:
+        LocalTestbed.end(tmp_path / "w")
+
+
+def test_testbed_of_a_version_without_certificates_is_not_continued(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path / "w")
+    try:
+        LocalTestbed([1], tmp_path / "w", detached=True).start()
+        record = json.loads((workspace.root / "testbed.json").read_text())
+        del record["insecure"]
+        (workspace.root / "testbed.json").write_text(json.dumps(record))
+        endpoint = find_endpoint(EndpointOptions(workspace=tmp_path / "w"))
+        assert endpoint is not None and endpoint.security.is_insecure
+        with pytest.raises(WrongStateError, match="speaks plain text.*collapipe down"):
+            LocalTestbed([1], tmp_path / "w", detached=True).start()
+    finally:
+        LocalTestbed.end(tmp_path / "w")
+
+
+def test_only_the_user_can_enter_a_workspace(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir(mode=0o755)
+    Workspace(tmp_path / "w").create()
+    assert (tmp_path / "w").stat().st_mode & 0o777 == 0o700
+    if os.getuid() == 0:  # Only root can give a folder away.
+        os.chown(tmp_path / "w", 12345, 12345)
+        with pytest.raises(WrongStateError, match="belongs to somebody else"):
+            Workspace(tmp_path / "w").create()
+
+
+def test_passphrase_of_a_deployment_does_not_encrypt_the_authority_of_a_testbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = LocalCertificates(tmp_path)
+    monkeypatch.setenv(PASSPHRASE_VARIABLE, "secret")
+    certificates.issue({USER: ()}, timedelta(days=1))
+    monkeypatch.delenv(PASSPHRASE_VARIABLE)
+    certificates.issue({USER: ()}, timedelta(days=1))
 
 
 def test_a_scheduler_on_an_address_of_a_network_has_hosts_with_that_address(

@@ -22,15 +22,16 @@ JOB = JobConfig.from_dict(
     {"task": {"kind": "classification"}, "clusters": 3, "averaging": {"secure": True}}, "JOB.toml"
 )
 
+SPEC = JobSpec(job_id="job", config_json=JOB.to_json())
+
 
 def attempt(number: int = 0, plan_id: str = "") -> Attempt:
     return Attempt(job_id="job", round_index=4, attempt=number, plan_id=plan_id)
 
 
 def make_keys(masking: RoundMasking, cluster: int, number: int = 0) -> SignedMaskingKeys:
-    spec = JobSpec(job_id="job", config_json=JOB.to_json())
     return masking.begin(
-        MakeMaskingKeysRequest(attempt=attempt(number), job=spec, cluster_index=cluster)
+        MakeMaskingKeysRequest(attempt=attempt(number), job=SPEC, cluster_index=cluster)
     )
 
 
@@ -42,14 +43,24 @@ def control_units() -> Mapping[int, RoundMasking]:
     shares = [
         one
         for unit in units.values()
-        for one in unit.share(ShareMasksRequest(attempt=attempt(), keys=keys))
+        for one in unit.share(ShareMasksRequest(attempt=attempt(), keys=keys, total_samples=9))
     ]
     for index, unit in units.items():
         own = [one for one in shares if one.receiver == index]
         # The attempt of a round names its plan.
         request = RunRoundRequest(
-            attempt=attempt(plan_id="plan"), masked=MaskedRound(shares=own, total_samples=9)
+            attempt=attempt(plan_id="plan"),
+            job=SPEC,
+            masked=MaskedRound(shares=own, total_samples=9),
         )
+        other_rows, other_job = RunRoundRequest(), RunRoundRequest()
+        other_rows.CopyFrom(request)
+        other_rows.masked.total_samples = 10**9
+        other_job.CopyFrom(request)
+        other_job.job.config_json = JOB.model_copy(update={"seed": 7}).to_json()
+        for other in (other_rows, other_job):
+            with pytest.raises(WrongStateError, match="with another job file or another number"):
+                unit.of_round(other, JOB)
         assert unit.of_round(request, JOB) is not None
     return units
 
@@ -63,7 +74,7 @@ def test_each_control_unit_reveals_one_share_of_each_cluster_once(
         assert revealed.holder == index
         assert [one.cluster_index for one in revealed.shares] == [0, 1, 2]
         assert {len(one.share) for one in revealed.shares} == {16}
-        with pytest.raises(WrongStateError, match="once, after it has masked its upload"):
+        with pytest.raises(WrongStateError, match="has revealed some already"):
             unit.reveal(request)
 
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from collapipe.errors import AttemptFailedError, InfeasibleError, InvalidInputError
+from collapipe.errors import (
+    AttemptFailedError,
+    InfeasibleError,
+    InvalidInputError,
+    WrongStateError,
+)
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.events import EventLog
@@ -17,8 +22,9 @@ from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
 from collapipe.scheduler.late_clusters import LateClusters
-from collapipe.scheduler.round_runner import RoundRunner
+from collapipe.scheduler.round_runner import RoundRunner, _check_rows
 from collapipe.v1.control_unit_pb2 import RoundPrepared
+from collapipe.v1.edge_server_pb2 import CommitRoundResponse
 from collapipe.v1.job_pb2 import BlobSource, RoundSummary
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, ModelSpec, Plan
 
@@ -244,6 +250,32 @@ def test_round_whose_masks_were_revealed_has_the_same_clusters_even_if_it_was_no
     assert run_to_commit(store, document, ended=[0, 2]) == ([0, 1, 2], [1])
     document.attempt = 1
     assert run_to_commit(store, document, ended=[0, 2]) == ([0, 2], [1])
+
+
+def test_masked_round_with_too_many_rows_is_refused_before_anything_is_revealed() -> None:
+    prepared = [RoundPrepared(state=ClusterState(num_samples=rows)) for rows in (5, 900, 7)]
+    _check_rows(prepared, {1}, 18)
+    with pytest.raises(WrongStateError, match="912 rows, cluster 1 alone on 900, .* is 18"):
+        _check_rows(prepared, set(), 18)
+
+
+def test_attempt_begins_with_the_candidate_that_all_clusters_have_copied(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    longer = {**job().model_dump(), "training": {"rounds": 9}}
+    document = store.create(JobConfig.model_validate(longer))
+    progress = JobProgress(document, store, EventLog())
+    commit, moved = Commit(num_rounds=4), Commit(num_rounds=4)
+    commit.restore_point.num_rounds, commit.candidate.num_rounds = 2, 3
+    moved.restore_point.num_rounds = 3
+
+    class Runner(RoundRunner):
+        def _commit_round(self, *_: Any, **__: Any) -> CommitRoundResponse:
+            return CommitRoundResponse(commit=moved)
+
+    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [])
+    channels, planner = ChannelPool(Security.insecure()), ScriptedPlanner("device-0")
+    runner = Runner(progress, prepared, planner, channels, HostCalls(5.0), copied_candidate=3)  # type: ignore[arg-type]
+    assert runner.num_rounds == 3
 
 
 def test_plan_with_blocks_on_the_edge_server_is_refused_if_it_may_not_see_them(

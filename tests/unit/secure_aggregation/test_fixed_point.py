@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.errors import CorruptDataError, DivergedError, WrongStateError
-from collapipe.secure_aggregation.fixed_point import MOST_CHANGE, from_ring, to_ring
+from collapipe.secure_aggregation.fixed_point import MOST_SECURE_CHANGE, from_ring, to_ring
 
 
 @given(
     st.lists(
-        st.tuples(st.floats(-MOST_CHANGE, MOST_CHANGE, width=32), st.integers(1, 10**6)),
+        st.tuples(
+            st.floats(-MOST_SECURE_CHANGE, MOST_SECURE_CHANGE, width=32), st.integers(1, 10**6)
+        ),
         min_size=1,
         max_size=20,
     ),

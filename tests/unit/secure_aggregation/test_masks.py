@@ -7,8 +7,9 @@ import pytest
 
 from collapipe.errors import CorruptDataError, InvalidInputError, WrongStateError
 from collapipe.secure_aggregation.cluster_masks import ClusterMasks
-from collapipe.secure_aggregation.keys import AttemptName, PublicKeys
+from collapipe.secure_aggregation.keys import AttemptName, PublicKeys, is_public_key
 from collapipe.secure_aggregation.masks import MaskStream
+from collapipe.secure_aggregation.shares import encrypt
 from collapipe.secure_aggregation.unmasking import RemainingMasks
 
 NAME = AttemptName("job", 3, 1)
@@ -79,7 +80,7 @@ def test_cluster_reveals_once_and_never_both_secrets_of_a_cluster() -> None:
     assert set(revealed) == {0, 1, 2}
     for present in ([0, 1], [0, 1, 2], [0, 2]):
         with pytest.raises(
-            WrongStateError, match="reveals shares of job job, round 3, attempt 1 once"
+            WrongStateError, match="reveals no shares of job job, round 3, attempt 1"
         ):
             clusters[0].reveal(present)
 
@@ -105,11 +106,11 @@ def test_too_few_or_wrong_shares_do_not_give_the_key_of_a_late_cluster() -> None
 
 def test_mask_hides_one_upload_only() -> None:
     clusters = {i: ClusterMasks(NAME, i, 3, 3) for i in range(3)}
-    with pytest.raises(WrongStateError, match="reveals shares .* after it has masked its upload"):
+    with pytest.raises(WrongStateError, match="reveals no shares .* has not masked its upload"):
         clusters[0].reveal([0, 1, 2])
     sent = {i: cluster.share(keys_of(clusters)) for i, cluster in clusters.items()}
     shares = {1: sent[1][0], 2: sent[2][0]}
-    with pytest.raises(WrongStateError, match="got shares of clusters \\[1\\] and needs"):
+    with pytest.raises(WrongStateError, match="got shares of clusters \\[1\\] instead of"):
         clusters[0].receive({1: sent[1][0]})
     clusters[0].receive(shares)
     with pytest.raises(WrongStateError, match="cannot mask its upload"):
@@ -125,6 +126,33 @@ def test_clusters_that_were_shown_other_keys_cannot_read_their_shares() -> None:
     clusters[1].share({0: public[0], 1: public[1]})
     with pytest.raises(CorruptDataError, match="the scheduler has shown other keys to cluster 0"):
         clusters[1].receive({0: sent_of_0[1]})
+
+
+def test_clusters_that_were_told_other_terms_cannot_read_their_shares() -> None:
+    clusters = {i: ClusterMasks(NAME, i, 3, 2) for i in range(2)}
+    public = keys_of(clusters)
+    sent_of_0 = clusters[0].share(public, b"9 rows")
+    clusters[1].share(public, b"900 rows")
+    with pytest.raises(CorruptDataError, match="cannot be decrypted"):
+        clusters[1].receive({0: sent_of_0[1]})
+
+
+def test_encrypted_shares_of_another_length_are_refused() -> None:
+    clusters = {i: ClusterMasks(NAME, i, 3, 2) for i in range(2)}
+    public = keys_of(clusters)
+    for cluster in clusters.values():
+        cluster.share(public)
+    short = encrypt(clusters[0]._share_encryption_key(0, 1), b"", clusters[0]._agreed())
+    with pytest.raises(
+        CorruptDataError, match="cluster 0 has sent shares of 0 bytes instead of 32"
+    ):
+        clusters[1].receive({0: short})
+
+
+def test_point_of_small_order_is_no_public_key() -> None:
+    assert is_public_key(ClusterMasks(NAME, 0, 3, 2).public_keys.mask)
+    for key in (bytes(32), bytes(31), b""):
+        assert not is_public_key(key)
 
 
 def test_repeated_round_without_a_late_cluster_needs_all_others() -> None:

@@ -285,6 +285,7 @@ def test_frame_of_another_step_fails_the_session(session: Session, stream: Neigh
             Frame(FrameKind.LABELS, 0, 1, {"labels": LABELS}),
             "got the labels of step 0, micro-batch 1",
         ),
+        (Frame(FrameKind.LABELS, 0, 0, {"labels": LABELS.float()}), "as torch.float32 instead of"),
         (Frame(FrameKind.LABELS, 0, 0, {"labels": LABELS + 1}), "not all from 0 to 2"),
         (
             Frame(FrameKind.LABELS, 0, 0, {"labels": LABELS, "mask": LABELS}),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from collapipe.errors import DivergedError
+from collapipe.errors import DivergedError, WrongStateError
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
 from collapipe.secure_aggregation.masks import MaskKeys
@@ -100,6 +100,23 @@ def test_another_secret_gives_other_noise(bert: ModelAdapter) -> None:
     clean = flat(pushed(trained(bert, HARDLY_ANY)))
     noises = torch.stack([flat(state) - clean for state in noisy])
     assert abs(torch.corrcoef(noises)[0, 1]) < 5 / math.sqrt(noises.shape[1])
+
+
+@pytest.mark.parametrize("change", [{"noise_stddev": 0.25}, {"clip_norm": 0.0625}])
+def test_noise_of_another_size_or_bound_is_independent(
+    bert: ModelAdapter, change: dict[str, float]
+) -> None:
+    clean = flat(pushed(trained(bert, HARDLY_ANY)))
+    noisy = [pushed(trained(bert, privacy)) for privacy in (NOISY, replace(NOISY, **change))]
+    noises = torch.stack([flat(state) - clean for state in noisy])
+    assert abs(torch.corrcoef(noises)[0, 1]) < 5 / math.sqrt(noises.shape[1])
+
+
+def test_change_whose_beginning_is_lost_is_not_pushed(bert: ModelAdapter) -> None:
+    unit = trained(bert, NOISY)
+    unit._base = None
+    with pytest.raises(WrongStateError, match="cannot be made private"):
+        unit.upload()
 
 
 def test_optimizer_states_do_not_depend_on_the_noise(bert: ModelAdapter) -> None:

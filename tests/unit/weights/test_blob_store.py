@@ -122,12 +122,12 @@ def test_edge_server_finds_only_the_vocabulary_of_a_hidden_job(tmp_path: Path) -
         stores.store("hidden").put_bytes(data) for data in (b"words", b"moments")
     )
     shown = stores.store("shown").put_bytes(b"others")
-    stores.hide_from_edge_server("hidden", vocabulary)
+    stores.hide_from_outsiders("hidden", vocabulary)
     for digest in (vocabulary, shown):
-        assert stores.find(digest, for_edge_server=True)
+        assert stores.find(digest, for_outsider=True)
     assert stores.find(moments)
     with pytest.raises(NotFoundError, match="is not stored here"):
-        stores.find(moments, for_edge_server=True)
+        stores.find(moments, for_outsider=True)
 
 
 @pytest.mark.parametrize(
