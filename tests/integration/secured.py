@@ -79,7 +79,10 @@ class SecuredDeployment:
     def metrics_page(self, name: str) -> str:
         """Returns the metrics of a process, as Prometheus reads them."""
         ready = json.loads((self.folder / f"{name}.ready").read_text(encoding="utf-8"))
-        page = httpx.get(f"http://{ready['metrics_address']}/metrics", trust_env=False)
+        url = f"https://{ready['metrics_address']}/metrics"
+        context = self.security("root").client_context()
+        assert context is not None
+        page = httpx.get(url, trust_env=False, verify=context)
         return page.raise_for_status().text
 
     def memory(self) -> dict[str, int]:
