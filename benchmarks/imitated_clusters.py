@@ -30,7 +30,7 @@ from collapipe.documents import write_document
 from collapipe.job import JobConfig
 from collapipe.rpc.options import COMMON_OPTIONS, SERVER_OPTIONS
 from collapipe.tasks import MicroBatch, Task, load_task
-from collapipe.tensors import ACTIVATION, Frame, FrameKind, encode_frame
+from collapipe.tensors import ACTIVATION, LABELS, Frame, FrameKind, encode_frame
 from collapipe.v1 import (
     blob_pb2,
     blob_pb2_grpc,
@@ -348,7 +348,12 @@ async def _step(
     )
     await session.write(stage_pb2.RunStageRequest(run_step=command))
     for number, batch in enumerate(batches):
-        tensors = {name: batch.tensors[name] for name in ("attention_mask", "labels")}
+        labels = Frame(FrameKind.LABELS, step_index, number, {LABELS: batch.tensors[LABELS]})
+        header, chunks = encode_frame(labels)
+        await session.write(stage_pb2.RunStageRequest(labels=header))
+        for chunk in chunks:
+            await session.write(stage_pb2.RunStageRequest(labels_chunk=chunk))
+        tensors = {"attention_mask": batch.tensors["attention_mask"]}
         tensors[ACTIVATION] = torch.randn(*batch.tensors["input_ids"].shape, hidden)
         header, chunks = encode_frame(Frame(FrameKind.FORWARD, step_index, number, tensors))
         header.sent_at_seconds = time.perf_counter()

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from collapipe.telemetry.host_estimates import ENERGY_SENSORS
 from collapipe.telemetry.sources.prometheus import PrometheusSource
 from collapipe_client import Device, LocalTestbed
 from collapipe_client.cli import app
-from collapipe_client.testbed_certificates import PROMETHEUS
+from collapipe_client.testbed_certificates import PROMETHEUS, LocalCertificates
 
 pytestmark = pytest.mark.heavy
 
@@ -278,7 +279,9 @@ def test_every_rule_and_alert_is_evaluated_without_error(observed: Observed) -> 
 
 def test_host_that_is_listed_twice_is_scraped_once(tmp_path: Path) -> None:
     """In Compose, the static list and `collapipe targets` may contain the same host."""
-    config = deployed_config(tmp_path, "127.0.0.1:1")
+    certificates = LocalCertificates(tmp_path / "certificates")
+    certificates.issue({PROMETHEUS: ()}, timedelta(days=1))
+    config = deployed_config(tmp_path, "127.0.0.1:1", certificates.folder(PROMETHEUS.name))
     entry = {"targets": ["127.0.0.1:1"], "labels": {"host_role": "scheduler"}}
     config["scrape_configs"][0]["static_configs"] = [entry]
     with (
