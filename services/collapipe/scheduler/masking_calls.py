@@ -8,8 +8,7 @@ from collapipe.rpc import ChannelPool, check_masking_keys
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.planner import Planner
-from collapipe.secure_aggregation.keys import SECRET_BYTES, is_public_key
-from collapipe.secure_aggregation.shares import ENCRYPTED_BYTES
+from collapipe.secure_aggregation.keys import ENCRYPTED_BYTES, SECRET_BYTES, is_public_key
 from collapipe.v1 import (
     control_unit_pb2,
     control_unit_pb2_grpc,

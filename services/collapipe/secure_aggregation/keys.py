@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from collapipe.errors import InvalidInputError
 
 SECRET_BYTES = 16
+ENCRYPTED_BYTES = 2 * SECRET_BYTES + 16
+"""Bytes of two encrypted shares, with the tag that proves who has encrypted them."""
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from collapipe.errors import CorruptDataError
-from collapipe.secure_aggregation.keys import SECRET_BYTES
 
 _NONCE = bytes(12)
 """Each key encrypts one message."""
-
-ENCRYPTED_BYTES = 2 * SECRET_BYTES + 16
-"""Bytes of two shares, with the tag that proves who has encrypted them."""
 
 
 def split_secret(secret: bytes, threshold: int, holders: Sequence[int]) -> dict[int, bytes]:
