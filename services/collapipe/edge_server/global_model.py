@@ -13,7 +13,8 @@ from google.protobuf import json_format
 from torch import Tensor
 
 from collapipe.documents import read_document, write_document
-from collapipe.edge_server.pushed_units import Averaged, PushedUnits, Unmasking
+from collapipe.edge_server.pushed_units import PushedUnits, Unmasking
+from collapipe.edge_server.unit_averages import Averaged
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import AveragingConfig, JobConfig, ModelConfig
 from collapipe.models import (

@@ -10,71 +10,30 @@ refused. A newer attempt at the same round keeps the units that have arrived, un
 other attempt deletes them. Nothing here has to survive a crash: a round that was not committed runs again.
 """
 
-import hashlib
 import math
 import os
 import shutil
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
-import torch
-from safetensors.torch import load_file
-
-from collapipe.aggregation import (
-    bounded_weights,
-    clipped_average,
-    clipping_scales,
-    federated_average,
-    trimmed_mean,
-)
 from collapipe.attempts import order
 from collapipe.documents import name_full_disk
-from collapipe.errors import CorruptDataError, InvalidInputError, WrongStateError
+from collapipe.edge_server.push_stream import Push, PushStream
+from collapipe.edge_server.unit_averages import Averaged, average_masked_unit, average_unit
+from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.job import AveragingConfig
-from collapipe.secure_aggregation.fixed_point import from_ring
-from collapipe.secure_aggregation.masks import MaskKeys, MaskStream
 from collapipe.secure_aggregation.unmasking import RemainingMasks
-from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
 from collapipe.v1 import edge_server_pb2, plan_pb2
-from collapipe.weights.blob_store import Buffer
-from collapipe.weights.delta_codecs import decode_delta
-from collapipe.weights.tensor_blob import TensorBlob, load_tensors, read_layout
-from collapipe.weights.transfer import ACKNOWLEDGE_BYTES
 
 _HEADER_BYTES = 1 << 20
 """What is pushed has no more bytes of tensors than the global weights, but its header may be longer by this."""
-
-_ACKNOWLEDGE_SECONDS = 0.2
-"""A sender is told how far its push is after this time, or after `ACKNOWLEDGE_BYTES`."""
-
-_SLICE_BYTES = 1 << 20
-"""Bytes of a cluster's tensor that are in memory while clusters are averaged."""
-_ALIGNED_BYTES = 64
-"""A multiple of the size of every element."""
-
-
-@dataclass(frozen=True)
-class Averaged:
-    """The average of one unit, in a file that is synced to the disk.
-
-    Args:
-        cluster_digests: Digests of the weights of each cluster, in cluster order.
-        changes: Euclidean norms of what each cluster has changed, in cluster order. Empty if the changes were masked.
-    """
-
-    path: Path
-    digest: str
-    cluster_digests: tuple[str, ...]
-    changes: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -87,143 +46,6 @@ class Unmasking:
 
     masks: RemainingMasks
     total_samples: int
-
-
-@dataclass
-class _Push:
-    """The weights of one unit of one cluster, as far as they have arrived."""
-
-    attempt: plan_pb2.Attempt
-    path: Path
-    file: BinaryIO
-    total_bytes: int
-    num_samples: int
-    base_path: Path | None
-    """The weights that a delta or a masked change refers to. `None` if the weights themselves are pushed."""
-    received_bytes: int = 0
-    checksum: "hashlib._Hash" = field(default_factory=hashlib.sha256)
-    digest: str = ""
-    """Set when everything has arrived and the digest is checked."""
-    is_broken: bool = False
-    """Whether its file may lack bytes, because the disk refused some."""
-    turn: int = 0
-    """Number of the stream that may write. A stream that broke off may still deliver something late."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-class PushStream:
-    """One stream that brings a unit, or the rest of it."""
-
-    def __init__(self, push: _Push, on_complete: Callable[[], None]) -> None:
-        self._push = push
-        self._on_complete = on_complete
-        with push.lock:
-            push.turn += 1
-            self._turn = push.turn
-
-    @property
-    def received_bytes(self) -> int:
-        return self._push.received_bytes
-
-    def write(self, chunk: Buffer) -> None:
-        """Appends bytes.
-
-        Raises:
-            WrongStateError: A newer stream brings the same unit.
-            CorruptDataError: There are more bytes than announced.
-        """
-        self._append(chunk, is_hashed=True)
-
-    def complete(self, digest: str) -> None:
-        """Checks the digest, and averages the unit if it was the last cluster's.
-
-        Raises:
-            WrongStateError: A newer stream brings the same unit.
-            CorruptDataError: The bytes do not have that digest.
-        """
-        push = self._push
-        if push.digest == digest:
-            # The sender did not get the last answer, and asks again.
-            self._on_complete()
-            return
-        found = push.checksum.hexdigest()
-        if push.received_bytes != push.total_bytes or found != digest:
-            raise CorruptDataError(
-                f"{push.received_bytes} of {push.total_bytes} bytes were pushed with SHA-256 {found} instead of "
-                f"{digest}: the network or the sender's memory garbles data; run the round again"
-            )
-        self._end(digest)
-
-    def take(self, blob: TensorBlob) -> None:
-        """Takes a whole blob of this host, which hashes itself. Raises the errors of `write`."""
-        for piece in blob.read():
-            self._append(piece, is_hashed=False)
-        self._end(blob.digest)
-
-    def _append(self, chunk: Buffer, *, is_hashed: bool) -> None:
-        push = self._push
-        with push.lock:
-            self._check_turn()
-            if push.received_bytes + len(chunk) > push.total_bytes:
-                raise CorruptDataError(
-                    f"more than the {push.total_bytes} announced bytes were pushed: run the round again"
-                )
-            with self._broken_on_error(), name_full_disk(push.path):
-                push.file.write(chunk)
-            push.received_bytes += len(chunk)
-            if is_hashed:
-                push.checksum.update(chunk)
-
-    def _end(self, digest: str) -> None:
-        push = self._push
-        with push.lock:
-            self._check_turn()
-            with self._broken_on_error(), name_full_disk(push.path):
-                push.file.close()
-            push.digest = digest
-        self._on_complete()
-
-    @contextmanager
-    def _broken_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._push.is_broken = True
-            raise
-
-    def _check_turn(self) -> None:
-        if self._turn != self._push.turn:
-            raise WrongStateError("a newer stream brings this unit, or a newer attempt has begun")
-
-
-def receive_push(
-    requests: Iterator[edge_server_pb2.PushUnitRequest],
-    begin: Callable[[edge_server_pb2.PushedUnit], PushStream],
-) -> Iterator[edge_server_pb2.PushUnitResponse]:
-    """Serves one call of PushUnit. Raises the errors of `begin` and of `PushStream`."""
-    first = next(requests, None)
-    if first is None or first.WhichOneof("part") != "unit":
-        raise InvalidInputError("a push begins with PushedUnit")
-    stream = begin(first.unit)
-    yield edge_server_pb2.PushUnitResponse(received_bytes=stream.received_bytes)
-    acknowledged_at, acknowledged_bytes = time.monotonic(), stream.received_bytes
-    for request in requests:
-        is_complete = request.WhichOneof("part") == "digest"
-        if is_complete:
-            stream.complete(request.digest)
-        else:
-            chunk = request.chunk
-            stream.write(chunk)
-            metrics.BLOB_BYTES.labels("received").inc(len(chunk))
-        is_due = (
-            time.monotonic() - acknowledged_at > _ACKNOWLEDGE_SECONDS
-            or stream.received_bytes - acknowledged_bytes >= ACKNOWLEDGE_BYTES
-        )
-        if is_complete or is_due:
-            acknowledged_at, acknowledged_bytes = time.monotonic(), stream.received_bytes
-            yield edge_server_pb2.PushUnitResponse(
-                received_bytes=stream.received_bytes, complete=is_complete
-            )
 
 
 class PushedUnits:
@@ -256,7 +78,7 @@ class PushedUnits:
         self._averaging_config = averaging
         self._attempt: plan_pb2.Attempt | None = None
         self._lock = threading.Lock()
-        self._pushes: dict[tuple[int, int], _Push] = {}
+        self._pushes: dict[tuple[int, int], Push] = {}
         self._averages: dict[
             tuple[int, tuple[int, ...]], tuple[Future[Averaged], Future[Averaged]]
         ] = {}
@@ -304,7 +126,7 @@ class PushedUnits:
                 self._forget(key)
                 path = self._directory / f"cluster-{unit.cluster_index}-unit-{unit.unit_index}"
                 file = open(path, "wb")  # noqa: SIM115  # `_end` or `_forget` closes it.
-                push = self._pushes[key] = _Push(
+                push = self._pushes[key] = Push(
                     unit.attempt, path, file, unit.total_bytes, unit.num_samples, base_path
                 )
             announced = unit.total_bytes, unit.num_samples, base_path
@@ -479,140 +301,15 @@ class PushedUnits:
             before = self._weights_before(self._attempt, index)
             if unmasking is None:
                 averaged = self._averaging.submit(
-                    span(_average), pushes, target, before, self._averaging_config
+                    span(average_unit), pushes, target, before, self._averaging_config
                 )
             else:
                 masks, total_samples = unmasking.masks.unit_masks(index), unmasking.total_samples
                 averaged = self._averaging.submit(
-                    span(_unmasked_average), pushes, target, before, masks, total_samples
+                    span(average_masked_unit), pushes, target, before, masks, total_samples
                 )
             self._averages[key] = averaged, self._syncing.submit(_synced, averaged)
         return self._averages[key][1]
-
-
-def _average(
-    pushes: Sequence[_Push], target: Path, before: Path, averaging: AveragingConfig
-) -> Averaged:
-    """Averages one unit into a file, one slice of a tensor after the other.
-
-    Args:
-        before: The global weights of the unit with which the round began.
-    """
-    weights = [_weights(push) for push in pushes]
-    digests = tuple(digest for _, digest in weights)
-    norms: dict[str, float] = {}
-    for path, digest in weights:
-        if digest not in norms:
-            norms[digest] = _norm_of_change(path, before)
-    changes = tuple(norms[digest] for digest in digests)
-    if len(norms) == 1:  # Equal states are their own average.
-        return Averaged(*weights[0], digests, changes)
-    shares = bounded_weights([push.num_samples for push in pushes], averaging.max_share)
-    num_trimmed = averaging.trimmed_clusters if averaging.rule == "trimmed_mean" else None
-    scales, slice_bytes = clipping_scales(changes), _SLICE_BYTES
-    if averaging.rule in (
-        "trimmed_mean",
-        "median",
-    ):  # The slices of all clusters are in memory together.
-        slice_bytes = max(_SLICE_BYTES // len(pushes) // _ALIGNED_BYTES, 1) * _ALIGNED_BYTES
-    checksum = hashlib.sha256()
-    with ExitStack() as stack, name_full_disk(target):
-        files = [stack.enter_context(open(path, "rb")) for path, _ in weights]
-        base = stack.enter_context(open(before, "rb"))
-        *_, layout = [read_layout(file) for file in (*files, base)]  # They are equal.
-        output = stack.enter_context(open(target, "wb"))
-        checksum.update(layout.prefix)
-        output.write(layout.prefix)
-        for _, dtype, _, num_bytes in layout.tensors:
-            for start in range(0, num_bytes, slice_bytes):
-                count = min(slice_bytes, num_bytes - start)
-                slices = (_read_slice(file, dtype, count) for file in files)
-                if averaging.rule == "clipped_mean":
-                    base_slice = _read_slice(base, dtype, count)
-                    averaged = clipped_average(base_slice, slices, shares, scales)
-                elif averaging.rule == "mean":
-                    averaged = federated_average(slices, shares)
-                else:
-                    averaged = trimmed_mean(list(slices), num_trimmed)
-                data: Any = averaged.view(torch.uint8).numpy().data
-                checksum.update(data)
-                output.write(data)
-    return Averaged(target, checksum.hexdigest(), digests, changes)
-
-
-def _unmasked_average(
-    pushes: Sequence[_Push], target: Path, before: Path, masks: MaskKeys, total_samples: int
-) -> Averaged:
-    """Adds the masked changes of one unit, removes the masks that are left, and writes the average to a file.
-
-    Args:
-        before: As in `_average`.
-        masks: What is left in the sum.
-        total_samples: As in `to_ring`.
-
-    Raises:
-        CorruptDataError: A change has other tensors than the unit or refers to other weights, or a mask is left.
-    """
-    num_samples = sum(push.num_samples for push in pushes)
-    checksum, stream = hashlib.sha256(), MaskStream(masks)
-    with ExitStack() as stack, name_full_disk(target):
-        base = stack.enter_context(open(before, "rb"))
-        layout = read_layout(base)
-        expected = tuple(
-            (name, torch.int32, shape, 4 * math.prod(shape))
-            for name, dtype, shape, _ in layout.tensors
-            if dtype.is_floating_point
-        )
-        files = [stack.enter_context(open(push.path, "rb")) for push in pushes]
-        for push, file in zip(pushes, files, strict=True):
-            if read_layout(file).tensors != expected or push.base_path != before:
-                raise CorruptDataError(
-                    f"{push.path.name} was pushed with a masked change of other tensors, or of other weights than those with which "
-                    "the round began: run the same version everywhere"
-                )
-        output = stack.enter_context(open(target, "wb"))
-        checksum.update(layout.prefix)
-        output.write(layout.prefix)
-        for name, dtype, _, num_bytes in layout.tensors:
-            for start in range(0, num_bytes, _SLICE_BYTES):
-                averaged = _read_slice(base, dtype, min(_SLICE_BYTES, num_bytes - start))
-                if dtype.is_floating_point:
-                    total = torch.zeros(len(averaged), dtype=torch.int32)
-                    values = total.numpy().view("<u4")  # the memory of `total`
-                    for file in files:
-                        part = _read_slice(file, torch.int32, 4 * len(averaged))
-                        values += part.numpy().view("<u4")
-                    values -= stream.take(len(averaged))
-                    averaged = from_ring(averaged, total, num_samples, total_samples, name)
-                data: Any = averaged.view(torch.uint8).numpy().data
-                checksum.update(data)
-                output.write(data)
-    digests = tuple(push.digest for push in pushes)
-    return Averaged(target, checksum.hexdigest(), digests, ())
-
-
-def _norm_of_change(path: Path, before: Path) -> float:
-    """Returns the Euclidean norm of what a cluster has changed in a unit. Integer tensors do not count.
-
-    Raises:
-        CorruptDataError: The tensors have other names, types or shapes than before, or a value is not finite.
-    """
-    squares = 0.0
-    with open(path, "rb") as new, open(before, "rb") as old:
-        layout = read_layout(new)
-        if layout != read_layout(old) or path.stat().st_size != before.stat().st_size:
-            raise CorruptDataError(
-                f"{path.name} was pushed with tensors of other names, types or shapes than before: run the same version "
-                "everywhere"
-            )
-        for _, dtype, _, num_bytes in layout.tensors:
-            for start in range(0, num_bytes, _SLICE_BYTES):
-                count = min(_SLICE_BYTES, num_bytes - start)
-                change = _read_slice(new, dtype, count).double()
-                change -= _read_slice(old, dtype, count).double()
-                if dtype.is_floating_point:
-                    squares += float(change.square().sum())
-    return math.sqrt(squares)
 
 
 def _synced(average: Future[Averaged]) -> Averaged:
@@ -620,28 +317,3 @@ def _synced(average: Future[Averaged]) -> Averaged:
     with name_full_disk(averaged.path), open(averaged.path, "rb") as file:
         os.fsync(file.fileno())
     return averaged
-
-
-def _weights(push: _Push) -> tuple[Path, str]:
-    """Returns the file and the digest of a cluster's weights. Decodes them first if a delta was pushed."""
-    if push.base_path is None:
-        return push.path, push.digest
-    delta = load_tensors(push.path.read_bytes())
-    blob = TensorBlob(decode_delta(delta, load_file(push.base_path)))
-    path = push.path.with_name(f"{push.path.name}-decoded")
-    with name_full_disk(path), open(path, "wb") as file:
-        file.writelines(blob.read())
-    return path, blob.digest
-
-
-def _read_slice(file: BinaryIO, dtype: torch.dtype, num_bytes: int) -> torch.Tensor:
-    data = bytearray(num_bytes)
-    if file.readinto(data) != num_bytes:  # type: ignore[attr-defined]
-        raise CorruptDataError(f"{file.name} ends before its last tensor: run the round again")
-    values = torch.frombuffer(data, dtype=dtype)
-    if not torch.isfinite(values).all():
-        raise CorruptDataError(
-            f"{Path(file.name).name} was pushed with weights that are infinite or not a number: a device computes wrongly, or "
-            "training diverged; lower training.learning_rate, or leave the device out"
-        )
-    return values

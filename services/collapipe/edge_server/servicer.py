@@ -10,7 +10,8 @@ from pathlib import Path
 import grpc
 
 from collapipe.edge_server.global_model import GlobalModel
-from collapipe.edge_server.pushed_units import PushedUnits, PushStream, Unmasking, receive_push
+from collapipe.edge_server.push_stream import PushStream, receive_push
+from collapipe.edge_server.pushed_units import PushedUnits, Unmasking
 from collapipe.errors import CancelledError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for

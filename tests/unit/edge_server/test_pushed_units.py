@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from collapipe.edge_server import pushed_units
+from collapipe.edge_server import push_stream
 from collapipe.edge_server.pushed_units import PushedUnits
 from collapipe.edge_server.servicer import EdgeServerServicer
 from collapipe.errors import CorruptDataError, InvalidInputError, WrongStateError
@@ -131,7 +131,7 @@ def test_push_whose_file_lacks_bytes_begins_again(
     broken = pushed.begin(announce(0, blob))
     broken.write(b"12345")
     with monkeypatch.context() as patch:
-        patch.setattr(pushed_units, "name_full_disk", full_disk)
+        patch.setattr(push_stream, "name_full_disk", full_disk)
         with pytest.raises(OSError, match="No space left"):
             broken.write(b"6789")
     assert pushed.begin(announce(0, blob)).received_bytes == 0

@@ -9,7 +9,8 @@ import grpc
 import pytest
 import torch
 
-from collapipe.edge_server.pushed_units import PushedUnits, PushStream, receive_push
+from collapipe.edge_server.push_stream import PushStream, receive_push
+from collapipe.edge_server.pushed_units import PushedUnits
 from collapipe.errors import PeerLostError
 from collapipe.job import AveragingConfig
 from collapipe.rpc import ChannelPool, Security, serve
