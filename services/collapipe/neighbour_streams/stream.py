@@ -118,8 +118,8 @@ class StreamToNextStage:
         host_id, seconds = self._links.outgoing.receiver, self._opening.interval
         failure = PeerLostError(
             host_id,
-            f"{host_id} has not accepted the stream of the stage before it for {seconds:g} s: the link between them may be cut "
-            "in one direction",
+            f"{host_id} has not accepted the stream of the stage before it for {seconds:g} s: it hangs, or the link between them "
+            "is cut in one direction",
         )
         self._on_failure(failure)
         self._call.cancel()
