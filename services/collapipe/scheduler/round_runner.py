@@ -14,21 +14,20 @@ from collapipe.errors import (
     WrongStateError,
 )
 from collapipe.job import JobConfig
-from collapipe.rpc import ChannelPool, grant_of, sign_grant
+from collapipe.rpc import ChannelPool
+from collapipe.scheduler.catching_up import can_catch_up, catch_up, committed_rounds
 from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import RoundDocument
-from collapipe.scheduler.kept_results import (
-    KeptResult,
-    KeptResults,
-    weights_since_restore_point,
-)
+from collapipe.scheduler.kept_results import KeptResult, KeptResults
 from collapipe.scheduler.late_clusters import LateClusters
 from collapipe.scheduler.masking_calls import MaskingCalls
 from collapipe.scheduler.planner import Planner
+from collapipe.scheduler.round_planning import RoundPlanning
+from collapipe.scheduler.round_requests import RoundRequests
 from collapipe.scheduler.unusual_changes import UnusualChanges
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
@@ -44,11 +43,6 @@ from collapipe.v1 import (
 
 _TRACK = "round"
 """The track of the phases of a round in a trace."""
-
-
-_MOST_PERIODS = 3
-"""If the restore point is older than so many times `training.replicate_every`, all clusters go back to it. Otherwise the edge server
-would keep ever more commits."""
 
 
 class RoundRunner:
@@ -83,12 +77,13 @@ class RoundRunner:
         self._channels = channels
         self._calls = calls
         self._decides_anew = decides_anew
+        self._planning = RoundPlanning(progress, prepared, planner, decides_anew=decides_anew)
         self._unusual = UnusualChanges(progress)
-        self._previous_plans: list[plan_pb2.Plan | None] = [None] * self._job.clusters
-        """The plan of the last round of each cluster for which it was not late: these hosts have its optimizer states."""
         self._candidate_plans: list[plan_pb2.Plan | None] = []
         last = self._with_copied_candidate(prepared.commit, copied_candidate)
-        self._kept = self._usable(kept, last)
+        self._kept = (
+            kept.usable(last, planner.hosts) if kept and can_catch_up(progress, last) else None
+        )
         """The results of the next round that clusters have kept."""
         self._is_behind = self._kept is not None
         """Whether the other clusters have to repeat committed rounds alone."""
@@ -97,7 +92,9 @@ class RoundRunner:
         self._clusters = ClusterCalls(
             progress, planner, channels, calls, self._kept, prepared.num_rows
         )
-        self._restore_point = last.restore_point
+        self._requests = RoundRequests(
+            progress, prepared, planner, channels.security, last.restore_point
+        )
         self._is_trained = False
         """Whether only the evaluation of the last commit is missing."""
         self._commit = self._beginning(last)
@@ -134,7 +131,9 @@ class RoundRunner:
     @property
     def state_holders(self) -> set[str]:
         """Ids of the hosts whose memory has units of the last commit."""
-        return {stage.host_id for plan in self._previous_plans if plan for stage in plan.stages}
+        return {
+            stage.host_id for plan in self._requests.previous_plans if plan for stage in plan.stages
+        }
 
     def _with_copied_candidate(
         self, last: plan_pb2.Commit, copied_candidate: int | None
@@ -149,20 +148,6 @@ class RoundRunner:
         )
         return self._commit_round(attempt, [], candidate_copied=True).commit
 
-    def _usable(self, kept: KeptResults | None, last: plan_pb2.Commit) -> KeptResults | None:
-        """Returns the results that clusters have kept, if the other clusters can repeat their rounds alone."""
-        if kept is None or weights_since_restore_point(last) is None:
-            return None
-        if not self._progress.document.privacy.allows_rounds(self._job, 1):
-            return None  # The last commit is evaluated, and no round follows.
-        rounds = range(last.restore_point.num_rounds, last.num_rounds)
-        if len(rounds) > _MOST_PERIODS * self._job.training.replicate_every:
-            return None
-        for recorded in (self._progress.jobs.find_round(last.job_id, index) for index in rounds):
-            if recorded is None or recorded.attempt < last.anew_since:
-                return None
-        return kept.usable(last, self._planner.hosts)
-
     def _beginning(self, last: plan_pb2.Commit) -> plan_pb2.Commit:
         """Returns the commit from which this attempt goes on."""
         commit = plan_pb2.Commit()
@@ -170,9 +155,9 @@ class RoundRunner:
             commit.CopyFrom(last)
             commit.ClearField("candidate")
             for index, result in self._kept.results.items():
-                self._previous_plans[index] = result.message
+                self._requests.previous_plans[index] = result.message
             return commit
-        commit.CopyFrom(self._restore_point)
+        commit.CopyFrom(self._requests.restore_point)
         repeated = last.num_rounds - commit.num_rounds
         account = self._progress.document.privacy
         # Repeated rounds count, too. If no other round may follow them, the last commit stays as it is.
@@ -189,66 +174,29 @@ class RoundRunner:
         elif repeated:
             self._progress.tell(
                 scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
-                f"repeats {_committed_rounds(repeated)}, because optimizer states were last copied after round "
+                f"repeats {committed_rounds(repeated)}, because optimizer states were last copied after round "
                 f"{commit.num_rounds}",
             )
         return commit
 
     def _catch_up(self) -> None:
-        """Repeats the committed rounds since the restore point with the clusters that kept no result. They push nothing.
-
-        Raises:
-            AttemptFailedError: The rounds gave other optimizer states than before.
-            CollapipeError: A cluster failed.
-        """
+        """Repeats the committed rounds with the clusters that kept no result; raises `CollapipeError` if that fails."""
         assert self._kept is not None
-        commit, kept = self._commit, self._kept
-        behind = [i for i in range(self._job.clusters) if i not in kept.results]
-        num_repeated = commit.num_rounds - self._restore_point.num_rounds
-        rounds = f"round {commit.num_rounds + 1}"
-        if num_repeated:
-            rounds = f"{_committed_rounds(num_repeated)} and {rounds}"
-        self._progress.tell(
-            scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
-            f"repeats {rounds} without {_named(kept.results)}, whose results of this round are kept",
+        differing = catch_up(
+            self._progress,
+            self._planner,
+            self._calls,
+            self._clusters,
+            self._requests,
+            self._commit,
+            self._kept.results,
         )
-        restore_point = plan_pb2.Commit()
-        restore_point.CopyFrom(self._restore_point)
-        states = {index: restore_point.clusters[index] for index in behind}
-        for committed in weights_since_restore_point(commit) or ():
-            round_index = committed.num_rounds - 1
-            recorded = self._progress.jobs.round(self._progress.job_id, round_index)
-            plans, decision = self._planner.decide(round_index, recorded.plans)
-            running = set(behind) - set(recorded.late_clusters)
-            plans = [plan for plan in plans if plan.cluster_index in running]
-            requests = [
-                self._request(
-                    plan,
-                    decision,
-                    round_index,
-                    states[plan.cluster_index],
-                    recorded,
-                )
-                for plan in plans
-            ]
-            for request in requests:
-                request.is_committed = True
-            prepared = self._calls.in_parallel(self._clusters.run, requests)
-            for plan, result in zip(plans, prepared, strict=True):
-                states[plan.cluster_index] = result.state
-                self._previous_plans[plan.cluster_index] = plan
-            for state in states.values():
-                for unit, weights in zip(state.units, committed.global_units, strict=True):
-                    unit.weights_digest = weights.weights_digest
-                    unit.frozen_digest = weights.frozen_digest
-        for index, state in states.items():
-            found = [unit.optimizer_digest for unit in state.units]
-            if found != [unit.optimizer_digest for unit in commit.clusters[index].units]:
-                self._kept = None
-                raise AttemptFailedError(
-                    f"cluster {index} has repeated {num_repeated} rounds, but has other optimizer states than before: its hosts "
-                    "compute differently, so all clusters repeat these rounds"
-                )
+        if differing:
+            self._kept = None
+            raise AttemptFailedError(
+                f"cluster {differing[0]} has repeated its rounds, but has other optimizer states than before: its hosts compute "
+                "differently, so all clusters repeat these rounds"
+            )
         self._is_behind = False
 
     def run(self, local_steps: int) -> None:
@@ -272,9 +220,12 @@ class RoundRunner:
         attempt = self._progress.attempt(round_index)
         SPANS.begin_round(attempt.job_id, round_index, attempt.attempt)
         with SPANS.span(_TRACK, "plan"):
-            document, decision = self._plan(round_index, evaluation_only=not local_steps)
+            earlier = self._kept.results if self._kept else {}
+            document, decision = self._planning.decide(
+                self._commit, earlier, evaluation_only=not local_steps
+            )
         plans = document.plans
-        is_decided = self._is_repeated(round_index) or document.is_revealed
+        is_decided = self._planning.is_repeated(round_index) or document.is_revealed
         recorded = document.late_clusters if is_decided else None
         # An evaluation waits for all clusters.
         late = LateClusters(self._job, recorded if local_steps else [])
@@ -291,7 +242,6 @@ class RoundRunner:
                 masking = self._masking(attempt, document, late)
         if local_steps and self._job.privacy.is_on:
             self._progress.begin_private_round()
-        earlier = self._kept.results if self._kept else {}
         results: dict[int, control_unit_pb2.RoundPrepared] = {}
 
         def run_cluster(plan: plan_pb2.Plan) -> control_unit_pb2.RoundPrepared:
@@ -323,7 +273,7 @@ class RoundRunner:
         for plan in plans:
             index = plan.cluster_index
             if index not in late.late:
-                self._previous_plans[index] = plan
+                self._requests.previous_plans[index] = plan
         copied = self.copied_candidate is not None
         if not local_steps:
             if copied:  # The last commit is repeated with the new restore point.
@@ -358,9 +308,12 @@ class RoundRunner:
             )
         self._commit = answer.commit
         self._unusual.look_at(round_index, answer.changes, plans)
-        self._restore_point = self._commit.restore_point
+        self._requests.restore_point = self._commit.restore_point
         if self._commit.candidate.num_rounds == self._commit.num_rounds:
-            self._candidate_plans, self._candidate_is_due = list(self._previous_plans), False
+            self._candidate_plans, self._candidate_is_due = (
+                list(self._requests.previous_plans),
+                False,
+            )
             self._clusters.has_copy = set()
         summaries = [cluster.summary for cluster in prepared]
         seconds = time.monotonic() - started
@@ -387,69 +340,6 @@ class RoundRunner:
             )
         )
 
-    def _plan(
-        self, round_index: int, *, evaluation_only: bool
-    ) -> tuple[RoundDocument, RoundDecision]:
-        """Decides and records a round. A repeated round keeps its recorded late clusters and mini-batches, and also its
-        micro-batches, slices and upload codecs, if a plan with them fits the hosts. Attempts before the last return to a commit
-        without optimizer states do not count."""
-        job_id, jobs = self._progress.job_id, self._progress.jobs
-        earlier = jobs.find_round(job_id, round_index)
-        if earlier is not None and earlier.attempt < self._commit.anew_since:
-            earlier = None
-        is_decided = earlier is not None and earlier.is_revealed
-        repeated = earlier if self._is_repeated(round_index) or is_decided else None
-        try:
-            plans, decision = self._planner.decide(
-                round_index, earlier.plans if earlier else (), evaluation_only=evaluation_only
-            )
-        except InfeasibleError as error:
-            if earlier is None or not self._decides_anew:
-                raise
-            self._progress.tell(
-                scheduler_pb2.INCIDENT_CODE_PLAN_CHANGED,
-                f"round {round_index + 1} cannot be repeated as it was, and is decided anew: {error}",
-            )
-            plans, decision = self._planner.decide(round_index, (), evaluation_only=evaluation_only)
-        if self._job.averaging.secure:
-            self._check_edge_server(plans)
-        kept = self._kept.results if self._kept else {}
-        plans = [kept[index].message if index in kept else plan for index, plan in enumerate(plans)]
-        document = RoundDocument(
-            attempt=self._progress.document.attempt,
-            plans=plans,
-            decision=decision.to_json(),
-            total_steps=repeated.total_steps if repeated else self._job.total_steps,
-            late_clusters=repeated.late_clusters if repeated else [],
-            ended_early=repeated.ended_early if repeated else {},
-            is_revealed=repeated.is_revealed if repeated else False,
-        )
-        if self._job.averaging.secure and not evaluation_only:
-            recorded = repeated.total_samples if self._is_repeated(round_index) and repeated else 0
-            document.total_samples = recorded or self._total_samples()
-        jobs.save_round(job_id, round_index, document)
-        return document, decision
-
-    def _check_edge_server(self, plans: Sequence[plan_pb2.Plan]) -> None:
-        """Refuses plans in which the edge server would train more of a cluster than its head; raises `InvalidInputError`."""
-        edge_server = self._planner.hosts.edge_server.host_id
-        for stage in (stage for plan in plans for stage in plan.stages):
-            if stage.host_id == edge_server and stage.stop_unit - stage.start_unit > 1:
-                raise InvalidInputError(
-                    f"the plan has units {stage.start_unit} to {stage.stop_unit - 1} on {edge_server}, which would then see what each "
-                    "cluster has trained in them: end the lists of schedule.segments with 0, or remove averaging.secure"
-                )
-
-    def _total_samples(self) -> int:
-        """Returns twice the rows that the clusters have now, because their files may grow until they train.
-
-        Clusters with private updates count as one row each.
-        """
-        if self._job.privacy.is_on:
-            return self._job.clusters
-        states = zip(self._prepared.num_rows, self._commit.clusters, strict=True)
-        return 2 * sum(max(num_rows, state.cursor.num_rows) for num_rows, state in states)
-
     def _masking(
         self, attempt: plan_pb2.Attempt, document: RoundDocument, late: LateClusters
     ) -> MaskingCalls:
@@ -470,10 +360,6 @@ class RoundRunner:
     def _keeps(self, local_steps: int) -> bool:
         """Returns whether clusters keep results of a round that fails. Masked ones are of no use without all other clusters."""
         return local_steps > 0 and not self._job.averaging.secure
-
-    def _is_repeated(self, round_index: int) -> bool:
-        """Returns whether an earlier attempt has committed a round."""
-        return round_index < self._progress.document.num_rounds_reached
 
     def _ends_all(self, error: BaseException) -> bool:
         """Returns whether a failure of one cluster ends the round of the others at once. Otherwise they end their round first."""
@@ -524,8 +410,9 @@ class RoundRunner:
         unprepared = control_unit_pb2.RoundPrepared(state=self._commit.clusters[index])
         if index in late.late:
             return unprepared
-        request = self._request(
-            plan, decision, self._commit.num_rounds, self._commit.clusters[index], document
+        commit = self._commit
+        request = self._requests.make(
+            plan, decision, commit.num_rounds, commit.clusters[index], document, commit.anew_since
         )
         if evaluation_only:
             request.local_steps = 0
@@ -557,40 +444,6 @@ class RoundRunner:
             self._clusters.stop(late.decide())
         else:
             self._clusters.end_training(late.decide(), attempt)
-
-    def _request(
-        self,
-        plan: plan_pb2.Plan,
-        decision: RoundDecision,
-        round_index: int,
-        base: plan_pb2.ClusterState,
-        document: RoundDocument,
-    ) -> control_unit_pb2.RunRoundRequest:
-        """Returns the request that trains a round of one cluster, without an evaluation or a copy."""
-        index = plan.cluster_index
-        edge_server, previous = self._planner.hosts.edge_server, self._previous_plans[index]
-        attempt = self._progress.attempt(round_index, plan.plan_id)
-        request = control_unit_pb2.RunRoundRequest(
-            attempt=attempt,
-            job=self._progress.spec,
-            model=self._prepared.model,
-            plan=plan,
-            base=base,
-            labels=self._progress.document.labels,
-            local_steps=document.ended_early.get(index, self._job.training.local_steps),
-            previous_stages=previous.stages if previous else (),
-            edge_address=edge_server.address,
-            edge_host_id=edge_server.host_id,
-            vocabulary=self._prepared.vocabulary,
-            restore_point=self._restore_point.clusters[index],
-            restore_num_rounds=self._restore_point.num_rounds,
-            total_steps=document.total_steps,
-            anew_since=self._commit.anew_since,
-            predicted_step_seconds=self._planner.predicted_step_seconds(decision, index),
-        )
-        grant = grant_of(request, self._job.host_clusters[index])
-        request.grant.CopyFrom(sign_grant(self._channels.security, grant))
-        return request
 
     def _commit_round(
         self,
@@ -642,16 +495,6 @@ def _check_rows(
             f"the clusters have trained on {sum(rows.values())} rows, cluster {most} alone on {rows[most]}, but the limit of this round "
             f"is {total_samples}, twice the rows of all clusters before it: run the round again"
         )
-
-
-def _committed_rounds(number: int) -> str:
-    return f"{number} committed round{'' if number == 1 else 's'}"
-
-
-def _named(clusters: Collection[int]) -> str:
-    """Returns clusters in words, such as "clusters 0, 2"."""
-    indices = ", ".join(map(str, sorted(clusters)))
-    return f"cluster{'' if len(clusters) == 1 else 's'} {indices}"
 
 
 def _export_phases(

@@ -1,0 +1,107 @@
+"""Repeats committed rounds with some clusters only, after others have kept the results of the next round."""
+
+from collections.abc import Collection
+
+from collapipe.scheduler.cluster_calls import ClusterCalls
+from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.job_progress import JobProgress
+from collapipe.scheduler.kept_results import weights_since_restore_point
+from collapipe.scheduler.planner import Planner
+from collapipe.scheduler.round_requests import RoundRequests
+from collapipe.v1 import plan_pb2, scheduler_pb2
+
+_MOST_PERIODS = 3
+"""If the restore point is older than so many times `training.replicate_every`, all clusters go back to it. Otherwise the edge server
+would keep ever more commits."""
+
+
+def can_catch_up(progress: JobProgress, last: plan_pb2.Commit) -> bool:
+    """Returns whether clusters can repeat the rounds from the restore point to the last commit alone."""
+    if weights_since_restore_point(last) is None:
+        return False
+    if not progress.document.privacy.allows_rounds(progress.job, 1):
+        return False  # The last commit is evaluated, and no round follows.
+    rounds = range(last.restore_point.num_rounds, last.num_rounds)
+    if len(rounds) > _MOST_PERIODS * progress.job.training.replicate_every:
+        return False
+    recorded = [progress.jobs.find_round(last.job_id, index) for index in rounds]
+    return all(one is not None and one.attempt >= last.anew_since for one in recorded)
+
+
+def catch_up(
+    progress: JobProgress,
+    planner: Planner,
+    calls: HostCalls,
+    clusters: ClusterCalls,
+    requests: RoundRequests,
+    commit: plan_pb2.Commit,
+    kept: Collection[int],
+) -> list[int]:
+    """Repeats the committed rounds since the restore point with the clusters that kept no result. They push nothing.
+
+    Args:
+        commit: The last commit.
+        kept: Indices of the clusters that have kept the results of the round after it.
+
+    Returns:
+        The clusters that have other optimizer states than before, because their hosts compute differently.
+
+    Raises:
+        CollapipeError: A cluster failed.
+    """
+    behind = [i for i in range(progress.job.clusters) if i not in kept]
+    num_repeated = commit.num_rounds - requests.restore_point.num_rounds
+    rounds = f"round {commit.num_rounds + 1}"
+    if num_repeated:
+        rounds = f"{committed_rounds(num_repeated)} and {rounds}"
+    progress.tell(
+        scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
+        f"repeats {rounds} without {_named(kept)}, whose results of this round are kept",
+    )
+    restore_point = plan_pb2.Commit()
+    restore_point.CopyFrom(requests.restore_point)
+    states = {index: restore_point.clusters[index] for index in behind}
+    for committed in weights_since_restore_point(commit) or ():
+        round_index = committed.num_rounds - 1
+        recorded = progress.jobs.round(progress.job_id, round_index)
+        plans, decision = planner.decide(round_index, recorded.plans)
+        running = set(behind) - set(recorded.late_clusters)
+        plans = [plan for plan in plans if plan.cluster_index in running]
+        repeated = [
+            requests.make(
+                plan,
+                decision,
+                round_index,
+                states[plan.cluster_index],
+                recorded,
+                commit.anew_since,
+            )
+            for plan in plans
+        ]
+        for request in repeated:
+            request.is_committed = True
+        prepared = calls.in_parallel(clusters.run, repeated)
+        for plan, result in zip(plans, prepared, strict=True):
+            states[plan.cluster_index] = result.state
+            requests.previous_plans[plan.cluster_index] = plan
+        for state in states.values():
+            for unit, weights in zip(state.units, committed.global_units, strict=True):
+                unit.weights_digest = weights.weights_digest
+                unit.frozen_digest = weights.frozen_digest
+    return [
+        index
+        for index, state in states.items()
+        if [unit.optimizer_digest for unit in state.units]
+        != [unit.optimizer_digest for unit in commit.clusters[index].units]
+    ]
+
+
+def committed_rounds(number: int) -> str:
+    """Returns a number of rounds in words, such as "2 committed rounds"."""
+    return f"{number} committed round{'' if number == 1 else 's'}"
+
+
+def _named(clusters: Collection[int]) -> str:
+    """Returns clusters in words, such as "clusters 0, 2"."""
+    indices = ", ".join(map(str, sorted(clusters)))
+    return f"cluster{'' if len(clusters) == 1 else 's'} {indices}"

@@ -1,0 +1,74 @@
+"""Makes the requests with which control units train their parts of rounds."""
+
+from collapipe.rpc import grant_of, sign_grant
+from collapipe.rpc.credentials import Security
+from collapipe.scheduler.decisions import RoundDecision
+from collapipe.scheduler.job_preparation import PreparedJob
+from collapipe.scheduler.job_progress import JobProgress
+from collapipe.scheduler.job_store import RoundDocument
+from collapipe.scheduler.planner import Planner
+from collapipe.v1 import control_unit_pb2, plan_pb2
+
+
+class RoundRequests:
+    """The requests of one attempt, each with its signed grant.
+
+    Args:
+        restore_point: That of the last commit.
+    """
+
+    def __init__(
+        self,
+        progress: JobProgress,
+        prepared: PreparedJob,
+        planner: Planner,
+        security: Security,
+        restore_point: plan_pb2.Commit,
+    ) -> None:
+        self._progress = progress
+        self._prepared = prepared
+        self._planner = planner
+        self._security = security
+        self.restore_point = restore_point
+        self.previous_plans: list[plan_pb2.Plan | None] = [None] * progress.job.clusters
+        """The plan of the last round of each cluster for which it was not late: these hosts have its optimizer states."""
+
+    def make(
+        self,
+        plan: plan_pb2.Plan,
+        decision: RoundDecision,
+        round_index: int,
+        base: plan_pb2.ClusterState,
+        document: RoundDocument,
+        anew_since: int,
+    ) -> control_unit_pb2.RunRoundRequest:
+        """Returns the request that trains a round of one cluster, without an evaluation or a copy.
+
+        Args:
+            base: The state from which the cluster begins.
+            anew_since: That of the last commit.
+        """
+        index = plan.cluster_index
+        edge_server, previous = self._planner.hosts.edge_server, self.previous_plans[index]
+        attempt = self._progress.attempt(round_index, plan.plan_id)
+        request = control_unit_pb2.RunRoundRequest(
+            attempt=attempt,
+            job=self._progress.spec,
+            model=self._prepared.model,
+            plan=plan,
+            base=base,
+            labels=self._progress.document.labels,
+            local_steps=document.ended_early.get(index, self._progress.job.training.local_steps),
+            previous_stages=previous.stages if previous else (),
+            edge_address=edge_server.address,
+            edge_host_id=edge_server.host_id,
+            vocabulary=self._prepared.vocabulary,
+            restore_point=self.restore_point.clusters[index],
+            restore_num_rounds=self.restore_point.num_rounds,
+            total_steps=document.total_steps,
+            anew_since=anew_since,
+            predicted_step_seconds=self._planner.predicted_step_seconds(decision, index),
+        )
+        grant = grant_of(request, self._progress.job.host_clusters[index])
+        request.grant.CopyFrom(sign_grant(self._security, grant))
+        return request
