@@ -30,7 +30,7 @@ PACKAGES = {
     "control-unit": ("control", [*_STAGE_HOST, "transformers", "tokenizers", "torch"]),
     "edge-server": ("edge", [*_STAGE_HOST, "transformers", "tokenizers", "torch"]),
 }
-"""By role: the extra of `collapipe` that installs its packages, and the packages that it imports."""
+"""By role: the lock in `requirements` with its packages, and the packages that it imports."""
 _TESTED_MACHINES = ("x86_64", "aarch64", "arm64", "AMD64")
 _VENDOR_TORCH = "run the container with the vendor's torch (deploy/jetson/README.md), and install no other torch over it"
 _INSTALL_TORCH = "python -m pip install 'torch>=2.6' (on arm64 'torch>=2.6,<2.9', elsewhere from PyTorch's CPU index)"
@@ -199,7 +199,7 @@ def check_packages(
         role: A key of `PACKAGES`.
         needed: Whether this machine has the role.
     """
-    extra, packages = PACKAGES[role]
+    lock, packages = PACKAGES[role]
     missing = [name for name in packages if not is_installed(name)]
     if not missing:
         return Check.ok(f"packages: {role}", "complete")
@@ -207,7 +207,8 @@ def check_packages(
         f"packages: {role}",
         "fail" if needed else "warn",
         f"missing {', '.join(missing)}",
-        f"to run this role here: pip install 'collapipe[{extra}]'",
+        "to run this role here, in the folder of the repository: pip install --no-deps --require-hashes "
+        f"-r requirements/build.txt -r requirements/{lock}.txt",
     )
 
 
