@@ -151,6 +151,8 @@ class SecuredDeployment:
             # The files of jobs are in other folders of the same test run.
             own = ["--state-dir", str(self.folder / "state" / name)]
             own += ["--data-root", str(self.folder.parent)]
+            if module == "control_unit":
+                own += ["--data-clients", "me", "--data-clients", "root"]
             self.start(name, f"collapipe.{module}", *scheduler, *own, *self.files(name))
         devices = [f"device-{index}-0" for index in (0, *self._others)]
         for name in devices:

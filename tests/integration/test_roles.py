@@ -233,6 +233,16 @@ def test_job_that_names_another_file_of_the_control_unit_fails_and_says_so(
     )
 
 
+def test_job_of_a_client_that_the_control_unit_does_not_name_gets_no_data(
+    deployment: SecuredDeployment, tmp_path: Path
+) -> None:
+    with deployment.client("other") as client:
+        job_id = client.submit(make_job(tmp_path, devices_per_cluster=2))
+        last = [event.status for event in client.watch(job_id) if event.HasField("status")][-1]
+    assert last.state == scheduler_pb2.JOB_STATE_FAILED
+    assert "control-unit-0 refuses its data to client:other, because only me, root" in last.message
+
+
 def test_process_takes_its_name_from_its_certificate(deployment: SecuredDeployment) -> None:
     assert "known as device-agent:device-0-0 until " in deployment.log("device-0-0")
 

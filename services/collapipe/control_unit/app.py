@@ -23,6 +23,10 @@ class ControlUnitSettings(StageHostSettings):
 
     cluster_index: int = Field(default=0, ge=0, description="Cluster of this control unit.")
     state_dir: Path = Field(description="Directory of its state, which survives restarts.")
+    data_clients: list[str] = Field(
+        default=[],
+        description="Names of the clients whose jobs may use the data of this cluster. Without any, all clients may.",
+    )
 
 
 def start(settings: ControlUnitSettings, metrics_address: str) -> Running:
@@ -35,7 +39,7 @@ def start(settings: ControlUnitSettings, metrics_address: str) -> Running:
 
     def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:
         control_unit_pb2_grpc.add_ControlUnitServiceServicer_to_server(
-            ControlUnitServicer(resources, stores, address), server
+            ControlUnitServicer(resources, stores, address, settings.data_clients), server
         )
 
     frozen = frozen_weights(settings)

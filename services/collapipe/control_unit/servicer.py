@@ -1,7 +1,7 @@
 """ControlUnitService: loads data, runs rounds, and uses trained models."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Generic, Protocol, TypeVar
 
 import grpc
@@ -18,6 +18,7 @@ from collapipe.errors import (
     CollapipeError,
     InvalidInputError,
     NotFoundError,
+    NotPermittedError,
     WrongStateError,
 )
 from collapipe.job import JobConfig
@@ -38,12 +39,23 @@ _EVALUATED = "evaluated"
 
 
 class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
-    """Serves one cluster. Other hosts reach this control unit at `address`."""
+    """Serves one cluster. Other hosts reach this control unit at `address`.
 
-    def __init__(self, resources: HostResources, stores: JobStores, address: str) -> None:
+    Args:
+        data_clients: Names of the clients whose jobs may use the data; empty for all.
+    """
+
+    def __init__(
+        self,
+        resources: HostResources,
+        stores: JobStores,
+        address: str,
+        data_clients: Collection[str] = (),
+    ) -> None:
         self._resources = resources
         self._stores = stores
         self._address = address
+        self._data_clients = data_clients
         self._tasks: dict[str, Task] = {}
         self._one_attempt = threading.Lock()
         self._latest: dict[str, plan_pb2.Attempt] = {}
@@ -61,6 +73,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         def work(emit: Callable[[control_unit_pb2.PrepareDataResponse], None]) -> None:
             job = JobConfig.from_json(request.job.config_json)
             self._resources.check_files(job, request.cluster_index)
+            self._check_owner(request.owner)
             self._hide(request.job, request.vocabulary.digest)
             store = self._stores.store(request.job.job_id)
             vocabulary = None
@@ -186,6 +199,14 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
 
         with self._stores.using(job_id):
             yield from work_with_signs_of_life(work, attempt.progress, attempt.abort, context)
+
+    def _check_owner(self, owner: str) -> None:
+        """Refuses the job of a client who may not use the data of this cluster; raises `NotPermittedError`."""
+        if self._data_clients and owner.rpartition(":")[2] not in self._data_clients:
+            raise NotPermittedError(
+                f"{self._resources.host_id} refuses its data to {owner or 'a client of plain text'}, because only "
+                f"{', '.join(self._data_clients)} may use them: ask the owner of the data to change its setting data_clients"
+            )
 
     def _hide(self, job: job_pb2.JobSpec, vocabulary_digest: str) -> None:
         """Hides what this host stores of a job from hosts outside of its cluster, if the job averages securely."""

@@ -135,7 +135,10 @@ class JobPreparation:
     ) -> control_unit_pb2.PrepareDataResponse:
         unit = hosts.clusters[cluster_index].control_unit
         request = control_unit_pb2.PrepareDataRequest(
-            job=self._progress.spec, cluster_index=cluster_index, vocabulary=vocabulary
+            job=self._progress.spec,
+            cluster_index=cluster_index,
+            vocabulary=vocabulary,
+            owner=self._progress.document.owner,
         )
         channel = self._channels.channel(unit.address)
         stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)

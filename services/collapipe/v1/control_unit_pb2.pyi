@@ -11,14 +11,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrepareDataRequest(_message.Message):
-    __slots__ = ("job", "cluster_index", "vocabulary")
+    __slots__ = ("job", "cluster_index", "vocabulary", "owner")
     JOB_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     job: _job_pb2.JobSpec
     cluster_index: int
     vocabulary: _job_pb2.BlobSource
-    def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., cluster_index: _Optional[int] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ...) -> None: ...
+    owner: str
+    def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., cluster_index: _Optional[int] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class PrepareDataResponse(_message.Message):
     __slots__ = ("num_rows", "labels", "vocabulary", "num_held_out_rows")
