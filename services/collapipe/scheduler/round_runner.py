@@ -588,7 +588,7 @@ class RoundRunner:
             anew_since=self._commit.anew_since,
             predicted_step_seconds=self._planner.predicted_step_seconds(decision, index),
         )
-        grant = grant_of(request, self._job.host_clusters[index])
+        grant = grant_of(request, self._job, self._progress.jobs.grants.next())
         request.grant.CopyFrom(sign_grant(self._channels.security, grant))
         return request
 

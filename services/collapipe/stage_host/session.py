@@ -77,7 +77,7 @@ class StageSession:
         self.cluster_index = configure.plan.cluster_index
         self._in_flight = configure.plan.stages[self.stage_index].in_flight
         self._num_slices = configure.plan.num_slices or 1
-        self._training = TrainingConfig.model_validate_json(configure.training_json)
+        self._training = TrainingConfig.model_validate_json(configure.settings.training_json)
         # The frames of the first stage come from this host, so only later stages need a limit.
         capacity = self._link_capacity(self.stage_index - 1) if self.stage_index else None
         self.mailbox = Mailbox(capacity)
@@ -155,7 +155,7 @@ class StageSession:
                     resources.channels,
                     digest,
                     addresses[digest],
-                    configure.silence_seconds,
+                    configure.settings.silence_seconds,
                     go_on,
                 )
                 moved.num_bytes = len(data)
@@ -180,7 +180,7 @@ class StageSession:
                         resources.channels,
                         digest,
                         addresses[digest],
-                        configure.silence_seconds,
+                        configure.settings.silence_seconds,
                         go_on,
                     )
                     moved.num_bytes = kept.total_bytes(digest)
@@ -210,7 +210,7 @@ class StageSession:
             adapter=adapter,
             training=self._training,
             device=resources.device,
-            seed=configure.seed,
+            seed=configure.settings.seed,
             cluster_index=self.cluster_index,
             host_cluster=configure.host_cluster,
             round_index=configure.attempt.round_index,
@@ -218,8 +218,8 @@ class StageSession:
             in_flight=self._in_flight,
             num_slices=self._num_slices,
             recompute=configure.plan.stages[self.stage_index].recompute,
-            first_step=configure.step_index,
-            total_steps=configure.total_steps,
+            first_step=configure.settings.step_index,
+            total_steps=configure.settings.total_steps,
         )
         self._stage = Stage(
             context,
@@ -403,7 +403,7 @@ class StageSession:
         if resources.keep_unit is not None:
             resources.keep_unit(announced, blob)
             return
-        silence, track = self._configure.silence_seconds, "weights to the edge server"
+        silence, track = self._configure.settings.silence_seconds, "weights to the edge server"
         with SPANS.span(track, "push", unit=upload.unit_index) as moved:
             push_unit(resources.channels, command.edge_address, announced, blob, silence, report)
             moved.num_bytes = blob.total_bytes
@@ -433,7 +433,7 @@ class StageSession:
         address = self._configure.plan.stages[next_index].address
         stub = stage_pb2_grpc.StageServiceStub(self._resources.channels.channel(address))
         links = self._links_with(next_index, self._to_next_stage)
-        seconds = _OPENING_SHARE * self._configure.silence_seconds
+        seconds = _OPENING_SHARE * self._configure.settings.silence_seconds
         return StreamToNextStage(stub, opening, links, seconds, self.lose_stream)
 
     def _take_shares(self) -> None:
