@@ -212,6 +212,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 admitted is None
                 or admitted.ended.is_set()
                 or opening.stage_index == 0  # The first stage has no previous stage.
+                or not admitted.session.is_configured  # The stage before waits until all stages are.
                 or admitted.has_upstream
             ):
                 raise WrongStateError(
