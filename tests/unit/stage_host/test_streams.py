@@ -14,7 +14,8 @@ from collapipe.rpc import streams
 from collapipe.stage_host.session import StageSession
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.stage_runtime.stage_context import dropout_key
-from collapipe.tensors import Frame, FrameKind, encode_frame
+from collapipe.tensors import Frame, FrameAssembler, FrameKind, encode_frame
+from collapipe.tensors.encoding import LOSSY_CODECS
 from collapipe.v1.stage_pb2 import (
     FRAME_KIND_BACKWARD,
     FRAME_KIND_FORWARD,
@@ -25,7 +26,7 @@ from collapipe.v1.stage_pb2 import (
     RunStageRequest,
     RunStep,
 )
-from collapipe.v1.tensor_pb2 import CODEC_FP32, CODEC_INT8, DATA_TYPE_FLOAT32, TensorHeader
+from collapipe.v1.tensor_pb2 import CODEC_FP32, CODEC_INT8, DATA_TYPE_FLOAT32, Codec, TensorHeader
 
 from .stage_hosts import (
     CLUSTER,
@@ -383,3 +384,18 @@ def test_stream_that_begins_before_its_stage_is_configured_is_refused(host: Stag
     new.run_step(0)
     host.stream(host.opening(new.configure)).send_frame(activation_frame())
     new.expect("step_done")
+
+
+@pytest.mark.parametrize("codec", [CODEC_FP32, *LOSSY_CODECS])
+def test_every_codec_may_send_the_largest_micro_batch(host: StageHost, codec: Codec) -> None:
+    """A row of the tiny model is half a tile of int4, and decoding makes whole tiles."""
+    session = StageSession(host.configure(), host.resources)
+    session.configure()
+    rows, length = 16, 4
+    tensors = {
+        "activation": torch.randn(rows, length, 16),
+        "attention_mask": torch.ones(rows, length, dtype=torch.int64),
+    }
+    header, _ = encode_frame(Frame(FrameKind.FORWARD, 0, 0, tensors), codec)
+    FrameAssembler(session._frame_limits).begin(header)
+    session.close()
