@@ -27,7 +27,7 @@ from collapipe.neighbour_streams.stream import (
 )
 from collapipe.rpc import ChannelPool, Outbox, Security, serve
 from collapipe.stage_runtime import Mailbox
-from collapipe.tensors import Frame, FrameKind
+from collapipe.tensors import MAX_BYTES_OF_KINDS, Frame, FrameKind
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
 
@@ -59,7 +59,7 @@ def links_between(
 ) -> NeighbourLinks:
     labels = ("0", here)
     outgoing = OutgoingLink(OutgoingLinks.unlimited(here).link_to(there), LinkSettings())
-    incoming = IncomingLink(there, here, frozenset(FrameKind), labels, 1, NO_EMULATION, deliver)
+    incoming = IncomingLink(there, here, MAX_BYTES_OF_KINDS, labels, 1, NO_EMULATION, deliver)
     return NeighbourLinks(labels, outbox, outgoing, incoming)
 
 

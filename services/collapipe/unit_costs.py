@@ -35,3 +35,13 @@ class ModelCosts(_Counted):
     """Memory of a block's frozen weights, divided by their bytes: less than 1 if hosts quantise them."""
     notes: tuple[str, ...] = ()
     """What was assumed, because the data of the job is not here."""
+
+
+def activation_bytes(hidden_size: int, max_length: int, value_bytes: int = 4) -> int:
+    """Returns the bytes of the activation of one row, without an encoding.
+
+    Args:
+        max_length: Tokens of the row.
+        value_bytes: Bytes of one value. No type has more than 4.
+    """
+    return hidden_size * max_length * value_bytes

@@ -20,7 +20,7 @@ from faults.interrupted import (
 )
 
 from collapipe.rpc import open_channel
-from collapipe.v1.plan_pb2 import Attempt, UnitState
+from collapipe.v1.plan_pb2 import Attempt, SessionSettings, UnitState
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe.v1.stage_pb2 import (
     FRAME_KIND_FORWARD,
@@ -67,7 +67,7 @@ def test_messages_of_other_attempts_change_nothing(
                             UnitState(unit_index=unit)
                             for unit in range(stage.start_unit, stage.stop_unit)
                         ],
-                        training_json="{}",
+                        settings=SessionSettings(training_json="{}"),
                     )
                     attempt = (old_job, old_round, other_plan)[number % 3]
                     opening = OpenLink(attempt=attempt, stage_index=stage_index)

@@ -179,6 +179,53 @@ def test_control_unit_of_another_cluster_can_neither_run_a_stage_nor_disturb_a_j
     assert states[-1] == scheduler_pb2.JOB_STATE_SUCCEEDED
 
 
+def refusal_of_grant(deployment: SecuredDeployment, number: int) -> str:
+    """Returns why a device refuses a grant of the scheduler, which never has the model of the session."""
+    attempt = Attempt(job_id="over", plan_id="plan")
+    stages = [
+        Stage(host_id="control-unit-0", stop_unit=1),
+        Stage(host_id="device-0-0", start_unit=1),
+    ]
+    grant = Grant(attempt=attempt, plan=Plan(stages=stages), number=number)
+    configure = ConfigureStage(
+        attempt=attempt,
+        plan=grant.plan,
+        stage_index=1,
+        grant=sign_grant(deployment.security("scheduler"), grant),
+    )
+    security = deployment.security("control-unit-0")
+    with open_channel(deployment.addresses["device-0-0"], security) as channel:
+        call = stage_pb2_grpc.StageServiceStub(channel).RunStage(
+            iter([RunStageRequest(configure=configure)]), timeout=20
+        )
+        with pytest.raises(grpc.RpcError) as raised:
+            next(call)
+    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    return str(raised.value.details())
+
+
+def test_grant_of_an_attempt_that_is_over_is_refused(
+    deployment: SecuredDeployment, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path, devices_per_cluster=2, training={"rounds": 1, "local_steps": 1})
+    with deployment.client() as client:
+        job_id = client.submit(job)
+        events = client.watch(job_id)
+        while not next(events).HasField("round_started"):  # The attempt began before.
+            pass
+        number = int(1e6 * time.time())
+        assert "must be those that the scheduler" in refusal_of_grant(deployment, number)
+        states = [event.status.state for event in events if event.HasField("status")]
+    assert states[-1] == scheduler_pb2.JOB_STATE_SUCCEEDED
+    deadline = time.monotonic() + 20
+    while "here grants count from" not in (said := refusal_of_grant(deployment, number)):
+        assert "must be those that the scheduler has granted" in said
+        assert time.monotonic() < deadline, said
+    assert f"has the number {number}, but" in said
+    later = int(1e6 * time.time()) + 120_000_000
+    assert "must be those that the scheduler has granted" in refusal_of_grant(deployment, later)
+
+
 def test_only_the_stage_before_may_open_a_stream_to_a_stage(
     deployment: SecuredDeployment, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ import hmac
 from collections.abc import Sequence
 
 from collapipe.job import JobConfig
+from collapipe.rpc import session_settings
 from collapipe.v1 import control_unit_pb2, stage_pb2
 
 
@@ -32,8 +33,7 @@ def stage_configuration(
         plan=request.plan,
         stage_index=stage_index,
         model=request.model,
-        training_json=job.training.model_dump_json(),
-        seed=job.seed,
+        settings=session_settings(request, job),
         units=[request.base.units[unit] for unit in units],
         sources=[
             stage_pb2.UnitSource(
@@ -55,9 +55,6 @@ def stage_configuration(
             )
             for unit in units
         ],
-        step_index=request.base.step_index,
-        total_steps=request.total_steps,
-        silence_seconds=job.schedule.silence_seconds,
         host_cluster=job.host_clusters[request.plan.cluster_index],
         grant=request.grant,
         is_hidden=job.averaging.secure,

@@ -4,7 +4,7 @@ import collections
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
 from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.emulation.emulation_file import EmulationFile
@@ -26,7 +26,7 @@ class IncomingLink:
     Args:
         sender: Id of the other host.
         receiver: Id of this host.
-        kinds: The kinds of frames that the other host may send.
+        limits: For each kind of frames that the other host may send, the most memory of a frame, in bytes.
         stage_labels: Cluster index and stage index of the receiving stage, for metrics.
         capacity: The largest number of frames that an emulated delay holds back. A correct neighbour stays below it.
         deliver: Takes each complete frame, in the order of arrival.
@@ -36,7 +36,7 @@ class IncomingLink:
         self,
         sender: str,
         receiver: str,
-        kinds: Collection[FrameKind],
+        limits: Mapping[FrameKind, int],
         stage_labels: tuple[str, str],
         capacity: int,
         emulation: EmulationFile,
@@ -49,7 +49,7 @@ class IncomingLink:
         self._stage_labels = stage_labels
         self._emulation = emulation
         self._delay_line = _DelayLine(deliver, capacity)
-        self._assembler = FrameAssembler(kinds)
+        self._assembler = FrameAssembler(limits)
         self._header = stage_pb2.FrameHeader()
         self._header_arrived_at = 0.0
         self._frame_ended_at = time.perf_counter()

@@ -8,10 +8,12 @@ from collapipe.rpc.channel import open_channel as open_channel
 from collapipe.rpc.channel import why_unreachable as why_unreachable
 from collapipe.rpc.credentials import Presented as Presented
 from collapipe.rpc.credentials import Security as Security
+from collapipe.rpc.grants import check_finish as check_finish
 from collapipe.rpc.grants import check_push as check_push
 from collapipe.rpc.grants import check_session as check_session
 from collapipe.rpc.grants import check_stage_caller as check_stage_caller
 from collapipe.rpc.grants import grant_of as grant_of
+from collapipe.rpc.grants import session_settings as session_settings
 from collapipe.rpc.grants import sign_grant as sign_grant
 from collapipe.rpc.masking_keys import check_masking_keys as check_masking_keys
 from collapipe.rpc.masking_keys import read_masking_keys as read_masking_keys

@@ -73,6 +73,7 @@ class _Kept:
     refused: _Stamps = ()
     """The files of the last warning."""
     revoked: RevokedKeyList = field(default_factory=RevokedKeyList)
+    least_grant: int = 0
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,19 @@ class Security:
         contents = self._contents()
         if contents is not None:
             self.revoked.learn(signed, contents.ca)
+
+    @property
+    def least_grant(self) -> int:
+        """The least number of a grant that this process accepts."""
+        return self._kept.least_grant
+
+    def learn_least_grant(self, number: int, *, anew: bool = False) -> None:
+        """Takes the least number of a grant that counts. It never falls.
+
+        Args:
+            anew: Whether the scheduler may be another one than before, whose numbers have nothing to do with earlier ones.
+        """
+        self._kept.least_grant = number if anew else max(number, self._kept.least_grant)
 
     def check_signature(
         self, data: bytes, signature: bytes, certificate: bytes, role: Role, kind: str = GRANT

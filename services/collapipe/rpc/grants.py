@@ -10,23 +10,48 @@ from google.protobuf.message import DecodeError
 
 from collapipe.certificates.identity import Role
 from collapipe.errors import NotPermittedError
+from collapipe.job import JobConfig
 from collapipe.rpc.credentials import Security
 from collapipe.rpc.permissions import check_is_caller
 from collapipe.v1 import control_unit_pb2, edge_server_pb2, plan_pb2, stage_pb2
 
+_REMEDY = "run the same version of CollaPipe on all machines, or revoke the key of the control unit if it does not keep to the plan"
 
-def grant_of(request: control_unit_pb2.RunRoundRequest, host_cluster: int) -> plan_pb2.Grant:
+
+def grant_of(
+    request: control_unit_pb2.RunRoundRequest, job: JobConfig, number: int
+) -> plan_pb2.Grant:
     """Returns the grant that lets a control unit do what a request asks for.
 
     Args:
-        host_cluster: The cluster of the deployment that runs the plan.
+        job: The job of the request, parsed.
+        number: The number of the grant.
     """
     return plan_pb2.Grant(
         attempt=request.attempt,
         plan=request.plan,
-        host_cluster=host_cluster,
+        host_cluster=job.host_clusters[request.plan.cluster_index],
         edge_host_id=request.edge_host_id,
         model_sha256=_model_sha256(request.model),
+        number=number,
+        settings=session_settings(request, job),
+        edge_address=request.edge_address,
+        previous_addresses=[stage.address for stage in request.previous_stages],
+    )
+
+
+def session_settings(
+    request: control_unit_pb2.RunRoundRequest, job: JobConfig
+) -> plan_pb2.SessionSettings:
+    """Returns the settings of the sessions that a request asks for. `job` is its job, parsed."""
+    return plan_pb2.SessionSettings(
+        training_json=job.training.model_dump_json(),
+        seed=job.seed,
+        step_index=request.base.step_index,
+        total_steps=request.total_steps,
+        silence_seconds=job.schedule.silence_seconds,
+        max_length=job.task.max_length,
+        is_use=request.is_use,
     )
 
 
@@ -43,14 +68,16 @@ def check_session(
     context: grpc.ServicerContext,
     configure: stage_pb2.ConfigureStage,
     host_id: str,
-) -> None:
-    """Refuses a session that the scheduler has not granted to the caller and to this host. Plain text has no names to check.
+) -> plan_pb2.Grant | None:
+    """Refuses a session that the scheduler has not granted to the caller and to this host. Returns the grant.
+
+    Plain text has no names to check, and the result is `None`.
 
     Raises:
-        NotPermittedError: The grant is not the scheduler's, is for something else, or for other hosts.
+        NotPermittedError: The grant is not the scheduler's, is too old, is for something else, or for other hosts.
     """
     if security.is_insecure:
-        return
+        return None
     grant = _granted(security, configure.grant)
     asked = configure.attempt, configure.plan, configure.host_cluster
     asked_model = _model_sha256(configure.model)
@@ -68,6 +95,46 @@ def check_session(
         raise NotPermittedError(
             f"{host_id} was asked to run stage {configure.stage_index} of {_words(grant.attempt)}, but the plan has the stages "
             f"{', '.join(stages)}"
+        )
+    _check_settings(configure, grant)
+    _check_sources(configure, grant)
+    return grant
+
+
+def _check_settings(configure: stage_pb2.ConfigureStage, grant: plan_pb2.Grant) -> None:
+    for field in plan_pb2.SessionSettings.DESCRIPTOR.fields:
+        asked, granted = (getattr(each.settings, field.name) for each in (configure, grant))
+        if asked != granted:
+            raise NotPermittedError(
+                f"a session of {_words(grant.attempt)} was asked for with {field.name} = {asked!r}, but the scheduler has granted "
+                f"{granted!r}: {_REMEDY}"
+            )
+
+
+def _check_sources(configure: stage_pb2.ConfigureStage, grant: plan_pb2.Grant) -> None:
+    granted = {stage.address for stage in grant.plan.stages}
+    granted |= {grant.edge_address, *grant.previous_addresses}
+    for source in configure.sources:
+        for address in (
+            *source.weights_addresses,
+            *source.optimizer_addresses,
+            *source.frozen_addresses,
+        ):
+            if address not in granted:
+                raise NotPermittedError(
+                    f"a session of {_words(grant.attempt)} was asked for that fetches unit {source.unit_index} from {address!r}, but "
+                    f"the scheduler has granted {', '.join(sorted(granted))}: {_REMEDY}"
+                )
+
+
+def check_finish(grant: plan_pb2.Grant, finish: stage_pb2.FinishRound) -> None:
+    """Refuses the end of a round that pushes to another host than the edge server of its grant; raises `NotPermittedError`."""
+    asked = finish.edge_host_id, finish.edge_address
+    # A committed round has no address, because it pushes nothing.
+    if asked not in ((grant.edge_host_id, grant.edge_address), (grant.edge_host_id, "")):
+        raise NotPermittedError(
+            f"a stage was asked to push units of {_words(grant.attempt)} to {asked[0]!r} at {asked[1]!r}, but the scheduler has "
+            f"granted {grant.edge_host_id} at {grant.edge_address}: {_REMEDY}"
         )
 
 
@@ -91,7 +158,7 @@ def check_push(
     """Refuses a push that the scheduler has not granted to the caller and to this host. Plain text has no names to check.
 
     Raises:
-        NotPermittedError: The grant is not the scheduler's, is for something else, or for other hosts.
+        NotPermittedError: The grant is not the scheduler's, is too old, is for something else, or for other hosts.
     """
     if security.is_insecure:
         return
@@ -118,11 +185,17 @@ def _words(attempt: plan_pb2.Attempt) -> str:
 
 
 def _granted(security: Security, signed: plan_pb2.SignedGrant) -> plan_pb2.Grant:
-    """Returns what the scheduler has granted; raises `NotPermittedError` if it has not signed it, or if it is malformed."""
+    """Returns what the scheduler has granted; raises `NotPermittedError` if it has not signed it, or if it is malformed or too old."""
     security.check_signature(signed.grant, signed.signature, signed.certificate, Role.SCHEDULER)
     try:
-        return plan_pb2.Grant.FromString(signed.grant)
+        grant = plan_pb2.Grant.FromString(signed.grant)
     except DecodeError:
         raise NotPermittedError(
             "the grant of an attempt is malformed: run the same version of CollaPipe on all machines"
         ) from None
+    if grant.number < security.least_grant:
+        raise NotPermittedError(
+            f"the grant of {_words(grant.attempt)} has the number {grant.number}, but here grants count from {security.least_grant} on: "
+            "it is of an attempt that is over, so begin another"
+        )
+    return grant

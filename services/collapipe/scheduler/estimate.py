@@ -32,7 +32,7 @@ from collapipe.scheduler.host_registry import (
 )
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import ModelSizes, build_problem, link_pairs
-from collapipe.unit_costs import ModelCosts, UnitCost
+from collapipe.unit_costs import ModelCosts, UnitCost, activation_bytes
 from collapipe.v1 import scheduler_pb2
 
 Count = Callable[[Sequence[JobConfig]], list[ModelCosts | None]]
@@ -209,7 +209,9 @@ class Estimator:
             work_shares=[value / mean_flops for value in flops],
             stash_shares=[value / mean_stash for value in stash],
             activation_bytes=float(
-                costs.hidden_size * job.task.max_length * job.model.activation_value_bytes
+                activation_bytes(
+                    costs.hidden_size, job.task.max_length, job.model.activation_value_bytes
+                )
             ),
         )
         sizes = ModelSizes(

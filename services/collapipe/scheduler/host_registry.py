@@ -149,8 +149,8 @@ class HostRegistry:
                     seconds = min(seconds, _LONGEST_SUSPICION_SECONDS)
                     self._suspects[host_id] = _Suspect(self._clock(), seconds, reason)
 
-    def heartbeat(self, host_id: str, incarnation: str) -> None:
-        """Records that a host is alive.
+    def heartbeat(self, host_id: str, incarnation: str) -> scheduler_pb2.Host:
+        """Records that a host is alive, and returns it.
 
         Raises:
             NotFoundError: The host is not registered.
@@ -166,6 +166,7 @@ class HostRegistry:
                     "one of the two processes"
                 )
             self._last_seen[host_id] = self._clock()
+            return host
 
     def alive(self, *, suspects: bool = True) -> list[scheduler_pb2.Host]:
         """Returns the hosts whose last heartbeat is recent, in registration order.

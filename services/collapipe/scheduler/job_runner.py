@@ -232,6 +232,7 @@ class JobRunner:
     def _run_attempt(self) -> None:
         """Runs the rounds from the restore point to the end of the job."""
         self._calls.begin_attempt()
+        self._progress.jobs.grants.begin_attempt(self.host_clusters)
         self._say(scheduler_pb2.JOB_STATE_PREPARING, "looks for hosts")
         hosts = self._wait_for_hosts()
         if not self._used:

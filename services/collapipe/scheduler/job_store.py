@@ -27,6 +27,7 @@ from collapipe.documents import read_document, write_document
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.scheduler.deleted_jobs import DeletedJobs
+from collapipe.scheduler.grant_numbers import GrantNumbers
 from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.privacy_account import PrivacyAccount
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
@@ -184,6 +185,7 @@ class JobStore:
         self._lock = threading.RLock()
         self._jobs: dict[str, JobDocument] = {}
         self.deleted = DeletedJobs(directory)
+        self.grants = GrantNumbers(directory)
         for path in self._directory.glob("*/job.json"):
             try:
                 document = _read(path, JobDocument)

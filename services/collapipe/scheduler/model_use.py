@@ -75,6 +75,7 @@ class ModelUse:
 
     def run(self) -> None:
         """Gives the use its turn, and waits until it has ended. Ends it if its client holds it up for too long."""
+        self._jobs.grants.begin_attempt(self.host_clusters)
         self._has_turn.set()
         while not self._ended.wait(SIGN_OF_LIFE_SECONDS):
             for task, since in self._client_tasks.items():
@@ -235,8 +236,9 @@ class ModelUse:
             edge_host_id=hosts.edge_server.host_id,
             vocabulary=_vocabulary(document, hosts),
             total_steps=document.job.total_steps,
+            is_use=True,
         )
-        grant = grant_of(request, document.job.host_clusters[0])
+        grant = grant_of(request, document.job, self._jobs.grants.next())
         request.grant.CopyFrom(sign_grant(self._channels.security, grant))
         return request
 

@@ -36,6 +36,7 @@ from collapipe.scheduler.round_problem import ModelSizes, build_problem
 from collapipe.scheduler.telemetry_window import MIN_SCRAPES, Telemetry
 from collapipe.telemetry import metrics
 from collapipe.telemetry.estimates import Estimates
+from collapipe.unit_costs import activation_bytes
 from collapipe.v1 import job_pb2, plan_pb2, stage_pb2
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,9 @@ class Planner:
             knowledge.backlogs = state.knowledge.backlogs
             knowledge.reference_seconds = state.knowledge.reference_seconds
         knowledge.activation_bytes = float(
-            sizes.hidden_size * job.task.max_length * job.model.activation_value_bytes
+            activation_bytes(
+                sizes.hidden_size, job.task.max_length, job.model.activation_value_bytes
+            )
         )
         planner = cls(job, sizes, hosts, knowledge, telemetry, explorer=explorer, profile=profile)
         if job.schedule.channel_bandwidth_hz:

@@ -69,6 +69,6 @@ class RoundRequests:
             anew_since=anew_since,
             predicted_step_seconds=self._planner.predicted_step_seconds(decision, index),
         )
-        grant = grant_of(request, self._progress.job.host_clusters[index])
+        grant = grant_of(request, self._progress.job, self._progress.jobs.grants.next())
         request.grant.CopyFrom(sign_grant(self._security, grant))
         return request

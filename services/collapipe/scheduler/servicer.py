@@ -98,7 +98,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         check_claims(host, context)
         self._registry.register(host)
         self._channels.know(host.host_id, host.address)
-        answer = scheduler_pb2.RegisterHostResponse()
+        answer = scheduler_pb2.RegisterHostResponse(least_grant=self._least_grant(host))
         answer.heartbeat_interval.FromMilliseconds(int(self._registry.heartbeat_seconds * 1000))
         return answer
 
@@ -106,14 +106,20 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.HeartbeatRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.HeartbeatResponse:
         check_is_caller(context, request.host_id)
-        self._registry.heartbeat(request.host_id, request.incarnation)
+        host = self._registry.heartbeat(request.host_id, request.incarnation)
         job_ids, total = self._jobs.deleted.after(request.num_deletions)
-        answer = scheduler_pb2.HeartbeatResponse(deleted_job_ids=job_ids, num_deletions=total)
+        answer = scheduler_pb2.HeartbeatResponse(
+            deleted_job_ids=job_ids, num_deletions=total, least_grant=self._least_grant(host)
+        )
         revoked = self._channels.security.revoked
         if revoked.number > request.revoked_keys_number:
             answer.revoked_keys.CopyFrom(revoked.signed)
         answer.heartbeat_interval.FromMilliseconds(int(self._registry.heartbeat_seconds * 1000))
         return answer
+
+    def _least_grant(self, host: scheduler_pb2.Host) -> int:
+        is_edge_server = host.role == scheduler_pb2.HOST_ROLE_EDGE_SERVER
+        return self._jobs.grants.least(None if is_edge_server else host.cluster_index)
 
     def ListHosts(
         self, request: scheduler_pb2.ListHostsRequest, context: grpc.ServicerContext
@@ -393,6 +399,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             entry.run()
         except Exception:  # What it has must be free for others in any case.
             logger.exception("job %s ended without an outcome", entry.job_id)
+        self._jobs.grants.end_attempt(entry.host_clusters)
         with self._changed:
             del self._running[entry]
             # A new runner may have resumed the job meanwhile.

@@ -84,7 +84,9 @@ class Registration:
     def _register(self) -> float:
         request = scheduler_pb2.RegisterHostRequest(host=self._host)
         answer = call(self._stub().RegisterHost, request, "the scheduler", _DEADLINE_SECONDS)
-        self._num_deletions = 0  # It may be another scheduler, or one whose state was restored.
+        # It may be another scheduler, or one whose state was restored.
+        self._num_deletions = 0
+        self._channels.security.learn_least_grant(answer.least_grant, anew=True)
         return _seconds(answer.heartbeat_interval)
 
     def _heartbeat(self) -> float:
@@ -95,6 +97,7 @@ class Registration:
             revoked_keys_number=self._channels.security.revoked.number,
         )
         answer = call(self._stub().Heartbeat, request, "the scheduler", _DEADLINE_SECONDS)
+        self._channels.security.learn_least_grant(answer.least_grant)
         if answer.HasField("revoked_keys"):
             try:
                 self._channels.security.learn_revoked(answer.revoked_keys)

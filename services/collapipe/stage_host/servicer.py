@@ -22,6 +22,7 @@ from collapipe.errors import (
 )
 from collapipe.rpc import (
     Outbox,
+    check_finish,
     check_session,
     check_stage_caller,
     explain_unexpected,
@@ -94,7 +95,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         if first is None or first.WhichOneof("command") != "configure":
             raise InvalidInputError("a session begins with ConfigureStage")
         resources = self._resources
-        check_session(resources.channels.security, context, first.configure, resources.host_id)
+        security, host_id = resources.channels.security, resources.host_id
+        grant = check_session(security, context, first.configure, host_id)
         admitted = self._admit(first.configure)
         session = admitted.session
 
@@ -129,6 +131,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 emit(stage_pb2.RunStageResponse(configured=session.configure()))
                 threading.Thread(target=receive_commands, name="commands", daemon=True).start()
                 for command in admitted.commands:
+                    if grant is not None and command.WhichOneof("command") == "finish":
+                        check_finish(grant, command.finish)
                     emit(_execute(session, command))
                 if admitted.stop_reason is not None:
                     raise admitted.stop_reason
@@ -208,6 +212,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 admitted is None
                 or admitted.ended.is_set()
                 or opening.stage_index == 0  # The first stage has no previous stage.
+                or not admitted.session.is_configured  # The stage before waits until all stages are.
                 or admitted.has_upstream
             ):
                 raise WrongStateError(

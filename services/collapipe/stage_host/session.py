@@ -13,10 +13,12 @@ from collapipe.errors import (
     CollapipeError,
     CorruptDataError,
     InvalidInputError,
+    PeerLostError,
     WrongStateError,
 )
 from collapipe.job import TrainingConfig
 from collapipe.models import IGNORED, GenerationSettings, ModelAdapter
+from collapipe.neighbour_streams.frame_limits import frame_limits, of_kinds
 from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.neighbour_streams.link_settings import link_settings, upload_share
 from collapipe.neighbour_streams.outgoing_link import OutgoingLink
@@ -50,9 +52,6 @@ _OPENING_SHARE = 0.8
 """The next stage has to accept a stream within this share of the allowed silence. So a cut link is noticed by the stage before it,
 which knows the link, and not by the control unit, which only sees that nothing moves."""
 
-_MOST_LABEL_BYTES = 64 << 20
-"""Labels of a micro-batch of 8 million tokens."""
-
 
 class StageSession:
     """One stage in one attempt. One thread calls every method but `take_labels`, `abort` and `lose_stream`, in the order
@@ -77,15 +76,19 @@ class StageSession:
         self.cluster_index = configure.plan.cluster_index
         self._in_flight = configure.plan.stages[self.stage_index].in_flight
         self._num_slices = configure.plan.num_slices or 1
-        self._training = TrainingConfig.model_validate_json(configure.training_json)
-        # The frames of the first stage come from this host, so only later stages need a limit.
-        capacity = self._link_capacity(self.stage_index - 1) if self.stage_index else None
-        self.mailbox = Mailbox(capacity)
+        self._training = TrainingConfig.model_validate_json(configure.settings.training_json)
+        is_first = self.stage_index == 0
+        neighbour = 1 if is_first else self.stage_index - 1
+        # A stage without neighbours has only frames of its own.
+        capacity = self._link_capacity(neighbour) if len(self.plan.stages) > 1 else None
+        self.mailbox = Mailbox(capacity, is_first=is_first)
         self._to_previous_stage: Outbox[Frame] = Outbox()
         self._to_next_stage: Outbox[Frame] = Outbox()
-        self._send_backward = send_backward or self._to_previous_stage.put
+        self._send_backward = send_backward or self._put_backward
         self._incoming: list[IncomingLink] = []
-        self._labels = FrameAssembler({FrameKind.LABELS}, _MOST_LABEL_BYTES)
+        self._frame_limits: dict[FrameKind, int] = {}
+        """Empty until the stage is configured."""
+        self._labels = FrameAssembler({})
         self._received_label_bytes = 0
         self._num_classes = 0
         self._shares = ExitStack()
@@ -111,6 +114,11 @@ class StageSession:
     def received_bytes(self) -> int:
         """Bytes that have arrived from both neighbours, and bytes of labels."""
         return self._received_label_bytes + sum(link.received_bytes for link in self._incoming)
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether the stage has begun to hold units, so that it knows how large frames may be."""
+        return bool(self._frame_limits)
 
     def configure(self) -> stage_pb2.StageConfigured:
         """Brings the units of the stage into the wanted state. Fetches those that this host does not have."""
@@ -155,7 +163,7 @@ class StageSession:
                     resources.channels,
                     digest,
                     addresses[digest],
-                    configure.silence_seconds,
+                    configure.settings.silence_seconds,
                     go_on,
                 )
                 moved.num_bytes = len(data)
@@ -167,6 +175,10 @@ class StageSession:
         self._resident_units = resources.resident_units(configure, self._training)
         adapter = self._resident_units.adapter
         self._num_classes = adapter.num_classes
+        self._frame_limits = frame_limits(
+            configure.plan, configure.settings, self._training, adapter
+        )
+        self._labels = FrameAssembler(of_kinds(self._frame_limits, {FrameKind.LABELS}))
 
         def frozen_file(unit_index: int, digest: str) -> Path:
             def fetch_into(kept: BlobStore) -> None:
@@ -180,7 +192,7 @@ class StageSession:
                         resources.channels,
                         digest,
                         addresses[digest],
-                        configure.silence_seconds,
+                        configure.settings.silence_seconds,
                         go_on,
                     )
                     moved.num_bytes = kept.total_bytes(digest)
@@ -210,7 +222,7 @@ class StageSession:
             adapter=adapter,
             training=self._training,
             device=resources.device,
-            seed=configure.seed,
+            seed=configure.settings.seed,
             cluster_index=self.cluster_index,
             host_cluster=configure.host_cluster,
             round_index=configure.attempt.round_index,
@@ -218,8 +230,8 @@ class StageSession:
             in_flight=self._in_flight,
             num_slices=self._num_slices,
             recompute=configure.plan.stages[self.stage_index].recompute,
-            first_step=configure.step_index,
-            total_steps=configure.total_steps,
+            first_step=configure.settings.step_index,
+            total_steps=configure.settings.total_steps,
         )
         self._stage = Stage(
             context,
@@ -403,11 +415,28 @@ class StageSession:
         if resources.keep_unit is not None:
             resources.keep_unit(announced, blob)
             return
-        silence, track = self._configure.silence_seconds, "weights to the edge server"
+        silence, track = self._configure.settings.silence_seconds, "weights to the edge server"
         with SPANS.span(track, "push", unit=upload.unit_index) as moved:
             push_unit(resources.channels, command.edge_address, announced, blob, silence, report)
             moved.num_bytes = blob.total_bytes
         self._pushed_bytes += blob.total_bytes
+
+    def _put_backward(self, frame: Frame) -> None:
+        """Sends a frame to the previous stage. If it does not take its frames, they must not fill the memory.
+
+        Raises:
+            PeerLostError: More frames wait than its in-flight window allows.
+        """
+        most = self._link_capacity(self.stage_index - 1)
+        # The tokens of an answer are small, and a head may generate all of them at once.
+        if len(self._to_previous_stage) >= most and not self._configure.settings.is_use:
+            host_id = self.plan.stages[self.stage_index - 1].host_id
+            raise PeerLostError(
+                host_id,
+                f"{host_id} has not taken {most} frames, but sent further ones, and its in-flight window allows no more: it hangs, or "
+                "runs another version",
+            )
+        self._to_previous_stage.put(frame)
 
     def _ready_stage(self) -> Stage:
         """Returns the stage for a command. The first command also opens the stream to the next stage.
@@ -433,7 +462,7 @@ class StageSession:
         address = self._configure.plan.stages[next_index].address
         stub = stage_pb2_grpc.StageServiceStub(self._resources.channels.channel(address))
         links = self._links_with(next_index, self._to_next_stage)
-        seconds = _OPENING_SHARE * self._configure.silence_seconds
+        seconds = _OPENING_SHARE * self._configure.settings.silence_seconds
         return StreamToNextStage(stub, opening, links, seconds, self.lose_stream)
 
     def _take_shares(self) -> None:
@@ -453,7 +482,10 @@ class StageSession:
         incoming = IncomingLink(
             neighbour.host_id,
             links.host_id,
-            TOWARDS_HEAD if neighbour_index < self.stage_index else TOWARDS_EMBEDDING,
+            of_kinds(
+                self._frame_limits,
+                TOWARDS_HEAD if neighbour_index < self.stage_index else TOWARDS_EMBEDDING,
+            ),
             stage_labels,
             self._link_capacity(neighbour_index),
             links.emulation,

@@ -12,10 +12,12 @@ class Mailbox:
     Args:
         capacity: Frames of one queue that may wait. The in-flight windows keep correct neighbours below
             it. The stream of a sender that sends more is blocked. `None` means no limit.
+        is_first: Whether frames towards the head and labels come from this host itself, so that they have no limit.
     """
 
-    def __init__(self, capacity: int | None) -> None:
+    def __init__(self, capacity: int | None, *, is_first: bool = False) -> None:
         self._capacity = capacity
+        self._is_first = is_first
         self._changed = threading.Condition()
         self._towards_head: deque[Frame] = deque()
         self._towards_embedding: deque[Frame] = deque()
@@ -28,8 +30,10 @@ class Mailbox:
             queue = self._labels
         else:
             queue = self._towards_head if frame.kind.towards_head else self._towards_embedding
+        is_from_here = self._is_first and queue is not self._towards_embedding
+        capacity = None if is_from_here else self._capacity
         with self._changed:
-            while self._failure is None and len(queue) == self._capacity:
+            while self._failure is None and len(queue) == capacity:
                 self._changed.wait()
             if self._failure is None:
                 queue.append(frame)

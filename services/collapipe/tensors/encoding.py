@@ -183,3 +183,8 @@ LOSSY_CODECS: dict[tensor_pb2.Codec, FrameCodec] = {
     tensor_pb2.CODEC_INT8: Int8RowCodec(),
     tensor_pb2.CODEC_INT4: Int4HadamardCodec(),
 }
+
+
+def decoded_width(width: int) -> int:
+    """Returns the most values that decoding a row of so many values makes."""
+    return max(codec.decoding_bytes((width,)) for codec in LOSSY_CODECS.values()) // _FP32_BYTES

@@ -7,7 +7,7 @@ can refuse a frame before it allocates memory.
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import prod
@@ -24,7 +24,10 @@ CHUNK_BYTES = 1 << 20
 """Most bytes in one message. Larger messages serialise more slowly, and smaller ones cost more calls."""
 
 MAX_FRAME_BYTES = 1 << 30
-"""The most memory, in bytes, that decoding an accepted frame may take."""
+"""The most memory, in bytes, that decoding any frame may take."""
+
+_MAX_HEADER_BYTES = 4096
+"""Largest header. Four tensors need a tenth of it."""
 
 ACTIVATION = "activation"
 """Name of the activation or its gradient in a frame. Codecs encode only this tensor."""
@@ -57,6 +60,8 @@ class FrameKind(IntEnum):
         return self in TOWARDS_HEAD
 
 
+MAX_BYTES_OF_KINDS = dict.fromkeys(FrameKind, MAX_FRAME_BYTES)
+"""The limits of a receiver that knows no plan."""
 TOWARDS_EMBEDDING = frozenset({FrameKind.BACKWARD, FrameKind.PREDICTION})
 """The kinds of frames that go from a stage to the previous one."""
 TOWARDS_HEAD = frozenset(FrameKind) - TOWARDS_EMBEDDING - {FrameKind.LABELS}
@@ -157,16 +162,11 @@ class FrameAssembler:
     """Decodes the frames of one stream from their headers and chunks.
 
     Args:
-        kinds: The kinds of frames that the sender may send.
+        limits: For each kind of frames that the sender may send, the most memory in bytes that decoding a frame may take.
     """
 
-    def __init__(
-        self,
-        kinds: Collection[FrameKind] = frozenset(FrameKind),
-        max_frame_bytes: int = MAX_FRAME_BYTES,
-    ) -> None:
-        self._kinds = kinds
-        self._max_frame_bytes = max_frame_bytes
+    def __init__(self, limits: Mapping[FrameKind, int] = MAX_BYTES_OF_KINDS) -> None:
+        self._limits = limits
         self._header: stage_pb2.FrameHeader | None = None
         self._buffers: list[Tensor] = []
         self._incomplete: deque[tuple[tensor_pb2.TensorHeader, memoryview]] = deque()
@@ -180,7 +180,7 @@ class FrameAssembler:
         Raises:
             CorruptDataError: The previous frame is incomplete, the header contradicts itself, or the sender may not send frames of
                 this kind.
-            InvalidInputError: The frame is larger than the limit.
+            InvalidInputError: The frame or its header is larger than the limit.
         """
         if self._header is not None:
             raise CorruptDataError(
@@ -189,16 +189,25 @@ class FrameAssembler:
             )
         if int(header.kind) not in set(FrameKind):
             raise CorruptDataError(f"a frame of the unknown kind {header.kind} arrived")
-        if (kind := FrameKind(header.kind)) not in self._kinds:
+        if (kind := FrameKind(header.kind)) not in self._limits:
             raise CorruptDataError(
-                f"a frame of kind {kind.name} arrived, but its sender may only send {', '.join(k.name for k in self._kinds)}: run the same version "
+                f"a frame of kind {kind.name} arrived, but its sender may only send {', '.join(k.name for k in self._limits)}: run the same version "
                 "everywhere"
             )
-        total = sum(_check(tensor) for tensor in header.tensors)
-        if total > self._max_frame_bytes:
+        if header.ByteSize() > _MAX_HEADER_BYTES:
             raise InvalidInputError(
-                f"a frame of {total} bytes exceeds the limit of {self._max_frame_bytes}: "
+                f"the header of a frame has {header.ByteSize()} bytes, over the limit of {_MAX_HEADER_BYTES}: run the same version "
+                "everywhere"
+            )
+        total, limit = sum(_check(tensor) for tensor in header.tensors), self._limits[kind]
+        if total > limit:
+            remedy = (
                 "use more micro-batches or shorter sequences"
+                if limit == MAX_FRAME_BYTES
+                else "the plan and the model need no more, so run the same version everywhere"
+            )
+            raise InvalidInputError(
+                f"a frame of kind {kind.name} with {total} bytes exceeds the limit of {limit}: {remedy}"
             )
         names = [tensor.name for tensor in header.tensors]
         if len(set(names)) < len(names):

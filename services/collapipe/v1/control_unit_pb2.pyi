@@ -35,7 +35,7 @@ class PrepareDataResponse(_message.Message):
     def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., num_held_out_rows: _Optional[int] = ...) -> None: ...
 
 class RunRoundRequest(_message.Message):
-    __slots__ = ("attempt", "job", "model", "plan", "base", "labels", "local_steps", "evaluate", "previous_stages", "edge_address", "edge_host_id", "vocabulary", "restore_point", "restore_num_rounds", "candidate", "candidate_stages", "wait_for_copy", "total_steps", "anew_since", "is_committed", "predicted_step_seconds", "grant", "masked")
+    __slots__ = ("attempt", "job", "model", "plan", "base", "labels", "local_steps", "evaluate", "previous_stages", "edge_address", "edge_host_id", "vocabulary", "restore_point", "restore_num_rounds", "candidate", "candidate_stages", "wait_for_copy", "total_steps", "anew_since", "is_committed", "predicted_step_seconds", "grant", "masked", "is_use")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class RunRoundRequest(_message.Message):
     PREDICTED_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     MASKED_FIELD_NUMBER: _ClassVar[int]
+    IS_USE_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     job: _job_pb2.JobSpec
     model: _plan_pb2.ModelSpec
@@ -82,7 +83,8 @@ class RunRoundRequest(_message.Message):
     predicted_step_seconds: float
     grant: _plan_pb2.SignedGrant
     masked: _secure_aggregation_pb2.MaskedRound
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., base: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., local_steps: _Optional[int] = ..., evaluate: bool = ..., previous_stages: _Optional[_Iterable[_Union[_plan_pb2.Stage, _Mapping]]] = ..., edge_address: _Optional[str] = ..., edge_host_id: _Optional[str] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., restore_point: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., restore_num_rounds: _Optional[int] = ..., candidate: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., candidate_stages: _Optional[_Iterable[_Union[_plan_pb2.Stage, _Mapping]]] = ..., wait_for_copy: bool = ..., total_steps: _Optional[int] = ..., anew_since: _Optional[int] = ..., is_committed: bool = ..., predicted_step_seconds: _Optional[float] = ..., grant: _Optional[_Union[_plan_pb2.SignedGrant, _Mapping]] = ..., masked: _Optional[_Union[_secure_aggregation_pb2.MaskedRound, _Mapping]] = ...) -> None: ...
+    is_use: bool
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., base: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., local_steps: _Optional[int] = ..., evaluate: bool = ..., previous_stages: _Optional[_Iterable[_Union[_plan_pb2.Stage, _Mapping]]] = ..., edge_address: _Optional[str] = ..., edge_host_id: _Optional[str] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., restore_point: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., restore_num_rounds: _Optional[int] = ..., candidate: _Optional[_Union[_plan_pb2.ClusterState, _Mapping]] = ..., candidate_stages: _Optional[_Iterable[_Union[_plan_pb2.Stage, _Mapping]]] = ..., wait_for_copy: bool = ..., total_steps: _Optional[int] = ..., anew_since: _Optional[int] = ..., is_committed: bool = ..., predicted_step_seconds: _Optional[float] = ..., grant: _Optional[_Union[_plan_pb2.SignedGrant, _Mapping]] = ..., masked: _Optional[_Union[_secure_aggregation_pb2.MaskedRound, _Mapping]] = ..., is_use: bool = ...) -> None: ...
 
 class MakeMaskingKeysRequest(_message.Message):
     __slots__ = ("attempt", "job", "cluster_index")

@@ -72,18 +72,44 @@ class Plan(_message.Message):
     def __init__(self, plan_id: _Optional[str] = ..., cluster_index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., num_micro_batches: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkPlan, _Mapping]]] = ..., upload_codec: _Optional[str] = ..., num_slices: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("attempt", "plan", "host_cluster", "edge_host_id", "model_sha256")
+    __slots__ = ("attempt", "plan", "host_cluster", "edge_host_id", "model_sha256", "number", "settings", "edge_address", "previous_addresses")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     HOST_CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EDGE_HOST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    EDGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     attempt: Attempt
     plan: Plan
     host_cluster: int
     edge_host_id: str
     model_sha256: bytes
-    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., host_cluster: _Optional[int] = ..., edge_host_id: _Optional[str] = ..., model_sha256: _Optional[bytes] = ...) -> None: ...
+    number: int
+    settings: SessionSettings
+    edge_address: str
+    previous_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., host_cluster: _Optional[int] = ..., edge_host_id: _Optional[str] = ..., model_sha256: _Optional[bytes] = ..., number: _Optional[int] = ..., settings: _Optional[_Union[SessionSettings, _Mapping]] = ..., edge_address: _Optional[str] = ..., previous_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SessionSettings(_message.Message):
+    __slots__ = ("training_json", "seed", "step_index", "total_steps", "silence_seconds", "max_length", "is_use")
+    TRAINING_JSON_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    IS_USE_FIELD_NUMBER: _ClassVar[int]
+    training_json: str
+    seed: int
+    step_index: int
+    total_steps: int
+    silence_seconds: float
+    max_length: int
+    is_use: bool
+    def __init__(self, training_json: _Optional[str] = ..., seed: _Optional[int] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., max_length: _Optional[int] = ..., is_use: bool = ...) -> None: ...
 
 class SignedGrant(_message.Message):
     __slots__ = ("grant", "signature", "certificate")

@@ -108,10 +108,12 @@ class RegisterHostRequest(_message.Message):
     def __init__(self, host: _Optional[_Union[Host, _Mapping]] = ...) -> None: ...
 
 class RegisterHostResponse(_message.Message):
-    __slots__ = ("heartbeat_interval",)
+    __slots__ = ("heartbeat_interval", "least_grant")
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    LEAST_GRANT_FIELD_NUMBER: _ClassVar[int]
     heartbeat_interval: _duration_pb2.Duration
-    def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    least_grant: int
+    def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., least_grant: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("host_id", "incarnation", "num_deletions", "revoked_keys_number")
@@ -126,16 +128,18 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, host_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_deletions: _Optional[int] = ..., revoked_keys_number: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("deleted_job_ids", "num_deletions", "heartbeat_interval", "revoked_keys")
+    __slots__ = ("deleted_job_ids", "num_deletions", "heartbeat_interval", "revoked_keys", "least_grant")
     DELETED_JOB_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DELETIONS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     REVOKED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    LEAST_GRANT_FIELD_NUMBER: _ClassVar[int]
     deleted_job_ids: _containers.RepeatedScalarFieldContainer[str]
     num_deletions: int
     heartbeat_interval: _duration_pb2.Duration
     revoked_keys: _enrollment_pb2.SignedRevokedKeys
-    def __init__(self, deleted_job_ids: _Optional[_Iterable[str]] = ..., num_deletions: _Optional[int] = ..., heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., revoked_keys: _Optional[_Union[_enrollment_pb2.SignedRevokedKeys, _Mapping]] = ...) -> None: ...
+    least_grant: int
+    def __init__(self, deleted_job_ids: _Optional[_Iterable[str]] = ..., num_deletions: _Optional[int] = ..., heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., revoked_keys: _Optional[_Union[_enrollment_pb2.SignedRevokedKeys, _Mapping]] = ..., least_grant: _Optional[int] = ...) -> None: ...
 
 class ListHostsRequest(_message.Message):
     __slots__ = ()

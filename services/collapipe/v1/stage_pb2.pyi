@@ -67,18 +67,14 @@ class RunStageResponse(_message.Message):
     def __init__(self, configured: _Optional[_Union[StageConfigured, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., evaluation_done: _Optional[_Union[EvaluationDone, _Mapping]] = ..., finished: _Optional[_Union[RoundFinished, _Mapping]] = ..., progress: _Optional[_Union[StageProgress, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., generation_done: _Optional[_Union[GenerationDone, _Mapping]] = ...) -> None: ...
 
 class ConfigureStage(_message.Message):
-    __slots__ = ("attempt", "plan", "stage_index", "model", "training_json", "seed", "units", "sources", "step_index", "total_steps", "silence_seconds", "kept_optimizer_digests", "host_cluster", "grant", "privacy", "is_masked", "is_hidden")
+    __slots__ = ("attempt", "plan", "stage_index", "model", "settings", "units", "sources", "kept_optimizer_digests", "host_cluster", "grant", "privacy", "is_masked", "is_hidden")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    TRAINING_JSON_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
-    STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
-    SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     KEPT_OPTIMIZER_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     HOST_CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
@@ -89,20 +85,16 @@ class ConfigureStage(_message.Message):
     plan: _plan_pb2.Plan
     stage_index: int
     model: _plan_pb2.ModelSpec
-    training_json: str
-    seed: int
+    settings: _plan_pb2.SessionSettings
     units: _containers.RepeatedCompositeFieldContainer[_plan_pb2.UnitState]
     sources: _containers.RepeatedCompositeFieldContainer[UnitSource]
-    step_index: int
-    total_steps: int
-    silence_seconds: float
     kept_optimizer_digests: _containers.RepeatedScalarFieldContainer[str]
     host_cluster: int
     grant: _plan_pb2.SignedGrant
     privacy: UpdatePrivacy
     is_masked: bool
     is_hidden: bool
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., training_json: _Optional[str] = ..., seed: _Optional[int] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_index: _Optional[int] = ..., total_steps: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., kept_optimizer_digests: _Optional[_Iterable[str]] = ..., host_cluster: _Optional[int] = ..., grant: _Optional[_Union[_plan_pb2.SignedGrant, _Mapping]] = ..., privacy: _Optional[_Union[UpdatePrivacy, _Mapping]] = ..., is_masked: bool = ..., is_hidden: bool = ...) -> None: ...
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage_index: _Optional[int] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., settings: _Optional[_Union[_plan_pb2.SessionSettings, _Mapping]] = ..., units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., kept_optimizer_digests: _Optional[_Iterable[str]] = ..., host_cluster: _Optional[int] = ..., grant: _Optional[_Union[_plan_pb2.SignedGrant, _Mapping]] = ..., privacy: _Optional[_Union[UpdatePrivacy, _Mapping]] = ..., is_masked: bool = ..., is_hidden: bool = ...) -> None: ...
 
 class UpdatePrivacy(_message.Message):
     __slots__ = ("clip_norm", "noise_stddev", "secrets")

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from collapipe.errors import CorruptDataError, DivergedError
 from collapipe.neighbour_streams import incoming_link
 from collapipe.neighbour_streams.incoming_link import IncomingLink
-from collapipe.tensors import ACTIVATION, Frame, FrameKind, encode_frame
+from collapipe.tensors import ACTIVATION, MAX_BYTES_OF_KINDS, Frame, FrameKind, encode_frame
 from collapipe.v1.tensor_pb2 import CODEC_BF16, CODEC_FP32, CODEC_INT8, Codec
 
 
@@ -31,7 +31,7 @@ class Arrivals:
         self.link = IncomingLink(
             "a",
             here,
-            frozenset(FrameKind),
+            MAX_BYTES_OF_KINDS,
             ("71", "1"),
             4,
             emulation.file,

@@ -26,7 +26,7 @@ from collapipe.neighbour_streams.stream import (
     serve_previous_stage,
 )
 from collapipe.rpc import ChannelPool, Outbox, Security, serve
-from collapipe.tensors import Frame, FrameKind
+from collapipe.tensors import MAX_BYTES_OF_KINDS, Frame, FrameKind
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.traffic_shaping.pacing import PacedShaper
 from collapipe.v1 import blob_pb2_grpc, stage_pb2, stage_pb2_grpc
@@ -72,7 +72,7 @@ class Host(stage_pb2_grpc.StageServiceServicer):
         self.incoming = IncomingLink(
             other,
             self.name,
-            frozenset(FrameKind),
+            MAX_BYTES_OF_KINDS,
             ("0", self.name),
             100,
             self.emulation,

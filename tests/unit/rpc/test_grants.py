@@ -1,6 +1,7 @@
 """A host acts only where a plan puts it that the scheduler has signed."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import grpc
@@ -10,11 +11,30 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.certificates import pki
 from collapipe.errors import NotPermittedError
-from collapipe.rpc import Security, check_push, check_session, grant_of, sign_grant, to_error
+from collapipe.job import DataConfig, JobConfig, TaskConfig
+from collapipe.rpc import (
+    Security,
+    check_finish,
+    check_push,
+    check_session,
+    grant_of,
+    session_settings,
+    sign_grant,
+    to_error,
+)
 from collapipe.v1.control_unit_pb2 import RunRoundRequest
 from collapipe.v1.edge_server_pb2 import PushedUnit
-from collapipe.v1.plan_pb2 import Attempt, Grant, ModelSpec, Plan, SignedGrant, Stage
-from collapipe.v1.stage_pb2 import ConfigureStage
+from collapipe.v1.plan_pb2 import (
+    Attempt,
+    ClusterState,
+    Grant,
+    ModelSpec,
+    Plan,
+    SessionSettings,
+    SignedGrant,
+    Stage,
+)
+from collapipe.v1.stage_pb2 import ConfigureStage, FinishRound, UnitSource
 
 from .authorities import Authority
 from .serving import serving
@@ -24,15 +44,30 @@ PLAN = Plan(
     plan_id="plan",
     cluster_index=2,
     stages=[
-        Stage(host_id="control-unit-2", stop_unit=1),
-        Stage(host_id="device", start_unit=1, stop_unit=4),
-        Stage(host_id="edge", start_unit=4, stop_unit=5),
+        Stage(host_id="control-unit-2", address="control-unit:1", stop_unit=1),
+        Stage(host_id="device", address="device:1", start_unit=1, stop_unit=4),
+        Stage(host_id="edge", address="edge:1", start_unit=4, stop_unit=5),
     ],
 )
 MODEL = ModelSpec(family="bert", config_json='{"hidden_size": 64}')
-GRANT = grant_of(
-    RunRoundRequest(attempt=ATTEMPT, plan=PLAN, edge_host_id="edge", model=MODEL), host_cluster=7
+JOB = JobConfig(
+    clusters=3,
+    use_clusters=[5, 6, 7],
+    task=TaskConfig(kind="classification"),
+    data=DataConfig(source="stdlib_docstrings"),
 )
+REQUEST = RunRoundRequest(
+    attempt=ATTEMPT,
+    plan=PLAN,
+    edge_host_id="edge",
+    edge_address="edge:1",
+    model=MODEL,
+    base=ClusterState(step_index=30),
+    total_steps=90,
+    previous_stages=[Stage(host_id="earlier", address="earlier:1")],
+)
+NUMBER = 1000
+GRANT = grant_of(REQUEST, JOB, NUMBER)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +101,13 @@ def refusal(
 
 def session(signed: SignedGrant, **changes: Any) -> ConfigureStage:
     configure = ConfigureStage(
-        attempt=ATTEMPT, plan=PLAN, stage_index=1, host_cluster=7, model=MODEL, grant=signed
+        attempt=ATTEMPT,
+        plan=PLAN,
+        stage_index=1,
+        host_cluster=7,
+        model=MODEL,
+        grant=signed,
+        settings=session_settings(REQUEST, JOB),
     )
     configure.MergeFrom(ConfigureStage(**changes))
     return configure
@@ -101,6 +142,35 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "a larger model": ({"model": ModelSpec(config_json="{}")}, "must be those that the scheduler"),
     "another stage": ({"stage_index": 2}, "device was asked to run stage 2"),
     "no stage": ({"stage_index": 99}, "device was asked to run stage 99"),
+    "another training": (
+        {"settings": SessionSettings(training_json="{}")},
+        "was asked for with training_json = '{}', but the scheduler has granted '{\"rounds\":3,",
+    ),
+    "another seed": ({"settings": SessionSettings(seed=9)}, "seed = 9, but the scheduler has gran"),
+    "a later step": ({"settings": SessionSettings(step_index=31)}, "step_index = 31, but"),
+    "more steps": (
+        {"settings": SessionSettings(total_steps=2**40)},
+        "has granted 90: run the same",
+    ),
+    "a long silence": (
+        {"settings": SessionSettings(silence_seconds=1e9)},
+        "silence_seconds = 1000000000.0, but the scheduler has granted 10.0",
+    ),
+    "longer rows": ({"settings": SessionSettings(max_length=2**20)}, "has granted 128: run"),
+    "a use": ({"settings": SessionSettings(is_use=True)}, "is_use = True, but the scheduler has"),
+    "weights of a stranger": (
+        {"sources": [UnitSource(unit_index=2, weights_addresses=["device:1", "stranger:1"])]},
+        "fetches unit 2 from 'stranger:1', but the scheduler has granted control-unit:1, device:1, "
+        "earlier:1, edge:1: run",
+    ),
+    "optimizer states of a stranger": (
+        {"sources": [UnitSource(optimizer_addresses=["169.254.169.254:80"])]},
+        "fetches unit 0 from '169.254.169.254:80'",
+    ),
+    "frozen weights of a stranger": (
+        {"sources": [UnitSource(frozen_addresses=["stranger:1"])]},
+        "fetches unit 0 from 'stranger:1'",
+    ),
 }
 
 
@@ -111,6 +181,56 @@ def test_session_that_differs_from_its_grant_is_refused(
     changes, reason = CHANGES[change]
     configure = session(sign_grant(scheduler, GRANT), **changes)
     assert reason in refused_session(authority, configure)
+
+
+def test_stage_fetches_from_the_hosts_of_the_plan_and_of_the_round_before(
+    authority: Authority, scheduler: Security
+) -> None:
+    addresses = ["control-unit:1", "device:1", "edge:1", "earlier:1"]
+    source = UnitSource(
+        weights_addresses=addresses, optimizer_addresses=addresses, frozen_addresses=addresses
+    )
+    configure = session(sign_grant(scheduler, GRANT), sources=[source])
+    assert refused_session(authority, configure) == ""
+
+
+@pytest.mark.parametrize(("least", "refused"), [(NUMBER, False), (NUMBER + 1, True)])
+def test_grants_from_before_the_least_number_are_refused(
+    authority: Authority, scheduler: Security, least: int, refused: bool
+) -> None:
+    device = authority.security("device-agent:device")
+    edge_server = authority.security("edge-server:edge")
+    configure = session(sign_grant(scheduler, GRANT))
+    unit = PushedUnit(attempt=ATTEMPT, cluster_index=2, unit_index=2, grant=configure.grant)
+    unit_of_plan = authority.security("control-unit:control-unit-2")
+    for server in (device, edge_server):
+        server.learn_least_grant(least)
+    reasons = [
+        refusal(device, unit_of_plan, lambda c: check_session(device, c, configure, "device")),
+        refusal(edge_server, device, lambda c: check_push(edge_server, c, unit, "edge")),
+    ]
+    for reason in reasons:
+        assert bool(reason) == refused
+        assert (
+            not refused or f"has the number {NUMBER}, but here grants count from {least}" in reason
+        )
+
+
+@pytest.mark.parametrize(
+    ("finish", "allowed"),
+    [
+        (FinishRound(edge_host_id="edge", edge_address="edge:1"), True),
+        (FinishRound(edge_host_id="edge"), True),
+        (FinishRound(edge_host_id="edge", edge_address="stranger:1"), False),
+        (FinishRound(edge_host_id="edge-2", edge_address="edge:1"), False),
+        (FinishRound(edge_address="edge:1"), False),
+    ],
+)
+def test_stage_pushes_to_the_edge_server_of_the_grant_only(
+    finish: FinishRound, allowed: bool
+) -> None:
+    with nullcontext() if allowed else pytest.raises(NotPermittedError, match="edge at edge:1"):
+        check_finish(GRANT, finish)
 
 
 @pytest.mark.parametrize("caller", ["control-unit:control-unit-0", "device-agent:other"])

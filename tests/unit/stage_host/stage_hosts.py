@@ -19,7 +19,7 @@ from collapipe.stage_runtime import CPU
 from collapipe.tensors import Frame, FrameAssembler, FrameKind, encode_frame
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.v1 import blob_pb2_grpc, stage_pb2_grpc
-from collapipe.v1.plan_pb2 import Attempt, ModelSpec, Plan, Stage, UnitState
+from collapipe.v1.plan_pb2 import Attempt, ModelSpec, Plan, SessionSettings, Stage, UnitState
 from collapipe.v1.stage_pb2 import (
     ConfigureStage,
     ExchangeActivationsRequest,
@@ -299,7 +299,12 @@ def stage_host(
         ),
         stage_index=1,
         model=ModelSpec(family=adapter.family, task=adapter.task, config_json=config_json),
-        training_json=TRAINING.model_dump_json(),
+        settings=SessionSettings(
+            training_json=TRAINING.model_dump_json(),
+            total_steps=10,
+            silence_seconds=20,
+            max_length=4,
+        ),
         units=[
             UnitState(
                 unit_index=unit,
@@ -316,8 +321,6 @@ def stage_host(
             )
             for unit in units
         ],
-        total_steps=10,
-        silence_seconds=20,
     )
     try:
         yield StageHost(server.address, servicer, resources, channels, configuration)

@@ -45,6 +45,7 @@ class Scheduler(SchedulerServiceServicer):
         self.refuse_registration: list[CollapipeError] = []
         self.refuse_heartbeat: list[CollapipeError] = []
         self.deleted: list[str] = []
+        self.least_grant = 0
         self.acknowledged: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def RegisterHost(
@@ -53,7 +54,7 @@ class Scheduler(SchedulerServiceServicer):
         self.heard.put(("register", request.host.incarnation))
         if self.refuse_registration:
             raise self.refuse_registration.pop(0)
-        answer = RegisterHostResponse()
+        answer = RegisterHostResponse(least_grant=self.least_grant)
         answer.heartbeat_interval.FromMilliseconds(10)
         return answer
 
@@ -66,7 +67,11 @@ class Scheduler(SchedulerServiceServicer):
             raise self.refuse_heartbeat.pop(0)
         self.acknowledged.put(request.num_deletions)
         new = self.deleted[request.num_deletions :]
-        return HeartbeatResponse(deleted_job_ids=new, num_deletions=len(self.deleted))
+        return HeartbeatResponse(
+            deleted_job_ids=new,
+            num_deletions=len(self.deleted),
+            least_grant=self.least_grant,
+        )
 
     def hears(self) -> tuple[str, str]:
         return self.heard.get(timeout=20)
@@ -235,3 +240,31 @@ def test_host_asks_for_all_deletions_again_when_it_registers_again(tmp_path: Pat
         scheduler.deleted = ["other", "c"]  # as many as before, at a scheduler that lost its state
         scheduler.refuse_heartbeat = [NotFoundError("who are you")]
         wait_until_deleted(stores, "other")
+
+
+def hears_heartbeats(scheduler: Scheduler, number: int) -> None:
+    """Waits until the answers to so many heartbeats have arrived."""
+    for _ in range(number + 1):
+        assert scheduler.hears()[0] == "heartbeat"
+
+
+def test_number_of_the_least_grant_comes_with_answers_and_falls_only_when_the_host_registers() -> (
+    None
+):
+    scheduler, security = Scheduler(), Security.insecure()
+    scheduler.least_grant = 7
+    with serving(scheduler) as address, registered(address, security):
+        assert scheduler.hears()[0] == "register"
+        hears_heartbeats(scheduler, 0)
+        assert security.least_grant == 7
+        scheduler.least_grant = 9
+        hears_heartbeats(scheduler, 2)
+        assert security.least_grant == 9
+        scheduler.least_grant = 8
+        hears_heartbeats(scheduler, 2)
+        assert security.least_grant == 9
+        scheduler.refuse_heartbeat = [NotFoundError("a scheduler that lost its state")]
+        while scheduler.hears()[0] != "register":
+            pass
+        hears_heartbeats(scheduler, 0)
+        assert security.least_grant == 8

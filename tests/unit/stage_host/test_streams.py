@@ -7,22 +7,26 @@ import torch
 from prometheus_client import REGISTRY
 from torch import Tensor
 
-from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
+from collapipe.errors import CollapipeError, InvalidInputError, PeerLostError, WrongStateError
 from collapipe.job import TrainingConfig
 from collapipe.models import Head, ModelAdapter
 from collapipe.rpc import streams
+from collapipe.stage_host.session import StageSession
+from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.stage_runtime.stage_context import dropout_key
-from collapipe.tensors import Frame, FrameKind, encode_frame
+from collapipe.tensors import Frame, FrameAssembler, FrameKind, encode_frame
+from collapipe.tensors.encoding import LOSSY_CODECS
 from collapipe.v1.stage_pb2 import (
     FRAME_KIND_BACKWARD,
     FRAME_KIND_FORWARD,
+    FRAME_KIND_GENERATE,
     FRAME_KIND_LABELS,
     FrameHeader,
     OpenLink,
     RunStageRequest,
     RunStep,
 )
-from collapipe.v1.tensor_pb2 import CODEC_FP32, CODEC_INT8, DATA_TYPE_FLOAT32, TensorHeader
+from collapipe.v1.tensor_pb2 import CODEC_FP32, CODEC_INT8, DATA_TYPE_FLOAT32, Codec, TensorHeader
 
 from .stage_hosts import (
     CLUSTER,
@@ -235,7 +239,13 @@ def flipped() -> list[StreamPart]:
         (flipped(), "'activation' arrived with CRC-32"),
         ([StreamPart(chunk=b"abc")], "chunk of 3 bytes arrived outside any frame"),
         ([header([4], 16), header([4], 16)], "a new frame began while micro-batch 0"),
-        ([header([1 << 40], 1 << 42)], "exceeds the limit of 1073741824"),
+        ([header([1 << 40], 1 << 42)], "exceeds the limit of 9216"),
+        ([header([16, 4, 36], 9216), header([2305], 9220)], "a new frame began while micro-batch"),
+        ([header([2305], 9220)], "FORWARD with 9220 bytes exceeds the limit of 9216: the plan and"),
+        (
+            [StreamPart(frame=FrameHeader(kind=FRAME_KIND_GENERATE))],
+            "a frame of kind GENERATE arrived, but its sender may only",
+        ),
         ([StreamPart(frame=FrameHeader(kind=9))], "unknown kind 9"),  # type: ignore[arg-type]
         (
             [StreamPart(frame=FrameHeader(kind=FRAME_KIND_BACKWARD))],
@@ -252,7 +262,10 @@ def flipped() -> list[StreamPart]:
         "flipped bit",
         "stray chunk",
         "cut frame",
+        "huge",
+        "as large as allowed",
         "too large",
+        "generation in a round",
         "kind",
         "wrong direction",
         "labels",
@@ -342,3 +355,47 @@ def test_failed_session_ends_its_stream(session: Session, stream: NeighbourStrea
     session.expect("failed")
     with contextlib.suppress(CollapipeError):
         assert stream.receive() is None
+
+
+def test_previous_stage_that_takes_no_gradients_cannot_fill_the_memory(host: StageHost) -> None:
+    session = StageSession(host.configure(), host.resources)
+    session.configure()
+    with pytest.raises(PeerLostError, match="control-unit has not taken 2 frames, but sent furth"):
+        for step in range(3):  # The in-flight window of the previous stage is 2.
+            session.mailbox.put(activation_frame(step=step))
+            session.mailbox.put(Frame(FrameKind.LABELS, step, 0, {"labels": LABELS}))
+            session.run_step(RunStep(step_index=step, num_micro_batches=1, num_targets=3))
+    assert step == 2
+    session.close()
+
+
+def test_stream_that_begins_before_its_stage_is_configured_is_refused(host: StageHost) -> None:
+    """Before, the stage does not know how large frames may be."""
+    computing = host.ready()
+    computing.run_step(0)
+    with COMPUTE_LOCK:
+        host.stream(host.opening(computing.configure)).send_frame(activation_frame())
+        computing.waits_for_nothing()
+        new = host.open(host.configure(1))  # It waits for its turn.
+        new.next_of_any_kind()
+        with pytest.raises(WrongStateError, match="expects no stream to stage 1"):
+            host.stream(host.opening(new.configure)).receive()
+    new.expect("configured")
+    new.run_step(0)
+    host.stream(host.opening(new.configure)).send_frame(activation_frame())
+    new.expect("step_done")
+
+
+@pytest.mark.parametrize("codec", [CODEC_FP32, *LOSSY_CODECS])
+def test_every_codec_may_send_the_largest_micro_batch(host: StageHost, codec: Codec) -> None:
+    """A row of the tiny model is half a tile of int4, and decoding makes whole tiles."""
+    session = StageSession(host.configure(), host.resources)
+    session.configure()
+    rows, length = 16, 4
+    tensors = {
+        "activation": torch.randn(rows, length, 16),
+        "attention_mask": torch.ones(rows, length, dtype=torch.int64),
+    }
+    header, _ = encode_frame(Frame(FrameKind.FORWARD, 0, 0, tensors), codec)
+    FrameAssembler(session._frame_limits).begin(header)
+    session.close()

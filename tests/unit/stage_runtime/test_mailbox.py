@@ -127,6 +127,18 @@ def test_mailbox_without_capacity_takes_everything() -> None:
     assert filled.ends()
 
 
+def test_first_stage_takes_all_frames_of_its_own_host_but_few_of_the_next_stage() -> None:
+    mailbox = Mailbox(2, is_first=True)
+    filled = Call(lambda: [mailbox.put(forward(number)) for number in range(1000)])
+    assert filled.ends()
+    mailbox.put(backward(0))
+    mailbox.put(backward(1))
+    third = Call(lambda: mailbox.put(backward(2)))
+    assert third.waits()
+    mailbox.take(forward=False, backward=True)
+    assert third.ends()
+
+
 def test_failure_ends_a_waiting_take_and_a_waiting_put() -> None:
     mailbox = Mailbox(1)
     taker = Call(lambda: mailbox.take(forward=False, backward=True))

@@ -241,13 +241,13 @@ def test_frame_whose_decoded_size_is_over_the_limit_is_refused_before_allocation
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: pytest.fail("allocated"))
     header = lossy_header(CODEC_INT8, [1, 1 << 16], (1 << 16) + 4)
     with pytest.raises(InvalidInputError, match=f"{1 << 18} bytes exceeds the limit of {1 << 17}"):
-        FrameAssembler(max_frame_bytes=1 << 17).begin(header)
+        FrameAssembler(dict.fromkeys(FrameKind, 1 << 17)).begin(header)
 
 
 def test_narrow_rows_of_int4_count_with_the_memory_that_decoding_them_takes() -> None:
     header = lossy_header(CODEC_INT4, [1 << 16, 1], 18 << 16)  # each row is a tile of 32 values
     with pytest.raises(InvalidInputError, match=f"{1 << 23} bytes exceeds the limit of {1 << 20}"):
-        FrameAssembler(max_frame_bytes=1 << 20).begin(header)
+        FrameAssembler(dict.fromkeys(FrameKind, 1 << 20)).begin(header)
 
 
 @pytest.mark.parametrize("codec", LOSSY)

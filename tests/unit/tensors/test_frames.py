@@ -9,7 +9,7 @@ from torch import Tensor
 
 from collapipe.errors import CollapipeError, CorruptDataError, InvalidInputError
 from collapipe.tensors import CHUNK_BYTES, Frame, FrameAssembler, FrameKind, encode_frame
-from collapipe.v1.stage_pb2 import FRAME_KIND_FORWARD, FrameHeader
+from collapipe.v1.stage_pb2 import FRAME_KIND_BACKWARD, FRAME_KIND_FORWARD, FrameHeader
 from collapipe.v1.tensor_pb2 import CODEC_FP32, DATA_TYPE_FLOAT32, TensorHeader
 
 DTYPES = [
@@ -203,12 +203,33 @@ def test_frame_over_the_limit_is_refused_before_allocation(
     header.tensors[1].name = "y"
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: pytest.fail("allocated"))
     with pytest.raises(InvalidInputError, match=f"{1 << 23} bytes exceeds the limit of 8388607"):
-        FrameAssembler(max_frame_bytes=(1 << 23) - 1).begin(header)
+        FrameAssembler(dict.fromkeys(FrameKind, (1 << 23) - 1)).begin(header)
 
 
 def test_very_large_frame_is_refused_by_the_default_limit() -> None:
     with pytest.raises(InvalidInputError, match="exceeds the limit of 1073741824"):
         FrameAssembler().begin(raw_header([2**40], 2**42))
+
+
+def test_kinds_have_limits_of_their_own() -> None:
+    assembler = FrameAssembler({FrameKind.FORWARD: 8, FrameKind.BACKWARD: 4})
+    assert assembler.begin(raw_header([2], 8)) is None
+    header = raw_header([2], 8)
+    header.kind = FRAME_KIND_BACKWARD
+    with pytest.raises(InvalidInputError, match="BACKWARD with 8 bytes exceeds the limit of 4: "):
+        FrameAssembler({FrameKind.FORWARD: 8, FrameKind.BACKWARD: 4}).begin(header)
+
+
+@pytest.mark.parametrize("shape", [[1] * 5000, [0]])
+def test_header_that_would_take_memory_itself_is_refused(shape: list[int]) -> None:
+    header = raw_header(shape, 4 * shape[0])
+    if not shape[0]:
+        header.tensors.extend(
+            TensorHeader(name=str(n), data_type=DATA_TYPE_FLOAT32, codec=CODEC_FP32, shape=[0])
+            for n in range(1000)
+        )
+    with pytest.raises(InvalidInputError, match="header of a frame has .* the limit of 4096"):
+        FrameAssembler().begin(header)
 
 
 _tensor_headers = st.builds(
@@ -233,7 +254,7 @@ _headers = st.builds(
 def test_random_headers_and_chunks_raise_only_errors_of_collapipe(
     parts: list[FrameHeader | bytes],
 ) -> None:
-    assembler = FrameAssembler(max_frame_bytes=1 << 16)
+    assembler = FrameAssembler(dict.fromkeys(FrameKind, 1 << 16))
     for part in parts:
         try:
             frame = assembler.add(part) if isinstance(part, bytes) else assembler.begin(part)

@@ -1,0 +1,75 @@
+"""Numbers the grants of a scheduler, and says from which number on they count at a host."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from collapipe.documents import read_document, write_document
+
+logger = logging.getLogger(__name__)
+
+_RESERVED = 60_000_000
+"""How many numbers are reserved at a time: those of a minute. So the document is written at most once a minute."""
+
+
+class GrantNumbers:
+    """Numbers that only grow, also after a restart. It is thread-safe.
+
+    A number is the Unix time in microseconds, or one more than the last number if that is larger. `grants.json` has a number
+    that none has exceeded yet, and the next process begins behind it. So a clock that is set back changes nothing.
+
+    Args:
+        directory: The state directory of the scheduler.
+        clock: Returns the Unix time in seconds.
+    """
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path = directory / "grants.json"
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._reserved: int = (read_document(self._path) or {"reserved": 0})["reserved"]
+        self._last: int = self._reserved
+        self._attempts: dict[int, int] = {}
+        """The number at which the present attempt on each cluster of the deployment began. No two attempts share a cluster."""
+
+    def next(self) -> int:
+        """Returns the number of a new grant."""
+        with self._lock:
+            return self._next()
+
+    def begin_attempt(self, host_clusters: Iterable[int]) -> None:
+        """Lets only later grants count in these clusters of the deployment."""
+        with self._lock:
+            self._attempts |= dict.fromkeys(host_clusters, self._next())
+
+    def end_attempt(self, host_clusters: Iterable[int]) -> None:
+        """Lets no grant so far count in these clusters of the deployment."""
+        with self._lock:
+            for index in host_clusters:
+                self._attempts.pop(index, None)
+
+    def least(self, host_cluster: int | None) -> int:
+        """Returns the least number of a grant that counts in a cluster of the deployment.
+
+        Args:
+            host_cluster: `None` for the edge server, where the grants of all present attempts count.
+        """
+        with self._lock:
+            unused = self._last + 1
+            if host_cluster is None:
+                return min(self._attempts.values(), default=unused)
+            return self._attempts.get(host_cluster, unused)
+
+    def _next(self) -> int:
+        number = max(self._last + 1, int(self._clock() * 1e6))
+        if number > self._reserved:
+            reserved = number + _RESERVED
+            try:
+                write_document(self._path, {"reserved": reserved})
+                self._reserved = reserved
+            except OSError:  # The next number tries again.
+                logger.exception("the numbers of grants could not be stored")
+        self._last = number
+        return number
