@@ -32,11 +32,11 @@ from collapipe_client.job_files import (
     read_job,
     with_local_paths,
 )
-from collapipe_client.jobs_commands import jobs_app
+from collapipe_client.jobs_commands import JobArgument, jobs_app
 from collapipe_client.join_command import join, renew
 from collapipe_client.live_view import make_display
 from collapipe_client.local_testbed import LocalTestbed
-from collapipe_client.model_commands import JobArgument, evaluate, predict
+from collapipe_client.model_commands import evaluate, predict
 from collapipe_client.plan_commands import choose_job, plan_app
 from collapipe_client.reporting import (
     FAILED,
