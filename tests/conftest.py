@@ -36,7 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets COLLAPIPE_DATA from --data, because test modules read the variable when they are imported."""
+    """Sets variables of the environment, because test modules read them when they are imported."""
+    os.environ["XDG_CONFIG_HOME"] = "/nonexistent"  # No test uses the contexts of the user.
     if data := config.getoption("--data"):
         os.environ["COLLAPIPE_DATA"] = str(Path(data).resolve())
 

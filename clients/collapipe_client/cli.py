@@ -16,6 +16,7 @@ from collapipe_client import testbed_commands
 from collapipe_client.certs_commands import certs_app
 from collapipe_client.cli_options import AsJson, JobFile, Preset, Settings, takes_option_groups
 from collapipe_client.client import CollaPipeClient
+from collapipe_client.context_commands import context_app
 from collapipe_client.doctor_command import doctor
 from collapipe_client.endpoint import (
     Endpoint,
@@ -31,12 +32,12 @@ from collapipe_client.job_files import (
     read_job,
     with_local_paths,
 )
-from collapipe_client.jobs_commands import jobs_app
+from collapipe_client.jobs_commands import JobArgument, jobs_app
 from collapipe_client.join_command import join, renew
 from collapipe_client.live_view import make_display
 from collapipe_client.local_testbed import LocalTestbed
-from collapipe_client.model_commands import JobArgument, evaluate, predict
-from collapipe_client.plan_commands import plan_app
+from collapipe_client.model_commands import evaluate, predict
+from collapipe_client.plan_commands import choose_job, plan_app
 from collapipe_client.reporting import (
     FAILED,
     complain,
@@ -65,6 +66,12 @@ app.add_typer(jobs_app, name="jobs")
 app.add_typer(plan_app, name="plan")
 app.add_typer(testbed_app, name="testbed")
 app.add_typer(certs_app, name="certs")
+app.add_typer(context_app, name="context")
+
+
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the model that the folder has.")
+]
 
 
 @app.command()
@@ -79,8 +86,12 @@ def train(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder for the model. Default: ./collapipe-models/NAME."),
+        typer.Option(
+            metavar="DIR",
+            help="Folder for the model. Default: ./collapipe-models/NAME, or one with the job's id if that has a model already.",
+        ),
     ] = None,
+    overwrite: Overwrite = False,
     *,
     testbed_options: LocalTestbedOptions,
     endpoint_options: EndpointOptions,
@@ -95,6 +106,8 @@ def train(
         endpoint = find_endpoint(endpoint_options)
         is_local = endpoint is None or endpoint.testbed is not None
         job = _load(job_file, preset, settings or [], is_local)
+        if output is not None:
+            _check_empty(output, overwrite)
         display = make_display(Console(), as_json)
         try:
             with _testbed_for(
@@ -106,7 +119,7 @@ def train(
                     job_id = run_job(client, job, display, resume=resume, testbed=testbed)
                 view = display.view
                 if view.state == "succeeded":
-                    directory = output or Path("collapipe-models") / job.name
+                    directory = output or _free_folder(job.name, job_id, overwrite)
                     files = client.export(job_id, directory)
         except BaseException:
             if display.view.state and not as_json:
@@ -120,14 +133,22 @@ def train(
         _say_trained(job, view, directory, files, as_json)
 
 
+JobOrNewest = Annotated[
+    str | None,
+    typer.Argument(metavar="[JOB]", help="Id or name of the job. Default: the newest one."),
+]
+
+
 @app.command()
 @takes_option_groups
-def watch(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
-    """Show a running job until it ends. Ctrl-C ends only this command; the job goes on."""
+def watch(
+    job: JobOrNewest = None, *, endpoint_options: EndpointOptions, as_json: AsJson = False
+) -> None:
+    """Show a job until it ends. Ctrl-C ends only this command; the job goes on."""
     with exit_codes(as_json):
         endpoint = need_endpoint(endpoint_options)
         with endpoint.client() as client, make_display(Console(), as_json) as display:
-            follow_job(client, client.find_job(job).job_id, display)
+            follow_job(client, choose_job(client, job).job_id, display)
         if display.view.state != "succeeded":
             raise typer.Exit(FAILED)
 
@@ -180,18 +201,35 @@ def export(
     merged: Annotated[
         bool, typer.Option("--merged", help="With LoRA: the whole model instead of the adapter.")
     ] = False,
+    overwrite: Overwrite = False,
     *,
     endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
     """Fetch the model of a job's last commit, in the files that `save_pretrained` writes."""
     with exit_codes(as_json), termination_as_interrupt():
+        _check_empty(directory, overwrite)
         with client_for_past_jobs(endpoint_options, as_json) as client:
             files = client.export(job, directory, merged=merged)
         if as_json:
             print_json({"directory": str(directory), "files": [path.name for path in files]})
         else:
             say(f"{len(files)} files in {directory}")
+
+
+def _check_empty(directory: Path, overwrite: bool) -> None:
+    """Refuses a folder whose files a model would replace or join; raises `InvalidInputError`."""
+    if not overwrite and directory.is_dir() and any(directory.iterdir()):
+        raise InvalidInputError(
+            f"{directory} is not empty: give another folder, or --overwrite to replace the model in it"
+        )
+
+
+def _free_folder(name: str, job_id: str, overwrite: bool) -> Path:
+    """Returns the default folder of a model: the one of the job's name, or of its id if another model has that."""
+    models = Path("collapipe-models")
+    named = models / name
+    return models / job_id if not overwrite and named.exists() and any(named.iterdir()) else named
 
 
 def _load(
@@ -217,6 +255,11 @@ def _testbed_for(
 ) -> Iterator[tuple[CollaPipeClient, LocalTestbed | None]]:
     """Opens a client of the scheduler that was found, or of a testbed that is started for the job."""
     if endpoint is not None:
+        if endpoint.testbed is not None and not endpoint.testbed.detached:
+            raise InvalidInputError(
+                f"another command trains in {workspace}, and ends its testbed afterwards: follow it with `collapipe watch`, wait "
+                "for it, or give this command a --workspace DIR of its own"
+            )
         if options != LocalTestbedOptions():
             raise InvalidInputError(
                 "--devices, --device-memory, --device-speed, --emulate and --emulation describe a testbed that "

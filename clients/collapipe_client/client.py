@@ -265,6 +265,12 @@ class CollaPipeClient:
         task = f"send the trace of job {job_id}"
         return self._stream(self._scheduler.GetTrace(request), self._scheduler_name, task)
 
+    @property
+    def owner(self) -> str:
+        """Role and name of this client, such as "client:me", as the owner of its jobs; "" in plain text."""
+        presented = self._security.presented()
+        return str(presented.identity) if presented is not None else ""
+
     def export(self, job: str, directory: Path, *, merged: bool = False) -> list[Path]:
         """Fetches the model of a job's last commit, and returns the files that `save_pretrained` writes.
 

@@ -13,6 +13,7 @@ from collapipe.rpc import Security
 from collapipe_client.addresses import read_address
 from collapipe_client.cli_options import WorkspaceOption
 from collapipe_client.client import CollaPipeClient
+from collapipe_client.contexts import Context, read_contexts
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.processes import last_lines
 from collapipe_client.reporting import complain, say
@@ -29,7 +30,7 @@ class EndpointOptions:
         typer.Option(
             metavar="HOST:PORT",
             envvar="COLLAPIPE_SCHEDULER",
-            help="Address of the scheduler. Default: the scheduler that `collapipe up` started.",
+            help="Address of the scheduler. Default: that of --context, of `collapipe context use`, or of the local testbed.",
         ),
     ] = None
     insecure: Annotated[
@@ -58,6 +59,14 @@ class EndpointOptions:
             metavar="FILE", envvar="COLLAPIPE_TLS_KEY", help="Private key of this client."
         ),
     ] = None
+    context: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            envvar="COLLAPIPE_CONTEXT",
+            help="Use the deployment that `collapipe context add` has kept under this name.",
+        ),
+    ] = ""
     workspace: WorkspaceOption = DEFAULT_ROOT
 
 
@@ -80,15 +89,20 @@ class Endpoint:
 
 
 def find_endpoint(options: EndpointOptions) -> Endpoint | None:
-    """Returns the scheduler of --scheduler, else the one that `collapipe up` started, else `None`.
+    """Returns the scheduler of --scheduler or of a context, else that of the local testbed, else `None`.
 
     Raises:
         InvalidInputError: The options contradict each other, or the started scheduler has ended.
+        NotFoundError: There is no such context.
     """
-    if options.scheduler is not None:
-        read_address("--scheduler", options.scheduler)
-        security = Security.of(options.insecure, options.tls_ca, options.tls_cert, options.tls_key)
-        return Endpoint(options.scheduler, security)
+    if options.scheduler is not None and options.context:
+        raise InvalidInputError("--scheduler and --context contradict each other: leave one out")
+    named = options if options.scheduler is not None else _named(options.context)
+    if named is not None:
+        assert named.scheduler is not None
+        read_address("--scheduler", named.scheduler)
+        security = Security.of(named.insecure, named.tls_ca, named.tls_cert, named.tls_key)
+        return Endpoint(named.scheduler, security)
     record = running_testbed(options.workspace)
     if record is None:
         return None
@@ -105,6 +119,13 @@ def find_endpoint(options: EndpointOptions) -> Endpoint | None:
     return Endpoint(process.address, security, record)
 
 
+def _named(name: str) -> Context | None:
+    """Returns a context, by default the one in use; `None` if none is in use."""
+    contexts = read_contexts()
+    name = name or contexts.used
+    return contexts.find(name) if name else None
+
+
 def need_endpoint(options: EndpointOptions) -> Endpoint:
     """Returns the result of `find_endpoint`. Raises `InvalidInputError` if there is no scheduler."""
     endpoint = find_endpoint(options)
@@ -117,9 +138,14 @@ def need_endpoint(options: EndpointOptions) -> Endpoint:
 
 
 def running_testbed(workspace: Path) -> WorkspaceRecord | None:
-    """Returns the record of the testbed that `collapipe up` started, if one of its processes runs."""
+    """Returns the record of the testbed that runs in a workspace, started by `collapipe up` or for a single command."""
     record = Workspace(workspace).read_record()
-    return record if record is not None and record.detached and record.alive else None
+    if record is None or not record.alive:
+        return None
+    scheduler = record.process(SCHEDULER)
+    # A command that ends takes its testbed with it.
+    is_usable = record.detached or (scheduler is not None and scheduler.alive)
+    return record if is_usable else None
 
 
 @contextmanager

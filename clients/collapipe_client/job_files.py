@@ -105,6 +105,11 @@ def read_job(
         return load_job(job_file, settings, local=is_local)
     if preset is not None and job_file is None:
         return load_preset(preset, settings)
+    if job_file is not None:
+        raise InvalidInputError(
+            f"{job_file} is taken as a job file, beside --preset {preset}: leave one out, or put a value with a space in quotes, such "
+            "as --device-memory '3 GB'"
+        )
     raise InvalidInputError(
         f"give either a job file or --preset {'|'.join(preset_names())}, for example: "
         "collapipe train --preset demo"

@@ -1,14 +1,20 @@
 """`collapipe jobs`: lists, cancels and deletes jobs."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from collapipe.v1.scheduler_pb2 import JobState, JobStatus
+from collapipe.v1.scheduler_pb2 import (
+    JOB_STATE_CANCELLED,
+    JOB_STATE_FAILED,
+    JOB_STATE_SUCCEEDED,
+    JobState,
+    JobStatus,
+)
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.endpoint import EndpointOptions, client_for_past_jobs, need_endpoint
@@ -21,9 +27,16 @@ from collapipe_client.reporting import (
     say,
     termination_as_interrupt,
 )
+from collapipe_client.trouble import say_moment, say_trouble
+from collapipe_client.view_state import say_evaluation, say_privacy_loss
 
-jobs_app = typer.Typer(no_args_is_help=True, help="List, cancel and delete jobs.")
+_ENDED = (JOB_STATE_SUCCEEDED, JOB_STATE_FAILED, JOB_STATE_CANCELLED)
 
+jobs_app = typer.Typer(no_args_is_help=True, help="List, show, cancel and delete jobs.")
+
+JobArgument = Annotated[
+    str, typer.Argument(help="Id of the job, or its name for the newest job of that name.")
+]
 JobArguments = Annotated[
     list[str],
     typer.Argument(
@@ -44,8 +57,54 @@ def list_jobs(endpoint_options: EndpointOptions, as_json: AsJson = False) -> Non
         jobs = client.jobs()
         if as_json:
             print_json({"jobs": [to_document(job) for job in jobs]})
-        else:
-            Console().print(job_table(jobs))
+            return
+        Console().print(job_table(jobs))
+        total = sum(job.stored_bytes for job in jobs)
+        if total:
+            say(
+                f"{total / 1e6:,.1f} MB on the edge server in all; `collapipe jobs prune --keep 5` keeps the last 5 that have ended"
+            )
+
+
+@jobs_app.command("show")
+@takes_option_groups
+def show(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
+    """Show what is known of a job: its state, its last evaluation, its disk and its owner."""
+    with (
+        exit_codes(as_json),
+        termination_as_interrupt(),
+        client_for_past_jobs(endpoint_options, as_json) as client,
+    ):
+        status = client.find_job(job)
+        if as_json:
+            print_json(to_document(status))
+            return
+        now = time.time()
+        say(f"job {status.job_id} ({status.name})")
+        lines = {
+            "state": f"{enum_word(JobState.Name(status.state), 'JobState')}: {status.message}".rstrip(
+                ": "
+            ),
+            "rounds": f"{status.num_rounds_committed} of {status.num_rounds} are committed",
+            "evaluation": say_evaluation(status.evaluation)
+            if status.HasField("evaluation")
+            else "",
+            "submitted": say_moment(status.submitted_at, now)
+            if status.HasField("submitted_at")
+            else "",
+            "ended": say_moment(status.ended_at, now) if status.HasField("ended_at") else "",
+            "disk": f"{status.stored_bytes / 1e6:,.1f} MB on the edge server"
+            if status.stored_bytes
+            else "",
+            "owner": status.owner,
+            "trouble": say_trouble(status.trouble, now, status.message),
+            "privacy": say_privacy_loss(status.privacy_loss)
+            if status.HasField("privacy_loss")
+            else "",
+        }
+        for name, text in lines.items():
+            if text:
+                say(f"  {name}: {text}")
 
 
 @jobs_app.command("cancel")
@@ -80,15 +139,29 @@ def delete(
         client_for_past_jobs(endpoint_options, as_json) as client,
     ):
         found = _find_jobs(client, jobs)
-        if not yes:
-            names = ", ".join(status.job_id for status in found)
-            typer.confirm(f"Delete {names} with all models?", abort=True, err=True)
-        for status in found:
-            client.delete(status.job_id)
-            if as_json:
-                print_json({"job_id": status.job_id, "deleted": True})
-            else:
-                say(f"job {status.job_id} is deleted")
+        _delete(client, found, yes=yes, as_json=as_json)
+
+
+@jobs_app.command("prune")
+@takes_option_groups
+def prune(
+    keep: Annotated[
+        int, typer.Option(min=0, help="How many of the jobs that have ended stay, the newest ones.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    *,
+    endpoint_options: EndpointOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Delete the oldest of your jobs that have ended, with their models, on all hosts."""
+    with (
+        exit_codes(as_json),
+        termination_as_interrupt(),
+        client_for_past_jobs(endpoint_options, as_json) as client,
+    ):
+        owners = ("", client.owner)
+        ended = [job for job in client.jobs() if job.state in _ENDED and job.owner in owners]
+        _delete(client, ended[: max(0, len(ended) - keep)], yes=yes, as_json=as_json)
 
 
 def job_table(jobs: Iterable[JobStatus]) -> Table:
@@ -103,6 +176,23 @@ def job_table(jobs: Iterable[JobStatus]) -> Table:
         disk = f"{job.stored_bytes / 1e6:,.1f} MB" if job.stored_bytes else ""
         table.add_row(job.job_id, job.name, state, rounds, age, disk, job.message)
     return table
+
+
+def _delete(
+    client: CollaPipeClient, jobs: Sequence[JobStatus], *, yes: bool, as_json: bool
+) -> None:
+    """Deletes jobs after a confirmation. Raises `typer.Abort` without one."""
+    if not jobs and not as_json:
+        say("there is nothing to delete")
+    if jobs and not yes:
+        names = ", ".join(status.job_id for status in jobs)
+        typer.confirm(f"Delete {names} with all models?", abort=True, err=True)
+    for status in jobs:
+        client.delete(status.job_id)
+        if as_json:
+            print_json({"job_id": status.job_id, "deleted": True})
+        else:
+            say(f"job {status.job_id} is deleted")
 
 
 def _find_jobs(client: CollaPipeClient, jobs: Iterable[str]) -> list[JobStatus]:

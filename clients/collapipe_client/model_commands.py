@@ -11,6 +11,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.v1.model_use_pb2 import AnswerPiece
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.endpoint import EndpointOptions, client_for_model
+from collapipe_client.jobs_commands import JobArgument
 from collapipe_client.reporting import (
     complain,
     exit_codes,
@@ -19,10 +20,6 @@ from collapipe_client.reporting import (
     termination_as_interrupt,
 )
 from collapipe_client.view_state import say_evaluation
-
-JobArgument = Annotated[
-    str, typer.Argument(help="Id of the job, or its name for the newest job of that name.")
-]
 
 
 @takes_option_groups

@@ -10,6 +10,7 @@ import typer
 from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.errors import NotFoundError
 from collapipe.v1.plan_pb2 import LinkPlan, Plan
+from collapipe.v1.scheduler_pb2 import JobStatus
 from collapipe.v1.tensor_pb2 import CODEC_FP32
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.client import CollaPipeClient
@@ -125,13 +126,18 @@ def choose_round(
     Raises:
         NotFoundError: There is no such job.
     """
-    if job is not None:
-        status = client.find_job(job)
-    elif jobs := client.jobs():
-        status = jobs[-1]
-    else:
-        raise NotFoundError("there is no job yet: train one with `collapipe train`")
+    status = choose_job(client, job)
     return status.job_id, round_number or max(1, status.num_rounds_committed)
+
+
+def choose_job(client: CollaPipeClient, job: str | None) -> JobStatus:
+    """Returns a job, by default the newest one; raises `NotFoundError` if there is none."""
+    if job is not None:
+        return client.find_job(job)
+    jobs = client.jobs()
+    if not jobs:
+        raise NotFoundError("there is no job yet: train one with `collapipe train`")
+    return jobs[-1]
 
 
 def _null(constant: str) -> None:

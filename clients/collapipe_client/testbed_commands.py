@@ -104,10 +104,10 @@ def down(workspace: WorkspaceOption = DEFAULT_ROOT, as_json: AsJson = False) -> 
 def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
     """Show the testbed's processes, the hosts and the jobs."""
     with exit_codes(as_json):
-        record = None
-        if endpoint_options.scheduler is None:
-            record = Workspace(endpoint_options.workspace).read_record()
         endpoint = find_endpoint(endpoint_options)
+        record = (
+            endpoint.testbed if endpoint else Workspace(endpoint_options.workspace).read_record()
+        )
         hosts: list[HostStatus] = []
         jobs: list[JobStatus] = []
         if endpoint is not None:

@@ -5,6 +5,7 @@ Users write a job in TOML. Messages carry it as canonical JSON. Unknown keys are
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, get_args
 
@@ -599,14 +600,25 @@ def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel
         elif mistake["type"] == "value_error":
             lines.append(f"{origin}: {mistake['msg'].removeprefix('Value error, ')}")
         else:
-            lines.append(f"{origin}: {where} = {mistake['input']!r}: {mistake['msg']}")
+            near = ""
+            if mistake["type"] == "literal_error":
+                choices = re.findall(r"'([^']*)'", mistake["ctx"]["expected"])
+                near = _did_you_mean(str(mistake["input"]), choices)
+            lines.append(f"{origin}: {where} = {mistake['input']!r}: {near}{mistake['msg']}")
     return "\n".join(lines)
 
 
 def suggest_key(key: str, known: Sequence[str]) -> str:
     """Suggests the known key that is most similar to an unknown one, or lists all."""
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+    same_end = [each for each in known if each.rpartition(".")[2] == key]
+    near = _did_you_mean(key, known, *same_end[:1])
+    return near.strip() or f"known keys: {', '.join(known)}"
+
+
+def _did_you_mean(text: str, known: Sequence[str], *first: str) -> str:
+    """Returns "did you mean 'x'? " with `first`, or with the known text that is most similar; else ""."""
+    near = [*first, *difflib.get_close_matches(text, known, n=1)]
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def _known_keys(schema: type[BaseModel], location: Iterable[int | str]) -> set[str]:

@@ -55,6 +55,21 @@ def test_successful_train_exports_the_model_and_says_how_to_load_it(
     assert JobConfig.from_json(fake.submitted[0].config_json).training.rounds == 2
 
 
+def test_model_of_another_job_is_not_overwritten(fake: FakeServices, tmp_path: Path) -> None:
+    fake.succeed_with(name="demo", files={"config.json": b"{}"})
+    mine = tmp_path / "collapipe-models" / "demo" / "config.json"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    result = _RUNNER.invoke(app, ["train", "--preset", "demo", *_remote(fake)])
+    assert result.exit_code == 0, result.output
+    assert mine.read_text() == "mine"
+    assert (tmp_path / "collapipe-models" / "job-1" / "config.json").exists()
+    assert "the model is in collapipe-models/job-1" in result.output
+    again = _RUNNER.invoke(app, ["train", "--preset", "demo", "--overwrite", *_remote(fake)])
+    assert again.exit_code == 0, again.output
+    assert mine.read_text() == "{}"
+
+
 def test_train_as_json_prints_one_document_a_line(fake: FakeServices) -> None:
     fake.succeed_with(name="demo", files={"config.json": b"{}"})
     result = _RUNNER.invoke(app, ["train", "--preset", "demo", "--json", *_remote(fake)])
@@ -145,6 +160,17 @@ def test_train_without_a_testbed_runs_one_and_ends_it(
     [
         (["train"], "give either a job file or --preset"),
         (["train", "--preset", "dmeo"], "did you mean 'demo'"),
+        (
+            ["train", "--preset", "demo", "--device-memory", "3", "GB"],
+            "such as --device-memory '3 GB'",
+        ),
+        (["train", "--preset", "demo", "--set", "rounds=1"], "did you mean 'training.rounds'?"),
+        (
+            ["train", "--preset", "demo", "--set", "schedule.strategy=dsra"],
+            "did you mean 'dssra'? Input should be",
+        ),
+        (["train", "--preset", "demo", "--output", "/usr"], "/usr is not empty"),
+        (["export", "demo", "/usr"], "/usr is not empty: give another folder, or --overwrite"),
         (["train", "absent.toml"], "does not exist"),
         (["train", "--preset", "demo", "--set", "training.round=1"], "training.rounds"),
         (["train", "--preset", "ner"], "data.train is not set"),

@@ -30,7 +30,8 @@ def remote(fake: FakeServices) -> list[str]:
 
 
 def test_list_shows_state_rounds_age_disk_and_message(remote: list[str]) -> None:
-    lines = _RUNNER.invoke(app, ["jobs", "list", *remote]).stdout.splitlines()
+    *lines, total = _RUNNER.invoke(app, ["jobs", "list", *remote]).stdout.splitlines()
+    assert total.startswith("4,210.0 MB on the edge server in all; `collapipe jobs prune --keep 5`")
     assert [line.split() for line in lines] == [
         ["job", "name", "state", "rounds", "age", "disk", "message"],
         ["a-1", "a", "running", "0/5", "3", "h", "4,210.0", "MB"],
@@ -74,6 +75,33 @@ def test_delete_with_yes_does_not_ask_and_deletes_each_job_once(
         {"job_id": "b-2", "deleted": True}
     ]
     assert fake.deleted == ["b-2"]
+
+
+def test_show_tells_what_is_known_of_a_job(fake: FakeServices, remote: list[str]) -> None:
+    fake.jobs[0].evaluation.metric, fake.jobs[0].evaluation.value = "accuracy", 0.5
+    shown = _RUNNER.invoke(app, ["jobs", "show", "a", *remote])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.splitlines()[:4] == [
+        "job a-1 (a)",
+        "  state: running",
+        "  rounds: 0 of 5 are committed",
+        "  evaluation: accuracy 0.5000 after 0 rounds (0 rows)",
+    ]
+    assert "  disk: 4,210.0 MB on the edge server" in shown.stdout
+
+
+def test_prune_deletes_the_oldest_jobs_that_have_ended_and_no_others(
+    fake: FakeServices, remote: list[str]
+) -> None:
+    fake.jobs += [JobStatus(job_id="c-1", state=JOB_STATE_CANCELLED, owner="client:other")]
+    asked = _RUNNER.invoke(app, ["jobs", "prune", "--keep", "1", *remote], input="n\n")
+    assert (asked.exit_code, fake.deleted) == (1, [])
+    assert "Delete b-1 with all models?" in asked.stderr
+    for keep in ("1", "2"):
+        result = _RUNNER.invoke(app, ["jobs", "prune", "--keep", keep, "--yes", *remote])
+        assert result.exit_code == 0, result.output
+        assert fake.deleted == ["b-1"]
+    assert "there is nothing to delete" in result.stdout
 
 
 @pytest.mark.parametrize("command", [["delete", "--yes"], ["cancel"]])

@@ -1,0 +1,76 @@
+"""Named deployments: each context has the address of a scheduler and the certificate with which to call it.
+
+They are in `collapipe/contexts.json` in the user's folder of configurations, without the key itself.
+"""
+
+import os
+from pathlib import Path
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from collapipe.documents import read_document, write_document
+from collapipe.errors import CorruptDataError, NotFoundError, WrongStateError
+
+
+@dataclass(frozen=True)
+class Context:
+    """How to call the scheduler of a deployment. The paths are absolute."""
+
+    scheduler: str
+    insecure: bool = False
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+
+@dataclass
+class Contexts:
+    """All contexts of a user.
+
+    Args:
+        used: Name of the context that commands use by default; "" for the local testbed.
+    """
+
+    used: str = ""
+    by_name: dict[str, Context] = Field(default_factory=dict)
+
+    def find(self, name: str) -> Context:
+        """Returns a context; raises `NotFoundError` if there is no such context."""
+        if name not in self.by_name:
+            known = ", ".join(sorted(self.by_name)) or "none yet"
+            raise NotFoundError(
+                f"there is no context {name!r}: choose one of {known}, or make it with `collapipe context add {name}`"
+            )
+        return self.by_name[name]
+
+
+_CONTEXTS = TypeAdapter(Contexts)
+
+
+def contexts_file() -> Path:
+    """Returns the path of the file with the contexts of this user."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "collapipe" / "contexts.json"
+
+
+def read_contexts() -> Contexts:
+    """Reads the contexts; raises `CorruptDataError` if the file is damaged, or cannot be read."""
+    file = contexts_file()
+    try:
+        return _CONTEXTS.validate_python(read_document(file) or {})
+    except (ValidationError, OSError) as error:
+        raise CorruptDataError(
+            f"the contexts in {file} cannot be read ({error}): mend the file, or delete it and add your contexts again"
+        ) from error
+
+
+def write_contexts(contexts: Contexts) -> None:
+    """Replaces the contexts of this user; raises `WrongStateError` if their folder cannot be written."""
+    file = contexts_file()
+    try:
+        write_document(file, _CONTEXTS.dump_python(contexts, mode="json"))
+    except OSError as error:
+        raise WrongStateError(
+            f"{file} cannot be written ({error.strerror}): make its folder writable, or set XDG_CONFIG_HOME to another one"
+        ) from error
