@@ -3,12 +3,15 @@
     python -m benchmarks.fuzz --messages 1000000
 
 The services speak mutual TLS. Each method is called with the certificate of each role that may call it. These certificates belong to
-holders that run no part of the job, so the job must go on. Prints tables in Markdown. The exit status is 1 if a call ended with a wrong
+holders that run no part of the job, so the job must go on. Prints tables in Markdown. A third of the calls that need a
+grant of the scheduler have one, for a job that was made up for them. The exit status is 1 if a call ended with a wrong
 status or not in time, a pair of a method and a role got no message, a reader raised an unexpected error, a server stopped, grew by
 more than 300 MB or kept a call open, or the job stopped.
 """
 
 import argparse
+import hashlib
+import json
 import math
 import sys
 import tempfile
@@ -21,7 +24,8 @@ from typing import Any
 
 import grpc
 import torch
-from google.protobuf.message import DecodeError
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError, Message
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 from tokenizers import Tokenizer
@@ -47,12 +51,13 @@ from collapipe.certificates.tokens import decode_token, encode_token  # noqa: E4
 from collapipe.documents import read_document  # noqa: E402
 from collapipe.errors import CollapipeError  # noqa: E402
 from collapipe.job import JobConfig  # noqa: E402
+from collapipe.rpc import sign_grant  # noqa: E402
 from collapipe.rpc.permissions import ANYBODY, PERMISSIONS  # noqa: E402
 from collapipe.scheduler.job_store import JobDocument  # noqa: E402
 from collapipe.scheduler.scrape import read_page  # noqa: E402
 from collapipe.tasks.vocabulary import parse_vocabulary  # noqa: E402
 from collapipe.tensors.frames import Frame, FrameAssembler, FrameKind, encode_frame  # noqa: E402
-from collapipe.v1 import enrollment_pb2, stage_pb2, telemetry_pb2  # noqa: E402
+from collapipe.v1 import edge_server_pb2, enrollment_pb2, plan_pb2, stage_pb2, telemetry_pb2  # noqa: E402
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors  # noqa: E402
 
 HOLDERS = {
@@ -73,6 +78,8 @@ SERVERS = {
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0)]
 """A channel of the project would not send what is too large for the server."""
 _THREADS = 8
+_FIRST_GRANT = 1 << 62
+"""The scheduler of the deployment has no larger number, so that these grants always count."""
 _MOST_GROWTH_BYTES = 300_000_000
 _END_SECONDS = 60.0
 """Time in which the calls of every method must have ended once the job is cancelled."""
@@ -127,6 +134,12 @@ def fuzz_services(
             schedule={"strategy": "pipeline"},
         )
         client = owned.enter_context(deployment.client())
+        sample = make_job(
+            folder / "sample", devices_per_cluster=2, training={"rounds": 1, "local_steps": 1}
+        )
+        sample_id = client.submit(sample)
+        _wait_for_rounds(deployment, sample_id, 1)
+        grants = Grants(deployment, sample, sample_id)
         job_id = client.submit(job)
         rounds = Counter[str]()
         _wait_for_rounds(deployment, job_id, 2)
@@ -147,7 +160,11 @@ def fuzz_services(
             # A client would submit it, and a control unit would load its data in place of those of the job beside.
             if role not in (Role.CLIENT, Role.ADMIN) and service != "ControlUnitService":
                 words.append(job.to_json())
-            inputs = RandomInputs(f"{seed}/{method.full_name}/{role.value}", words)
+            inputs = RandomInputs(
+                f"{seed}/{method.full_name}/{role.value}",
+                words,
+                grants.messages(method.name, holder.name),
+            )
             calls[f"{service}/{method.name} as {role.value}"] = RandomCalls(channel, method, inputs)
         committed = client.find_job(job_id).num_rounds_committed
         take_turns(list(calls.values()), _THREADS, messages, seconds)
@@ -179,6 +196,107 @@ def fuzz_services(
         for process, method in _calls_that_stay_open(deployment):
             open_calls.faults.append((f"{process}: a call of {method} does not end", []))
         yield "calls that stay open", open_calls
+
+
+class Grants:
+    """Makes valid first messages with grants of a scheduler, for a job that was made up. Its model is that of a trained job.
+
+    Args:
+        sample: The trained job.
+        sample_id: Its id.
+    """
+
+    def __init__(self, deployment: SecuredDeployment, sample: JobConfig, sample_id: str) -> None:
+        self._deployment = deployment
+        self._sample = sample
+        directory = deployment.folder / "state" / "edge-server" / "jobs" / sample_id
+        documents = [json.loads((directory / f"{n}.json").read_text()) for n in ("job", "commit")]
+        self._model = plan_pb2.ModelSpec(**documents[0]["model"])
+        self._commit = json_format.ParseDict(documents[1], plan_pb2.Commit())
+        self._number = 0
+
+    def messages(
+        self, method: str, holder: str
+    ) -> Callable[[Callable[[Message], None]], Message] | None:
+        """Returns what makes first messages of a method; `None` if it needs no grant.
+
+        Args:
+            holder: The name of the caller.
+        """
+        makers = {"RunStage": self._configure, "PushUnit": self._push}
+        maker = makers.get(method)
+        return None if maker is None else lambda change: maker(change, holder)
+
+    def _configure(self, change: Callable[[Message], None], holder: str) -> Message:
+        units = list(self._commit.global_units)
+        grant = self._grant(holder)
+        stage = stage_pb2.ConfigureStage(
+            attempt=grant.attempt,
+            plan=grant.plan,
+            stage_index=1,
+            model=self._model,
+            settings=plan_pb2.SessionSettings(
+                training_json=self._sample.training.model_dump_json(),
+                total_steps=1,
+                silence_seconds=5.0,
+                max_length=self._sample.task.max_length,
+            ),
+            units=units[1:],
+            host_cluster=grant.host_cluster,
+        )
+        edge = self._deployment.addresses["edge-server"]
+        for unit in stage.units:
+            stage.sources.add(unit_index=unit.unit_index, weights_addresses=[edge])
+        change(stage)
+        stage.attempt.job_id, stage.host_cluster = grant.attempt.job_id, grant.host_cluster
+        # Whatever has changed, the scheduler has granted it.
+        grant.attempt.CopyFrom(stage.attempt)
+        grant.plan.CopyFrom(stage.plan)
+        grant.settings.CopyFrom(stage.settings)
+        model = stage.model.SerializeToString(deterministic=True)
+        grant.model_sha256 = hashlib.sha256(model).digest()
+        stage.grant.CopyFrom(self._sign(grant))
+        return stage_pb2.RunStageRequest(configure=stage)
+
+    def _push(self, change: Callable[[Message], None], holder: str) -> Message:
+        grant = self._grant(holder)
+        unit = edge_server_pb2.PushedUnit(attempt=grant.attempt, total_bytes=1000, num_samples=1)
+        change(unit)
+        unit.attempt.job_id = grant.attempt.job_id
+        grant.attempt.CopyFrom(unit.attempt)
+        grant.plan.cluster_index = unit.cluster_index
+        unit.grant.CopyFrom(self._sign(grant))
+        return edge_server_pb2.PushUnitRequest(unit=unit)
+
+    def _grant(self, holder: str) -> plan_pb2.Grant:
+        """Returns a grant of a new attempt, whose first stage is the caller."""
+        self._number += 1
+        attempt = plan_pb2.Attempt(job_id="made-up", attempt=self._number)
+        stop = len(self._commit.global_units)
+        stages = [
+            plan_pb2.Stage(host_id=holder, address="127.0.0.1:1", stop_unit=1, in_flight=1),
+            plan_pb2.Stage(
+                host_id="device-0-1",
+                address=self._deployment.addresses["device-0-1"],
+                start_unit=1,
+                stop_unit=stop,
+                in_flight=1,
+            ),
+        ]
+        plan = plan_pb2.Plan(stages=stages, num_micro_batches=1, links=[plan_pb2.LinkPlan()])
+        # No job runs on this cluster, so no session of the job beside ends.
+        return plan_pb2.Grant(
+            attempt=attempt,
+            plan=plan,
+            host_cluster=9,
+            edge_host_id="edge-server",
+            edge_address=self._deployment.addresses["edge-server"],
+            number=_FIRST_GRANT + self._number,
+        )
+
+    def _sign(self, grant: plan_pb2.Grant) -> plan_pb2.SignedGrant:
+        """Signs a grant as a scheduler of the deployment."""
+        return sign_grant(self._deployment.security("fuzz-scheduler"), grant)
 
 
 def fuzz_readers(folder: Path, messages: int, seed: str) -> dict[str, Outcome]:

@@ -53,7 +53,10 @@ _OVERSIZED = "oversized"
 """Rarer than the other kinds, because such a message costs as much as thousands of others."""
 _CALLS_PER_OVERSIZED = 500
 """The first call of each method and role is oversized, and then one of so many."""
-KINDS = (*_KINDS, _OVERSIZED)
+_GRANTED = "granted"
+"""The first message is valid and has a grant of the scheduler, and then some of it may be changed. A third of the calls that may be so are
+so."""
+KINDS = (*_KINDS, _OVERSIZED, _GRANTED)
 """What may be wrong with the messages of a call."""
 _MOST_EARLIER = 50
 """Calls that are remembered, to repeat their messages."""
@@ -85,9 +88,18 @@ class RandomInputs:
 
     Args:
         words: Texts that mean something to the receiver, such as ids of jobs.
+        granted: Makes a valid first message with a grant of the scheduler. It gets a function that may change the fields of
+            a message that it is given.
     """
 
-    def __init__(self, seed: int | str, words: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        seed: int | str,
+        words: Sequence[str] = (),
+        granted: Callable[[Callable[[Message], None]], Message] | None = None,
+    ) -> None:
+        self._granted = granted
+        self._kinds = (*_KINDS, *[_GRANTED] * (len(_KINDS) // 2)) if granted else _KINDS
         self._draw = random.Random(seed)
         self._words = [*_WORDS, *words, *words]
         self._num_calls = 0
@@ -113,7 +125,7 @@ class RandomInputs:
         self._num_calls += 1
         if number % _CALLS_PER_OVERSIZED == 0:
             return _OVERSIZED, [bytes(MAX_MESSAGE_BYTES + 1)]
-        wrong = draw.choice(_KINDS)
+        wrong = draw.choice(self._kinds)
         if wrong == "replayed" and self._earlier:
             return wrong, draw.choice(self._earlier)
         kinds = others if wrong == "wrong type" else [kind]
@@ -130,6 +142,17 @@ class RandomInputs:
             case "out of order":
                 messages += draw.choice(self._earlier) if self._earlier else []
                 draw.shuffle(messages)
+            case "granted":
+                assert self._granted is not None
+                first = self._granted(self._change).SerializeToString(deterministic=True)
+                messages = [first, *messages]
+                match draw.choice(("as made", "as made", "doubled", "reordered", "cut")):
+                    case "doubled":
+                        messages = [each for each in messages for _ in range(2)]
+                    case "reordered":
+                        draw.shuffle(messages)
+                    case "cut":
+                        messages[-1] = messages[-1][: draw.randrange(len(messages[-1]) + 1)]
         self._earlier.append(messages[:5])
         return wrong, messages
 
@@ -153,6 +176,13 @@ class RandomInputs:
                 case 5 if changed:
                     changed[position % len(changed)] ^= 1 << draw.randrange(8)
         return bytes(changed[:_MAX_BYTES])
+
+    def _change(self, message: Message) -> None:
+        """Gives random values to one or two fields of a message, or to none."""
+        fields = [field_ for field_ in message.DESCRIPTOR.fields if field_.name != "grant"]
+        for field_ in self._draw.sample(fields, min(len(fields), self._draw.choice((0, 1, 2)))):
+            message.ClearField(field_.name)
+            self._fill(message, field_, depth=1)
 
     def _fill(self, message: Message, field_: FieldDescriptor, depth: int) -> None:
         target = getattr(message, field_.name)

@@ -59,6 +59,8 @@ class Run:
     """Messages of all states, without repetitions."""
     incidents: list[Incident] = field(default_factory=list)
     attempts: set[int] = field(default_factory=set)
+    num_rounds_started: int = 0
+    """Attempts at rounds that began."""
     commits: list[tuple[float, RoundCommitted]] = field(default_factory=list)
     """All commits, each with the time at which its event arrived, on the monotonic clock."""
     ended: bool = False
@@ -271,6 +273,7 @@ def _take(run: Run, event: Any) -> None:
         run.blobs_before = {service: run.blobs(service) for service in services}
         run.plans = event.round_started.plans
         run.steps_done, run.evaluates = 0, False
+        run.num_rounds_started += 1
         run.round_index = event.round_started.round_index
         run.attempts.add(event.round_started.attempt)
     elif event.HasField("incident"):

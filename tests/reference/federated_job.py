@@ -6,8 +6,8 @@ It uses only the job file, the initial model and the rows of `collapipe`.
 import copy
 import random
 import tempfile
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from bitsandbytes.nn import Linear4bit
@@ -17,10 +17,11 @@ from torch import Tensor
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from collapipe.job import JobConfig
-from collapipe.models import adapter_for, create_config_json, initial_model
+from collapipe.models import ModelAdapter, adapter_for, create_config_json, initial_model
 from collapipe.tasks import Cursor, Task, begin_round, draw, load_task
 from reference.centralized import MiniBatch, make_optimizer, train_cluster
 from reference.fedavg import Contribution, average, fixed_point_average
+from reference.private_updates import private_weights
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Client:
     cluster_index: int
     task: Task
     model: PreTrainedModel
+    adapter: ModelAdapter
     cursor: Cursor = field(default_factory=Cursor)
     losses: list[float] = field(default_factory=list)
 
@@ -98,12 +100,14 @@ def train_job(
     job: JobConfig,
     late_clusters: Mapping[int, Collection[int]] = {},
     ended_early: Mapping[tuple[int, int], int] = {},
+    noise_secrets: Sequence[bytes] = (),
 ) -> Trained:
     """Runs a job from the initial model to the last round.
 
     Args:
         late_clusters: The clusters that do not take part in a round, by the index of the round.
         ended_early: Number of mini-batches of the clusters that trained fewer than others, by the indices of round and cluster.
+        noise_secrets: The secret of each cluster for its noise, if updates are private and averaged securely.
     """
     clients = make_clients(job)
     for round_index in range(job.training.rounds):
@@ -111,10 +115,29 @@ def train_job(
         present = [client for client in clients if client.cluster_index not in late]
         before = copy_weights(clients[0].model)
         arrived = [client.train_round(round_index, ended_early) for client in present]
+        if noise_secrets:
+            # Private updates all count the same.
+            arrived = [
+                replace(
+                    one,
+                    num_samples=1,
+                    weights=private_weights(
+                        job,
+                        clients[0].adapter,
+                        noise_secrets[one.cluster_index],
+                        round_index,
+                        before,
+                        one.weights,
+                    ),
+                )
+                for one in arrived
+            ]
         if len(clients) > 1:
             random.Random(round_index).shuffle(arrived)
             if job.averaging.secure:
                 total_samples = 2 * sum(client.task.num_rows for client in clients)
+                if noise_secrets:
+                    total_samples = len(clients)
                 averaged = fixed_point_average(arrived, before, total_samples)
             else:
                 averaged = average(arrived)
@@ -148,7 +171,7 @@ def make_clients(job: JobConfig) -> list[Client]:
         model = reloaded(model, job, adapter.blocks_path)
     if job.model.lora is not None:
         model = add_lora(model, job)
-    return [Client(job, i, task, copy.deepcopy(model)) for i, task in enumerate(tasks)]
+    return [Client(job, i, task, copy.deepcopy(model), adapter) for i, task in enumerate(tasks)]
 
 
 def reloaded(model: PreTrainedModel, job: JobConfig, blocks_path: str) -> PreTrainedModel:

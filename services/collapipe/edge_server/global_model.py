@@ -205,6 +205,7 @@ class GlobalModel:
         candidate_copied: bool = False,
         is_candidate: bool = False,
         keep_commits: int = 1,
+        keep_furthest: bool = False,
         late_clusters: Sequence[int] = (),
         unmasking: Unmasking | None = None,
         store_moments: Callable[[plan_pb2.Commit], None] = lambda commit: None,
@@ -219,6 +220,7 @@ class GlobalModel:
             candidate_copied: Whether the candidate becomes the restore point.
             is_candidate: Whether the new commit becomes the candidate.
             keep_commits: Number of the last commits whose weights are kept, the new one included.
+            keep_furthest: Whether the commit with the most rounds is kept while earlier rounds are repeated.
             late_clusters: Clusters that are left out of the average.
             unmasking: What removes the masks, if what the clusters pushed is masked.
             store_moments: Stores the optimizer states of the edge server's own units that a commit names.
@@ -234,7 +236,7 @@ class GlobalModel:
             if candidate_copied and last.HasField("candidate"):
                 last.restore_point.CopyFrom(last.candidate)
                 last.ClearField("candidate")
-                _set_history(last, list(last.history), keep_commits)
+                _set_history(last, list(last.history), keep_commits, keep_furthest=keep_furthest)
                 self._write_commit(last)
                 self._delete_unreferenced_blobs(last)
             return last
@@ -296,7 +298,8 @@ class GlobalModel:
         if attempt.attempt == last.attempt and last.HasField("candidate"):
             kept = commit.restore_point if candidate_copied else commit.candidate
             kept.CopyFrom(last.candidate)
-        _set_history(commit, _kept_commits(last).values(), keep_commits)
+        earlier = _kept_commits(last).values()
+        _set_history(commit, earlier, keep_commits, keep_furthest=keep_furthest)
         if is_candidate:
             store_moments(commit)
             commit.candidate.CopyFrom(_without_other_commits(commit))
@@ -307,7 +310,8 @@ class GlobalModel:
     def roll_back(self, num_rounds: int, attempt: int) -> plan_pb2.Commit:
         """Makes a kept commit the last one, and returns it. A repeated request changes nothing.
 
-        The restore point keeps its optimizer states. Any other commit has none, and becomes the restore point.
+        The restore point keeps its optimizer states. Any other commit has none. An earlier one than the last becomes the restore
+        point; a later one, which was being repeated, keeps the present restore point.
 
         Args:
             num_rounds: Committed rounds of the kept commit.
@@ -341,9 +345,13 @@ class GlobalModel:
             commit.CopyFrom(_for_history(kept[num_rounds]))
             for cluster in commit.clusters:
                 cluster.units.extend(commit.global_units)
-            commit.attempt = commit.anew_since = attempt
-            # protobuf ends the process if a message is copied into its own field.
-            commit.restore_point.CopyFrom(_without_other_commits(commit))
+            commit.attempt = attempt
+            if num_rounds > last.num_rounds:
+                commit.restore_point.CopyFrom(last.restore_point)
+            else:
+                commit.anew_since = attempt
+                # protobuf ends the process if a message is copied into its own field.
+                commit.restore_point.CopyFrom(_without_other_commits(commit))
         commit.history.extend(one for one in last.history if one.num_rounds < num_rounds)
         self._write_commit(commit)
         self._delete_unreferenced_blobs(commit)
@@ -477,11 +485,19 @@ def _for_history(commit: plan_pb2.Commit) -> plan_pb2.Commit:
 
 
 def _set_history(
-    commit: plan_pb2.Commit, earlier: Iterable[plan_pb2.Commit], keep_commits: int
+    commit: plan_pb2.Commit,
+    earlier: Iterable[plan_pb2.Commit],
+    keep_commits: int,
+    *,
+    keep_furthest: bool,
 ) -> None:
-    """Chooses the earlier commits that a commit keeps, newest first."""
-    before = {one.num_rounds: one for one in earlier if one.num_rounds < commit.num_rounds}
-    kept = [
+    """Chooses the other commits that a commit keeps, newest first."""
+    others = {one.num_rounds: one for one in earlier}
+    before = {number: one for number, one in others.items() if number < commit.num_rounds}
+    furthest = max(others, default=0)
+    later = keep_furthest and furthest > commit.num_rounds
+    kept = [_for_history(others[furthest])] if later else []
+    kept += [
         _for_history(before[num_rounds])
         for position, num_rounds in enumerate(sorted(before, reverse=True), 1)
         if position < keep_commits

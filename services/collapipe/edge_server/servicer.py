@@ -109,6 +109,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                         candidate_copied=request.candidate_copied,
                         is_candidate=request.is_candidate,
                         keep_commits=request.keep_commits,
+                        keep_furthest=request.keep_furthest,
                         late_clusters=request.late_clusters,
                         unmasking=_unmasking(request),
                         store_moments=self._store_moments,

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.kept_results import weights_since_restore_point
+from collapipe.scheduler.kept_results import furthest_rounds, weights_since_restore_point
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.round_requests import RoundRequests
 from collapipe.v1 import plan_pb2, scheduler_pb2
@@ -19,8 +19,9 @@ def can_catch_up(progress: JobProgress, last: plan_pb2.Commit) -> bool:
     """Returns whether clusters can repeat the rounds from the restore point to the last commit alone."""
     if weights_since_restore_point(last) is None:
         return False
-    if not progress.document.privacy.allows_rounds(progress.job, 1):
-        return False  # The last commit is evaluated, and no round follows.
+    missing = furthest_rounds(last) - last.num_rounds
+    if not progress.document.privacy.allows_rounds(progress.job, missing + 1):
+        return False  # The furthest commit is evaluated, and no round follows.
     rounds = range(last.restore_point.num_rounds, last.num_rounds)
     if len(rounds) > _MOST_PERIODS * progress.job.training.replicate_every:
         return False

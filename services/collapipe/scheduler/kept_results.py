@@ -67,3 +67,8 @@ def weights_since_restore_point(last: plan_pb2.Commit) -> Sequence[plan_pb2.Comm
     kept = {commit.num_rounds: commit for commit in (*last.history, last)}
     wanted = range(last.restore_point.num_rounds + 1, last.num_rounds + 1)
     return [kept[number] for number in wanted] if kept.keys() >= set(wanted) else None
+
+
+def furthest_rounds(last: plan_pb2.Commit) -> int:
+    """Returns the most rounds of a commit that the edge server keeps. It is not the last one if rounds were being repeated."""
+    return max(kept.num_rounds for kept in (last, *last.history))

@@ -31,17 +31,29 @@ def roll_back(
             f"job {request.job_id} cannot go back to an earlier commit without the edge server, which keeps the commits: "
             "start it"
         )
-    stub = edge_server_pb2_grpc.EdgeServerServiceStub(channels.channel(edge_server.address))
-    call = stub.RollBack(
+    calls = HostCalls(document.job.schedule.silence_seconds)
+    answer = go_to_commit(
+        edge_server,
         edge_server_pb2.RollBackRequest(
             job_id=request.job_id,
             num_rounds=request.num_rounds,
             attempt=jobs.begin_use(request.job_id),
         ),
-        wait_for_ready=True,
+        channels,
+        calls,
     )
-    calls = HostCalls(document.job.schedule.silence_seconds)
-    answer = calls.last_answer(call, edge_server.host_id, "go back to an earlier commit")
     commit = answer.commit
     document = jobs.roll_back(request.job_id, commit, answer.stored_bytes)
     return scheduler_pb2.RollBackJobResponse(job=document.status(), begins_anew=begins_anew(commit))
+
+
+def go_to_commit(
+    edge_server: scheduler_pb2.Host,
+    request: edge_server_pb2.RollBackRequest,
+    channels: ChannelPool,
+    calls: HostCalls,
+) -> edge_server_pb2.RollBackResponse:
+    """Makes a kept commit the last one of a job; raises the errors of `HostCalls.last_answer`."""
+    stub = edge_server_pb2_grpc.EdgeServerServiceStub(channels.channel(edge_server.address))
+    call = stub.RollBack(request, wait_for_ready=True)
+    return calls.last_answer(call, edge_server.host_id, "go to a kept commit")

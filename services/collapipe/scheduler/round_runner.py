@@ -22,10 +22,11 @@ from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import RoundDocument
-from collapipe.scheduler.kept_results import KeptResult, KeptResults
+from collapipe.scheduler.kept_results import KeptResult, KeptResults, furthest_rounds
 from collapipe.scheduler.late_clusters import LateClusters
 from collapipe.scheduler.masking_calls import MaskingCalls
 from collapipe.scheduler.planner import Planner
+from collapipe.scheduler.rollback import go_to_commit
 from collapipe.scheduler.round_planning import RoundPlanning
 from collapipe.scheduler.round_requests import RoundRequests
 from collapipe.scheduler.unusual_changes import UnusualChanges
@@ -158,14 +159,17 @@ class RoundRunner:
                 self._requests.previous_plans[index] = result.message
             return commit
         commit.CopyFrom(self._requests.restore_point)
-        repeated = last.num_rounds - commit.num_rounds
+        # An attempt that failed while it repeated rounds has left the commit that it did not reach.
+        furthest = furthest_rounds(last)
+        repeated = furthest - commit.num_rounds
         account = self._progress.document.privacy
-        # Repeated rounds count, too. If no other round may follow them, the last commit stays as it is.
-        self._is_trained = (
-            last.num_rounds >= self._job.training.rounds
-            or not account.allows_rounds(self._job, repeated + 1)
+        # Repeated rounds count, too. If no other round may follow them, the furthest commit stays as it is.
+        self._is_trained = furthest >= self._job.training.rounds or not account.allows_rounds(
+            self._job, repeated + 1
         )
         if self._is_trained:
+            if furthest > last.num_rounds:
+                last = self._go_to(furthest)
             # Only the evaluation is missing, which needs no optimizer states.
             commit.CopyFrom(last)
             commit.ClearField("candidate")
@@ -178,6 +182,18 @@ class RoundRunner:
                 f"{commit.num_rounds}",
             )
         return commit
+
+    def _go_to(self, num_rounds: int) -> plan_pb2.Commit:
+        """Makes a kept commit the last one, and returns it."""
+        document = self._progress.document
+        request = edge_server_pb2.RollBackRequest(
+            job_id=document.job_id, num_rounds=num_rounds, attempt=document.attempt
+        )
+        edge_server = self._planner.hosts.edge_server
+        answer = go_to_commit(edge_server, request, self._channels, self._calls)
+        document.stored_bytes = answer.stored_bytes
+        self._progress.committed(answer.commit)
+        return answer.commit
 
     def _catch_up(self) -> None:
         """Repeats the committed rounds with the clusters that kept no result; raises `CollapipeError` if that fails."""
@@ -462,6 +478,8 @@ class RoundRunner:
             candidate_copied=candidate_copied,
             is_candidate=is_candidate,
             keep_commits=self._job.training.keep_commits,
+            # The privacy account may end the job while it repeats rounds.
+            keep_furthest=self._job.privacy.max_epsilon is not None,
             late_clusters=late_clusters,
             unmasking=unmasking,
         )

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 
 from collapipe.codec_table import UPLOAD_CODECS, UploadCodecName
 from collapipe.errors import (
@@ -16,7 +17,7 @@ from collapipe.errors import (
     PeerLostError,
     WrongStateError,
 )
-from collapipe.job import TrainingConfig
+from collapipe.job import TrainingConfig, explain_mistakes
 from collapipe.models import IGNORED, GenerationSettings, ModelAdapter
 from collapipe.neighbour_streams.frame_limits import frame_limits, of_kinds
 from collapipe.neighbour_streams.incoming_link import IncomingLink
@@ -52,6 +53,9 @@ _OPENING_SHARE = 0.8
 """The next stage has to accept a stream within this share of the allowed silence. So a cut link is noticed by the stage before it,
 which knows the link, and not by the control unit, which only sees that nothing moves."""
 
+_MOST_SILENCE_SECONDS = 1e6
+"""The largest `schedule.silence_seconds` of a job."""
+
 
 class StageSession:
     """One stage in one attempt. One thread calls every method but `take_labels`, `abort` and `lose_stream`, in the order
@@ -76,7 +80,7 @@ class StageSession:
         self.cluster_index = configure.plan.cluster_index
         self._in_flight = configure.plan.stages[self.stage_index].in_flight
         self._num_slices = configure.plan.num_slices or 1
-        self._training = TrainingConfig.model_validate_json(configure.settings.training_json)
+        self._training = _training(configure)
         is_first = self.stage_index == 0
         neighbour = 1 if is_first else self.stage_index - 1
         # A stage without neighbours has only frames of its own.
@@ -501,6 +505,15 @@ class StageSession:
         return window * self._num_slices
 
 
+def _training(configure: stage_pb2.ConfigureStage) -> TrainingConfig:
+    """Reads the training settings of a session; raises `InvalidInputError`."""
+    try:
+        return TrainingConfig.model_validate_json(configure.settings.training_json)
+    except ValidationError as error:
+        origin = "the training settings of the session"
+        raise InvalidInputError(explain_mistakes(error, origin, TrainingConfig)) from error
+
+
 def _check_configuration(configure: stage_pb2.ConfigureStage) -> None:
     """Refuses a configuration that contradicts itself, before anything is allocated."""
     stages = configure.plan.stages
@@ -523,6 +536,11 @@ def _check_configuration(configure: stage_pb2.ConfigureStage) -> None:
     if stage.in_flight < 1:
         raise InvalidInputError(
             f"stage {configure.stage_index} has an in-flight window of 0: it needs at least 1"
+        )
+    if not 0 < configure.settings.silence_seconds <= _MOST_SILENCE_SECONDS:
+        raise InvalidInputError(
+            f"a transfer to stage {configure.stage_index} may be silent for {configure.settings.silence_seconds:g} s, but this must be above 0 "
+            f"and at most {_MOST_SILENCE_SECONDS:.0f} s: run the same version everywhere"
         )
     _upload_codec(configure.plan)
     for index in range(len(configure.plan.links)):

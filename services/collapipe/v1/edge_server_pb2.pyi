@@ -80,7 +80,7 @@ class PushUnitResponse(_message.Message):
     def __init__(self, received_bytes: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class CommitRoundRequest(_message.Message):
-    __slots__ = ("attempt", "clusters", "candidate_copied", "is_candidate", "keep_commits", "late_clusters", "unmasking")
+    __slots__ = ("attempt", "clusters", "candidate_copied", "is_candidate", "keep_commits", "late_clusters", "unmasking", "keep_furthest")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_COPIED_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class CommitRoundRequest(_message.Message):
     KEEP_COMMITS_FIELD_NUMBER: _ClassVar[int]
     LATE_CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     UNMASKING_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FURTHEST_FIELD_NUMBER: _ClassVar[int]
     attempt: _plan_pb2.Attempt
     clusters: _containers.RepeatedCompositeFieldContainer[_plan_pb2.ClusterState]
     candidate_copied: bool
@@ -95,7 +96,8 @@ class CommitRoundRequest(_message.Message):
     keep_commits: int
     late_clusters: _containers.RepeatedScalarFieldContainer[int]
     unmasking: _secure_aggregation_pb2.Unmasking
-    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., clusters: _Optional[_Iterable[_Union[_plan_pb2.ClusterState, _Mapping]]] = ..., candidate_copied: bool = ..., is_candidate: bool = ..., keep_commits: _Optional[int] = ..., late_clusters: _Optional[_Iterable[int]] = ..., unmasking: _Optional[_Union[_secure_aggregation_pb2.Unmasking, _Mapping]] = ...) -> None: ...
+    keep_furthest: bool
+    def __init__(self, attempt: _Optional[_Union[_plan_pb2.Attempt, _Mapping]] = ..., clusters: _Optional[_Iterable[_Union[_plan_pb2.ClusterState, _Mapping]]] = ..., candidate_copied: bool = ..., is_candidate: bool = ..., keep_commits: _Optional[int] = ..., late_clusters: _Optional[_Iterable[int]] = ..., unmasking: _Optional[_Union[_secure_aggregation_pb2.Unmasking, _Mapping]] = ..., keep_furthest: bool = ...) -> None: ...
 
 class CommitRoundResponse(_message.Message):
     __slots__ = ("commit", "stored_bytes", "changes")

@@ -89,7 +89,7 @@ class EdgeServerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RollBack(self, request, context):
-        """Makes a kept commit the last one of a job that does not run, atomically.
+        """Makes a kept commit the last one of a job that trains no round meanwhile, atomically.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

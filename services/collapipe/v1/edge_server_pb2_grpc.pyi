@@ -168,7 +168,7 @@ class EdgeServerServiceStub(typing.Generic[_EdgeServerServicePrepareJobType, _Ed
     """Commits the averages of all units as the next global model, atomically."""
 
     RollBack: _EdgeServerServiceRollBackType
-    """Makes a kept commit the last one of a job that does not run, atomically."""
+    """Makes a kept commit the last one of a job that trains no round meanwhile, atomically."""
 
     ExportModel: _EdgeServerServiceExportModelType
     """Sends the trained model as the files that `save_pretrained` writes."""
@@ -231,7 +231,7 @@ class EdgeServerServiceServicer(metaclass=abc.ABCMeta):
         request: collapipe.v1.edge_server_pb2.RollBackRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[collapipe.v1.edge_server_pb2.RollBackResponse], collections.abc.AsyncIterator[collapipe.v1.edge_server_pb2.RollBackResponse]]:
-        """Makes a kept commit the last one of a job that does not run, atomically."""
+        """Makes a kept commit the last one of a job that trains no round meanwhile, atomically."""
 
     @abc.abstractmethod
     def ExportModel(

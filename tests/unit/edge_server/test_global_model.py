@@ -484,6 +484,20 @@ def test_repeated_round_replaces_later_commits(edge: Edge) -> None:
     assert not gone & edge.blobs()
 
 
+def test_furthest_commit_stays_while_rounds_are_repeated_if_it_is_wanted(edge: Edge) -> None:
+    *_, last = commit_rounds(edge, 0, 1, 2, 3, keep_commits=2)
+    for round_index, attempt in ((1, 3), (1, 4), (2, 4)):
+        again = edge.commit(
+            edge.train_all(), round_index, attempt, keep_commits=2, keep_furthest=True
+        )
+        assert numbers(again)[0] == 4
+    commit = edge.model.roll_back(4, attempt=5)
+    assert (commit.num_rounds, commit.attempt, commit.anew_since) == (4, 5, 0)
+    assert list(commit.global_units) == list(last.global_units)
+    assert {unit.weights_digest for unit in commit.global_units} <= edge.blobs()
+    assert commit.restore_point == last.restore_point
+
+
 def test_job_goes_back_to_its_restore_point_with_its_optimizer_states(edge: Edge) -> None:
     *_, last = commit_rounds(edge, 0, 1, 2, keep_commits=3)
     commit = edge.model.roll_back(1, attempt=5)

@@ -119,12 +119,22 @@ def no_window(configure: ConfigureStage) -> None:
     configure.plan.stages[1].in_flight = 0
 
 
+def no_training(configure: ConfigureStage) -> None:
+    configure.settings.training_json = "nan"
+
+
+def endless_silence(configure: ConfigureStage) -> None:
+    configure.settings.silence_seconds = float("inf")
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
         (stage_beyond, "stage 2 does not exist in a plan of 2 stages"),
         (one_unit_too_few, r"is to run units 1 to 4, .* state of units \[1, 2, 3\]"),
         (no_window, "stage 1 has an in-flight window of 0"),
+        (no_training, "the training settings of the session"),
+        (endless_silence, "may be silent for inf s, .* at most 1000000 s"),
     ],
 )
 def test_configuration_that_contradicts_itself_is_refused(
