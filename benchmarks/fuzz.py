@@ -400,7 +400,7 @@ def readers(
     )
     revoked = enrollment_pb2.SignedRevokedKeys(keys=bytes(40), signature=bytes(70))
     yield "lists of revoked keys", (parse_list, [revoked.SerializeToString()], ())
-    certificate = pki.build_authority(key, pki.utc_now(), pki.datetime.timedelta(days=1))
+    certificate = pki.build_root(key, pki.utc_now(), pki.datetime.timedelta(days=1))
     words = Tokenizer(WordLevel({"a": 0, "b": 1}, "a")).to_str().encode()
     yield "vocabularies", (parse_vocabulary, [words], ())
     file = folder / "document.json"
@@ -414,6 +414,7 @@ def readers(
     document = JobDocument(job_id="job-1", number=1, config_json=job.to_json())
     yield "documents", (read_file, [document.model_dump_json().encode()], (ValidationError,))
     yield "certificates", (pki.read_certificate, [pki.der(certificate), pki.pem(certificate)], ())
+    yield "chains of certificates", (pki.read_chain, [2 * pki.pem(certificate)], ())
 
 
 if __name__ == "__main__":

@@ -22,6 +22,10 @@ certs_app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority.")]
+Root = Annotated[
+    Path | None,
+    typer.Option("--root", metavar="FOLDER", help="Folder of the root. Default: DIR/root."),
+]
 Addresses = Annotated[
     list[str] | None,
     typer.Option(
@@ -41,19 +45,54 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 @certs_app.command("init")
-def init(folder: Folder, as_json: AsJson = False) -> None:
-    """Make an authority, whose key signs for a whole deployment. Back the folder up and keep it secret.
+def init(folder: Folder, root: Root = None, as_json: AsJson = False) -> None:
+    """Make an authority for a whole deployment: a root, which every host trusts, and an issuing authority, which signs certificates.
 
-    If the environment has COLLAPIPE_AUTHORITY_PASSPHRASE, the key is encrypted with it. All commands that use the authority need it then.
+    Then move the folder of the root to a machine or a medium that is not connected. Back both folders up and keep them secret.
+    If the environment has COLLAPIPE_AUTHORITY_PASSPHRASE, both keys are encrypted with it. All commands that use the authority need it then.
     """
     with exit_codes(as_json):
-        authority = AuthorityFolder.create(folder)
+        authority = AuthorityFolder.create(folder, root=root)
+        root = root or AuthorityFolder.root_in(folder)
         if as_json:
-            print_json({"ca": str(authority.ca_file)})
+            print_json({"ca": str(authority.ca_file), "root": str(root)})
             return
-        say(f"the authority is in {folder}")
-        say(f"every host trusts {authority.ca_file}; keep {folder}/ca-key.pem secret")
+        say(f"the authority is in {folder}; keep {folder}/issuing.pem secret")
+        say(f"every host trusts {authority.ca_file}")
+        say(_advice_for_root(root))
         say(f"next: {_issue_command(folder)}")
+
+
+@certs_app.command("issuing")
+def issuing(
+    folder: Folder,
+    root: Root = None,
+    revoke: Annotated[
+        bool,
+        typer.Option(
+            "--revoke",
+            help="After a theft: all hosts refuse what earlier issuing authorities have signed, and all tokens are deleted.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a new issuing authority in place, which needs the folder of the root. Hosts go on, and keep their ca.pem.
+
+    Do so once a year, because certificates never outlive the issuing authority, which lasts two years.
+    """
+    with exit_codes(as_json):
+        authority = AuthorityFolder(folder)
+        authority.renew_issuer(root or AuthorityFolder.root_in(folder), revoke=revoke)
+        expires = authority.issuer.not_valid_after_utc
+        if as_json:
+            print_json({"expires": expires.isoformat(), "file": str(authority.revoked_file)})
+            return
+        say(f"the new issuing authority in {folder} lasts until {expires:%Y-%m-%d}")
+        if revoke:
+            say(
+                f"every certificate so far is revoked: copy {authority.revoked_file} to the scheduler's machine, repeat `collapipe certs "
+                "issue`, and make new tokens for `collapipe join --again`"
+            )
 
 
 @certs_app.command("issue")
@@ -82,6 +121,7 @@ def issue(
         identities = [Identity.parse(holder) for holder in holders]
         if init and not AuthorityFolder.exists(folder):
             AuthorityFolder.create(folder)
+            complain(_advice_for_root(AuthorityFolder.root_in(folder)))
         authority = AuthorityFolder(folder)
         lifetime = datetime.timedelta(days=days)
         done = []
@@ -91,6 +131,7 @@ def issue(
             done.append({**_entry(identity, expires), "folder": str(target), "outcome": outcome})
             if not as_json:
                 say(f"{identity}: {outcome}, until {expires:%Y-%m-%d}: {target}")
+        _warn_of_end(authority, folder)
         if as_json:
             print_json({"certificates": done})
 
@@ -99,7 +140,9 @@ def issue(
 def list_certificates(folder: Folder, as_json: AsJson = False) -> None:
     """List the valid certificates."""
     with exit_codes(as_json):
-        issued = AuthorityFolder(folder).certificates()
+        authority = AuthorityFolder(folder)
+        issued = authority.certificates()
+        _warn_of_end(authority, folder)
         if as_json:
             entries = [
                 {**_entry(one.identity, one.expires), "addresses": sorted(one.hosts)}
@@ -180,7 +223,7 @@ def token(
         text = tokens.encode_token(
             JoinToken(
                 secret=opened.make_token(identity, address or [], duration, lifetime),
-                authority_certificate=pki.der(opened.certificate),
+                authority_certificate=pki.der(opened.root),
                 authority_address=authority,
                 scheduler_address=scheduler,
                 identity=identity.uri,
@@ -202,6 +245,22 @@ def read_duration(option: str, text: str) -> datetime.timedelta:
     if not found or not int(found[1]):
         raise InvalidInputError(f"{option} {text}: is not a duration, for example 30m, 12h or 7d")
     return datetime.timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+def _advice_for_root(root: Path) -> str:
+    return (
+        f"now move {root} to a machine or a medium that is not connected: only `collapipe certs issuing` needs it, once a year or after "
+        "a theft"
+    )
+
+
+def _warn_of_end(authority: AuthorityFolder, folder: Path) -> None:
+    """Tells on stderr that the issuing authority should be renewed. Certificates never outlive it."""
+    if authority.is_issuer_due:
+        complain(
+            f"the issuing authority ends on {authority.issuer.not_valid_after_utc:%Y-%m-%d}, and so do all certificates: "
+            f"make a new one with `collapipe certs issuing {shlex.quote(str(folder))} --root FOLDER`"
+        )
 
 
 def _issue_command(folder: Path) -> str:

@@ -44,7 +44,9 @@ class EndpointOptions:
     tls_ca: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", envvar="COLLAPIPE_TLS_CA", help="Certificate of the authority."
+            metavar="FILE",
+            envvar="COLLAPIPE_TLS_CA",
+            help="Certificate of the root of the authority.",
         ),
     ] = None
     tls_cert: Annotated[

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import psutil
 import typer
-from cryptography import x509
 
 from collapipe.certificates import Identity, Role, pki
 from collapipe.certificates.box_folder import BoxFolder
@@ -138,13 +137,13 @@ def renew(
         is_due = now or joined.is_due(pki.utc_now())
         if is_due:
             address = box.authority_address()
-            with open_authority_channel(address, pki.pem(box.authority())) as channel:
+            with open_authority_channel(address, pki.pem(box.root())) as channel:
 
-                def ask(present: bytes, request: bytes) -> "x509.Certificate":
+                def ask(present: bytes, request: bytes) -> pki.Chain:
                     message = RenewRequest(certificate=present, certificate_request=request)
                     method = EnrollmentServiceStub(channel).Renew
                     answer = call(method, message, _peer(address), _DEADLINE_SECONDS)
-                    return pki.read_certificate(answer.certificate)
+                    return pki.read_chain(answer.certificate)
 
                 joined = box.renew(ask)
         if as_json:
@@ -169,7 +168,7 @@ def _already_joined(
     joined = box.joined()
     if joined is None or (joined.identity == identity and joined.expires <= pki.utc_now()):
         return None
-    is_elsewhere = box.authority() != pki.read_certificate(token.authority_certificate)
+    is_elsewhere = box.root() != pki.read_certificate(token.authority_certificate)
     if not joined.identity.is_same_holder(identity) or is_elsewhere:
         deployment = " of another deployment" if is_elsewhere else ""
         raise InvalidInputError(
@@ -185,21 +184,21 @@ def _enroll(
 ) -> "tuple[HolderCertificate, str]":
     """Joins, and returns the certificate and the address from which the authority was called."""
 
-    authority = pki.read_certificate(token.authority_certificate)
+    root = pki.read_certificate(token.authority_certificate)
     address = token.authority_address
     observed = ""
-    with open_authority_channel(address, pki.pem(authority)) as channel:
+    with open_authority_channel(address, pki.pem(root)) as channel:
 
-        def ask(request: bytes) -> "x509.Certificate":
+        def ask(request: bytes) -> pki.Chain:
             nonlocal observed
             message = EnrollRequest(secret=token.secret, certificate_request=request)
             method = EnrollmentServiceStub(channel).Enroll
             answer = call(method, message, _peer(address), _DEADLINE_SECONDS)
             observed = answer.observed_host
-            return pki.read_certificate(answer.certificate)
+            return pki.read_chain(answer.certificate)
 
         hosts = frozenset({host} if host else ())
-        return box.join(identity, authority, address, hosts, ask), observed
+        return box.join(identity, root, address, hosts, ask), observed
 
 
 def _peer(address: str) -> str:

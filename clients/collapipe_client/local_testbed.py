@@ -311,6 +311,11 @@ class LocalTestbed:
                 "the testbed that is running speaks plain text, or this one would, for example because an older version started it: "
                 "run `collapipe down` first"
             )
+        if not self._insecure and self.workspace.certificates.is_old:
+            raise WrongStateError(
+                "an older version of CollaPipe started the testbed that is running, and its certificates are of another kind: run "
+                "`collapipe down` first"
+            )
         if running.shape != self._record.shape:
             raise WrongStateError(
                 f"a testbed with other clusters is running ({_say_shape(running)} instead of "

@@ -1,11 +1,13 @@
 """The certificates of a local testbed. Its authority and all keys are in its workspace."""
 
 import datetime
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from collapipe.certificates import Identity, Role
 from collapipe.certificates.authority_folder import AuthorityFolder
+from collapipe.certificates.private_files import file_errors
 from collapipe.rpc import Security
 
 USER = Identity(Role.CLIENT, "local")
@@ -23,6 +25,11 @@ class LocalCertificates:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    @property
+    def is_old(self) -> bool:
+        """Whether an older version made the authority. `issue` then makes another one, which processes that run do not trust."""
+        return AuthorityFolder.is_old(self._folder)
+
     def issue(
         self, holders: Mapping[Identity, Iterable[str]], lifetime: datetime.timedelta
     ) -> None:
@@ -34,11 +41,17 @@ class LocalCertificates:
         Raises:
             InvalidInputError: The folder is damaged, or cannot be written.
         """
+        if self.is_old:
+            # Only the services of this testbed trust it, and they start again.
+            with file_errors(self._folder):
+                shutil.rmtree(self._folder)
         # The passphrase in the environment is that of a deployment.
         if AuthorityFolder.exists(self._folder):
             authority = AuthorityFolder(self._folder, passphrase=b"")
         else:
             authority = AuthorityFolder.create(self._folder, passphrase=b"")
+        if authority.is_issuer_due:
+            authority.renew_issuer(AuthorityFolder.root_in(self._folder))
         for identity, hosts in holders.items():
             authority.issue(identity, hosts, self.folder(identity.name), lifetime)
 

@@ -79,7 +79,10 @@ class _PageServer(ThreadingTCPServer):
             shown: dict[str, Any] = connection.getpeercert() or {}
             names = shown.get("subjectAltName", ())
             check_reads_metrics([name for kind, name in names if kind == "URI"])
-            self._security.revoked.check(connection.getpeercert(binary_form=True) or b"")
+            # Python 3.13 has this method without an underscore before it. The last certificate is that of the root.
+            verified = connection._sslobj.get_verified_chain()  # type: ignore[attr-defined]
+            chain = "".join(one.public_bytes() for one in verified[:-1])
+            self._security.revoked.check(chain.encode())
 
     def tell_refusal(self, client_address: Any, error: BaseException) -> None:
         """Writes to the log that the reader at an address got no page."""

@@ -67,7 +67,9 @@ class ServiceSettings(BaseSettings):
         default="127.0.0.1:0", description="Where to serve /metrics, host:port; empty serves none."
     )
     insecure: bool = Field(default=False, description="Use plain text instead of mutual TLS.")
-    tls_ca: Path | None = Field(default=None, description="Certificate of the authority, PEM.")
+    tls_ca: Path | None = Field(
+        default=None, description="Certificate of the root of the authority, PEM."
+    )
     tls_cert: Path | None = Field(default=None, description="Certificate of this process, PEM.")
     tls_key: Path | None = Field(default=None, description="Private key of that certificate, PEM.")
     ready_file: Path | None = Field(

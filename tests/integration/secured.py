@@ -18,7 +18,7 @@ from collapipe_client import CollaPipeClient
 from collapipe_client.cli import app
 
 _LIMIT_SECONDS = 90.0
-_HOLDERS = (
+HOLDERS = (
     *("scheduler:scheduler", "edge-server:edge-server"),
     *("client:me", "client:other", "admin:root", "prometheus:prometheus"),
     *("control-unit:control-unit-0", "device-agent:device-0-0"),
@@ -65,7 +65,7 @@ class SecuredDeployment:
     def renew(self) -> None:
         """Replaces the certificate of every process and person."""
         # Certificates that are not due yet are issued anew for other addresses only.
-        collapipe("certs", "issue", str(self.authority), *_HOLDERS, "--address", "127.0.0.9")
+        collapipe("certs", "issue", str(self.authority), *HOLDERS, "--address", "127.0.0.9")
         collapipe("renew", "--now", "--folder", str(self.folder / "box"))
 
     def client(self, name: str = "me") -> CollaPipeClient:
@@ -136,7 +136,7 @@ class SecuredDeployment:
                 ("device-agent", f"device-{index}-0"),
             )
         ]
-        collapipe("certs", "issue", str(self.authority), "--init", *_HOLDERS, *in_others)
+        collapipe("certs", "issue", str(self.authority), "--init", *HOLDERS, *in_others)
         self.start("authority", "collapipe.authority", "--dir", str(self.authority))
         state = str(self.folder / "scheduler-state")
         revoked = str(self.authority / "revoked.pb")

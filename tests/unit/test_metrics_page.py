@@ -147,6 +147,18 @@ def test_reader_with_a_revoked_key_is_refused(
     assert read(address, other.client_context())[0] == 200
 
 
+def test_reader_of_a_revoked_issuing_authority_is_refused(
+    ours: Authority, service: Security, address: str
+) -> None:
+    reader = ours.security("prometheus:old")
+    assert read(address, reader.client_context())[0] == 200
+    service.learn_revoked(ours.renew_issuer(revoke=True))
+    status, page = read(address, reader.client_context())
+    assert status == 403
+    assert "the issuing authority of this certificate was revoked" in page
+    assert read(address, ours.security("prometheus:new").client_context())[0] == 200
+
+
 def test_renewed_certificates_are_used_without_a_restart(
     ours: Authority, service: Security, address: str
 ) -> None:

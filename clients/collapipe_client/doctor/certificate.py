@@ -20,6 +20,8 @@ _RENEW = (
     "sudo collapipe renew --now (a certificate of `collapipe certs issue` is issued again instead)"
 )
 
+_NEW_ISSUER = "collapipe certs issuing DIR --root FOLDER, where the authority and its root are"
+
 
 def check_certificate(
     ca_file: Path,
@@ -45,7 +47,8 @@ def check_certificate(
     try:
         presented = Security(ca_file, certificate_file, key_file).presented()
         assert presented is not None
-        hosts = pki.hosts_of(pki.read_certificate(certificate_file.read_bytes()))
+        chain = pki.read_chain(certificate_file.read_bytes())
+        hosts = pki.hosts_of(chain.certificate)
     except InvalidInputError as error:
         return [Check.fail("certificate", str(error), f"replace all three files: {_JOIN}")]
     except WrongStateError as error:
@@ -69,7 +72,10 @@ def check_certificate(
     left = presented.expires - datetime.now(timezone.utc)
     found = f"{holder}: valid for {left.days} days, until {presented.expires:%Y-%m-%d}"
     if left < _WARN_BEFORE_END:
-        checks.append(Check.warn("certificate", found, f"renew it before that: {_RENEW}"))
+        remedy = f"renew it before that: {_RENEW}"
+        if presented.expires == chain.issuer.not_valid_after_utc:
+            remedy = f"its issuing authority ends then, so first run: {_NEW_ISSUER}; then {remedy}"
+        checks.append(Check.warn("certificate", found, remedy))
     else:
         checks.append(Check.ok("certificate", found))
     key_mode = stat.S_IMODE(key_file.stat().st_mode)

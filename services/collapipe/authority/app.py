@@ -8,7 +8,8 @@ from pydantic import Field
 
 from collapipe.authority.servicer import EnrollmentServicer
 from collapipe.certificates import Identity, Role
-from collapipe.certificates.authority_folder import AUTHORITY_LIFETIME, AuthorityFolder
+from collapipe.certificates.authority_folder import AuthorityFolder
+from collapipe.certificates.root_folder import ISSUER_LIFETIME
 from collapipe.errors import InvalidInputError
 from collapipe.rpc import Security, serve
 from collapipe.service_process import Running, ServiceSettings
@@ -34,7 +35,7 @@ class AuthoritySettings(ServiceSettings):
             )
         folder = self.dir / "own"
         own = Identity(Role.AUTHORITY, "authority")
-        AuthorityFolder(self.dir).issue(own, [], folder, AUTHORITY_LIFETIME)
+        AuthorityFolder(self.dir).issue(own, [], folder, ISSUER_LIFETIME)
         return Security(
             folder / "ca.pem", folder / "cert.pem", folder / "key.pem", asks_callers=False
         )

@@ -9,7 +9,6 @@ from urllib.parse import unquote
 
 import grpc
 
-from collapipe.certificates import pki
 from collapipe.certificates.authority_folder import AuthorityFolder
 from collapipe.certificates.tokens import SECRET_BYTES
 from collapipe.errors import CollapipeError, InvalidInputError, NotPermittedError
@@ -56,7 +55,7 @@ class EnrollmentServicer(enrollment_pb2_grpc.EnrollmentServiceServicer):
                 logger.warning("%s was not enrolled: %s", caller, error)
             raise
         return enrollment_pb2.EnrollResponse(
-            certificate=pki.der(enrolled.certificate), observed_host=host or ""
+            certificate=enrolled.chain.pem, observed_host=host or ""
         )
 
     def Renew(
@@ -68,7 +67,7 @@ class EnrollmentServicer(enrollment_pb2_grpc.EnrollmentServiceServicer):
                 f"the certificate has {len(request.certificate)} bytes: at most {_MAX_CERTIFICATE_BYTES} are allowed"
             )
         renewed = self._folder.renew(request.certificate, request.certificate_request)
-        return enrollment_pb2.RenewResponse(certificate=pki.der(renewed.certificate))
+        return enrollment_pb2.RenewResponse(certificate=renewed.chain.pem)
 
 
 class FailedAttempts:

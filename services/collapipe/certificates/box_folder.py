@@ -1,6 +1,6 @@
 """The folder of a box that joined a deployment.
 
-- `tls/ca.pem`, `cert.pem` and `key.pem`: the authority's certificate, the box's certificate and its key
+- `tls/ca.pem`, `cert.pem` and `key.pem`: the certificate of the root, those of the box and of its issuing authority, and its key
 - `<role>.toml`: the settings of the service
 - `joined.json`: the address of the authority
 """
@@ -16,12 +16,12 @@ from cryptography import x509
 
 from collapipe.certificates import pki
 from collapipe.certificates.identity import Identity
-from collapipe.certificates.pki import HolderCertificate
+from collapipe.certificates.pki import Chain, HolderCertificate
 from collapipe.certificates.private_files import (
     OWNER_ONLY,
     file_errors,
     make_folder,
-    read_certificate_of_key,
+    read_chain_of_key,
     read_if_valid,
     read_required,
     write_file,
@@ -47,14 +47,10 @@ class BoxFolder:
 
     def joined(self) -> HolderCertificate | None:
         """Returns the certificate of the box; `None` if it has not joined or a file is damaged."""
-        authority = read_if_valid(self.tls / "ca.pem", pki.read_certificate)
-        if authority is None:
-            return None
-        certificate = read_certificate_of_key(self.tls, authority)
-        identity = None if certificate is None else pki.identity_of(certificate)
-        if certificate is None or identity is None:
-            return None
-        return HolderCertificate(identity, certificate)
+        root = read_if_valid(self.tls / "ca.pem", pki.read_certificate)
+        chain = None if root is None else read_chain_of_key(self.tls, root)
+        identity = None if chain is None else pki.identity_of(chain.certificate)
+        return None if chain is None or identity is None else HolderCertificate(identity, chain)
 
     def require_joined(self) -> HolderCertificate:
         """Returns the certificate of the box. Raises `InvalidInputError` if it has not joined."""
@@ -68,10 +64,10 @@ class BoxFolder:
     def join(
         self,
         identity: Identity,
-        authority: x509.Certificate,
+        root: x509.Certificate,
         authority_address: str,
         hosts: frozenset[str],
-        enroll: Callable[[bytes], x509.Certificate],
+        enroll: Callable[[bytes], Chain],
     ) -> HolderCertificate:
         """Creates a key, gets a certificate for it and puts both into the folder, or changes nothing.
 
@@ -95,12 +91,12 @@ class BoxFolder:
         try:
             key = pki.new_key()
             write_file(incoming / "key.pem", pki.key_pem(key), OWNER_ONLY)
-            write_file(incoming / "ca.pem", pki.pem(authority))
-            certificate = enroll(pki.build_request(identity, hosts, key))
-            _check_answer(certificate, identity, authority)
-            if not pki.is_of_key(certificate, key.public_key()):
+            write_file(incoming / "ca.pem", pki.pem(root))
+            chain = enroll(pki.build_request(identity, hosts, key))
+            _check_answer(chain, identity, root)
+            if not pki.is_of_key(chain.certificate, key.public_key()):
                 raise InvalidInputError("the authority answered with a certificate for another key")
-            write_file(incoming / "cert.pem", pki.pem(certificate))
+            write_file(incoming / "cert.pem", chain.pem)
             with file_errors(self._folder):
                 incoming.chmod(0o755)
                 self._give_to_owner(incoming, *incoming.iterdir())
@@ -111,9 +107,9 @@ class BoxFolder:
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
             shutil.rmtree(outgoing, ignore_errors=True)
-        return HolderCertificate(identity, certificate)
+        return HolderCertificate(identity, chain)
 
-    def renew(self, renew: Callable[[bytes, bytes], x509.Certificate]) -> HolderCertificate:
+    def renew(self, renew: Callable[[bytes, bytes], Chain]) -> HolderCertificate:
         """Replaces the certificate and keeps the key.
 
         Args:
@@ -123,14 +119,14 @@ class BoxFolder:
             InvalidInputError: The box has not joined.
             NotPermittedError: The certificate is for another identity or of another authority.
         """
-        held, authority = self.require_joined(), self.authority()
+        held, root = self.require_joined(), self.root()
         key = read_required(self.tls / "key.pem", pki.read_key, _JOIN_AGAIN)
         request = pki.build_request(held.identity, held.hosts, key)
-        certificate = renew(pki.der(held.certificate), request)
-        _check_answer(certificate, held.identity, authority)
-        write_file(self.tls / "cert.pem", pki.pem(certificate))
+        chain = renew(pki.der(held.certificate), request)
+        _check_answer(chain, held.identity, root)
+        write_file(self.tls / "cert.pem", chain.pem)
         self._give_to_owner(self.tls / "cert.pem")
-        return HolderCertificate(held.identity, certificate)
+        return HolderCertificate(held.identity, chain)
 
     @property
     def is_renewable(self) -> bool:
@@ -146,8 +142,8 @@ class BoxFolder:
             )
         return str(document["authority"])
 
-    def authority(self) -> x509.Certificate:
-        """Returns the certificate of the authority. Raises `InvalidInputError` if it is missing."""
+    def root(self) -> x509.Certificate:
+        """Returns the certificate of the root. Raises `InvalidInputError` if it is missing."""
         return read_required(self.tls / "ca.pem", pki.read_certificate, _JOIN_AGAIN)
 
     def write_settings(self, identity: Identity, settings: Mapping[str, str | int]) -> None:
@@ -172,11 +168,12 @@ class BoxFolder:
                     os.chown(path, owner.st_uid, owner.st_gid)
 
 
-def _check_answer(
-    certificate: x509.Certificate, identity: Identity, authority: x509.Certificate
-) -> None:
-    if pki.identity_of(certificate) != identity or not pki.is_signed_by(certificate, authority):
+def _check_answer(chain: Chain, identity: Identity, root: x509.Certificate) -> None:
+    try:
+        if pki.identity_of(chain.certificate) != identity:
+            raise NotPermittedError("it is for another identity")
+        chain.check(root, pki.utc_now())
+    except NotPermittedError as error:
         raise NotPermittedError(
-            "the authority answered with a certificate for another identity, or of another authority: make a new token "
-            "with `collapipe certs token`"
-        )
+            f"the authority answered with a wrong certificate ({error}): make a new token with `collapipe certs token`"
+        ) from None

@@ -7,9 +7,17 @@ from cryptography import x509
 
 from collapipe.certificates import pki
 from collapipe.certificates.identity import Identity, is_host_name
-from collapipe.certificates.pki import HolderCertificate
-from collapipe.certificates.private_files import make_folder, read_required, write_file
+from collapipe.certificates.pki import Chain, HolderCertificate
+from collapipe.certificates.private_files import (
+    make_folder,
+    read_if_valid,
+    read_required,
+    write_file,
+)
 from collapipe.errors import InvalidInputError
+
+_MAX_SERIAL_BITS = 160
+"""The limit of X.509 (RFC 5280, section 4.1.2.2)."""
 
 
 class IssuedCertificates:
@@ -22,12 +30,25 @@ class IssuedCertificates:
     def valid(self) -> Iterator[HolderCertificate]:
         """Yields all certificates that have not expired."""
         now = self._clock()
-        for certificate in self._all().values():
-            identity = pki.identity_of(certificate)
-            if identity is not None and now < certificate.not_valid_after_utc:
-                yield HolderCertificate(identity, certificate)
+        for chain in self._all().values():
+            identity = pki.identity_of(chain.certificate)
+            if identity is not None and now < chain.certificate.not_valid_after_utc:
+                yield HolderCertificate(identity, chain)
 
-    def add(self, certificate: x509.Certificate, replaced: x509.Certificate | None = None) -> None:
+    def find(self, certificate: x509.Certificate) -> HolderCertificate | None:
+        """Returns the record of a certificate that has not expired and equals it byte for byte; `None` if there is none."""
+        # Anybody may ask, so a foreign certificate must cost little.
+        if certificate.serial_number.bit_length() > _MAX_SERIAL_BITS:
+            return None
+        chain = read_if_valid(self._path(certificate), pki.read_chain)
+        if chain is None or chain.certificate != certificate:
+            return None
+        identity = pki.identity_of(certificate)
+        if identity is None or certificate.not_valid_after_utc <= self._clock():
+            return None
+        return HolderCertificate(identity, chain)
+
+    def add(self, chain: Chain, replaced: Chain | None = None) -> None:
         """Adds a certificate and deletes older ones of its key, except the one that it replaces.
 
         The holder uses the replaced certificate until it receives the new one. The others are deleted because
@@ -36,15 +57,21 @@ class IssuedCertificates:
         """
         make_folder(self._folder)
         older = self._all()
-        write_file(self._folder / f"{certificate.serial_number:x}.pem", pki.pem(certificate))
+        write_file(self._path(chain.certificate), chain.pem)
         for path, other in older.items():
-            if other.public_key() == certificate.public_key() and other != replaced:
+            is_of_key = other.certificate.public_key() == chain.certificate.public_key()
+            if is_of_key and other != replaced:
                 path.unlink(missing_ok=True)
 
     def remove(self, removed: Iterable[HolderCertificate]) -> None:
         """Deletes certificates, so that nobody can renew them, and their names are free."""
         for held in removed:
-            (self._folder / f"{held.certificate.serial_number:x}.pem").unlink(missing_ok=True)
+            self._path(held.certificate).unlink(missing_ok=True)
+
+    def remove_all(self) -> None:
+        """Deletes the certificates of all holders."""
+        for path in list(self._folder.glob("*.pem")):
+            path.unlink(missing_ok=True)
 
     def check_names_free(self, identity: Identity, hosts: Iterable[str]) -> None:
         """Raises `InvalidInputError` if another holder has the name of the identity, or a host name.
@@ -65,9 +92,11 @@ class IssuedCertificates:
         others = (other for other in self.valid() if not other.identity.is_same_holder(identity))
         return next((other.identity for other in others if host in other.hosts), None)
 
-    def _all(self) -> dict[Path, x509.Certificate]:
+    def _path(self, certificate: x509.Certificate) -> Path:
+        return self._folder / f"{certificate.serial_number:x}.pem"
+
+    def _all(self) -> dict[Path, Chain]:
         remedy = "restore it or delete it"
         return {
-            path: read_required(path, pki.read_certificate, remedy)
-            for path in self._folder.glob("*.pem")
+            path: read_required(path, pki.read_chain, remedy) for path in self._folder.glob("*.pem")
         }

@@ -14,9 +14,10 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from collapipe.certificates.identity import OF_THIS_MACHINE, PEOPLE, Identity, Role
-from collapipe.errors import InvalidInputError
+from collapipe.errors import InvalidInputError, NotPermittedError
 
 Clock = Callable[[], datetime.datetime]
 """Returns the present time in UTC."""
@@ -53,11 +54,40 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Chain:
+    """The certificate of a holder, and that of the issuing authority, which has signed it. The root has signed the latter."""
+
+    certificate: x509.Certificate
+    issuer: x509.Certificate
+
+    @property
+    def pem(self) -> bytes:
+        """The content of `cert.pem`: both as PEM."""
+        return pem(self.certificate) + pem(self.issuer)
+
+    def check(self, root: x509.Certificate, now: datetime.datetime) -> None:
+        """Refuses a chain that does not end at a root, or is not valid now; raises `NotPermittedError` with the reason."""
+        # The depth counts the certificates between the two ends.
+        policy = PolicyBuilder().store(Store([root])).time(now).max_chain_depth(1)
+        try:
+            policy.build_client_verifier().verify(self.certificate, [self.issuer])
+        except VerificationError as error:
+            check_issuer(self.issuer, root, now)
+            _check_valid(self.certificate, "the certificate", now)
+            raise NotPermittedError(f"the certificate does not count ({error})") from None
+
+
+@dataclass(frozen=True)
 class HolderCertificate:
-    """A certificate with the identity of its holder."""
+    """A certificate and its issuing authority, with the identity of its holder."""
 
     identity: Identity
-    certificate: x509.Certificate
+    chain: Chain
+
+    @property
+    def certificate(self) -> x509.Certificate:
+        """That of the holder."""
+        return self.chain.certificate
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -127,18 +157,51 @@ def read_certificate(data: bytes) -> x509.Certificate:
         raise InvalidInputError(f"not a certificate ({error})") from None
 
 
-def build_authority(
+def read_chain(data: bytes) -> Chain:
+    """Reads the PEM of a `Chain`. Raises `InvalidInputError` for anything else."""
+    try:
+        found = x509.load_pem_x509_certificates(data)
+    except UNREADABLE as error:
+        raise InvalidInputError(f"not certificates in PEM ({error})") from None
+    if len(found) != 2:
+        raise InvalidInputError(
+            f"{len(found)} certificates instead of 2, that of the holder and that of its issuing authority; older versions of "
+            "CollaPipe made 1"
+        )
+    return Chain(*found)
+
+
+def build_root(
     key: ec.EllipticCurvePrivateKey, now: datetime.datetime, lifetime: datetime.timedelta
 ) -> x509.Certificate:
-    """Creates the self-signed certificate of an authority."""
-    subject = _subject("CollaPipe authority")
-    return (
-        _builder(key.public_key(), subject, now, now + lifetime)
-        .issuer_name(subject)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .sign(key, hashes.SHA256())
+    """Creates the self-signed certificate of a root."""
+    subject = _subject("CollaPipe root")
+    builder = _builder(key.public_key(), subject, now, now + lifetime).issuer_name(subject)
+    return _as_authority(builder, 1).sign(key, hashes.SHA256())
+
+
+def build_issuer(
+    public_key: ec.EllipticCurvePublicKey,
+    root: tuple[ec.EllipticCurvePrivateKey, x509.Certificate],
+    now: datetime.datetime,
+    lifetime: datetime.timedelta,
+) -> x509.Certificate:
+    """Creates the certificate of an issuing authority, which may sign no other authority.
+
+    Args:
+        root: The key and the certificate of the root.
+    """
+    root_key, root_certificate = root
+    ends = min(now + lifetime, root_certificate.not_valid_after_utc)
+    builder = (
+        _builder(public_key, _subject("CollaPipe issuing authority"), now, ends)
+        .issuer_name(root_certificate.subject)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(root_key.public_key()),
+            critical=False,
+        )
     )
+    return _as_authority(builder, 0).sign(root_key, hashes.SHA256())
 
 
 def build_certificate(
@@ -153,7 +216,7 @@ def build_certificate(
 
     Args:
         hosts: DNS names and IP addresses of the holder, besides its name and `OF_THIS_MACHINE`.
-        authority: The key and the certificate of the authority.
+        authority: The key and the certificate of the issuing authority.
         not_before: Start of its validity; a day is subtracted for late clocks.
         not_after: End of its validity, unless that of the authority is earlier.
     """
@@ -257,7 +320,7 @@ def hosts_of(certificate: x509.Certificate) -> frozenset[str]:
 
 def key_sha256(holder: x509.Certificate | ec.EllipticCurvePublicKey) -> bytes:
     """Returns the SHA-256 of a public key, or of that of a certificate, as a SubjectPublicKeyInfo in DER."""
-    key = holder.public_key() if isinstance(holder, x509.Certificate) else holder
+    key = public_key_of(holder) if isinstance(holder, x509.Certificate) else holder
     encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     return hashlib.sha256(key.public_bytes(encoding, form)).digest()
 
@@ -267,18 +330,41 @@ def is_of_key(certificate: x509.Certificate, key: ec.EllipticCurvePublicKey) -> 
     return certificate.public_key() == key
 
 
-def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Returns whether an authority signed a certificate."""
+def check_issuer(issuer: x509.Certificate, root: x509.Certificate, now: datetime.datetime) -> None:
+    """Refuses an issuing authority that the root has not made, or that is not valid now; raises `NotPermittedError` with the reason."""
     try:
-        certificate.verify_directly_issued_by(authority)
-    except (InvalidSignature, ValueError, TypeError):
-        return False
-    return True
+        issuer.verify_directly_issued_by(root)
+        is_authority = issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
+        raise NotPermittedError(
+            "its issuing authority is of another root than that of this machine"
+        ) from None
+    if not is_authority:
+        raise NotPermittedError("it is signed with a certificate that is no authority")
+    _check_valid(issuer, "the issuing authority", now)
+
+
+def public_key_of(holder: x509.Certificate) -> ec.EllipticCurvePublicKey:
+    """Returns the key of a certificate. Raises `InvalidInputError` if `collapipe certs` does not make such keys."""
+    key = holder.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise InvalidInputError("not an elliptic-curve key, which `collapipe certs` makes")
+    return key
 
 
 def lifetime_of(certificate: x509.Certificate) -> datetime.timedelta:
     """Returns the lifetime for which a certificate was created."""
     return certificate.not_valid_after_utc - certificate.not_valid_before_utc - _BACKDATED
+
+
+def _check_valid(certificate: x509.Certificate, what: str, now: datetime.datetime) -> None:
+    """Refuses a certificate that is not valid now; raises `NotPermittedError`."""
+    born, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not born <= now <= ends:
+        raise NotPermittedError(
+            f"{what} is not valid now: it is from {born:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC, and the clock of this machine "
+            f"says {now:%Y-%m-%d %H:%M}"
+        )
 
 
 def _uris_and_hosts(names: Iterable[x509.GeneralName]) -> tuple[list[str], frozenset[str]]:
@@ -330,6 +416,12 @@ def _builder(
         .not_valid_after(not_after)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
     )
+
+
+def _as_authority(builder: x509.CertificateBuilder, path_length: int) -> x509.CertificateBuilder:
+    constraints = x509.BasicConstraints(ca=True, path_length=path_length)
+    usage = _key_usage(signs_certificates=True)
+    return builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:

@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.certificates import pki
+from collapipe.certificates.pki import Chain
 from collapipe.documents import sync_directory
-from collapipe.errors import InvalidInputError
+from collapipe.errors import InvalidInputError, NotPermittedError
 
 T = TypeVar("T")
+
+PASSPHRASE_VARIABLE = "COLLAPIPE_AUTHORITY_PASSPHRASE"
+"""The environment variable with the passphrase of both keys of an authority. Without it, they are not encrypted."""
 
 OWNER_ONLY = 0o600
 EVERYBODY_READS = 0o644
@@ -73,13 +78,32 @@ def read_if_valid(path: Path, parse: Callable[[bytes], T]) -> T | None:
         return None
 
 
-def read_certificate_of_key(folder: Path, authority: x509.Certificate) -> x509.Certificate | None:
-    """Returns `cert.pem` of a folder if it fits `key.pem` there and the authority signed it; else `None`."""
+def read_chain_of_key(folder: Path, root: x509.Certificate) -> Chain | None:
+    """Returns `cert.pem` of a folder if it fits `key.pem` there and ends at the root; else `None`. It may have expired."""
     key = read_if_valid(folder / "key.pem", pki.read_key)
-    certificate = read_if_valid(folder / "cert.pem", pki.read_certificate)
-    if key is None or certificate is None or not pki.is_of_key(certificate, key.public_key()):
+    chain = read_if_valid(folder / "cert.pem", pki.read_chain)
+    if key is None or chain is None or not pki.is_of_key(chain.certificate, key.public_key()):
         return None
-    return certificate if pki.is_signed_by(certificate, authority) else None
+    try:
+        chain.check(root, chain.certificate.not_valid_before_utc)
+    except NotPermittedError:
+        return None
+    return chain
+
+
+def passphrase_of_environment() -> bytes:
+    """Returns the passphrase of the keys of an authority; empty if the environment has none."""
+    return os.environ.get(PASSPHRASE_VARIABLE, "").encode()
+
+
+def read_authority_key(pem: bytes, passphrase: bytes) -> ec.EllipticCurvePrivateKey:
+    """Reads the key of an authority; raises `InvalidInputError`. A passphrase does not matter if the key is not encrypted."""
+    is_encrypted = b"ENCRYPTED" in pem
+    if is_encrypted and not passphrase:
+        raise InvalidInputError(
+            f"the key is encrypted: set {PASSPHRASE_VARIABLE} to its passphrase. Only if you have lost that"
+        )
+    return pki.read_key(pem, passphrase if is_encrypted else b"")
 
 
 def _read(path: Path) -> bytes:

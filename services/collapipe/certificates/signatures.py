@@ -6,13 +6,13 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from collapipe.certificates.identity import Identity, Role
+from collapipe.certificates.identity import Role
 from collapipe.certificates.pki import (
     UNREADABLE,
-    der,
+    HolderCertificate,
     identity_of,
-    is_signed_by,
     read_certificate,
+    read_chain,
     read_key,
     utc_now,
 )
@@ -27,7 +27,7 @@ its peer's choice. This text is longer, so no peer can get a signature that coun
 
 
 class Signer:
-    """A key with its certificate, both in PEM.
+    """A key, and `cert.pem` with its certificate, both in PEM.
 
     Raises:
         InvalidInputError: They are not of the kinds that `collapipe certs` makes.
@@ -35,8 +35,8 @@ class Signer:
 
     def __init__(self, key: bytes, certificate: bytes) -> None:
         self._key = read_key(key)
-        self.certificate = der(read_certificate(certificate))
-        """In DER."""
+        self.certificate = read_chain(certificate).pem
+        """Followed by that of the issuing authority, in PEM."""
 
     def sign(self, data: bytes, kind: str = GRANT) -> bytes:
         """Signs data of a kind, such as `GRANT`. The signature counts for no other kind."""
@@ -45,53 +45,49 @@ class Signer:
 
 def check_signature(
     data: bytes, signature: bytes, certificate: bytes, ca: bytes, role: Role, kind: str = GRANT
-) -> Identity:
+) -> HolderCertificate:
     """Refuses data that nobody with a role has signed. Returns who has signed it.
 
     Args:
-        certificate: Of the signer, in DER.
-        ca: Certificate of the authority, in PEM.
+        certificate: Of the signer, followed by that of the issuing authority, in PEM.
+        ca: Certificate of the root, in PEM.
         kind: As in `Signer.sign`.
 
     Raises:
-        NotPermittedError: The signature is wrong, or the authority's certificate of the signer is missing, of another role or not
+        NotPermittedError: The signature is wrong, or the certificate of the signer is missing, of another role or root, or not
             valid now.
     """
-    identity, born, ends = _check(data, signature, certificate, ca, role, kind)
-    if not born <= utc_now().timestamp() <= ends:
+    signer = _check(data, signature, certificate, role, kind)
+    try:
+        signer.chain.check(read_certificate(ca), utc_now())
+    except NotPermittedError as error:
         raise NotPermittedError(
-            f"the certificate of {identity}, which has signed {kind}, is not valid now: renew it, and check the clocks of both "
-            "machines"
-        )
-    return identity
+            f"{signer.identity} has signed {kind}, but {error}: all hosts need valid certificates of one authority and right clocks"
+        ) from None
+    return signer
 
 
 @lru_cache(64)  # Every push and every session of a round shows the same grant.
 def _check(
-    data: bytes, signature: bytes, certificate: bytes, ca: bytes, role: Role, kind: str
-) -> tuple[Identity, float, float]:
-    """Returns the signer, and when its certificate begins and ends."""
+    data: bytes, signature: bytes, certificate: bytes, role: Role, kind: str
+) -> HolderCertificate:
+    """Returns the signer, whose chain is not checked yet."""
     try:
-        presented = read_certificate(certificate)
-        identity, key = identity_of(presented), presented.public_key()
+        chain = read_chain(certificate)
+        identity, key = identity_of(chain.certificate), chain.certificate.public_key()
     except (InvalidInputError, *UNREADABLE) as error:
         raise NotPermittedError(f"{kind} has no certificate of its signer: {error}") from None
     if identity is None or not isinstance(key, ec.EllipticCurvePublicKey):
         raise NotPermittedError(f"{kind} is signed with a certificate without a role")
     if identity.role is not role:
         raise NotPermittedError(f"{identity} has signed {kind}, but only a {role.value} may")
-    if not is_signed_by(presented, read_certificate(ca)):
-        raise NotPermittedError(
-            f"{kind} is signed by {identity} of another authority: all hosts need certificates of one authority"
-        )
     try:
         key.verify(signature, _with_context(data, kind), _ALGORITHM)
     except InvalidSignature:
         raise NotPermittedError(
             f"{kind} has no valid signature of {identity}: somebody has changed it, or made it up"
         ) from None
-    born, ends = presented.not_valid_before_utc, presented.not_valid_after_utc
-    return identity, born.timestamp(), ends.timestamp()
+    return HolderCertificate(identity, chain)
 
 
 def _with_context(data: bytes, kind: str) -> bytes:

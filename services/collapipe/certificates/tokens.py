@@ -143,6 +143,11 @@ class TokenStore:
                 number += 1
         return number
 
+    def delete_all(self) -> None:
+        """Deletes all tokens, used or not."""
+        for path in list(self._folder.glob("*.json")):
+            path.unlink(missing_ok=True)
+
     def delete_old(self, now: datetime.datetime) -> None:
         """Deletes tokens that expired a month ago, used or not."""
         for path in list(self._folder.glob("*.json")):

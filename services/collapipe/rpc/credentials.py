@@ -13,6 +13,8 @@ from typing import Any
 import grpc
 
 from collapipe.certificates.identity import Identity, Role
+from collapipe.certificates.pki import read_chain
+from collapipe.certificates.private_files import read_required
 from collapipe.certificates.revoked_keys import RevokedKeyList
 from collapipe.certificates.signatures import GRANT, Signer, check_signature
 from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
@@ -84,7 +86,8 @@ class Security:
     authority and the identity remain those of the first use.
 
     Args:
-        ca: Certificate of the authority that both sides trust. All files are PEM.
+        ca: Certificate of the root that both sides trust. All files are PEM.
+        certificate: That of this process, followed by that of the issuing authority.
         asks_callers: Whether a server asks callers for a certificate. If not, its methods check the callers.
     """
 
@@ -178,7 +181,7 @@ class Security:
         return None if contents is None else contents.presented
 
     def sign(self, data: bytes, kind: str = GRANT) -> tuple[bytes, bytes]:
-        """Returns a signature of data of a kind, and the certificate in DER with which peers can check it. Not for plain text."""
+        """Returns a signature of data of a kind, and the certificates in PEM with which peers can check it. Not for plain text."""
         contents = self._contents()
         assert contents is not None
         return contents.signer.sign(data, kind), contents.signer.certificate
@@ -218,9 +221,9 @@ class Security:
         who has signed it. Not for plain text."""
         contents = self._contents()
         assert contents is not None
-        identity = check_signature(data, signature, certificate, contents.ca, role, kind)
-        self.revoked.check(certificate)  # Only now is it a certificate of the authority.
-        return identity
+        signer = check_signature(data, signature, certificate, contents.ca, role, kind)
+        self.revoked.check(certificate)  # Only now does its chain end at the root.
+        return signer.identity
 
     def _contents(self) -> _Contents | None:
         """Returns the contents of the files, and reads them again if they have changed; `None` for plain text.
@@ -257,6 +260,7 @@ class Security:
     def _read(self, files: tuple[Path, Path, Path], stamps: _Stamps) -> _Contents:
         """Reads the files, and checks them as a peer would. gRPC would only log a mistake, and every handshake would fail."""
         server_context, client_context, shown = self._shake_hands()
+        read_required(files[1], read_chain, _REMEDY)
         expires = datetime.datetime.fromtimestamp(
             ssl.cert_time_to_seconds(shown["notAfter"]), datetime.timezone.utc
         )

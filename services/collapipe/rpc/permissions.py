@@ -103,9 +103,11 @@ def check_permitted(method: str, context: grpc.ServicerContext, permissions: Per
 
 
 def check_not_revoked(context: grpc.ServicerContext, revoked: RevokedKeyList) -> None:
-    """Refuses a caller whose key is revoked; raises `NotPermittedError`. The server must speak TLS."""
+    """Refuses a caller with a revoked key or issuing authority; raises `NotPermittedError`. The server must speak TLS."""
     for certificate in _properties(context, "x509_pem_cert"):
-        revoked.check(certificate.encode())
+        others = "".join(_properties(context, "x509_pem_cert_chain"))
+        # The certificate itself is not among the others on a server, as the TLS library of gRPC has it.
+        revoked.check((certificate + others.removeprefix(certificate)).encode())
 
 
 def check_reads_metrics(uris: list[str]) -> None:

@@ -15,6 +15,7 @@ from collapipe.errors import (
     CorruptDataError,
     InvalidInputError,
     NotFoundError,
+    NotPermittedError,
     WrongStateError,
 )
 from collapipe.job import JobConfig
@@ -23,6 +24,7 @@ from collapipe.rpc import (
     ChannelPool,
     check_is_caller,
     check_is_owner,
+    check_not_revoked,
     describe_caller,
     is_owner,
     owner_name,
@@ -105,16 +107,24 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def Heartbeat(
         self, request: scheduler_pb2.HeartbeatRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.HeartbeatResponse:
+        answer = scheduler_pb2.HeartbeatResponse(num_deletions=request.num_deletions)
+        answer.heartbeat_interval.FromMilliseconds(int(self._registry.heartbeat_seconds * 1000))
+        revoked = self._channels.security.revoked
+        if revoked.sha256 and revoked.sha256 != request.revoked_keys_sha256:
+            answer.revoked_keys.CopyFrom(revoked.signed)
+        try:
+            check_not_revoked(context, revoked)
+        except NotPermittedError:
+            # A revoked issuing authority may have signed the certificate of this host, too. It must learn so to refuse others.
+            if not answer.HasField("revoked_keys"):
+                raise
+            return answer
         check_is_caller(context, request.host_id)
         host = self._registry.heartbeat(request.host_id, request.incarnation)
         job_ids, total = self._jobs.deleted.after(request.num_deletions)
-        answer = scheduler_pb2.HeartbeatResponse(
-            deleted_job_ids=job_ids, num_deletions=total, least_grant=self._least_grant(host)
-        )
-        revoked = self._channels.security.revoked
-        if revoked.number > request.revoked_keys_number:
-            answer.revoked_keys.CopyFrom(revoked.signed)
-        answer.heartbeat_interval.FromMilliseconds(int(self._registry.heartbeat_seconds * 1000))
+        answer.deleted_job_ids.extend(job_ids)
+        answer.num_deletions = total
+        answer.least_grant = self._least_grant(host)
         return answer
 
     def _least_grant(self, host: scheduler_pb2.Host) -> int:

@@ -94,7 +94,7 @@ class Registration:
             host_id=self._host.host_id,
             incarnation=self._host.incarnation,
             num_deletions=self._num_deletions,
-            revoked_keys_number=self._channels.security.revoked.number,
+            revoked_keys_sha256=self._channels.security.revoked.sha256,
         )
         answer = call(self._stub().Heartbeat, request, "the scheduler", _DEADLINE_SECONDS)
         self._channels.security.learn_least_grant(answer.least_grant)

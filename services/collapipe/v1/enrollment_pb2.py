@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63ollapipe/v1/enrollment.proto\x12\x0c\x63ollapipe.v1\"\x82\x01\n\tJoinToken\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1d\n\x15\x61uthority_certificate\x18\x02 \x01(\x0c\x12\x19\n\x11\x61uthority_address\x18\x03 \x01(\t\x12\x19\n\x11scheduler_address\x18\x04 \x01(\t\x12\x10\n\x08identity\x18\x05 \x01(\t\"<\n\rEnrollRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"<\n\x0e\x45nrollResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x15\n\robserved_host\x18\x02 \x01(\t\"@\n\x0cRenewRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"$\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\".\n\nRevokedKey\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x10\n\x08identity\x18\x02 \x01(\t\"E\n\x0bRevokedKeys\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12&\n\x04keys\x18\x02 \x03(\x0b\x32\x18.collapipe.v1.RevokedKey\"4\n\x11SignedRevokedKeys\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x32\x9a\x01\n\x11\x45nrollmentService\x12\x43\n\x06\x45nroll\x12\x1b.collapipe.v1.EnrollRequest\x1a\x1c.collapipe.v1.EnrollResponse\x12@\n\x05Renew\x12\x1a.collapipe.v1.RenewRequest\x1a\x1b.collapipe.v1.RenewResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63ollapipe/v1/enrollment.proto\x12\x0c\x63ollapipe.v1\"\x82\x01\n\tJoinToken\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1d\n\x15\x61uthority_certificate\x18\x02 \x01(\x0c\x12\x19\n\x11\x61uthority_address\x18\x03 \x01(\t\x12\x19\n\x11scheduler_address\x18\x04 \x01(\t\x12\x10\n\x08identity\x18\x05 \x01(\t\"<\n\rEnrollRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"<\n\x0e\x45nrollResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x15\n\robserved_host\x18\x02 \x01(\t\"@\n\x0cRenewRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"$\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\".\n\nRevokedKey\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x10\n\x08identity\x18\x02 \x01(\t\"E\n\x0bRevokedKeys\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12&\n\x04keys\x18\x02 \x03(\x0b\x32\x18.collapipe.v1.RevokedKey\" \n\x0eRevokedIssuers\x12\x0e\n\x06sha256\x18\x01 \x03(\x0c\"u\n\x11SignedRevokedKeys\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x0e\n\x06issuer\x18\x03 \x01(\x0c\x12\x17\n\x0frevoked_issuers\x18\x04 \x01(\x0c\x12\x16\n\x0eroot_signature\x18\x05 \x01(\x0c\x32\x9a\x01\n\x11\x45nrollmentService\x12\x43\n\x06\x45nroll\x12\x1b.collapipe.v1.EnrollRequest\x1a\x1c.collapipe.v1.EnrollResponse\x12@\n\x05Renew\x12\x1a.collapipe.v1.RenewRequest\x1a\x1b.collapipe.v1.RenewResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,8 +45,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REVOKEDKEY']._serialized_end=454
   _globals['_REVOKEDKEYS']._serialized_start=456
   _globals['_REVOKEDKEYS']._serialized_end=525
-  _globals['_SIGNEDREVOKEDKEYS']._serialized_start=527
-  _globals['_SIGNEDREVOKEDKEYS']._serialized_end=579
-  _globals['_ENROLLMENTSERVICE']._serialized_start=582
-  _globals['_ENROLLMENTSERVICE']._serialized_end=736
+  _globals['_REVOKEDISSUERS']._serialized_start=527
+  _globals['_REVOKEDISSUERS']._serialized_end=559
+  _globals['_SIGNEDREVOKEDKEYS']._serialized_start=561
+  _globals['_SIGNEDREVOKEDKEYS']._serialized_end=678
+  _globals['_ENROLLMENTSERVICE']._serialized_start=681
+  _globals['_ENROLLMENTSERVICE']._serialized_end=835
 # @@protoc_insertion_point(module_scope)

@@ -66,10 +66,22 @@ class RevokedKeys(_message.Message):
     keys: _containers.RepeatedCompositeFieldContainer[RevokedKey]
     def __init__(self, number: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[RevokedKey, _Mapping]]] = ...) -> None: ...
 
+class RevokedIssuers(_message.Message):
+    __slots__ = ("sha256",)
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    sha256: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, sha256: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class SignedRevokedKeys(_message.Message):
-    __slots__ = ("keys", "signature")
+    __slots__ = ("keys", "signature", "issuer", "revoked_issuers", "root_signature")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ISSUER_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_ISSUERS_FIELD_NUMBER: _ClassVar[int]
+    ROOT_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     signature: bytes
-    def __init__(self, keys: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    issuer: bytes
+    revoked_issuers: bytes
+    root_signature: bytes
+    def __init__(self, keys: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., issuer: _Optional[bytes] = ..., revoked_issuers: _Optional[bytes] = ..., root_signature: _Optional[bytes] = ...) -> None: ...

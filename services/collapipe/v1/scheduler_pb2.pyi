@@ -116,16 +116,16 @@ class RegisterHostResponse(_message.Message):
     def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., least_grant: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("host_id", "incarnation", "num_deletions", "revoked_keys_number")
+    __slots__ = ("host_id", "incarnation", "num_deletions", "revoked_keys_sha256")
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_DELETIONS_FIELD_NUMBER: _ClassVar[int]
-    REVOKED_KEYS_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_KEYS_SHA256_FIELD_NUMBER: _ClassVar[int]
     host_id: str
     incarnation: str
     num_deletions: int
-    revoked_keys_number: int
-    def __init__(self, host_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_deletions: _Optional[int] = ..., revoked_keys_number: _Optional[int] = ...) -> None: ...
+    revoked_keys_sha256: bytes
+    def __init__(self, host_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_deletions: _Optional[int] = ..., revoked_keys_sha256: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("deleted_job_ids", "num_deletions", "heartbeat_interval", "revoked_keys", "least_grant")

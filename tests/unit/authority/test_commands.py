@@ -70,6 +70,21 @@ def test_issue_with_an_invalid_holder_makes_nothing(tmp_path: Path, holder: str)
     assert not (tmp_path / "a").exists()
 
 
+def test_root_is_moved_away_and_makes_the_next_issuing_authority(tmp_path: Path) -> None:
+    folder, medium = tmp_path / "a", tmp_path / "medium"
+    said = collapipe("certs", "init", folder, "--root", medium).output
+    assert f"now move {medium}" in " ".join(said.split())
+    away = medium.rename(tmp_path / "offline")
+    before = (folder / "ca.pem").read_bytes()
+    assert collapipe("certs", "issue", folder, "client:me").exit_code == 0
+    assert "with --root" in refused("certs", "issuing", folder)
+    made = collapipe("certs", "issuing", folder, "--root", away, "--revoke", "--json")
+    assert json.loads(made.stdout)["file"] == str(folder / "revoked.pb")
+    assert (folder / "ca.pem").read_bytes() == before
+    issued = collapipe("certs", "issue", folder, "client:me", "--json")
+    assert json.loads(issued.stdout)["certificates"][0]["outcome"] == "issued"
+
+
 def test_init_refuses_a_second_authority(tmp_path: Path) -> None:
     assert collapipe("certs", "init", tmp_path).exit_code == 0
     assert "holds an authority" in refused("certs", "init", tmp_path)

@@ -9,6 +9,7 @@ import pytest
 
 from collapipe.authority.servicer import FailedAttempts, observed_host
 from collapipe.certificates import Identity, Role, pki
+from collapipe.certificates.authority_folder import AuthorityFolder
 from collapipe.errors import PeerLostError
 from collapipe.rpc import Security, call, open_authority_channel
 from collapipe.rpc import serve as serve_rpc
@@ -132,10 +133,11 @@ def test_certificate_is_renewed_only_with_its_key(served: Served) -> None:
         stub = served.stub(channel)
         message = EnrollRequest(secret=served.secret(), certificate_request=asked)
         first = stub.Enroll(message, timeout=20).certificate
-        renewal = RenewRequest(certificate=first, certificate_request=asked)
+        present = pki.der(pki.read_chain(first).certificate)
+        renewal = RenewRequest(certificate=present, certificate_request=asked)
         second = stub.Renew(renewal, timeout=20).certificate
         with pytest.raises(grpc.RpcError) as raised:
-            renewal = RenewRequest(certificate=first, certificate_request=request())
+            renewal = RenewRequest(certificate=present, certificate_request=request())
             stub.Renew(renewal, timeout=20)
     assert second != first
     assert pki.is_of_key(pki.read_certificate(second), key.public_key())
@@ -187,3 +189,12 @@ def test_failed_attempts_of_many_callers_take_bounded_memory() -> None:
     for number in range(5000):
         failed.add(str(number), float(number) / 1000)
     assert len(failed._counts) == 1024
+
+
+def test_service_uses_the_issuing_authority_that_another_process_has_made(served: Served) -> None:
+    with served.channel() as channel:
+        stub, root = served.stub(channel), AuthorityFolder.root_in(served.folder)
+        AuthorityFolder(served.folder).renew_issuer(root, revoke=True)
+        message = EnrollRequest(secret=served.secret(), certificate_request=request())
+        chain = pki.read_chain(stub.Enroll(message, timeout=20).certificate)
+    assert chain.issuer == AuthorityFolder(served.folder).issuer

@@ -7,7 +7,8 @@ import pytest
 from cryptography import x509
 
 from collapipe.certificates import Identity, Role, pki
-from collapipe.certificates.authority_folder import PASSPHRASE_VARIABLE, AuthorityFolder
+from collapipe.certificates.authority_folder import AuthorityFolder
+from collapipe.certificates.private_files import PASSPHRASE_VARIABLE
 from collapipe.errors import InvalidInputError, NotPermittedError
 
 from .conftest import DEVICE, HERE, HOUR, SCHEDULER, Clock, certificate_in
@@ -18,8 +19,8 @@ from .conftest import DEVICE, HERE, HOUR, SCHEDULER, Clock, certificate_in
 def test_only_the_owner_can_read_the_key_of_the_authority(
     authority: AuthorityFolder, tmp_path: Path
 ) -> None:
-    key = tmp_path / "authority" / "ca-key.pem"
-    assert key.stat().st_mode & 0o777 == 0o600
+    for key in ("issuing.pem", "root/ca-key.pem"):
+        assert (tmp_path / "authority" / key).stat().st_mode & 0o777 == 0o600
     assert authority.ca_file.stat().st_mode & 0o777 == 0o644
 
 
@@ -41,16 +42,18 @@ def test_error_for_a_folder_without_an_authority_names_the_remedy(tmp_path: Path
         AuthorityFolder(tmp_path / ("x" * 300))  # fails like a folder without permission
 
 
-def test_key_of_another_authority_is_detected(authority: AuthorityFolder, tmp_path: Path) -> None:
+def test_issuing_authority_of_another_root_is_detected(
+    authority: AuthorityFolder, tmp_path: Path
+) -> None:
     other = AuthorityFolder.create(tmp_path / "other")
-    (tmp_path / "authority" / "ca-key.pem").write_bytes(
-        (other.ca_file.parent / "ca-key.pem").read_bytes()
+    (tmp_path / "authority" / "issuing.pem").write_bytes(
+        (other.ca_file.parent / "issuing.pem").read_bytes()
     )
-    with pytest.raises(InvalidInputError, match="is not the key of"):
+    with pytest.raises(InvalidInputError, match="do not belong together"):
         AuthorityFolder(tmp_path / "authority")
 
 
-@pytest.mark.parametrize("name", ["ca.pem", "ca-key.pem"])
+@pytest.mark.parametrize("name", ["ca.pem", "issuing.pem"])
 @pytest.mark.parametrize("left", [None, b"", b"half a fi"])
 def test_error_for_a_lost_or_damaged_file_of_the_authority_names_it(
     authority: AuthorityFolder, tmp_path: Path, name: str, left: bytes | None
@@ -87,7 +90,7 @@ def test_certificate_has_the_role_the_names_and_nothing_else(
     constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     assert not constraints.value.ca and constraints.critical
     assert (tmp_path / "s" / "key.pem").stat().st_mode & 0o777 == 0o600
-    assert pki.is_signed_by(certificate, authority.certificate)
+    certificate.verify_directly_issued_by(authority.issuer)
 
 
 def test_good_certificate_is_kept(authority: AuthorityFolder, tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ def test_certificate_of_another_authority_is_replaced(
 ) -> None:
     AuthorityFolder.create(tmp_path / "other").issue(SCHEDULER, [], tmp_path / "s")
     assert authority.issue(SCHEDULER, [], tmp_path / "s")[0] == "issued"
-    assert pki.is_signed_by(certificate_in(tmp_path / "s"), authority.certificate)
+    certificate_in(tmp_path / "s").verify_directly_issued_by(authority.issuer)
     assert (tmp_path / "s" / "ca.pem").read_bytes() == authority.ca_file.read_bytes()
 
 
@@ -178,9 +181,9 @@ def test_clock_that_was_ahead_for_a_while_deletes_no_certificate(
     authority: AuthorityFolder, tmp_path: Path, clock: Clock
 ) -> None:
     authority.issue(SCHEDULER, [], tmp_path / "s")
-    clock.advance(days=800)
+    clock.advance(days=500)
     authority.issue(DEVICE, [], tmp_path / "d")
-    clock.advance(days=-800)
+    clock.advance(days=-500)
     assert [issued.identity for issued in authority.certificates()] == [DEVICE, SCHEDULER]
 
 
@@ -197,7 +200,7 @@ def test_other_certificate_in_the_folder_of_issued_ones_is_ignored(
 ) -> None:
     authority.issue(SCHEDULER, [], tmp_path / "s")
     records = tmp_path / "authority" / "certificates"
-    (records / "backup.pem").write_bytes(authority.ca_file.read_bytes())
+    (records / "backup.pem").write_bytes(authority.ca_file.read_bytes() * 2)
     authority.issue(DEVICE, [], tmp_path / "d")
     assert [issued.identity for issued in authority.certificates()] == [DEVICE, SCHEDULER]
 
@@ -212,13 +215,10 @@ def test_holders_on_one_machine_share_its_address(
 def test_no_certificate_outlives_the_authority(
     authority: AuthorityFolder, tmp_path: Path, clock: Clock
 ) -> None:
-    clock.advance(days=3649)
-    assert (
-        authority.issue(SCHEDULER, [], tmp_path / "s")[1]
-        == authority.certificate.not_valid_after_utc
-    )
+    clock.advance(days=729)
+    assert authority.issue(SCHEDULER, [], tmp_path / "s")[1] == authority.issuer.not_valid_after_utc
     clock.advance(days=2)
-    with pytest.raises(InvalidInputError, match=r"the authority in .* expired at"):
+    with pytest.raises(InvalidInputError, match=r"the issuing authority in .* expired at"):
         authority.issue(SCHEDULER, [], tmp_path / "s")
 
 
@@ -255,6 +255,130 @@ def test_revoking_takes_every_key_and_the_tokens_of_a_holder(
         authority.revoke(DEVICE)
 
 
+# --- the root and the issuing authority
+
+
+def test_everything_but_a_new_issuing_authority_works_without_the_root(
+    authority: AuthorityFolder, tmp_path: Path
+) -> None:
+    (tmp_path / "authority" / "root").rename(tmp_path / "medium")
+    opened = AuthorityFolder(tmp_path / "authority")
+    opened.issue(SCHEDULER, [], tmp_path / "s")
+    key = pki.new_key()
+    request = pki.build_request(DEVICE, [], key)
+    joined = opened.enroll(opened.make_token(DEVICE, [], HOUR), request, None)
+    opened.renew(pki.der(joined.certificate), request)
+    assert opened.revoke(DEVICE) == 1
+    with pytest.raises(InvalidInputError, match=r"root/ca.pem: .* with --root"):
+        opened.renew_issuer(AuthorityFolder.root_in(tmp_path / "authority"))
+    opened.renew_issuer(tmp_path / "medium")
+    opened.issue(Identity(Role.CLIENT, "me"), [], tmp_path / "me")
+
+
+def test_another_root_makes_no_issuing_authority(
+    authority: AuthorityFolder, tmp_path: Path
+) -> None:
+    other = AuthorityFolder.create(tmp_path / "other", root=tmp_path / "medium")
+    assert not (tmp_path / "other" / "root").exists()
+    with pytest.raises(InvalidInputError, match="holds another root"):
+        authority.renew_issuer(tmp_path / "medium")
+    other.renew_issuer(tmp_path / "medium")
+    with pytest.raises(InvalidInputError, match="holds the key of an authority already"):
+        AuthorityFolder.create(tmp_path / "third", root=tmp_path / "medium")
+    with pytest.raises(InvalidInputError, match="is the folder of the root"):
+        AuthorityFolder.create(tmp_path / "fourth", root=tmp_path / "fourth")
+
+
+def test_authority_of_an_older_version_is_refused_with_the_remedy(
+    authority: AuthorityFolder, tmp_path: Path
+) -> None:
+    folder = tmp_path / "authority"
+    (folder / "issuing.pem").rename(folder / "ca-key.pem")
+    with pytest.raises(InvalidInputError, match="older version .* in another folder with"):
+        AuthorityFolder(folder)
+
+
+def test_new_issuing_authority_keeps_certificates_and_the_list_of_revoked_keys(
+    authority: AuthorityFolder, tmp_path: Path
+) -> None:
+    authority.issue(SCHEDULER, [], tmp_path / "s")
+    authority.issue(DEVICE, [], tmp_path / "d")
+    revoked = (tmp_path / "d" / "key.pem").read_bytes()
+    authority.revoke(DEVICE)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()}
+    request = pki.build_request(
+        SCHEDULER, [], pki.read_key((tmp_path / "s" / "key.pem").read_bytes())
+    )
+    running = AuthorityFolder(tmp_path / "authority")  # as in the service
+    authority.renew_issuer(AuthorityFolder.root_in(tmp_path / "authority"))
+    assert authority.issue(SCHEDULER, [], tmp_path / "s")[0] == "kept"
+    assert {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()} == before
+    renewed = running.renew(pki.der(certificate_in(tmp_path / "s")), request)
+    assert renewed.chain.issuer == authority.issuer
+    stolen = pki.build_request(DEVICE, [], pki.read_key(revoked))
+    with pytest.raises(NotPermittedError, match="was revoked"):
+        running.enroll(running.make_token(DEVICE, [], HOUR), stolen, None)
+
+
+def test_nothing_of_a_revoked_issuing_authority_is_renewed(
+    authority: AuthorityFolder, tmp_path: Path
+) -> None:
+    authority.issue(SCHEDULER, [], tmp_path / "s")
+    key = (tmp_path / "s" / "key.pem").read_bytes()
+    secret = authority.make_token(DEVICE, [], HOUR)
+    running = AuthorityFolder(tmp_path / "authority")
+    authority.renew_issuer(AuthorityFolder.root_in(tmp_path / "authority"), revoke=True)
+    request = pki.build_request(SCHEDULER, [], pki.read_key(key))
+    with pytest.raises(NotPermittedError, match="no valid record"):
+        running.renew(pki.der(certificate_in(tmp_path / "s")), request)
+    with pytest.raises(NotPermittedError, match="not of this authority"):
+        running.enroll(secret, pki.build_request(DEVICE, [], pki.new_key()), None)
+    assert authority.issue(SCHEDULER, [], tmp_path / "s")[0] == "issued"
+    assert (tmp_path / "s" / "key.pem").read_bytes() != key
+
+
+def test_crash_during_a_revocation_leaves_a_folder_that_signs_nothing_until_it_is_repeated(
+    authority: AuthorityFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = AuthorityFolder.root_in(tmp_path / "authority")
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("collapipe.certificates.authority_folder._write_issuer", crash)
+    with pytest.raises(KeyboardInterrupt):
+        authority.renew_issuer(root, revoke=True)
+    monkeypatch.undo()
+    opened = AuthorityFolder(tmp_path / "authority")
+    with pytest.raises(InvalidInputError, match=r"was revoked: .*collapipe certs issuing"):
+        opened.issue(SCHEDULER, [], tmp_path / "s")
+    opened.renew_issuer(root, revoke=True)
+    opened.issue(SCHEDULER, [], tmp_path / "s")
+
+
+def test_renewed_certificate_is_not_short_for_ever_because_the_issuing_authority_ended_soon(
+    authority: AuthorityFolder, clock: Clock, tmp_path: Path
+) -> None:
+    clock.advance(days=720)
+    assert authority.is_issuer_due
+    request = pki.build_request(DEVICE, [], pki.new_key())
+    joined = authority.enroll(authority.make_token(DEVICE, [], HOUR), request, None)
+    assert joined.expires == authority.issuer.not_valid_after_utc
+    authority.renew_issuer(AuthorityFolder.root_in(tmp_path / "authority"))
+    renewed = authority.renew(pki.der(joined.certificate), request)
+    assert pki.lifetime_of(renewed.certificate) == datetime.timedelta(days=365)
+
+
+def test_issuing_authority_that_has_expired_can_be_replaced(
+    authority: AuthorityFolder, clock: Clock, tmp_path: Path
+) -> None:
+    clock.advance(days=731)
+    with pytest.raises(InvalidInputError, match="expired at .*collapipe certs issuing"):
+        authority.issue(SCHEDULER, [], tmp_path / "s")
+    authority.renew_issuer(AuthorityFolder.root_in(tmp_path / "authority"))
+    authority.issue(SCHEDULER, [], tmp_path / "s")
+
+
 # --- the passphrase
 
 
@@ -263,7 +387,8 @@ def test_encrypted_key_needs_its_passphrase(
 ) -> None:
     monkeypatch.setenv(PASSPHRASE_VARIABLE, "correct horse")
     AuthorityFolder.create(tmp_path / "a").issue(DEVICE, [], tmp_path / "box")
-    assert b"ENCRYPTED" in (tmp_path / "a" / "ca-key.pem").read_bytes()
+    for key in ("issuing.pem", "root/ca-key.pem"):
+        assert b"ENCRYPTED" in (tmp_path / "a" / key).read_bytes()
     assert b"ENCRYPTED" not in (tmp_path / "box" / "key.pem").read_bytes()
     AuthorityFolder(tmp_path / "a")
     monkeypatch.setenv(PASSPHRASE_VARIABLE, "wrong")

@@ -16,11 +16,15 @@ _YEAR = timedelta(days=365)
 class _Deployment:
     """An authority and the files of one box."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, issuer_left: timedelta = 2 * _YEAR) -> None:
         self._folder = folder
         self._key = pki.new_key()
-        self._certificate = pki.build_authority(self._key, _NOW - 2 * _YEAR, 10 * _YEAR)
-        self.ca = self._write("ca.pem", pki.pem(self._certificate))
+        root_key = pki.new_key()
+        root = pki.build_root(root_key, _NOW - 2 * _YEAR, 10 * _YEAR)
+        self._issuer = pki.build_issuer(
+            self._key.public_key(), (root_key, root), _NOW - 2 * _YEAR, 2 * _YEAR + issuer_left
+        )
+        self.ca = self._write("ca.pem", pki.pem(root))
 
     def box(
         self,
@@ -33,13 +37,14 @@ class _Deployment:
             Identity.parse(identity),
             hosts,
             key.public_key(),
-            (self._key, self._certificate),
+            (self._key, self._issuer),
             _NOW - age,
             _NOW - age + _YEAR,
         )
         key_file = self._write("key.pem", pki.key_pem(key))
         key_file.chmod(0o600)
-        return self.ca, self._write("cert.pem", pki.pem(certificate)), key_file
+        chain = pki.Chain(certificate, self._issuer)
+        return self.ca, self._write("cert.pem", chain.pem), key_file
 
     def _write(self, name: str, data: bytes) -> Path:
         path = self._folder / name
@@ -133,6 +138,15 @@ def test_remedy_for_a_certificate_is_a_command_that_helps(deployment: _Deploymen
     assert "collapipe join TOKEN" in late.remedy and "collapipe renew" not in late.remedy
     moved = check_certificate(*deployment.box(), advertised_host="10.0.0.9")[0]
     assert "collapipe join TOKEN --advertise 10.0.0.9:PORT" in moved.remedy
+
+
+def test_certificate_that_ends_with_its_issuing_authority_needs_a_new_one_first(
+    tmp_path: Path,
+) -> None:
+    soon = _Deployment(tmp_path, issuer_left=timedelta(days=20))
+    (check,) = check_certificate(*soon.box())
+    assert check.result == "warn" and "valid for 19 days" in check.found
+    assert "first run: collapipe certs issuing" in check.remedy
 
 
 def test_key_that_other_users_may_read_gives_a_warning(deployment: _Deployment) -> None:

@@ -11,7 +11,7 @@ import pytest
 from killed_processes import kill, restart
 
 from collapipe.certificates import pki
-from collapipe.certificates.authority_folder import PASSPHRASE_VARIABLE
+from collapipe.certificates.private_files import PASSPHRASE_VARIABLE
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
 from collapipe.rpc import Security
@@ -397,6 +397,24 @@ def test_passphrase_of_a_deployment_does_not_encrypt_the_authority_of_a_testbed(
     certificates.issue({USER: ()}, timedelta(days=1))
     monkeypatch.delenv(PASSPHRASE_VARIABLE)
     certificates.issue({USER: ()}, timedelta(days=1))
+
+
+def test_authority_of_an_older_version_is_made_anew_unless_its_processes_run(
+    behaviours: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "w" / "certificates"
+    try:
+        LocalTestbed([1], tmp_path / "w", detached=True).start()
+        (folder / "ca-key.pem").write_text("the only key, as in older versions")
+        before = (folder / "ca.pem").read_bytes()
+        with pytest.raises(WrongStateError, match="older version .* `collapipe down` first"):
+            LocalTestbed([1], tmp_path / "w", detached=True).start()
+        LocalTestbed.end(tmp_path / "w")
+        LocalTestbed([1], tmp_path / "w", detached=True).start()
+        assert (folder / "ca.pem").read_bytes() != before
+        assert not (folder / "ca-key.pem").exists()
+    finally:
+        LocalTestbed.end(tmp_path / "w")
 
 
 def test_a_scheduler_on_an_address_of_a_network_has_hosts_with_that_address(

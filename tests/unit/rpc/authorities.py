@@ -58,6 +58,37 @@ class Authority:
         self._authority.revoke(Identity.parse(holder))
         return parse_list(self._authority.revoked_file.read_bytes())
 
+    def renew_issuer(self, *, revoke: bool = False) -> SignedRevokedKeys:
+        """Makes a new issuing authority, and returns the list of all revoked keys."""
+        self._authority.renew_issuer(self.path.parent / "root", revoke=revoke)
+        return parse_list(self._authority.revoked_file.read_bytes())
+
+    def issued_by(self, signer: Security, holder: str) -> Security:
+        """Returns the security of a process whose certificate another holder signed, as if it were an authority."""
+        assert signer.key is not None and signer.certificate is not None
+        chain = pki.read_chain(signer.certificate.read_bytes())
+        return self._made(holder, pki.read_key(signer.key.read_bytes()), chain.certificate)
+
+    def stolen(self) -> tuple[pki.ec.EllipticCurvePrivateKey, x509.Certificate]:
+        """Returns the key and the certificate of the present issuing authority."""
+        return self._signing_key, self._authority.issuer
+
+    def forged(
+        self, stolen: tuple[pki.ec.EllipticCurvePrivateKey, x509.Certificate], holder: str
+    ) -> Security:
+        """Returns the security of a process for which a thief made the certificate."""
+        return self._made(holder, *stolen)
+
+    def with_expired_issuer(self, holder: str) -> Security:
+        """Returns the security of a process whose certificate has not expired, but its issuing authority has."""
+        root = self.path.parent / "root"
+        root_key = pki.read_key((root / "ca-key.pem").read_bytes())
+        key, now = pki.new_key(), pki.utc_now()
+        signed_by = (root_key, self._authority.root)
+        young = pki.build_issuer(key.public_key(), signed_by, now, 2 * DAY)
+        expired = pki.build_issuer(key.public_key(), signed_by, now - 2 * DAY, DAY)
+        return self._made(holder, key, young, shown=expired)
+
     def expired(self, holder: str) -> Security:
         """Returns the security of a process whose certificate expired an hour ago."""
         now = pki.utc_now()
@@ -74,7 +105,7 @@ class Authority:
         builder = (
             x509.CertificateBuilder()
             .subject_name(x509.Name.from_rfc4514_string(f"CN={common_name}"))
-            .issuer_name(self._authority.certificate.subject)
+            .issuer_name(self._authority.issuer.subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - DAY)
@@ -84,27 +115,44 @@ class Authority:
             )
         )
         certificate = builder.sign(self._signing_key, hashes.SHA256())
-        return self._written(common_name, pki.key_pem(key), certificate)
+        chain = pki.Chain(certificate, self._authority.issuer)
+        return self._written(common_name, pki.key_pem(key), chain)
 
     @property
     def _signing_key(self) -> pki.ec.EllipticCurvePrivateKey:
-        return pki.read_key((self.path.parent / "ca-key.pem").read_bytes())
+        return pki.read_key((self.path.parent / "issuing.pem").read_bytes())
+
+    def _made(
+        self,
+        holder: str,
+        signing_key: pki.ec.EllipticCurvePrivateKey,
+        issuer: x509.Certificate,
+        shown: x509.Certificate | None = None,
+    ) -> Security:
+        """Returns a security with a certificate of any issuer, of which it may show another certificate."""
+        identity, key, now = Identity.parse(holder), pki.new_key(), pki.utc_now()
+        certificate = pki.build_certificate(
+            identity, [], key.public_key(), (signing_key, issuer), now, now + DAY
+        )
+        chain = pki.Chain(certificate, shown or issuer)
+        return self._written(f"{identity.name}-made", pki.key_pem(key), chain)
 
     def _dated(
         self, holder: str, not_before: datetime.datetime, not_after: datetime.datetime
     ) -> Security:
         identity, key = Identity.parse(holder), pki.new_key()
-        authority = (self._signing_key, self._authority.certificate)
+        authority = (self._signing_key, self._authority.issuer)
         certificate = pki.build_certificate(
             identity, [], key.public_key(), authority, not_before, not_after
         )
-        return self._written(f"{identity.name}-dated", pki.key_pem(key), certificate)
+        chain = pki.Chain(certificate, self._authority.issuer)
+        return self._written(f"{identity.name}-dated", pki.key_pem(key), chain)
 
-    def _written(self, name: str, key: bytes, certificate: x509.Certificate) -> Security:
+    def _written(self, name: str, key: bytes, chain: pki.Chain) -> Security:
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
         (folder / "key.pem").write_bytes(key)
-        (folder / "cert.pem").write_bytes(pki.pem(certificate))
+        (folder / "cert.pem").write_bytes(chain.pem)
         return Unchecked(self.path, folder / "cert.pem", folder / "key.pem")
 
 
