@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from collapipe.data.rows import Row, TaggedRow
+from collapipe.data.sources import RowSource, open_file
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
-from collapipe.tasks.rows import Row, TaggedRow
-from collapipe.tasks.sources import RowSource, open_file
 
 GOOD = '{"text": "it is warm", "label": "warm"}\n'
 CONLL = "Ada B-person\nLovelace\tI-person\nruns O\n\nRain\tO\n"
@@ -147,7 +147,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "kind"),
-    [("a.csv", "ner"), ("a.conll", "translation"), ("a.en,a.de", "classification")],
+    [("a.json", "ner"), ("a.conll", "translation"), ("a.en,a.de", "classification")],
 )
 def test_unknown_format_is_refused_with_what_the_task_reads(path: str, kind: str) -> None:
     with pytest.raises(
