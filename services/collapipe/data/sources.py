@@ -208,7 +208,9 @@ class _WrongCellsError(Exception):
 
 
 class ConllFile(FileRows):
-    """A file with `token<TAB or space>tag` in each line, and a blank line after each sentence.
+    """A file with a word, a tab or spaces, and its tag in each line, and a blank line after each sentence.
+
+    All lines have as many columns as the first one. The tag is the last of them, and those between are not used.
 
     At the first reading, the last sentence of the file needs no blank line. Later, a last sentence without a
     blank line counts as half-written.
@@ -217,6 +219,7 @@ class ConllFile(FileRows):
     def __init__(self, path: str, stored: Sequence[Path] = ()) -> None:
         super().__init__(path, stored=stored)
         self._sentence_is_open = False
+        self._num_columns = 2
 
     def accept(self) -> None:
         super().accept()
@@ -231,6 +234,9 @@ class ConllFile(FileRows):
                 f"{self.name}:{lines.first_line}: continues the sentence that was the last of the file when it was "
                 "read: put a blank line between them"
             )
+        if lines.is_first:
+            first = next((text for text in lines.lines if text.strip()), "")
+            self._num_columns = max(2, len(_conll_columns(first)))
         rows: list[Row] = []
         start = 0
         for index, text in enumerate(lines.lines):
@@ -247,18 +253,22 @@ class ConllFile(FileRows):
         first_line = lines.first_line + start
         words, tags = [], []
         for line, text in enumerate(lines.lines[start:stop], start=first_line):
-            columns = text.split("\t") if "\t" in text else text.split()
-            if len(columns) != 2:
+            columns = _conll_columns(text)
+            if len(columns) != self._num_columns:
                 raise InvalidInputError(
-                    f"{self.name}:{line}: has {len(columns)} columns {columns!r:.80}, but needs 2: a token and its "
-                    "tag, separated by a tab or spaces"
+                    f"{self.name}:{line}: has {len(columns)} columns {columns!r:.80}, but needs {self._num_columns}, as in "
+                    "the first line: a token, separated by a tab or spaces from its tag, which is the last column"
                 )
             words.append(check_text(columns[0], "the token", f"{self.name}:{line}"))
-            tags.append(columns[1].strip())
+            tags.append(columns[-1].strip())
         if not words:
             return []
         check_iob2(tags, lambda index: f"{self.name}:{first_line + index}")
         return [TaggedRow(self.name, first_line, (" ".join(words),), tuple(tags), tuple(words))]
+
+
+def _conll_columns(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else line.split()
 
 
 class TextFile(FileRows):

@@ -54,6 +54,17 @@ def test_conll_is_sentences_separated_by_blank_lines(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("separator", [" ", "\t"])
+def test_conll_may_have_columns_between_word_and_tag(tmp_path: Path, separator: str) -> None:
+    content = separator.join(["Ada", "NNP", "B-NP", "B-person"]) + "\n\n"
+    source = open_text(tmp_path, "a.conll", content, "ner")
+    assert source.read() == [tagged(source.name, 1, ("Ada",), ("B-person",))]
+    source.accept()
+    append(source, "Bob B-person\n\n")
+    with pytest.raises(InvalidInputError, match=r"a\.conll:3: has 2 columns .* but needs 4"):
+        source.read()
+
+
 def test_ner_rows_in_json_lines(tmp_path: Path) -> None:
     source = open_text(tmp_path, "a.jsonl", '{"text": ["Ada"], "label": ["B-x"]}\n', "ner")
     assert source.read() == [tagged(source.name, 1, ("Ada",), ("B-x",))]
