@@ -235,14 +235,21 @@ def _free_folder(name: str, job_id: str, overwrite: bool) -> Path:
 def _load(
     job_file: Path | None, preset: str | None, settings: list[str], is_local: bool
 ) -> JobConfig:
-    """Loads a job and checks that its data is there.
+    """Loads a job and checks its data.
 
     Args:
-        is_local: Whether the services run on this machine, so that this command can check paths.
+        is_local: Whether the services run on this machine, so that this command can read the data.
     """
     job = read_job(job_file, preset, settings, is_local=is_local)
     check_has_data(job)
-    return with_local_paths(job) if is_local else job
+    if not is_local:
+        return job
+    job = with_local_paths(job)
+    # A client without services on its machine need not have the packages that read data.
+    from collapipe.data.cluster_rows import check_data
+
+    check_data(job)
+    return job
 
 
 @contextmanager

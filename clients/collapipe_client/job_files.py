@@ -22,27 +22,30 @@ else:
 _PRESETS = resources.files("collapipe_client") / "presets"
 _EXAMPLES = {
     "classification": (
-        "rows.jsonl, one row a line",
+        "rows.jsonl, one row a line (or rows.csv, .tsv or .parquet with these columns)",
         '{"text": "Where is my card?", "label": "card_arrival"}',
         "jsonl",
     ),
     "ner": (
-        "rows.conll, one word, a tab and its tag a line, and an empty line after each sentence",
+        "rows.conll, one word, a tab and its tag a line, and an empty line after each sentence (or rows.jsonl, .csv, .tsv or "
+        ".parquet with the columns tokens and tags)",
         "Anna\tB-person\n    lives\tO\n    in\tO\n    Bonn\tB-location",
         "conll",
     ),
     "translation": (
-        "rows.jsonl, one pair a line (or two parallel text files, as SOURCE.txt,TARGET.txt)",
-        '{"en": "A man rides a horse.", "de": "Ein Mann reitet ein Pferd."}',
+        "rows.jsonl, one pair a line (or rows.csv, .tsv or .parquet with these columns, or two parallel text files, as "
+        "SOURCE.txt,TARGET.txt)",
+        '{"source": "A man rides a horse.", "target": "Ein Mann reitet ein Pferd."}',
         "jsonl",
     ),
     "causal_lm": (
-        "rows.txt, one text a line (or rows.jsonl, one row a line)",
+        "rows.txt, one text a line (or rows.jsonl, .csv, .tsv or .parquet with the column text)",
         "Once upon a time, a lamp stood by the river.",
         "txt",
     ),
     "instruction": (
-        "rows.jsonl, one prompt and its completion a line (or a chat a line, as a list in the column messages)",
+        "rows.jsonl, one prompt and its completion a line (or a chat a line, as a list in the column messages; or rows.csv, "
+        ".tsv or .parquet with these columns)",
         '{"prompt": "What is the capital of France?", "completion": " Paris"}',
         "jsonl",
     ),
@@ -173,9 +176,9 @@ def with_local_paths(job: JobConfig) -> JobConfig:
         for key, paths in (("train", data.train), ("held_out", data.held_out)):
             listed = [paths] if isinstance(paths, str) else paths or []
             for path in (path for text in listed for path in text.split(",")):
-                if not Path(path).is_file():
+                if not Path(path).exists():
                     raise InvalidInputError(
-                        f"data.{key}: {path} is not a file: give another with --set data.{key}=PATH"
+                        f"data.{key}: {path} is not a file or folder: give another with --set data.{key}=PATH"
                     )
     return absolute
 
@@ -264,6 +267,10 @@ def _absolute_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     document = dict(document)
     data, model = document.get("data"), document.get("model")
+    if isinstance(data, dict) and data.get("source") == "hub":
+        name = data.get("hub_name")
+        if isinstance(name, str) and (folder / Path(name).expanduser()).is_dir():
+            document["data"] = {**data, "hub_name": absolute(name)}
     if isinstance(data, dict) and data.get("source", "files") == "files":
         paths = {key: absolute(data[key]) for key in ("train", "held_out") if data.get(key)}
         document["data"] = {**data, **paths}

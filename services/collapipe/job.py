@@ -56,29 +56,32 @@ class DataConfig(Section):
 
     source: Literal["files", "hub", "stdlib_docstrings"] = "files"
     """`files`: the files in `train` and `held_out`. `hub`: the data set `hub_name`, through the library
-    `datasets`. `stdlib_docstrings`: the docstrings of the Python standard library with their package as
+    `datasets`, whose local cache is enough without a network. `stdlib_docstrings`: the docstrings of the Python standard library with their package as
     label, without any download. For `instruction`, the prompt is a docstring and the answer its package."""
     train: str | list[str] | None = None
     """One file, whose rows are divided among the clusters, or a list with one file for each cluster. The
-    format is .jsonl or .conll; for translation also two parallel text files as "SOURCE,TARGET", and for causal_lm also
-    .txt with one text a line. With `hub`: the split."""
+    format is .jsonl, .csv, .tsv, .parquet, or a folder that `save_to_disk` of `datasets` has written; for ner also .conll, for
+    translation also two parallel text files as "SOURCE,TARGET", and for causal_lm also .txt with one text a line. Rows may
+    be appended to files of lines while the job runs; Parquet files and folders are read once. With `hub`: the split."""
     held_out: str | None = None
-    """The file (or split) for evaluation; it is never trained on. Without it, 15 % of the training rows are
-    held out, chosen by the hash of their text."""
+    """The file (or split) for evaluation; it is never trained on. Without it, about 15 % of the training rows are
+    held out, chosen by the hash of their text, but never the first row of a label. A label that no training row has counts as an error."""
     hub_name: str | None = None
-    """Name of the data set on the Hugging Face hub."""
+    """Name of the data set on the Hugging Face hub, or a folder with the files of one."""
     text_column: str = "text"
-    """Column of the text (classification, causal_lm), or of the list of words (ner, unless .conll)."""
+    """Column of the text (classification, causal_lm), or of the list of words (ner, unless .conll). The default also finds
+    `sentence` (classification), `tokens` or `words` (ner), and `content` (causal_lm)."""
     label_column: str = "label"
-    """Column of the label (classification), or of the list of IOB2 tags (ner, unless .conll)."""
+    """Column of the label (classification), or of the list of IOB2 tags (ner, unless .conll). The default also finds `tags`
+    or `ner_tags` (ner)."""
     source_column: str = "en"
-    """Column of the source sentence (translation)."""
+    """Column of the source sentence (translation). The default also finds `source`."""
     target_column: str = "de"
-    """Column of the target sentence (translation)."""
+    """Column of the target sentence (translation). The default also finds `target`."""
     prompt_column: str = "prompt"
-    """Column of the prompt (instruction)."""
+    """Column of the prompt (instruction). The default also finds `question`."""
     completion_column: str = "completion"
-    """Column of the text that follows the prompt (instruction)."""
+    """Column of the text that follows the prompt (instruction). The default also finds `answer` or `response`."""
     messages_column: str = "messages"
     """Column of a chat (instruction): a list of objects with `role` and `content`, the last one by the role `assistant`. A row
     with this column needs no prompt and no completion, and the pretrained directory needs a chat template."""

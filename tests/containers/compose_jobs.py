@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from reference.federated_job import Trained, train_job
 
-from collapipe.tasks.stdlib_docstrings import load_docstrings
+from collapipe.data.stdlib_docstrings import load_docstrings
 from collapipe_client.job_files import load_job
 
 ROUNDS = 3

@@ -63,6 +63,7 @@ def write_own_data(folder: Path) -> None:
         ("top up failed", "top"),
     ]
     rows = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in texts * 30)
+    table = "text,label\n" + "".join(f"{text},{label}\n" for text, label in texts * 30)
     sentence = "Anna\tB-person\nlives\tO\nin\tO\nBonn\tB-place\n\n"
     pair = json.dumps({"en": "A man rides a horse.", "de": "Ein Mann reitet ein Pferd."}) + "\n"
     # A hash of each text decides whether it is held out, so the texts differ.
@@ -72,9 +73,9 @@ def write_own_data(folder: Path) -> None:
         json.dumps({"prompt": f"Who stands by lamp {number}?", "completion": "the keeper"}) + "\n"
         for number in range(200)
     )
-    contents = {"conll": sentence * 90, "txt": lines, "jsonl": rows}
+    contents = {"conll": sentence * 90, "txt": lines, "jsonl": rows, "csv": table}
     named = {"pairs": pair * 200, "prompts": prompts}
-    for name, suffix in re.findall(r"=([\w-]+\.(jsonl|conll|txt))", "\n".join(OWN_DATA)):
+    for name, suffix in re.findall(r"=([\w-]+\.(jsonl|csv|conll|txt))", "\n".join(OWN_DATA)):
         content = named.get(name.partition(".")[0].partition("-")[0], contents[suffix])
         (folder / name).write_text(content, "utf-8")
 

@@ -134,10 +134,6 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
         lambda f: f.append("train.jsonl", '{"text": ["a"], "label": "thing"}\n'),
         ["train.jsonl:34: column 'text' is ['a']", "must be a string"],
     ),
-    "label that was never trained": (
-        lambda f: f.append("held-out.jsonl", '{"text": "a stone", "label": "animal"}\n'),
-        ["held-out.jsonl:5: label 'animal'", "place, thing, weather", "correct the row"],
-    ),
     "fewer rows than a mini-batch": (
         lambda f: f.settings.append("training.mini_batch=40"),
         ["33 training rows", "mini-batch of 40", "lower training.mini_batch"],
@@ -255,6 +251,18 @@ AT_THE_CLIENT: dict[str, tuple[Change, Sequence[str]]] = {
     "uneven micro-batches": (
         lambda f: f.settings.append("schedule.num_micro_batches=3"),
         ["schedule.num_micro_batches is 3", "training.mini_batch (8)", "[1, 2, 4, 8]"],
+    ),
+    "row that is not JSON": (
+        lambda f: f.append("held-out.jsonl", "{oops\n{}"),
+        ["held-out.jsonl:5: is not JSON", "{oops"],
+    ),
+    "misspelt column": (
+        lambda f: f.settings.append("data.text_column=txt"),
+        ["train.jsonl:1: has no column 'txt'", "did you mean 'text'?"],
+    ),
+    "too few rows": (
+        lambda f: f.settings.append("training.mini_batch=40"),
+        ["33 training rows", "mini-batch of 40"],
     ),
     "text for a number": (
         lambda f: f.settings.append("training.learning_rate=fast"),

@@ -89,6 +89,10 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                     labels=task.labels,
                     vocabulary=job_pb2.BlobSource(digest=digest, address=self._address),
                     num_held_out_rows=task.num_held_out_rows,
+                    held_out_labels=[
+                        control_unit_pb2.HeldOutLabel(label=label, place=place)
+                        for label, place in task.held_out_labels.items()
+                    ],
                 )
             )
 

@@ -4,7 +4,9 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from collapipe.data.hold_out import HELD_OUT_SHARE
 from collapipe.errors import InvalidInputError, WrongStateError
+from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import JobHosts
@@ -21,6 +23,9 @@ from collapipe.v1 import (
 )
 
 logger = logging.getLogger(__name__)
+
+_NAMED_LABELS = 8
+"""Most labels that a note names."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class JobPreparation:
         self._calls = calls
         self._loaded: dict[int, tuple[str, control_unit_pb2.PrepareDataResponse]] = {}
         """The process that has loaded the data of a cluster, and its answer, by cluster index."""
+        self._notes: list[str] = []
 
     def prepare(self, hosts: JobHosts) -> PreparedJob:
         """Loads what is not loaded yet.
@@ -67,6 +73,11 @@ class JobPreparation:
         loaded = self._load_data(hosts, known)
         labels = document.labels if known else _in_order(d.labels for d in loaded)
         vocabulary = known or loaded[0].vocabulary
+        notes = describe_data(self._progress.job, loaded, labels)
+        if notes != self._notes:
+            self._notes = notes
+            for note in notes:
+                self._progress.publish(data_note=scheduler_pb2.DataNote(message=note))
         self._progress.set_state(scheduler_pb2.JOB_STATE_PREPARING, "making the model")
         request = edge_server_pb2.PrepareJobRequest(
             job=self._progress.spec,
@@ -152,6 +163,49 @@ class JobPreparation:
         )
         self._loaded[cluster_index] = unit.incarnation, data
         return data
+
+
+def describe_data(
+    job: JobConfig,
+    loaded: Sequence[control_unit_pb2.PrepareDataResponse],
+    labels: Sequence[str],
+) -> list[str]:
+    """Says what a person should know about the held-out rows of a job.
+
+    Args:
+        loaded: The answer of each cluster.
+        labels: The labels of the job.
+    """
+    places = {each.label: each.place for data in reversed(loaded) for each in data.held_out_labels}
+    notes = []
+    if job.data.held_out is None:
+        num_held_out = sum(data.num_held_out_rows for data in loaded)
+        num_rows = num_held_out + sum(data.num_rows for data in loaded)
+        known, measured = _classes(job, labels), _classes(job, places)
+        missing = sorted(known - measured)
+        rest = f"; none of them has {len(missing)} of the {len(known)} labels: {_some(missing)}"
+        notes.append(
+            f"data.held_out is not set: {num_held_out} of {num_rows} rows are held out to measure the model (the hash of a text chooses "
+            f"about {HELD_OUT_SHARE:.0%}){rest if missing else ''}"
+        )
+    unknown = sorted(places.keys() - set(labels))
+    if unknown:
+        notes.append(
+            f"warning: no training row has the label {_some([f'{label} ({places[label]})' for label in unknown])}. Held-out rows with it "
+            "count as errors: correct them, or add training rows with the label"
+        )
+    return notes
+
+
+def _classes(job: JobConfig, labels: Iterable[str]) -> set[str]:
+    """Returns the classes of labels: for ner, the types of entities."""
+    if job.task.kind == "ner":
+        return {label[2:] for label in labels if label != "O"}
+    return set(labels)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED_LABELS]) + (", ..." if len(names) > _NAMED_LABELS else "")
 
 
 def _in_order(labels_of_clusters: Iterable[Iterable[str]]) -> list[str]:

@@ -143,7 +143,7 @@ def _has_data_here(job: JobConfig) -> bool:
         return job.data.source == "stdlib_docstrings"
     train = [job.data.train] if isinstance(job.data.train, str) else job.data.train or []
     paths = [path for text in (*train, job.data.held_out or "") for path in text.split(",") if path]
-    return bool(train) and all(Path(path).is_file() for path in paths)
+    return bool(train) and all(Path(path).exists() for path in paths)
 
 
 def _tokenizer_without_data(job: JobConfig) -> Tokenizer:

@@ -1,9 +1,8 @@
-"""The data of a job: rows of files or of the hub become micro-batches, and predictions become metrics.
+"""The tasks of jobs: rows (`collapipe.data`) become micro-batches, and predictions become metrics.
 
-Reading order: `rows` defines a row. `sources`, `hub` and `stdlib_docstrings` read rows. `cluster_rows`
-keeps the rows of one cluster, which `sharding` chooses. `vocabulary` encodes texts. `task` makes
-micro-batches and computes metrics, and `classification`, `ner`, `translation`, `causal_lm` and `instruction` say how.
-`sampler` chooses the rows of each mini-batch. `loading` puts all of this together.
+Reading order: `vocabulary` encodes texts. `task` makes micro-batches and computes metrics, and `classification`, `ner`,
+`translation`, `causal_lm` and `instruction` say how. `sampler` chooses the rows of each mini-batch. `loading` puts all of
+this together.
 """
 
 from collapipe.tasks.loading import load_task as load_task

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from collapipe.data.cluster_rows import NewRows
+from collapipe.data.rows import Row
 from collapipe.errors import InvalidInputError
 from collapipe.models import IGNORED
-from collapipe.tasks.cluster_rows import NewRows
 from collapipe.tasks.language_task import LanguageTask
-from collapipe.tasks.rows import Row
 from collapipe.tasks.task import Example, IntArray, padded, token_ids
 
 

@@ -6,7 +6,8 @@ import numpy as np
 from tokenizers import Encoding
 from torch import Tensor
 
-from collapipe.tasks.rows import Row
+from collapipe.data.rows import Row
+from collapipe.models import IGNORED
 from collapipe.tasks.task import Example, IntArray, RowTask, token_ids
 
 
@@ -25,7 +26,8 @@ class Classification(RowTask[Example]):
 
     def _labels(self, examples: Sequence[Example], length: int) -> IntArray:
         label_ids = self._known_labels()
-        return np.array([label_ids[example.row.labels[0]] for example in examples], dtype=np.int64)
+        ids = [label_ids.get(example.row.labels[0], IGNORED) for example in examples]
+        return np.array(ids, dtype=np.int64)
 
     def _count(self, examples: Sequence[Example], predictions: Sequence[int]) -> dict[str, float]:
         truth = self._labels(examples, length=1)

@@ -9,11 +9,11 @@ from itertools import groupby
 
 import numpy as np
 
+from collapipe.data.cluster_rows import NewRows
+from collapipe.data.rows import ChatRow, Row
 from collapipe.errors import InvalidInputError
 from collapipe.models import IGNORED
-from collapipe.tasks.cluster_rows import NewRows
 from collapipe.tasks.language_task import LanguageTask
-from collapipe.tasks.rows import ChatRow, Row
 from collapipe.tasks.task import Example, IntArray, padded, token_ids
 
 _log = logging.getLogger(__name__)

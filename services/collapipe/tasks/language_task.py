@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from collapipe.tasks.rows import Row
+from collapipe.data.rows import Row
 from collapipe.tasks.task import Example, Task
 
 E = TypeVar("E", bound=Example)
@@ -19,6 +19,10 @@ class LanguageTask(Task[E]):
     @property
     def labels(self) -> list[str]:
         return []
+
+    @property
+    def held_out_labels(self) -> dict[str, str]:
+        return {}
 
     def answer_stream(self, question: E) -> Callable[[int], str]:
         return self._vocabulary.stream(question.input_ids.tolist())

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from collapipe.data.cluster_rows import ClusterRows, NewRows, NoMoreRows, TaskRows
+from collapipe.data.rows import Row
+from collapipe.data.sources import open_file
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.models import adapter_class_for, pretrained_directory
 from collapipe.tasks.causal_lm import CausalLanguageModel
 from collapipe.tasks.classification import Classification
-from collapipe.tasks.cluster_rows import ClusterRows, NewRows, NoMoreRows, TaskRows
 from collapipe.tasks.instruction import InstructionFollowing
 from collapipe.tasks.ner import EntityRecognition
-from collapipe.tasks.rows import Row
-from collapipe.tasks.sources import open_file
 from collapipe.tasks.task import Task
 from collapipe.tasks.translation import Translation
 from collapipe.tasks.vocabulary import Vocabulary, make_vocabulary, read_vocabulary
@@ -45,7 +45,7 @@ def load_task(job: JobConfig, cluster_index: int, vocabulary: bytes | None) -> T
     if vocabulary is None:
         vocabulary = _make_or_read_vocabulary(job, new)
     task = _make_task(job, rows, new, vocabulary)
-    _check_num_rows(task.num_rows, job, cluster_index, rows.name)
+    rows.check_num_rows(task.num_rows, task.length_for_more_rows)
     return task
 
 
@@ -75,6 +75,7 @@ def load_task_for_use(
     name = evaluated[0] if evaluated else "texts"
     task = _make_task(job, NoMoreRows(name), NewRows([], held_out, 0), vocabulary)
     task.set_labels(labels)
+    task.refuse_unknown_labels()
     return task
 
 
@@ -88,27 +89,6 @@ def _make_task(job: JobConfig, rows: TaskRows, new: NewRows, vocabulary: bytes) 
         origin=job.model.pretrained,
     )
     return task_class(rows, new, encoder)
-
-
-def _check_num_rows(num_rows: int, job: JobConfig, cluster_index: int, origin: str) -> None:
-    if num_rows >= job.training.mini_batch:
-        return
-    is_shared = job.clusters > 1 and not isinstance(job.data.train, list)
-    remedies = ["add rows", "lower training.mini_batch"]
-    change = _TASKS[job.task.kind].length_for_more_rows
-    if change is not None:
-        remedies.append(f"{change} task.max_length ({job.task.max_length} tokens in a row)")
-    if job.data.max_rows is not None:
-        remedies.append("raise data.max_rows")
-    if is_shared:
-        remedies.append("use fewer clusters")
-        if job.data.sharding == "dirichlet":
-            remedies.append(f"raise data.dirichlet_alpha ({job.data.dirichlet_alpha})")
-    share = f" as its share of the rows for {job.clusters} clusters" if is_shared else ""
-    raise InvalidInputError(
-        f"{origin}: cluster {cluster_index} has {num_rows} training rows{share}, fewer than one "
-        f"mini-batch of {job.training.mini_batch}: {', or '.join(remedies)}"
-    )
 
 
 def _make_or_read_vocabulary(job: JobConfig, new: NewRows) -> bytes:

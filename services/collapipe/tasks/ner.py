@@ -7,8 +7,8 @@ import numpy as np
 from tokenizers import Encoding
 from torch import Tensor
 
+from collapipe.data.rows import Row, TaggedRow
 from collapipe.models import IGNORED
-from collapipe.tasks.rows import Row, TaggedRow
 from collapipe.tasks.task import Example, IntArray, RowTask, token_ids
 
 _CUT = -1
@@ -66,7 +66,7 @@ class EntityRecognition(RowTask[TaggedExample]):
         label_ids = self._known_labels()
         labels = np.full((len(examples), length), IGNORED, dtype=np.int64)
         for row_labels, example in zip(labels, examples, strict=True):
-            tag_ids = np.array([label_ids[tag] for tag in example.row.labels])
+            tag_ids = np.array([label_ids.get(tag, IGNORED) for tag in example.row.labels])
             has_token = example.first_tokens != _CUT
             row_labels[example.first_tokens[has_token]] = tag_ids[has_token]
         return labels

@@ -10,8 +10,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from collapipe.data import stable_random
 from collapipe.errors import InvalidInputError
-from collapipe.tasks import stable_random
 
 
 @dataclass(frozen=True)

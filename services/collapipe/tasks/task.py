@@ -13,11 +13,11 @@ from tokenizers import Encoding
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from collapipe.data.cluster_rows import NewRows, TaskRows
+from collapipe.data.rows import Row
 from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.evaluation import ROWS, compute_metrics
 from collapipe.models import IGNORED
-from collapipe.tasks.cluster_rows import NewRows, TaskRows
-from collapipe.tasks.rows import Row
 from collapipe.tasks.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -97,6 +97,15 @@ class Task(ABC, Generic[E]):
         return sorted({label for example in self._train for label in example.row.labels})
 
     @property
+    def held_out_labels(self) -> dict[str, str]:
+        """The labels of the held-out rows that this cluster evaluates, and the file and line of the first row with each."""
+        places: dict[str, str] = {}
+        for example in self._held_out:
+            for label in example.row.labels:
+                places.setdefault(label, example.row.place)
+        return places
+
+    @property
     def vocabulary(self) -> bytes:
         """The vocabulary of the job, as `collapipe.tasks.vocabulary` describes it."""
         return self._vocabulary.data
@@ -104,26 +113,30 @@ class Task(ABC, Generic[E]):
     def set_labels(self, labels: Sequence[str]) -> None:
         """Sets the labels of the whole job; the id of a label is its position. Repeated calls are cheap.
 
+        A held-out row with another label counts as an error of the model, which cannot predict that label.
+
         Raises:
-            InvalidInputError: A training row or a held-out row has another label.
+            InvalidInputError: A training row has another label.
         """
         label_ids = {label: number for number, label in enumerate(labels)}
         if label_ids != self._label_ids:
-            self._check_labels(
-                [example.row for example in [*self._train, *self._held_out]], label_ids
-            )
+            self._check_labels([example.row for example in self._train], label_ids)
             self._label_ids = label_ids
+
+    def refuse_unknown_labels(self) -> None:
+        """Raises `InvalidInputError` if a held-out row has a label that the job has not."""
+        self._check_labels([example.row for example in self._held_out], self._known_labels())
 
     def refresh(self) -> int:
         """Reads rows that were appended to the cluster's files, and returns the number of training rows.
 
         Raises:
-            InvalidInputError: A new row is wrong, or has an unknown label. Then no new row is in use, and the
+            InvalidInputError: A new row is wrong, or a new training row has an unknown label. Then no new row is in use, and the
                 next call reads the new rows again.
         """
         new = self._rows.read()
         if self._label_ids is not None:
-            self._check_labels([*new.train, *new.held_out], self._label_ids)
+            self._check_labels(new.train, self._label_ids)
         self._take(new)
         return len(self._train)
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from tokenizers import Encoding
 
+from collapipe.data.rows import Row
 from collapipe.evaluation import BLEU_ORDERS
 from collapipe.models import IGNORED
-from collapipe.tasks.rows import Row
 from collapipe.tasks.task import Example, IntArray, RowTask, padded, token_ids
 
 

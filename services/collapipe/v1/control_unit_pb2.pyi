@@ -23,16 +23,26 @@ class PrepareDataRequest(_message.Message):
     def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., cluster_index: _Optional[int] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class PrepareDataResponse(_message.Message):
-    __slots__ = ("num_rows", "labels", "vocabulary", "num_held_out_rows")
+    __slots__ = ("num_rows", "labels", "vocabulary", "num_held_out_rows", "held_out_labels")
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     NUM_HELD_OUT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    HELD_OUT_LABELS_FIELD_NUMBER: _ClassVar[int]
     num_rows: int
     labels: _containers.RepeatedScalarFieldContainer[str]
     vocabulary: _job_pb2.BlobSource
     num_held_out_rows: int
-    def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., num_held_out_rows: _Optional[int] = ...) -> None: ...
+    held_out_labels: _containers.RepeatedCompositeFieldContainer[HeldOutLabel]
+    def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., num_held_out_rows: _Optional[int] = ..., held_out_labels: _Optional[_Iterable[_Union[HeldOutLabel, _Mapping]]] = ...) -> None: ...
+
+class HeldOutLabel(_message.Message):
+    __slots__ = ("label", "place")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    place: str
+    def __init__(self, label: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
 
 class RunRoundRequest(_message.Message):
     __slots__ = ("attempt", "job", "model", "plan", "base", "labels", "local_steps", "evaluate", "previous_stages", "edge_address", "edge_host_id", "vocabulary", "restore_point", "restore_num_rounds", "candidate", "candidate_stages", "wait_for_copy", "total_steps", "anew_since", "is_committed", "predicted_step_seconds", "grant", "masked", "is_use")

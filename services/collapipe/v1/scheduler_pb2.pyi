@@ -190,7 +190,7 @@ class WatchJobRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., log_id: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
 class WatchJobResponse(_message.Message):
-    __slots__ = ("elapsed_seconds", "status", "round_started", "progress", "evaluation", "round_committed", "incident", "log_id", "number")
+    __slots__ = ("elapsed_seconds", "status", "round_started", "progress", "evaluation", "round_committed", "incident", "data_note", "log_id", "number")
     ELAPSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ROUND_STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,7 @@ class WatchJobResponse(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     ROUND_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    DATA_NOTE_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     elapsed_seconds: float
@@ -207,9 +208,10 @@ class WatchJobResponse(_message.Message):
     evaluation: _job_pb2.Evaluation
     round_committed: RoundCommitted
     incident: Incident
+    data_note: DataNote
     log_id: str
     number: int
-    def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., log_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., data_note: _Optional[_Union[DataNote, _Mapping]] = ..., log_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation", "submitted_at", "ended_at", "trouble", "stored_bytes", "owner", "privacy_loss")
@@ -288,6 +290,12 @@ class Incident(_message.Message):
     host_ids: _containers.RepeatedScalarFieldContainer[str]
     time: _timestamp_pb2.Timestamp
     def __init__(self, code: _Optional[_Union[IncidentCode, str]] = ..., message: _Optional[str] = ..., host_ids: _Optional[_Iterable[str]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class DataNote(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class RoundStarted(_message.Message):
     __slots__ = ("round_index", "attempt", "plans")

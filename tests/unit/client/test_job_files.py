@@ -132,6 +132,17 @@ def test_both_files_of_a_parallel_text_are_made_absolute(
     assert with_local_paths(job).data.train == f"{tmp_path}/a.en,{tmp_path}/a.de"
 
 
+def test_folders_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "saved").mkdir()
+    job = with_local_paths(load_preset("classification", ["data.train=saved"]))
+    assert job.data.train == f"{tmp_path}/saved"
+    settings = ["data.source=hub", "data.train=train", "data.hub_name="]
+    for name, expected in (("saved", f"{tmp_path}/saved"), ("some/set", "some/set")):
+        job = load_preset("classification", [*settings[:2], settings[2] + name])
+        assert with_local_paths(job).data.hub_name == expected
+
+
 @pytest.mark.parametrize(
     ("content", "message"), [("x = ", "not valid TOML"), ("x = 1", "unknown key 'x'")]
 )

@@ -12,6 +12,7 @@ from collapipe.v1.scheduler_pb2 import (
     JOB_STATE_PREPARING,
     JOB_STATE_RUNNING,
     JOB_STATE_SUCCEEDED,
+    DataNote,
     HostStatus,
     Incident,
     JobStatus,
@@ -265,6 +266,12 @@ def test_incident_is_a_line_with_its_code_in_text_and_json() -> None:
     assert incident_lines(event) == ["HOST_LOST: device-0 is lost"]
     assert event_document("incident", event)["code"] == "HOST_LOST"
     assert incident_lines(_RUNNING) == []
+
+
+def test_note_about_the_data_is_a_line_in_text_and_json() -> None:
+    event = WatchJobResponse(data_note=DataNote(message="9 of 60 rows are held out"))
+    assert incident_lines(event) == ["9 of 60 rows are held out"]
+    assert event_document("data_note", event)["message"] == "9 of 60 rows are held out"
 
 
 def test_picture_of_a_waiting_job_says_which_hosts_are_missing() -> None:

@@ -126,17 +126,41 @@ def test_refresh_with_an_unknown_label_loses_nothing(texts: TextWriter, make_job
     assert task.refresh() == 9
 
 
-def test_held_out_label_that_no_training_row_has_is_refused(
+def test_held_out_label_that_no_training_row_has_counts_as_an_error(
     texts: TextWriter, make_job: JobMaker
 ) -> None:
-    held_out = texts("b.jsonl", 3, ("cold", "tepid"))
+    held_out = texts("b.jsonl", 4, ("cold", "tepid"))
     task = load_task(
         make_job("classification", {"train": texts("a.jsonl", 8), "held_out": held_out}), 0, None
     )
-    with pytest.raises(
-        InvalidInputError, match=r"b\.jsonl:2: label 'tepid' .* the job: cold, warm;"
-    ):
-        task.set_labels(task.labels)
+    task.set_labels(task.labels)
+    assert task.held_out_labels == {"cold": f"{held_out}:1", "tepid": f"{held_out}:2"}
+    [batch] = task.held_out_micro_batches(4)
+    assert sorted(batch.tensors["labels"].tolist()) == [-100, -100, 0, 0]
+    for prediction in (0, 1):
+        expected = 0.5 if prediction == 0 else 0.0
+        assert task.score([torch.full((4,), prediction)]) == {"accuracy": expected}
+
+
+def test_without_held_out_file_no_label_loses_its_only_row(
+    tmp_path: Path, make_job: JobMaker
+) -> None:
+    path = tmp_path / "a.jsonl"
+    for number in range(80):
+        append(str(path), f"text {number}", f"label {number % 2 if number < 60 else number}")
+    task = load_task(make_job("classification", {"train": str(path)}), 0, None)
+    assert len(task.labels) == 22
+    assert task.held_out_labels.keys() == {"label 0", "label 1"}
+    before = task.num_rows, task.num_held_out_rows
+    task.set_labels(task.labels)
+    for number in range(60, 80):
+        append(str(path), f"again {number}", f"label {number}")
+    task.refresh()
+    again = load_task(make_job("classification", {"train": str(path)}), 0, task.vocabulary)
+    assert (task.num_rows, task.num_held_out_rows) == (again.num_rows, again.num_held_out_rows)
+    assert task.num_held_out_rows > before[1]
+    again.set_labels(task.labels)
+    assert inputs(again) == inputs(task)
 
 
 def test_labels_of_another_cluster_are_accepted(texts: TextWriter, make_job: JobMaker) -> None:

@@ -124,6 +124,21 @@ def test_entities_beyond_the_length_limit_are_misses(make_ner: Callable[..., Tas
     )  # "London" is cut off in 2 of 6 rows.
 
 
+def test_entities_of_a_type_that_only_held_out_rows_have_are_misses(
+    tmp_path: Path, make_job: JobMaker
+) -> None:
+    for name, stop in (("train", 2), ("held_out", 3)):
+        text = "\n".join(SENTENCES[:stop]).replace("London B-place", "London O")
+        (tmp_path / f"{name}.conll").write_text(text, encoding="utf-8")
+    data = {name: f"{tmp_path}/{name}.conll" for name in ("train", "held_out")}
+    job = make_job("ner", data, training={"mini_batch": 2}, schedule={"num_micro_batches": 1})
+    task = load_task(job, 0, None)
+    task.set_labels(task.labels)
+    assert task.labels == ["O", "B-person", "I-person"]
+    truth = [torch.where(label < 0, 0, label) for label in labels(task)]
+    assert score(task, truth) == pytest.approx(2 * 1 / (1 + 2))
+
+
 def test_tag_of_unknown_type_is_refused_with_its_place(make_ner: Callable[..., Task]) -> None:
     with pytest.raises(InvalidInputError, match=r"train\.conll:1: label 'B-place' is not one of"):
         make_ner().set_labels(["O", "B-person", "I-person"])

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from collapipe.data.hub import load_hub_rows
+from collapipe.data.rows import Row, TaggedRow
+from collapipe.data.stdlib_docstrings import load_docstrings
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig, JobConfig
 from collapipe.tasks import load_task
-from collapipe.tasks.hub import load_hub_rows
-from collapipe.tasks.rows import Row, TaggedRow
-from collapipe.tasks.stdlib_docstrings import load_docstrings
 
 datasets = pytest.importorskip("datasets")
 HUB = DataConfig(source="hub", hub_name="some/set", train="train")
@@ -93,7 +93,7 @@ def test_docstrings_load_as_a_task(
 ) -> None:
     """The test replaces the rows, because parsing the library is slow and another test does it."""
     rows = [Row("x.py", i, (f"docstring number {i} of ours",), (f"p{i % 3}",)) for i in range(100)]
-    monkeypatch.setattr("collapipe.tasks.cluster_rows.load_docstrings", lambda: rows)
+    monkeypatch.setattr("collapipe.data.cluster_rows.load_docstrings", lambda: rows)
     data = {"source": "stdlib_docstrings"}
     task = load_task(make_job("classification", data), 0, None)
     assert task.num_rows + task.num_held_out_rows == 100

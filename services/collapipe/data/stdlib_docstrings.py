@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from collapipe.data.rows import Row
 from collapipe.errors import InvalidInputError
-from collapipe.tasks.rows import Row
 
 _LEFT_OUT = ("idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages")
 _MIN_WORDS = 4

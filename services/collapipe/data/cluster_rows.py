@@ -1,23 +1,20 @@
 """The training rows and held-out rows of one cluster."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from collapipe.data.hold_out import HELD_OUT_SHARE, HoldOut
+from collapipe.data.hub import load_hub_rows
+from collapipe.data.rows import Row
+from collapipe.data.sharding import dirichlet_clusters, iid_clusters
+from collapipe.data.sources import FixedRows, RowSource, open_file
+from collapipe.data.stdlib_docstrings import ask_for_package, load_docstrings
 from collapipe.errors import InvalidInputError
 from collapipe.job import LANGUAGE_TASKS, JobConfig
-from collapipe.tasks.hub import load_hub_rows
-from collapipe.tasks.rows import Row
-from collapipe.tasks.sharding import dirichlet_clusters, iid_clusters
-from collapipe.tasks.sources import FixedRows, RowSource, open_file
-from collapipe.tasks.stdlib_docstrings import ask_for_package, load_docstrings
 
 T = TypeVar("T")
-
-HELD_OUT_SHARE = 0.15
-"""Part of the training rows that is held out if the job names no held-out data."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +90,16 @@ class ClusterRows:
         train, held_out = job.data.train, job.data.held_out
         self._train = _open(job, train[cluster_index] if isinstance(train, list) else train)
         self._held_out = None if held_out is None else _open(job, held_out)
+        self._hold_out = HoldOut(job.task.kind)
         self.name = self._train.name
         self.knows_all_held_out = self._is_shared or held_out is not None or job.clusters == 1
 
     def read(self) -> NewRows:
         """Reads all rows at first, and later the appended training rows. Changes no state."""
-        train, held_out = self._train.read(), []
+        train = self._train.read()
+        held_out: list[Row] = []
         if self._held_out is None:
-            held_out = [row for row in train if _is_held_out(row)]
-            train = [row for row in train if not _is_held_out(row)]
+            train, held_out = self._hold_out.divide(train)
         elif self._num_held_out == 0:
             held_out = self._held_out.read()
         train = _limited(train, self._job.data.max_rows, self._num_shared)
@@ -127,8 +125,36 @@ class ClusterRows:
                 f"({self._job.training.mini_batch})"
             )
 
+    def check_num_rows(self, num_rows: int, change_of_length: str | None = None) -> None:
+        """Raises `InvalidInputError` if the cluster has fewer training rows than a mini-batch.
+
+        Args:
+            change_of_length: How a change of `task.max_length` gives more rows: "raise" or "lower".
+        """
+        job = self._job
+        if num_rows >= job.training.mini_batch:
+            return
+        remedies = ["add rows", "lower training.mini_batch"]
+        if change_of_length is not None:
+            remedies.append(
+                f"{change_of_length} task.max_length ({job.task.max_length} tokens in a row)"
+            )
+        if job.data.max_rows is not None:
+            remedies.append("raise data.max_rows")
+        is_divided = job.clusters > 1 and self._is_shared
+        if is_divided:
+            remedies.append("use fewer clusters")
+            if job.data.sharding == "dirichlet":
+                remedies.append(f"raise data.dirichlet_alpha ({job.data.dirichlet_alpha})")
+        share = f" as its share of the rows for {job.clusters} clusters" if is_divided else ""
+        raise InvalidInputError(
+            f"{self.name}: cluster {self._cluster_index} has {num_rows} training rows{share}, fewer than one "
+            f"mini-batch of {job.training.mini_batch}: {', or '.join(remedies)}"
+        )
+
     def accept(self, new: NewRows) -> None:
         self._train.accept()
+        self._hold_out.accept()
         self._num_shared += new.num_shared
         self._num_held_out += len(new.held_out)
 
@@ -152,6 +178,23 @@ class ClusterRows:
             for row, cluster in zip(rows, clusters, strict=True)
             if cluster == self._cluster_index
         ]
+
+
+def check_data(job: JobConfig) -> None:
+    """Reads all rows of a job's files or of its data set, to find mistakes before anything starts.
+
+    Raises:
+        InvalidInputError: A row is wrong, or there are too few. The message names the file and the line.
+    """
+    if job.data.source == "stdlib_docstrings":
+        return
+    is_shared = not isinstance(job.data.train, list)
+    for cluster_index in range(1 if is_shared else job.clusters):
+        rows = ClusterRows(job, cluster_index)
+        new = rows.read()
+        rows.check(new)
+        if job.task.kind != "causal_lm":  # Its texts are cut into rows, which needs the vocabulary.
+            rows.check_num_rows(len(new.train))
 
 
 def _open(job: JobConfig, name: str | None) -> RowSource:
@@ -186,12 +229,6 @@ def _open(job: JobConfig, name: str | None) -> RowSource:
             "of the training rows"
         )
     return open_file(name, kind, data)
-
-
-def _is_held_out(row: Row) -> bool:
-    """Decides by the input text alone, so that rows with the same text are never on both sides."""
-    digest = hashlib.sha256(row.key.encode()).digest()
-    return int.from_bytes(digest[:8], "little") < HELD_OUT_SHARE * 2**64
 
 
 def _limited(rows: Sequence[Row], limit: int | None, num_before: int) -> list[Row]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collapipe.tasks import stable_random
+from collapipe.data import stable_random
 
 
 def iid_clusters(seed: int, num_clusters: int, start: int, count: int) -> list[int]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collapipe.tasks import stable_random
-from collapipe.tasks.sharding import dirichlet_clusters, iid_clusters
+from collapipe.data import stable_random
+from collapipe.data.sharding import dirichlet_clusters, iid_clusters
 
 
 @given(num_clusters=st.integers(1, 9), num_rows=st.integers(1, 80), seed=st.integers(0, 5))

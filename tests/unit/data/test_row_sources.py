@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from collapipe.data.rows import Row, TaggedRow
+from collapipe.data.sources import RowSource, open_file
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
-from collapipe.tasks.rows import Row, TaggedRow
-from collapipe.tasks.sources import RowSource, open_file
 
 GOOD = '{"text": "it is warm", "label": "warm"}\n'
 CONLL = "Ada B-person\nLovelace\tI-person\nruns O\n\nRain\tO\n"
@@ -52,6 +52,17 @@ def test_conll_is_sentences_separated_by_blank_lines(tmp_path: Path) -> None:
         tagged(source.name, 1, ("Ada", "Lovelace", "runs"), ("B-person", "I-person", "O")),
         tagged(source.name, 5, ("Rain",), ("O",)),
     ]
+
+
+@pytest.mark.parametrize("separator", [" ", "\t"])
+def test_conll_may_have_columns_between_word_and_tag(tmp_path: Path, separator: str) -> None:
+    content = separator.join(["Ada", "NNP", "B-NP", "B-person"]) + "\n\n"
+    source = open_text(tmp_path, "a.conll", content, "ner")
+    assert source.read() == [tagged(source.name, 1, ("Ada",), ("B-person",))]
+    source.accept()
+    append(source, "Bob B-person\n\n")
+    with pytest.raises(InvalidInputError, match=r"a\.conll:3: has 2 columns .* but needs 4"):
+        source.read()
 
 
 def test_ner_rows_in_json_lines(tmp_path: Path) -> None:
@@ -147,7 +158,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "kind"),
-    [("a.csv", "ner"), ("a.conll", "translation"), ("a.en,a.de", "classification")],
+    [("a.json", "ner"), ("a.conll", "translation"), ("a.en,a.de", "classification")],
 )
 def test_unknown_format_is_refused_with_what_the_task_reads(path: str, kind: str) -> None:
     with pytest.raises(

@@ -1,22 +1,34 @@
-"""Sources of rows: files of four formats, and fixed lists.
+"""Sources of rows: files of lines in five formats, and fixed lists.
 
 A source is read and then accepted. The caller accepts what it read only if all rows are usable. Otherwise the
 next reading returns the same rows again, so a mistake in appended rows loses nothing.
 """
 
+import csv
 import json
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
+from collapipe.data.appended_file import AppendedFile, Unread
+from collapipe.data.rows import (
+    Row,
+    TaggedRow,
+    check_iob2,
+    check_text,
+    find_columns,
+    make_row,
+)
+from collapipe.data.tables import read_parquet, read_saved
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
-from collapipe.tasks.appended_file import AppendedFile, Unread
-from collapipe.tasks.rows import Row, TaggedRow, check_iob2, check_text, make_row
 
 _log = logging.getLogger(__name__)
+
+csv.field_size_limit(sys.maxsize)  # The default refuses texts of more than 131,072 characters.
 
 
 class RowSource(ABC):
@@ -101,11 +113,7 @@ class JsonLinesFile(FileRows):
                 record = json.loads(text)
             except ValueError as error:
                 if rows and index == len(lines.lines) - 1 and not lines.ends_complete:
-                    _log.warning(
-                        "%s:%d: the line is half-written: it is read in a later round",
-                        self.name,
-                        line,
-                    )
+                    _warn_half_written(self.name, line)
                     return rows, index
                 raise InvalidInputError(
                     f"{self.name}:{line}: is not JSON ({error}): {text!r:.80}; write one object in each line"
@@ -119,8 +127,90 @@ class JsonLinesFile(FileRows):
         return rows, len(lines.lines)
 
 
+class CsvFile(FileRows):
+    """A file of values that are separated by commas or tabs. Its first line names the columns.
+
+    A value with a separator, a quote or a line break is in double quotes, and quotes in it are doubled. For ner, the words
+    of a sentence are separated by spaces, and so are their tags. If the first line has semicolons and no commas, they
+    separate the values of a .csv file.
+    """
+
+    def __init__(self, path: str, kind: str, data: DataConfig, stored: Sequence[Path] = ()) -> None:
+        super().__init__(path, stored=stored)
+        self._kind, self._data = kind, data
+        self._separator = ""
+        self._header: list[str] = []
+
+    def _parse(self, *unread: Unread) -> tuple[list[Row], int]:
+        [lines] = unread
+        texts = lines.lines
+        if lines.is_first:
+            self._header = []
+            self._separator = self._separator_of(texts[0] if texts else "")
+        reader = csv.reader((f"{text}\n" for text in texts), delimiter=self._separator, strict=True)
+        rows: list[Row] = []
+        num_used = 0
+        while num_used < len(texts):
+            line = lines.first_line + num_used
+            try:
+                cells = next(reader)
+                if cells and not self._header:
+                    self._read_header(cells, line)
+                elif cells:
+                    rows.append(self._row(cells, line))
+            except (csv.Error, _WrongCellsError) as error:
+                is_last = reader.line_num == len(texts)
+                if is_last and (rows or not lines.is_first) and self._may_grow(lines, error):
+                    _warn_half_written(self.name, line)
+                    break
+                raise InvalidInputError(
+                    f"{self.name}:{line}: is not CSV ({error}): {texts[num_used]!r:.80}; put each value with {self._separator!r}, a "
+                    "double quote or a line break in double quotes, and double the quotes in it"
+                ) from error
+            num_used = reader.line_num
+        return rows, num_used
+
+    def _separator_of(self, first_line: str) -> str:
+        if self.name.lower().endswith(".tsv"):
+            return "\t"
+        return ";" if ";" in first_line and "," not in first_line else ","
+
+    def _may_grow(self, lines: Unread, error: Exception) -> bool:
+        """Returns whether the last row may be half-written: its line has no end, or a later line may close a quote."""
+        return not lines.ends_complete or (not lines.is_first and "end of data" in str(error))
+
+    def _read_header(self, names: list[str], line: int) -> None:
+        names = [name.strip() for name in names]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise InvalidInputError(
+                f"{self.name}:{line}: names the column {twice!r} twice: give each column a name of its own"
+            )
+        try:
+            find_columns(names, self._kind, self._data, f"{self.name}:{line}")
+        except InvalidInputError as error:
+            shape = "; or if each line is a word and its tag, name the file .conll"
+            raise InvalidInputError(
+                f"{error}; the first line must name the columns{shape if self._kind == 'ner' else ''}"
+            ) from error
+        self._header = names
+
+    def _row(self, cells: list[str], line: int) -> Row:
+        if len(cells) != len(self._header):
+            raise _WrongCellsError(f"{len(cells)} values for {len(self._header)} columns")
+        values = [cell.split() for cell in cells] if self._kind == "ner" else cells
+        record = dict(zip(self._header, values, strict=True))
+        return make_row(record, self._kind, self._data, self.name, line)
+
+
+class _WrongCellsError(Exception):
+    """A row has more or fewer values than there are columns."""
+
+
 class ConllFile(FileRows):
-    """A file with `token<TAB or space>tag` in each line, and a blank line after each sentence.
+    """A file with a word, a tab or spaces, and its tag in each line, and a blank line after each sentence.
+
+    All lines have as many columns as the first one. The tag is the last of them, and those between are not used.
 
     At the first reading, the last sentence of the file needs no blank line. Later, a last sentence without a
     blank line counts as half-written.
@@ -129,6 +219,7 @@ class ConllFile(FileRows):
     def __init__(self, path: str, stored: Sequence[Path] = ()) -> None:
         super().__init__(path, stored=stored)
         self._sentence_is_open = False
+        self._num_columns = 2
 
     def accept(self) -> None:
         super().accept()
@@ -143,6 +234,9 @@ class ConllFile(FileRows):
                 f"{self.name}:{lines.first_line}: continues the sentence that was the last of the file when it was "
                 "read: put a blank line between them"
             )
+        if lines.is_first:
+            first = next((text for text in lines.lines if text.strip()), "")
+            self._num_columns = max(2, len(_conll_columns(first)))
         rows: list[Row] = []
         start = 0
         for index, text in enumerate(lines.lines):
@@ -159,18 +253,22 @@ class ConllFile(FileRows):
         first_line = lines.first_line + start
         words, tags = [], []
         for line, text in enumerate(lines.lines[start:stop], start=first_line):
-            columns = text.split("\t") if "\t" in text else text.split()
-            if len(columns) != 2:
+            columns = _conll_columns(text)
+            if len(columns) != self._num_columns:
                 raise InvalidInputError(
-                    f"{self.name}:{line}: has {len(columns)} columns {columns!r:.80}, but needs 2: a token and its "
-                    "tag, separated by a tab or spaces"
+                    f"{self.name}:{line}: has {len(columns)} columns {columns!r:.80}, but needs {self._num_columns}, as in "
+                    "the first line: a token, separated by a tab or spaces from its tag, which is the last column"
                 )
             words.append(check_text(columns[0], "the token", f"{self.name}:{line}"))
-            tags.append(columns[1].strip())
+            tags.append(columns[-1].strip())
         if not words:
             return []
         check_iob2(tags, lambda index: f"{self.name}:{first_line + index}")
         return [TaggedRow(self.name, first_line, (" ".join(words),), tuple(tags), tuple(words))]
+
+
+def _conll_columns(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else line.split()
 
 
 class TextFile(FileRows):
@@ -208,26 +306,42 @@ class ParallelFiles(FileRows):
 
 
 def open_file(path: str, kind: str, data: DataConfig, stored: Sequence[Path] = ()) -> RowSource:
-    """Opens a file of `DataConfig` in the format that fits its name and the kind of the task.
+    """Opens a file or folder of `DataConfig` in the format that fits its name and the kind of the task.
+
+    Rows that are appended to a Parquet file or to a folder are not noticed.
 
     Args:
         stored: Where the file is, or both parallel files, if not at their paths.
+
+    Raises:
+        InvalidInputError: The task does not read this format, or a file that is read at once is wrong.
     """
-    if path.endswith(".jsonl"):
+    place = stored[0] if stored else Path(path)
+    suffix = Path(path).suffix.lower()
+    if place.is_dir():
+        return FixedRows(path, read_saved(path, place, kind, data))
+    if suffix == ".jsonl":
         return JsonLinesFile(path, kind, data, stored)
-    if path.endswith(".conll") and kind == "ner":
+    if suffix in (".csv", ".tsv"):
+        return CsvFile(path, kind, data, stored)
+    if suffix == ".parquet":
+        return FixedRows(path, read_parquet(path, place, kind, data))
+    if suffix == ".conll" and kind == "ner":
         return ConllFile(path, stored)
-    if path.endswith(".txt") and kind == "causal_lm":
+    if suffix == ".txt" and kind == "causal_lm":
         return TextFile(path, stored=stored)
     if path.count(",") == 1 and kind == "translation":
         return ParallelFiles(*(part.strip() for part in path.split(",")), stored=stored)
     formats = {
-        "classification": ".jsonl",
-        "ner": ".conll or .jsonl",
-        "causal_lm": ".jsonl, or .txt with one text a line",
-        "instruction": ".jsonl",
-        "translation": '.jsonl, or two parallel text files as "SOURCE,TARGET"',
+        "ner": ", or .conll with a word and its tag a line",
+        "causal_lm": ", or .txt with one text a line",
+        "translation": ', or two parallel text files as "SOURCE,TARGET"',
     }
     raise InvalidInputError(
-        f"{path}: this file format is not supported for {kind}: use {formats[kind]}"
+        f"{path}: this file format is not supported for {kind}: use .jsonl{formats.get(kind, '')}, or .csv, .tsv, .parquet, or a "
+        "folder that `save_to_disk` of datasets has written"
     )
+
+
+def _warn_half_written(file: str, line: int) -> None:
+    _log.warning("%s:%d: the line is half-written: it is read in a later round", file, line)

@@ -4,12 +4,22 @@ Every row knows its file and its line. So the message about a mistake can name t
 found late.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
+
+_COLUMNS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "classification": {"text_column": ["sentence"], "label_column": []},
+    "ner": {"text_column": ["tokens", "words"], "label_column": ["tags", "ner_tags"]},
+    "translation": {"source_column": ["source"], "target_column": ["target"]},
+    "causal_lm": {"text_column": ["content"]},
+    "instruction": {"prompt_column": ["question"], "completion_column": ["answer", "response"]},
+}
+"""The settings that name the columns of each task, with the names that a column may have instead of the default."""
 
 
 @dataclass(frozen=True)
@@ -65,41 +75,76 @@ class ChatRow(Row):
 
 
 def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, line: int) -> Row:
-    """Converts a record of a JSON Lines file or of the hub to a row.
+    """Converts a record, such as an object of a JSON Lines file, to a row.
 
     Raises:
         InvalidInputError: A column is missing or has a wrong value.
     """
     place = f"{file}:{line}"
-    if kind == "ner":
-        words = _texts(record, data, "text_column", place)
-        tags = _texts(record, data, "label_column", place)
-        if len(words) != len(tags):
-            raise InvalidInputError(
-                f"{place}: {len(words)} words in {data.text_column!r} but {len(tags)} tags in "
-                f"{data.label_column!r}: give each word one tag"
-            )
-        check_iob2(tags, lambda _: place)
-        return TaggedRow(file, line, (" ".join(words),), tags, words)
     if kind == "translation":
         nested = record.get("translation")  # The hub nests the columns of parallel texts.
         if isinstance(nested, Mapping) and data.source_column not in record:
             record = nested
-        source = _text(record, data, "source_column", place)
-        return Row(file, line, (source, _text(record, data, "target_column", place)), ())
+    if kind == "instruction" and data.messages_column in record:
+        return _chat(record[data.messages_column], data, file, line)
+    first, *others = find_columns(record, kind, data, place)
+    if kind == "ner":
+        [second] = others
+        words, tags = _texts(record, first, place), _texts(record, second, place)
+        if len(words) != len(tags):
+            raise InvalidInputError(
+                f"{place}: {len(words)} words in {first!r} but {len(tags)} tags in {second!r}: give each word one tag"
+            )
+        check_iob2(tags, lambda _: place)
+        return TaggedRow(file, line, (" ".join(words),), tags, words)
+    text = _text(record, first, place, may_be_blank=kind == "causal_lm")
     if kind == "causal_lm":
-        text = _text(record, data, "text_column", place, may_be_blank=True)
         return Row(file, line, (text,), ())
-    if kind == "instruction":
-        if data.messages_column in record:
-            return _chat(record[data.messages_column], data, file, line)
-        prompt = _text(record, data, "prompt_column", place)
-        return Row(file, line, (prompt, _text(record, data, "completion_column", place)), ())
-    label = _column(record, data, "label_column", place)
-    if isinstance(label, int) and not isinstance(label, bool):
-        record = {**record, data.label_column: str(label)}
-    text = _text(record, data, "text_column", place)
-    return Row(file, line, (text,), (_text(record, data, "label_column", place),))
+    [second] = others
+    if kind == "classification":
+        label = record[second]
+        if isinstance(label, int) and not isinstance(label, bool):
+            record = {**record, second: str(label)}
+        return Row(file, line, (text,), (_text(record, second, place),))
+    return Row(file, line, (text, _text(record, second, place)), ())
+
+
+def find_columns(
+    names: Collection[str], kind: str, data: DataConfig, place: str
+) -> tuple[str, ...]:
+    """Finds the columns of a task among the columns of a file, in the order of the settings that name them.
+
+    A setting with its default value also finds the other usual names of the column.
+
+    Raises:
+        InvalidInputError: There is no such column. The message names those found, and the most likely one.
+    """
+    found: list[str] = []
+    missing: list[str] = []
+    for setting, others in _COLUMNS[kind].items():
+        wanted: str = getattr(data, setting)
+        is_default = wanted == DataConfig.model_fields[setting].default
+        candidates = [wanted, *others] if is_default else [wanted]
+        column = next((name for name in candidates if name in names), None)
+        if column is None:
+            missing.append(setting)
+        else:
+            found.append(column)
+    if missing:
+        raise _missing_column(names, found, missing[0], data, place)
+    return tuple(found)
+
+
+def _missing_column(
+    names: Collection[str], found: Sequence[str], setting: str, data: DataConfig, place: str
+) -> InvalidInputError:
+    wanted: str = getattr(data, setting)
+    left = [name for name in names if name not in found]
+    near = difflib.get_close_matches(wanted, left, n=1) or (left if len(left) == 1 else [])
+    hint = f"={near[0]} (did you mean {near[0]!r}?)" if near else " to the name of one"
+    return InvalidInputError(
+        f"{place}: has no column {wanted!r} (columns found: {', '.join(map(repr, names)) or 'none'}): set data.{setting}{hint}"
+    )
 
 
 def _chat(messages: Any, data: DataConfig, file: str, line: int) -> ChatRow:
@@ -174,27 +219,8 @@ def check_text(text: str, what: str, place: str, *, may_be_blank: bool = False) 
     return text
 
 
-def _column(record: Mapping[str, Any], data: DataConfig, setting: str, place: str) -> Any:
-    """Returns the value of the column that a setting names."""
-    name = getattr(data, setting)
-    if name not in record:
-        found = ", ".join(map(repr, record)) or "none"
-        raise InvalidInputError(
-            f"{place}: has no column {name!r} (columns found: {found}): set data.{setting}"
-        )
-    return record[name]
-
-
-def _text(
-    record: Mapping[str, Any],
-    data: DataConfig,
-    setting: str,
-    place: str,
-    *,
-    may_be_blank: bool = False,
-) -> str:
-    value = _column(record, data, setting, place)
-    what = f"column {getattr(data, setting)!r}"
+def _text(record: Mapping[str, Any], column: str, place: str, *, may_be_blank: bool = False) -> str:
+    value, what = record[column], f"column {column!r}"
     if not isinstance(value, str):
         raise InvalidInputError(
             f"{place}: {what} is {value!r:.80}, of type {type(value).__name__}: it must be a string"
@@ -202,11 +228,8 @@ def _text(
     return check_text(value, what, place, may_be_blank=may_be_blank)
 
 
-def _texts(
-    record: Mapping[str, Any], data: DataConfig, setting: str, place: str
-) -> tuple[str, ...]:
-    values = _column(record, data, setting, place)
-    what = f"column {getattr(data, setting)!r}"
+def _texts(record: Mapping[str, Any], column: str, place: str) -> tuple[str, ...]:
+    values, what = record[column], f"column {column!r}"
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise InvalidInputError(
             f"{place}: {what} is {values!r:.80}, of type {type(values).__name__}: for ner it must "

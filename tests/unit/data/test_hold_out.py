@@ -1,0 +1,92 @@
+"""The choice of held-out rows is stable, takes about the same share of each label, and never a label's only row."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.data.hold_out import HELD_OUT_SHARE, HoldOut
+from collapipe.data.rows import Row, TaggedRow
+
+NUM_LABELS = 20
+
+
+def row(number: int, label: str | None = None) -> Row:
+    return Row("a", number, (f"text {number}",), (label or f"label {number % NUM_LABELS}",))
+
+
+def held_out(rows: list[Row], kind: str = "classification") -> set[str]:
+    return {each.key for each in HoldOut(kind).divide(rows)[1]}
+
+
+ROWS = [row(number) for number in range(6000)]
+
+
+def test_each_label_loses_about_the_same_share() -> None:
+    train, chosen = HoldOut("classification").divide(ROWS)
+    assert sorted([*train, *chosen], key=lambda each: each.line) == ROWS
+    shares = Counter(each.labels[0] for each in chosen)
+    assert len(shares) == NUM_LABELS
+    # Each label has 300 rows, so the standard deviation of its share is 2 %.
+    assert all(abs(count / 300 - HELD_OUT_SHARE) < 0.08 for count in shares.values())
+
+
+def test_order_changes_only_the_first_rows_of_labels() -> None:
+    shuffled = random.Random(0).sample(ROWS, len(ROWS))
+    first = {each.labels[0]: each.key for each in reversed(ROWS)}.values()
+    first_shuffled = {each.labels[0]: each.key for each in reversed(shuffled)}.values()
+    assert held_out(ROWS) ^ held_out(shuffled) <= {*first, *first_shuffled}
+
+
+@pytest.mark.parametrize("kind", ["translation", "causal_lm", "instruction"])
+def test_without_labels_only_the_text_counts(kind: str) -> None:
+    shuffled = random.Random(0).sample(ROWS, len(ROWS))
+    assert held_out(ROWS, kind) == held_out(shuffled, kind)
+
+
+def test_no_label_loses_its_only_row() -> None:
+    rare = [row(number, f"rare {number}") for number in range(300)]
+    assert held_out(rare) == set()
+    assert len(held_out(rare, "translation")) > 20  # The hash alone would choose these.
+
+
+def test_no_entity_type_loses_its_only_sentence() -> None:
+    def sentence(number: int, tag: str) -> Row:
+        words = ("word", str(number))
+        return TaggedRow("a", number, (" ".join(words),), ("O", tag), words)
+
+    rare = [sentence(number, f"B-{number}") for number in range(300)]
+    plain = [sentence(number, "O") for number in range(300, 600)]
+    chosen = held_out([*rare, *plain], "ner")
+    assert not chosen & {each.key for each in rare}
+    assert len(chosen) > 20  # A sentence without entities has no label to lose.
+
+
+def test_rows_with_the_text_of_a_first_row_train_too() -> None:
+    [only] = [each for each in ROWS[:100] if each.key in held_out(ROWS, "translation")][:1]
+    again = [only, row(99_999, only.labels[0]), only]
+    train, chosen = HoldOut("classification").divide(again)
+    assert train.count(only) == 2
+    assert not chosen or chosen == [again[1]]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=60),
+    st.integers(0, 60),
+    st.booleans(),
+)
+def test_appended_rows_change_no_side(
+    drawn: list[tuple[int, int]], num_before: int, failed_first: bool
+) -> None:
+    rows = [row(number, f"label {label}") for number, label in drawn]
+    whole = HoldOut("classification").divide(rows)
+    growing = HoldOut("classification")
+    before = growing.divide(rows[:num_before])
+    growing.accept()
+    if failed_first:  # What was read and not accepted is read again.
+        growing.divide([row(7, "label 9"), *rows[num_before:]])
+    after = growing.divide(rows[num_before:])
+    assert (before[0] + after[0], before[1] + after[1]) == whole
+    assert {each.labels[0] for each in whole[1]} <= {each.labels[0] for each in whole[0]}

@@ -1,0 +1,55 @@
+"""What the scheduler says about the data of a job."""
+
+from typing import Any
+
+from collapipe.job import JobConfig
+from collapipe.scheduler.job_preparation import describe_data
+from collapipe.v1.control_unit_pb2 import HeldOutLabel, PrepareDataResponse
+
+from .jobs import job as make_job
+
+
+def job(kind: str = "classification", **data: Any) -> JobConfig:
+    made = make_job()
+    return made.model_copy(
+        update={
+            "task": made.task.model_copy(update={"kind": kind}),
+            "data": made.data.model_copy(update=data),
+        }
+    )
+
+
+def answer(num_rows: int, num_held_out: int, **places: str) -> PrepareDataResponse:
+    listed = [HeldOutLabel(label=label, place=place) for label, place in places.items()]
+    return PrepareDataResponse(
+        num_rows=num_rows, num_held_out_rows=num_held_out, held_out_labels=listed
+    )
+
+
+def test_rows_that_are_held_out_are_told_with_numbers() -> None:
+    loaded = [answer(50, 8, warm="a:1"), answer(49, 7, cold="a:2")]
+    [note] = describe_data(job(), loaded, ["cold", "mild", "warm"])
+    assert "15 of 114 rows are held out" in note
+    assert note.endswith("none of them has 1 of the 3 labels: mild")
+    [note] = describe_data(job(), loaded, ["cold", "warm"])
+    assert note.endswith("(the hash of a text chooses about 15%)")
+
+
+def test_entity_types_count_as_the_labels_of_tags() -> None:
+    labels = ["O", "B-person", "I-person", "B-place", "I-place"]
+    [note] = describe_data(job("ner"), [answer(9, 1, **{"B-place": "a:1", "O": "a:1"})], labels)
+    assert note.endswith("none of them has 1 of the 2 labels: person")
+
+
+def test_labels_that_only_held_out_rows_have_are_named_with_their_place() -> None:
+    named = job(held_out="b.jsonl")
+    loaded = [answer(50, 2, warm="b:1", wet="b:4"), answer(50, 2, wet="b:9")]
+    [note] = describe_data(named, loaded, ["cold", "warm"])
+    assert note.startswith("warning: no training row has the label wet (b:4). Held-out rows")
+    assert describe_data(named, loaded, ["warm", "wet"]) == []
+
+
+def test_notes_stay_short() -> None:
+    places = {f"label {number}": f"b:{number}" for number in range(500)}
+    [note] = describe_data(job(held_out="b.jsonl"), [answer(9, 500, **places)], [])
+    assert "label 104 (b:104), ..." in note and len(note) < 400
