@@ -316,12 +316,13 @@ def test_only_the_user_can_read_the_keys_of_a_testbed(
     behaviours: dict[str, str], tmp_path: Path
 ) -> None:
     with LocalTestbed([1], tmp_path / "w"):
-        keys = list((tmp_path / "w").rglob("*key.pem"))
+        keys = [*(tmp_path / "w").rglob("*key.pem"), *(tmp_path / "w").rglob("issuing.pem")]
         assert {key.parent.name for key in keys} == {
             *_NAMES[:4],
             "local",
             "prometheus",
             "certificates",
+            "root",
         }
         assert {key.stat().st_mode & 0o777 for key in keys} == {0o600}
 
