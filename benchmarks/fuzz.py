@@ -4,9 +4,15 @@
 
 The services speak mutual TLS. Each method is called with the certificate of each role that may call it. These certificates belong to
 holders that run no part of the job, so the job must go on. Prints tables in Markdown. A third of the calls that need a
-grant of the scheduler have one, for a job that was made up for them. The exit status is 1 if a call ended with a wrong
-status or not in time, a pair of a method and a role got no message, a reader raised an unexpected error, a server stopped, grew by
-more than 300 MB or kept a call open, or the job stopped.
+grant of the scheduler have one, for a job that was made up for them.
+
+The exit status is 1 in each of these cases:
+
+- A call ended with a wrong status, or not in time.
+- A pair of a method and a role got no message.
+- A reader raised an unexpected error.
+- A server stopped, grew by more than 300 MB, or kept a call open.
+- The job stopped.
 """
 
 import argparse

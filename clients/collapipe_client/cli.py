@@ -219,17 +219,24 @@ def export(
 
 def _check_empty(directory: Path, overwrite: bool) -> None:
     """Refuses a folder whose files a model would replace or join; raises `InvalidInputError`."""
-    if not overwrite and directory.is_dir() and any(directory.iterdir()):
+    if not overwrite and _is_taken(directory):
         raise InvalidInputError(
             f"{directory} is not empty: give another folder, or --overwrite to replace the model in it"
         )
 
 
 def _free_folder(name: str, job_id: str, overwrite: bool) -> Path:
-    """Returns the default folder of a model: the one of the job's name, or of its id if another model has that."""
+    """Returns the default folder of a model: the one of the job's name, or of its id if something else is there."""
     models = Path("collapipe-models")
-    named = models / name
-    return models / job_id if not overwrite and named.exists() and any(named.iterdir()) else named
+    return models / (name if overwrite or not _is_taken(models / name) else job_id)
+
+
+def _is_taken(path: Path) -> bool:
+    """Returns whether there is a file, or a folder that is not empty or cannot be read."""
+    try:
+        return path.exists() and (not path.is_dir() or any(path.iterdir()))
+    except OSError:
+        return True
 
 
 def _load(

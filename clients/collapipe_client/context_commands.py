@@ -1,6 +1,5 @@
 """`collapipe context`: names deployments, so that commands need no addresses and certificates."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -8,7 +7,7 @@ from rich.console import Console
 
 from collapipe.errors import InvalidInputError
 from collapipe_client.cli_options import AsJson, takes_option_groups
-from collapipe_client.contexts import Context, read_contexts, write_contexts
+from collapipe_client.contexts import Context, contexts_document, read_contexts, write_contexts
 from collapipe_client.endpoint import EndpointOptions, find_endpoint
 from collapipe_client.reporting import exit_codes, plain_table, print_json, say
 
@@ -29,9 +28,8 @@ def add(name: Name, endpoint_options: EndpointOptions, as_json: AsJson = False) 
                 "--scheduler is not given: name the scheduler of the deployment, for example "
                 f"collapipe context add {name or 'lab'} --scheduler HOST:7100 --tls-ca FILE --tls-cert FILE --tls-key FILE"
             )
-        find_endpoint(
-            endpoint_options
-        )  # Refuses an address or a certificate that no call could use.
+        # It refuses an address or a certificate that no call could use.
+        find_endpoint(endpoint_options)
         contexts = read_contexts()
         contexts.by_name[name] = Context(
             endpoint_options.scheduler,
@@ -94,14 +92,8 @@ def list_contexts(as_json: AsJson = False) -> None:
     with exit_codes(as_json):
         contexts = read_contexts()
         if as_json:
-            by_name = {
-                name: {
-                    key: value if value is None or isinstance(value, bool) else str(value)
-                    for key, value in asdict(context).items()
-                }
-                for name, context in contexts.by_name.items()
-            }
-            print_json({"used": contexts.used, "contexts": by_name})
+            document = contexts_document(contexts)
+            print_json({"used": document["used"], "contexts": document["by_name"]})
             return
         table = plain_table("", "context", "scheduler", "certificate")
         for name, context in sorted(contexts.by_name.items()):

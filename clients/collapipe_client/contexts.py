@@ -5,6 +5,7 @@ They are in `collapipe/contexts.json` in the user's folder of configurations, wi
 
 import os
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -65,11 +66,17 @@ def read_contexts() -> Contexts:
         ) from error
 
 
+def contexts_document(contexts: Contexts) -> dict[str, Any]:
+    """Returns the contexts as a JSON object."""
+    document: dict[str, Any] = _CONTEXTS.dump_python(contexts, mode="json")
+    return document
+
+
 def write_contexts(contexts: Contexts) -> None:
     """Replaces the contexts of this user; raises `WrongStateError` if their folder cannot be written."""
     file = contexts_file()
     try:
-        write_document(file, _CONTEXTS.dump_python(contexts, mode="json"))
+        write_document(file, contexts_document(contexts))
     except OSError as error:
         raise WrongStateError(
             f"{file} cannot be written ({error.strerror}): make its folder writable, or set XDG_CONFIG_HOME to another one"

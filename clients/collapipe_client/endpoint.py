@@ -124,6 +124,10 @@ def find_endpoint(options: EndpointOptions) -> Endpoint | None:
 def _named(name: str) -> Context | None:
     """Returns a context, by default the one in use; `None` if none is in use."""
     contexts = read_contexts()
+    if not name and contexts.used:
+        complain(
+            f"using the context {contexts.used}; `collapipe context use` goes back to the local testbed"
+        )
     name = name or contexts.used
     return contexts.find(name) if name else None
 

@@ -1,6 +1,5 @@
 """Loads jobs from TOML files and presets, and applies the changes of `--set`."""
 
-import difflib
 import inspect
 import sys
 import typing
@@ -12,7 +11,8 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import JobConfig, suggest_key
+from collapipe.job import JobConfig
+from collapipe.mistakes import did_you_mean, suggest_key
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -69,8 +69,7 @@ def load_preset(name: str, settings: Sequence[str] = ()) -> JobConfig:
         InvalidInputError: There is no such preset, or a setting is wrong.
     """
     if name not in preset_names():
-        near = difflib.get_close_matches(name, preset_names(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, preset_names())
         raise InvalidInputError(
             f"unknown preset {name!r}: {hint}Presets: {', '.join(preset_names())}"
         )

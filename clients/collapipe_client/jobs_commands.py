@@ -1,7 +1,8 @@
 """`collapipe jobs`: lists, cancels and deletes jobs."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -44,16 +45,25 @@ JobArguments = Annotated[
     ),
 ]
 
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+@contextmanager
+def _past_jobs(options: EndpointOptions, as_json: bool) -> Iterator[CollaPipeClient]:
+    """Opens a client of the jobs so far, and turns errors into exit codes."""
+    with (
+        exit_codes(as_json),
+        termination_as_interrupt(),
+        client_for_past_jobs(options, as_json) as client,
+    ):
+        yield client
+
 
 @jobs_app.command("list")
 @takes_option_groups
 def list_jobs(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
     """List the jobs, oldest first. Their age counts from when they were submitted. The edge server's disk holds their models."""
-    with (
-        exit_codes(as_json),
-        termination_as_interrupt(),
-        client_for_past_jobs(endpoint_options, as_json) as client,
-    ):
+    with _past_jobs(endpoint_options, as_json) as client:
         jobs = client.jobs()
         if as_json:
             print_json({"jobs": [to_document(job) for job in jobs]})
@@ -70,11 +80,7 @@ def list_jobs(endpoint_options: EndpointOptions, as_json: AsJson = False) -> Non
 @takes_option_groups
 def show(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
     """Show what is known of a job: its state, its last evaluation, its disk and its owner."""
-    with (
-        exit_codes(as_json),
-        termination_as_interrupt(),
-        client_for_past_jobs(endpoint_options, as_json) as client,
-    ):
+    with _past_jobs(endpoint_options, as_json) as client:
         status = client.find_job(job)
         if as_json:
             print_json(to_document(status))
@@ -127,19 +133,14 @@ def cancel(jobs: JobArguments, endpoint_options: EndpointOptions, as_json: AsJso
 @takes_option_groups
 def delete(
     jobs: JobArguments,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     *,
     endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
     """Delete jobs that have ended, with their models, on all hosts. A host that is away does so when it is back."""
-    with (
-        exit_codes(as_json),
-        termination_as_interrupt(),
-        client_for_past_jobs(endpoint_options, as_json) as client,
-    ):
-        found = _find_jobs(client, jobs)
-        _delete(client, found, yes=yes, as_json=as_json)
+    with _past_jobs(endpoint_options, as_json) as client:
+        _delete(client, _find_jobs(client, jobs), yes=yes, as_json=as_json)
 
 
 @jobs_app.command("prune")
@@ -148,17 +149,13 @@ def prune(
     keep: Annotated[
         int, typer.Option(min=0, help="How many of the jobs that have ended stay, the newest ones.")
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     *,
     endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
     """Delete the oldest of your jobs that have ended, with their models, on all hosts."""
-    with (
-        exit_codes(as_json),
-        termination_as_interrupt(),
-        client_for_past_jobs(endpoint_options, as_json) as client,
-    ):
+    with _past_jobs(endpoint_options, as_json) as client:
         owners = ("", client.owner)
         ended = [job for job in client.jobs() if job.state in _ENDED and job.owner in owners]
         _delete(client, ended[: max(0, len(ended) - keep)], yes=yes, as_json=as_json)

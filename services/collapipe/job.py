@@ -3,17 +3,15 @@
 Users write a job in TOML. Messages carry it as canonical JSON. Unknown keys are refused.
 """
 
-import difflib
 import math
-import re
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from collapipe.codec_table import CodecName, UploadCodecName
 from collapipe.errors import InvalidInputError
+from collapipe.mistakes import explain_mistakes
 
 
 class Section(BaseModel):
@@ -583,60 +581,3 @@ def recompute_options(setting: bool | Literal["auto"]) -> tuple[bool, ...]:
 def divisors(mini_batch: int) -> list[int]:
     """Returns the numbers of micro-batches that cut a mini-batch into equal parts, ascending."""
     return [m for m in range(1, mini_batch + 1) if mini_batch % m == 0]
-
-
-def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel]) -> str:
-    """Describes each mistake in one line. For an unknown key, the line suggests the most similar key.
-
-    Args:
-        origin: Name of the document.
-    """
-    lines = []
-    for mistake in error.errors():
-        where = ".".join(str(part) for part in mistake["loc"])
-        if mistake["type"] == "extra_forbidden":
-            known = _known_keys(schema, mistake["loc"][:-1])
-            hint = suggest_key(str(mistake["loc"][-1]), sorted(known))
-            lines.append(f"{origin}: unknown key {where!r}; {hint}")
-        elif mistake["type"] == "missing":
-            lines.append(f"{origin}: {where!r} is missing")
-        elif mistake["type"] == "value_error":
-            lines.append(f"{origin}: {mistake['msg'].removeprefix('Value error, ')}")
-        else:
-            near = ""
-            if mistake["type"] == "literal_error":
-                choices = re.findall(r"'([^']*)'", mistake["ctx"]["expected"])
-                near = _did_you_mean(str(mistake["input"]), choices)
-            lines.append(f"{origin}: {where} = {mistake['input']!r}: {near}{mistake['msg']}")
-    return "\n".join(lines)
-
-
-def suggest_key(key: str, known: Sequence[str]) -> str:
-    """Suggests the known key that is most similar to an unknown one, or lists all."""
-    same_end = [each for each in known if each.rpartition(".")[2] == key]
-    near = _did_you_mean(key, known, *same_end[:1])
-    return near.strip() or f"known keys: {', '.join(known)}"
-
-
-def _did_you_mean(text: str, known: Sequence[str], *first: str) -> str:
-    """Returns "did you mean 'x'? " with `first`, or with the known text that is most similar; else ""."""
-    near = [*first, *difflib.get_close_matches(text, known, n=1)]
-    return f"did you mean {near[0]!r}? " if near else ""
-
-
-def _known_keys(schema: type[BaseModel], location: Iterable[int | str]) -> set[str]:
-    """Returns the keys of the section at a location. List indices and names of union members are skipped."""
-    sections = [schema]
-    for part in location:
-        fields = [
-            section.model_fields[str(part)] for section in sections if part in section.model_fields
-        ]
-        if fields:
-            sections = [section for field in fields for section in _sections_in(field.annotation)]
-    return {key for section in sections for key in section.model_fields}
-
-
-def _sections_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [section for part in get_args(annotation) for section in _sections_in(part)]

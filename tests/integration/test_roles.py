@@ -164,14 +164,7 @@ def test_control_unit_of_another_cluster_can_neither_run_a_stage_nor_disturb_a_j
     grant = Grant(attempt=attempt, plan=Plan(stages=stages))
     for signed in (SignedGrant(grant=grant.SerializeToString()), sign_grant(stranger, grant)):
         configure = ConfigureStage(attempt=attempt, plan=grant.plan, stage_index=1, grant=signed)
-        with open_channel(deployment.addresses["device-0-0"], stranger) as channel:
-            call = stage_pb2_grpc.StageServiceStub(channel).RunStage(
-                iter([RunStageRequest(configure=configure)]), timeout=20
-            )
-            with pytest.raises(grpc.RpcError) as raised:
-                next(call)
-        assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
-        assert "grant" in str(raised.value.details())
+        assert "grant" in refusal_of_session(deployment, stranger, configure)
     job = make_job(tmp_path, devices_per_cluster=2, training={"rounds": 1, "local_steps": 1})
     with deployment.client() as client:
         job_id = client.submit(job)
@@ -193,7 +186,13 @@ def refusal_of_grant(deployment: SecuredDeployment, number: int) -> str:
         stage_index=1,
         grant=sign_grant(deployment.security("scheduler"), grant),
     )
-    security = deployment.security("control-unit-0")
+    return refusal_of_session(deployment, deployment.security("control-unit-0"), configure)
+
+
+def refusal_of_session(
+    deployment: SecuredDeployment, security: Security, configure: ConfigureStage
+) -> str:
+    """Returns why device-0-0 refuses a session."""
     with open_channel(deployment.addresses["device-0-0"], security) as channel:
         call = stage_pb2_grpc.StageServiceStub(channel).RunStage(
             iter([RunStageRequest(configure=configure)]), timeout=20

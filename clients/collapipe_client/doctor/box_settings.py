@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import explain_mistakes
+from collapipe.mistakes import explain_mistakes
 from collapipe.service_process import ServiceSettings
 from collapipe_client.job_files import read_toml
 

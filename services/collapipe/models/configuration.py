@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import LABELLING_TASKS, ModelConfig, TaskConfig, suggest_key
+from collapipe.job import LABELLING_TASKS, ModelConfig, TaskConfig
+from collapipe.mistakes import suggest_key
 from collapipe.models.adapter import ModelAdapter
 from collapipe.models.families import adapter_class_for
 from collapipe.models.pretrained import pretrained_directory

@@ -8,7 +8,8 @@ from typing_extensions import Self
 from collapipe.codec_table import CodecName, UploadCodecName
 from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.errors import InvalidInputError
-from collapipe.job import DecisionParameters, Section, divisors, explain_mistakes
+from collapipe.job import DecisionParameters, Section, divisors
+from collapipe.mistakes import explain_mistakes
 from collapipe.simulation.transformer_costs import TransformerName
 
 StrategyName = Literal[

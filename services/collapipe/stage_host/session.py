@@ -17,7 +17,8 @@ from collapipe.errors import (
     PeerLostError,
     WrongStateError,
 )
-from collapipe.job import TrainingConfig, explain_mistakes
+from collapipe.job import TrainingConfig
+from collapipe.mistakes import explain_mistakes
 from collapipe.models import IGNORED, GenerationSettings, ModelAdapter
 from collapipe.neighbour_streams.frame_limits import frame_limits, of_kinds
 from collapipe.neighbour_streams.incoming_link import IncomingLink

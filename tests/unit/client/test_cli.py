@@ -70,6 +70,17 @@ def test_model_of_another_job_is_not_overwritten(fake: FakeServices, tmp_path: P
     assert mine.read_text() == "{}"
 
 
+def test_model_goes_to_another_folder_if_a_file_has_the_name_of_the_job(
+    fake: FakeServices, tmp_path: Path
+) -> None:
+    fake.succeed_with(name="demo", files={"config.json": b"{}"})
+    (tmp_path / "collapipe-models").mkdir()
+    (tmp_path / "collapipe-models" / "demo").write_text("mine")
+    result = _RUNNER.invoke(app, ["train", "--preset", "demo", *_remote(fake)])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "collapipe-models" / "job-1" / "config.json").exists()
+
+
 def test_train_as_json_prints_one_document_a_line(fake: FakeServices) -> None:
     fake.succeed_with(name="demo", files={"config.json": b"{}"})
     result = _RUNNER.invoke(app, ["train", "--preset", "demo", "--json", *_remote(fake)])

@@ -29,7 +29,9 @@ def test_commands_use_the_context_that_is_named_or_in_use(fake: FakeServices) ->
     assert "nothing is up here" in _run("status")
     assert json.loads(_run("status", "--json", "--context", "lab"))["scheduler"] == fake.address
     _run("context", "use", "lab")
-    assert json.loads(_run("status", "--json"))["scheduler"] == fake.address
+    result = _RUNNER.invoke(app, ["status", "--json"])
+    assert json.loads(result.stdout)["scheduler"] == fake.address
+    assert "using the context lab" in result.stderr
     assert json.loads(_run("context", "list", "--json"))["used"] == "lab"
     _run("context", "use")
     assert "nothing is up here" in _run("status")
