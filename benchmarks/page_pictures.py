@@ -3,8 +3,8 @@
     python -m benchmarks.page_pictures            # all of them, into docs/pictures
     python -m benchmarks.page_pictures many       # the one with 1,000 imitated devices only
 
-It needs Chromium (Debian's package `chromium`). A testbed of six devices trains the preset `demo` over links of 30 Mbit/s,
-and later loses a device. The picture with many devices shows a scheduler with the imitated hosts of
+It needs Chromium (Debian's package `chromium`). A testbed of six devices trains a small model on the data of the preset
+`demo` over links of 30 Mbit/s, and later loses a device. The picture with many devices shows a scheduler with the imitated hosts of
 benchmarks/load.py, of which some are silent. Prints what the page costs a scheduler without hosts: the time from its start
 until the page answers, and its memory with and without the page.
 """
@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -36,6 +37,8 @@ from collapipe_client import LocalTestbed, load_preset
 
 _PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 _LIMIT_MS = 1_200_000.0
+_TRAFFIC = ".flow.forward:not(.speed-0)"
+"""A link with traffic."""
 _NUM_SILENT = 9
 """Imitated hosts that send no heartbeats."""
 
@@ -71,9 +74,10 @@ def few(browser: Browser, workspace: Path) -> None:
         page.locator(".host").nth(7).wait_for()
         take(page, "page-rest")
         with testbed.client() as client:
-            job_id = client.submit(load_preset("demo", ["training.rounds=8"]))
-        page.get_by_text("round 3 of 8").wait_for()
-        page.locator(".flow.forward.speed-3").first.wait_for()
+            job_id = client.submit(_small_demo())
+        page.get_by_text(re.compile("round [4-9] of 30")).wait_for()
+        page.get_by_text(re.compile("step [3-9] of 10")).first.wait_for()
+        page.locator(_TRAFFIC).first.wait_for(state="attached")
         take(page, "page-work")
         dark = browser.new_context(
             viewport=PHONE,
@@ -83,7 +87,7 @@ def few(browser: Browser, workspace: Path) -> None:
         )
         dark.set_default_timeout(_LIMIT_MS)
         phone = open_page(dark, page.url.split("#")[0])
-        phone.locator(".flow.forward.speed-3").first.wait_for()
+        phone.locator(_TRAFFIC).first.wait_for(state="attached")
         take(phone, "page-phone", full_page=False)
         dark.close()
         page.get_by_role("tab", name="Rounds").click()
@@ -119,11 +123,23 @@ def many(browser: Browser, folder: Path) -> None:
         context.set_default_timeout(_LIMIT_MS)
         page = open_page(context, _link(state))
         page.locator(".tile .steps").nth(99).wait_for()
-        page.locator(".tile.lost").first.wait_for()
-        page.locator(".tile.lost").first.click()
-        page.locator(".host.lost").wait_for()
-        take(page, "page-many", full_page=False)
+        page.locator(".tile.lost").nth(_NUM_SILENT - 1).wait_for()
+        take(page, "page-many")
         print(json.dumps({"scheduler_with_1000_devices": process_size(scheduler["pid"])}))
+
+
+def _small_demo() -> JobConfig:
+    """Returns the demo with a model that a slow machine trains, too."""
+    content = load_preset("demo").model_dump()
+    config = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 256}
+    content["model"] |= {
+        "pretrained": None,
+        "vocabulary_size": 4000,
+        "config": {**config, "num_hidden_layers": 6},
+    }
+    content["training"] |= {"rounds": 30, "mini_batch": 16, "learning_rate": 2e-3}
+    content["schedule"] |= {"num_micro_batches": 4}
+    return JobConfig.model_validate(content)
 
 
 async def imitate(address: str, port: int, job: JobConfig) -> None:

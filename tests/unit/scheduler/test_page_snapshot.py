@@ -21,7 +21,7 @@ from collapipe.scheduler.host_registry import (
 )
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
 from collapipe.scheduler.telemetry_window import Telemetry
-from collapipe.scheduler.web import snapshot
+from collapipe.scheduler.web import job_values, snapshot
 from collapipe.scheduler.web.rates import RateReader
 from collapipe.scheduler.web.snapshot import MOST_CLUSTERS, MOST_DETAILED, Focus, Snapshots
 from collapipe.telemetry.sources import Series
@@ -183,7 +183,7 @@ def test_lost_hosts_of_a_large_cluster_come_before_those_that_are_left_out(world
 def test_time_of_the_end_has_the_spread_of_the_last_rounds(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot.time, "time", lambda: 5000.0)
+    monkeypatch.setattr(job_values.time, "time", lambda: 5000.0)
     document = world.submit(rounds=10)
     for number, seconds in enumerate((20.0, 10.0, 40.0), 1):
         world.publish(document, round_started=RoundStarted(round_index=number - 1))
@@ -202,7 +202,7 @@ def test_before_the_first_commit_the_end_is_that_of_the_plan(world: World) -> No
     document = world.submit(rounds=2)
     begin_round(world, document, hosts())
     [status] = world.sections()["jobs"]
-    assert status["ends_basis"] == "the plan" and math.isfinite(status["ends"]["middle"])
+    assert status["ends_by"] == "the plan" and math.isfinite(status["ends"]["middle"])
 
 
 def test_queue_positions_and_the_job_that_is_shown_first(world: World) -> None:
@@ -223,14 +223,15 @@ def test_queue_positions_and_the_job_that_is_shown_first(world: World) -> None:
 
 
 def test_values_that_json_lacks_and_long_words_of_hosts_do_no_harm(world: World) -> None:
+    world.registry.register(Host(host_id="control-unit-0", role=CONTROL_UNIT))
     document = world.submit()
     progress = RoundProgress(loss=math.nan, samples_per_second=math.inf, waiting_for="w" * 5000)
     world.publish(document, progress=progress)
     world.publish(
         document, incident=Incident(code=scheduler_pb2.INCIDENT_CODE_HOST_LOST, message="m" * 5000)
     )
-    shown = world.sections()["job"]
-    [cluster] = shown["progress"]
+    sections = world.sections()
+    [cluster], shown = sections["clusters"], sections["job"]
     assert cluster["loss"] is None and cluster["samples_per_second"] is None
     assert len(cluster["waiting_for"]) == len(shown["events"][0]["text"]) == 400
     assert shown["events"][0]["kind"] == "HOST_LOST"

@@ -17,11 +17,14 @@ async function ask(path, options) {
 }
 
 export const get = (path) => ask(path);
-export const post = (path, content = {}) => ask(path, { method: "POST", headers: { "X-CollaPipe": "1", "Content-Type": "application/json" }, body: JSON.stringify(content) });
+export const post = (path, content = {}) =>
+  ask(path, { method: "POST", headers: { "X-CollaPipe": "1", "Content-Type": "application/json" }, body: JSON.stringify(content) });
 
 // Follows the changes of what the scheduler knows, until the result is called. Connects again after an interruption.
 export function follow(query, onChange, onConnection) {
-  let source = null, timer = 0, isOver = false;
+  let source = null,
+    timer = 0,
+    isOver = false;
   const open = async () => {
     try {
       onChange(await get(`/api/state?${query}`));
@@ -40,7 +43,9 @@ export function follow(query, onChange, onConnection) {
       later();
     };
   };
-  const later = () => { if (!isOver) timer = setTimeout(open, 2000); };
+  const later = () => {
+    if (!isOver) timer = setTimeout(open, 2000);
+  };
   open();
   return () => {
     isOver = true;

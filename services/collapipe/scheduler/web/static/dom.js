@@ -19,8 +19,11 @@ function fill(element, attributes, children) {
   return element;
 }
 
-const nodes = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false && child !== "")
-  .map((child) => child instanceof Node ? child : document.createTextNode(child));
+const nodes = (children) =>
+  children
+    .flat(Infinity)
+    .filter((child) => child !== null && child !== undefined && child !== false && child !== "")
+    .map((child) => (child instanceof Node ? child : document.createTextNode(child)));
 
 // Shows children in an element. What is alike stays; the attribute `data-own` marks an element whose content stays as it is.
 export function show(parent, ...children) {
@@ -43,7 +46,7 @@ function morphChildren(parent, wanted) {
   }
 }
 
-const isAlike = (one, other) => one.nodeName === other.nodeName && (one.dataset?.key === other.dataset?.key);
+const isAlike = (one, other) => one.nodeName === other.nodeName && one.dataset?.key === other.dataset?.key;
 
 function morph(old, node) {
   if (old.nodeType === Node.TEXT_NODE) {

@@ -23,6 +23,7 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.round(hours / 24)} days`;
 }
 
-export const ago = (unixSeconds, now) => `${duration(Math.max(0, now - unixSeconds))} ago`;
+export const ago = (unixSeconds, now) => `${duration(Math.max(0, Math.round(now - unixSeconds)))} ago`;
 export const clock = (unixSeconds) => new Date(1000 * unixSeconds).toLocaleTimeString("en-GB");
-export const day = (unixSeconds) => new Date(1000 * unixSeconds).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+export const day = (unixSeconds) =>
+  new Date(1000 * unixSeconds).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
