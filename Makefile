@@ -30,6 +30,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy_g
 # stored. Otherwise, each of ten processes that start together would compile them; with PYTHONDONTWRITEBYTECODE,
 # they would do so at every start. pip could compile, too, but would compile five times as much.
 WARM_UP := import transformers.models.bert.modeling_bert, collapipe_client.cli, collapipe.scheduler.app, \
+	collapipe.scheduler.web.routes, uvicorn, \
 	collapipe.edge_server.app, collapipe.control_unit.app, collapipe.device_agent.app, \
 	collapipe.allocation.search.labels; collapipe.allocation.search.labels.compile_search()
 

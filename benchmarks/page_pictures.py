@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from PIL import Image
 from playwright.sync_api import Browser, Page
 
 from benchmarks.browser import PHONE, SCREEN, open_browser, open_page
@@ -36,6 +37,7 @@ from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
 from collapipe_client import LocalTestbed, load_preset
 
 _PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+_COLOURS = 96
 _LIMIT_MS = 1_200_000.0
 _TRAFFIC = ".flow.forward:not(.speed-0)"
 """A link with traffic."""
@@ -58,9 +60,13 @@ def main() -> None:
 
 
 def take(page: Page, name: str, *, full_page: bool = True) -> None:
-    """Takes a picture of what is shown."""
-    page.screenshot(path=_PICTURES / f"{name}.png", full_page=full_page, animations="disabled")
-    print(f"{name}.png: {(_PICTURES / f'{name}.png').stat().st_size // 1000} kB", flush=True)
+    """Takes a picture of what is shown, with few colours, so that the file is small."""
+    path = _PICTURES / f"{name}.png"
+    page.screenshot(path=path, full_page=full_page, animations="disabled")
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
+    print(f"{path.name}: {path.stat().st_size // 1000} kB", flush=True)
 
 
 def few(browser: Browser, workspace: Path) -> None:
@@ -124,7 +130,7 @@ def many(browser: Browser, folder: Path) -> None:
         page = open_page(context, _link(state))
         page.locator(".tile .steps").nth(99).wait_for()
         page.locator(".tile.lost").nth(_NUM_SILENT - 1).wait_for()
-        take(page, "page-many")
+        take(page, "page-many", full_page=False)
         print(json.dumps({"scheduler_with_1000_devices": process_size(scheduler["pid"])}))
 
 

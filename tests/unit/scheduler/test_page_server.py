@@ -48,6 +48,9 @@ class Content:
     def rounds(self, job_id: str, after: int) -> dict[str, Any]:
         raise NotFoundError(f"there is no job {job_id!r}")
 
+    def round(self, job_id: str, index: int, clusters: Any) -> dict[str, Any]:
+        raise NotFoundError(f"there is no round {index + 1}")
+
     def trace(self, job_id: str, index: int, cluster: int) -> dict[str, Any]:
         assert self.held.wait(LIMIT_SECONDS)
         return {"index": index, "cluster": cluster}
@@ -216,6 +219,24 @@ def test_no_other_file_is_served(page: WebServer, cookie: str, path: str) -> Non
 def test_errors_are_sentences(page: WebServer, cookie: str) -> None:
     status, _, answer = ask(page, "GET", "/api/jobs/none/rounds", cookie=cookie)
     assert status == 404 and answer == {"error": "there is no job 'none'"}
+
+
+@pytest.mark.parametrize("sent", ["[" * 250, '{"key": "\\ud800"}', '{"key": 1}', "null", "", "{"])
+def test_odd_bodies_are_refused_like_wrong_keys(page: WebServer, sent: str) -> None:
+    connection = http.client.HTTPConnection(*address(page), timeout=LIMIT_SECONDS)
+    connection.request(
+        "POST", "/api/session", sent, {"Origin": page.url.strip("/"), "X-CollaPipe": "1"}
+    )
+    assert connection.getresponse().status == 403
+    connection.close()
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "x", "9" * 5000])
+def test_odd_numbers_of_rounds_are_those_of_no_round(
+    page: WebServer, cookie: str, number: str
+) -> None:
+    status, _, answer = ask(page, "GET", f"/api/jobs/one/rounds/{number}", cookie=cookie)
+    assert (status, answer["error"]) == (404, "there is no round 0")
 
 
 def test_large_requests_are_refused(page: WebServer, cookie: str) -> None:

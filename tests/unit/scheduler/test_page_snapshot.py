@@ -108,7 +108,8 @@ def test_few_hosts_are_told_in_the_order_of_the_pipeline(world: World) -> None:
         Series(receiver, "collapipe_stage_forward_seconds_sum", (), ((at - 4, 1.0), (at, 3.0))),
         Series(receiver, "collapipe_process_peak_resident_memory_bytes", (), ((at, 4e8),)),
     ]
-    detail = world.sections()["details"]["0"]
+    sections = world.sections()
+    detail = sections["details"]["0"]
     assert [host["id"] for host in detail["pipeline"]] == pipeline
     assert [host["units"] for host in detail["pipeline"]][:: len(pipeline) - 1] == [
         "embedding",
@@ -120,7 +121,8 @@ def test_few_hosts_are_told_in_the_order_of_the_pipeline(world: World) -> None:
     assert (detail["links"][0]["from"], detail["links"][0]["to"]) == tuple(pipeline[:2])
     assert detail["links"][0]["forward_bps"] == 1e6
     kind, number = detail["bottleneck"].split()
-    assert kind == "stage" and pipeline[int(number)] in detail["limiting"]
+    [held_back] = sections["job"]["held_back"]
+    assert kind == "stage" and pipeline[int(number)] in held_back["by"]
     unused = {host["id"] for host in detail["others"]}
     assert unused == of.by_id.keys() - set(pipeline) and len(detail["links"]) == len(pipeline) - 1
 

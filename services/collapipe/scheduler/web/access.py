@@ -70,7 +70,7 @@ class Links:
     def exchange(self, key: str) -> str | None:
         """Returns the value of a cookie for the key of the present link; `None` for any other key."""
         with self._lock:
-            if not hmac.compare_digest(key.encode(), self._key.encode()):
+            if not hmac.compare_digest(key.encode(errors="replace"), self._key.encode()):
                 return None
             self._make_link()
         expires = str(int(time.time()) + _SESSION_SECONDS)

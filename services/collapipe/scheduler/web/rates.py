@@ -20,6 +20,7 @@ _BUSY = (
 _BYTES = "collapipe_link_transfer_bytes_total"
 _MEMORY = "collapipe_process_peak_resident_memory_bytes"
 _LEAST_PAUSE_SECONDS = 2.0
+_FAILURE_PAUSE_SECONDS = 30.0
 
 
 @dataclass
@@ -55,16 +56,19 @@ class RateReader:
                 return self._rates
             now = self._telemetry.now()
             interval = max(self._telemetry.interval_seconds, source.pass_seconds)
+            pause = max(_LEAST_PAUSE_SECONDS, source.pass_seconds)
             try:
                 series = source.window(now - MIN_SCRAPES * interval, now)
-            except CollapipeError:  # The planner logs it.
-                series = ()
+            except (
+                CollapipeError
+            ):  # The planner logs it. Waiting for an answer would hold up the page each time.
+                series, pause = (), _FAILURE_PAUSE_SECONDS
             hosts = {
                 getattr(host, source.instance_field): host.host_id
                 for host in self._registry.alive()
             }
             self._rates = _rates(series, hosts)
-            self._due = time.monotonic() + max(_LEAST_PAUSE_SECONDS, source.pass_seconds)
+            self._due = time.monotonic() + pause
             return self._rates
 
 

@@ -34,7 +34,7 @@ _SIGN_OF_LIFE = 15
 """Pauses after which a stream without changes shows that it lives."""
 _THREADS = 2
 """Threads that read memory and disk for all visitors. Others wait."""
-_MOST_BODY_BYTES = 1024
+_MOST_BODY_BYTES = 256
 _BODY_SECONDS = 10.0
 _STATIC = Path(__file__).parent / "static"
 
@@ -71,8 +71,8 @@ def make_app(
             Route("/api/state", routes.state),
             Route("/api/stream", routes.stream),
             Route("/api/jobs/{job}/rounds", routes.rounds),
-            Route("/api/jobs/{job}/rounds/{number:int}", routes.round),
-            Route("/api/jobs/{job}/rounds/{number:int}/trace", routes.trace),
+            Route("/api/jobs/{job}/rounds/{number}", routes.round),
+            Route("/api/jobs/{job}/rounds/{number}/trace", routes.trace),
             Route("/api/jobs/{job}/cancel", routes.cancel, methods=["POST"]),
             Mount("/static", StaticFiles(directory=_STATIC)),
         ],
@@ -153,12 +153,12 @@ class _Routes:
         self._reader(request)
         if self._num_streams >= MOST_STREAMS:
             return _error(503, f"{MOST_STREAMS} pages are open already: close one of them")
+        self._num_streams += 1
         return _Stream(partial(self._follow, request))
 
     async def _follow(self, request: Request, send: Callable[[str], Any]) -> None:
         """Sends the sections of a snapshot that have changed, about once in a second."""
         focus, shown, silent = _focus(request), dict[str, Any](), 0
-        self._num_streams += 1
         try:
             while not self._closed.is_set() and not await request.is_disconnected():
                 visitor = self._reader(request)  # A key may be revoked meanwhile.
@@ -171,6 +171,8 @@ class _Routes:
                     await send(": alive\n\n")
                 shown = now
                 await asyncio.sleep(_PAUSE_SECONDS)
+        except NotPermittedError:
+            pass  # The answer has begun. The next request is told why.
         except asyncio.TimeoutError:
             logger.warning("the page drops a reader that is too slow: %s", request.client)
             request.state.transport.abort()
@@ -293,7 +295,7 @@ def _focus(request: Request) -> Focus:
 
 def _round(request: Request) -> tuple[str, int]:
     """Returns the job and the index of a round. Addresses count rounds from 1, as people do."""
-    return request.path_params["job"], request.path_params["number"] - 1
+    return request.path_params["job"], _index(request.path_params["number"]) - 1
 
 
 def _index(text: str | None) -> int:

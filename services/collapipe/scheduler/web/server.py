@@ -96,7 +96,7 @@ class WebServer:
             loop="asyncio",
             lifespan="off",
             log_config=None,
-            log_level=logging.WARNING,
+            log_level=logging.ERROR,  # Warnings are about requests, and anybody could fill the disk with them.
             access_log=False,
             proxy_headers=False,
             server_header=False,

@@ -41,6 +41,7 @@ MOST_DETAILED = 12
 _HOSTS_AT_A_GLANCE = 60
 """With no more hosts than these, a snapshot has the hosts and links of all clusters."""
 _MOST_HOSTS_OF_CLUSTER = 64
+_MOST_HELD_BACK = 2
 _FRESH_SECONDS = 0.9
 
 
@@ -98,18 +99,19 @@ class Snapshots:
 
     def sections(self, focus: Focus) -> dict[str, Value | list[Value] | None]:
         """Returns the sections of a snapshot by name: clusters, edge, jobs, details and job."""
-        base = self._base()
-        members: dict[int, list[scheduler_pb2.HostStatus]] = {}
-        for status in base.statuses:
-            if status.host.role != EDGE_SERVER:
-                members.setdefault(status.host.cluster_index, []).append(status)
-        wanted: Collection[int] = sorted(focus.clusters & members.keys())[:MOST_DETAILED]
-        if not focus.clusters and len(base.statuses) <= _HOSTS_AT_A_GLANCE:
-            wanted = sorted(members)[:MOST_DETAILED]
-        details: Value = {
-            str(index): self._details(base, index, members[index]) for index in wanted
-        }
-        return {**base.sections, "details": details, "job": self._job(base, focus.job_id)}
+        with self._lock:
+            base = self._base()
+            members: dict[int, list[scheduler_pb2.HostStatus]] = {}
+            for status in base.statuses:
+                if status.host.role != EDGE_SERVER:
+                    members.setdefault(status.host.cluster_index, []).append(status)
+            wanted: Collection[int] = sorted(focus.clusters & members.keys())[:MOST_DETAILED]
+            if not focus.clusters and len(base.statuses) <= _HOSTS_AT_A_GLANCE:
+                wanted = sorted(members)[:MOST_DETAILED]
+            details: Value = {
+                str(index): self._details(base, index, members[index]) for index in wanted
+            }
+            return {**base.sections, "details": details, "job": self._job(base, focus.job_id)}
 
     def cancel(self, job_id: str, may: Callable[[str], bool]) -> None:
         """Cancels a job.
@@ -130,10 +132,9 @@ class Snapshots:
         self._scheduling.cancel(job_id)
 
     def _base(self) -> _Base:
-        with self._lock:
-            if self._last is None or time.monotonic() - self._last.at > _FRESH_SECONDS:
-                self._last = self._read()
-            return self._last
+        if self._last is None or time.monotonic() - self._last.at > _FRESH_SECONDS:
+            self._last = self._read()
+        return self._last
 
     def _read(self) -> _Base:
         documents = self._jobs.all()
@@ -226,11 +227,7 @@ class Snapshots:
                 for stage, told in zip(plan.stages, stages(plan.stages), strict=True)
             ]
             detail["links"] = [_with_rates(link, base.rates) for link in links(plan)]
-            if "bottleneck" in predicted:
-                name, seconds = predicted["bottleneck"], predicted["bottleneck_seconds"]
-                detail["bottleneck"] = name
-                detail["limiting"] = say_bottleneck(name, seconds, plan.stages)
-                detail["seconds"] = number(predicted["round_seconds"])
+            detail["bottleneck"] = predicted.get("bottleneck")
         others = [s for s in members if s.host.host_id not in used]
         # Hosts with a problem first: they must not be among those that are left out.
         others.sort(key=lambda s: (s.alive and not s.suspicion, s.host.role != CONTROL_UNIT))
@@ -270,7 +267,28 @@ class Snapshots:
         log = self._scheduling.log(chosen.job_id)
         one = base.running.get(chosen.job_id) or (WatchedJob.of(chosen, log) if log else None)
         told: Value = {"id": chosen.job_id, "trouble": trouble_of(chosen)}
-        return told | (one.detail() if one is not None else {})
+        if one is not None:
+            told |= one.detail()
+        if one is not None and not chosen.has_ended:
+            told["held_back"] = self._held_back(one)
+        return told
+
+    def _held_back(self, one: WatchedJob) -> list[Value]:
+        """Names the clusters that need the most time for the round, the slowest first, and what limits each of them."""
+        document = self._round(one)
+        host_clusters = config_of(one.document).host_clusters
+        predicted = [(_prediction(document, i), i) for i in range(len(host_clusters))]
+        predicted = [each for each in predicted if each[0]]
+        predicted.sort(key=lambda each: -each[0]["round_seconds"])
+        return [
+            {
+                "cluster": host_clusters[i],
+                "by": say_bottleneck(
+                    each["bottleneck"], each["bottleneck_seconds"], one.plan(i).stages
+                ),
+            }
+            for each, i in predicted[:_MOST_HELD_BACK]
+        ]
 
 
 def _prediction(document: RoundDocument | None, index: int) -> dict[str, Any]:

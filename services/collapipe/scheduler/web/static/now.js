@@ -35,15 +35,16 @@ export function nowTab(view) {
     .filter((index) => byIndex.has(index));
   const waiting = jobs.filter((one) => one.queue_position).length;
   return [
-    h(
-      "div",
-      { class: "clusters" },
-      open.map((index) => {
-        const summary = byIndex.get(index),
-          onClose = isMany ? () => toggle(view, index) : null;
-        return clusterCard(summary, details[index], names.get(summary.job) ?? summary.job, now, onClose);
-      }),
-    ),
+    open.length > 0 &&
+      h(
+        "div",
+        { class: "clusters" },
+        open.map((index) => {
+          const summary = byIndex.get(index),
+            onClose = isMany ? () => toggle(view, index) : null;
+          return clusterCard(summary, details[index], names.get(summary.job) ?? summary.job, now, onClose);
+        }),
+      ),
     edgeServers(
       edge,
       open.some((index) => details[index].pipeline.length),

@@ -154,9 +154,9 @@ export function clusterTile(summary, isOpen, onToggle) {
     h("b", {}, `Cluster ${summary.index}`),
     svg(
       "svg",
-      { class: "squares", viewBox: `0 0 120 ${12 * Math.ceil(squares.length / 10)}`, "aria-hidden": "true" },
+      { class: "squares", viewBox: `0 0 144 ${12 * Math.ceil(squares.length / 12)}`, "aria-hidden": "true" },
       squares.map((state, index) =>
-        svg("rect", { class: state, x: 12 * (index % 10), y: 12 * Math.floor(index / 10), width: 10, height: 10, rx: 2 }),
+        svg("rect", { class: state, x: 12 * (index % 12), y: 12 * Math.floor(index / 12), width: 10, height: 10, rx: 2 }),
       ),
     ),
     h("span", {}, words),

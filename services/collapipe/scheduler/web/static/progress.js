@@ -67,10 +67,6 @@ export function summary({ job, rounds, every, sections, now }) {
     last = detail?.loss ?? points.at(-1)?.[1];
   const how = trend(rounds),
     first = points[0]?.[1];
-  const limits = Object.entries(sections.details ?? {})
-    .filter(([, each]) => each.limiting)
-    .sort(([, one], [, other]) => other.seconds - one.seconds)
-    .map(([index, each]) => [index, each.limiting.split(": ")]);
   const lost = Object.values(sections.details ?? {})
     .flatMap((each) => each.pipeline)
     .find((host) => host.state === "lost");
@@ -104,18 +100,24 @@ export function summary({ job, rounds, every, sections, now }) {
       isNumber(speed) && speed > 0 ? `${short(speed)} samples/s` : "–",
       isRunning ? "all clusters together, now" : "in the last round",
     ),
-    lost
-      ? tile("limit", "Held back by", lost.id, "is lost, and its cluster needs it", null, "limit")
-      : limits.length > 0 &&
-        tile(
-          "limit",
-          "Held back by",
-          limits[0][1][0],
-          `cluster ${limits[0][0]}: ${limits[0][1][1] ?? ""}${limits.length > 1 ? `; cluster ${limits[1][0]}: ${limits[1][1][0]}` : ""}`,
-          null,
-          "limit",
-        ),
+    heldBack(lost, detail?.held_back ?? []),
   ];
+}
+
+// What a job would have to speed up. A lost host comes before what the plan expects.
+function heldBack(lost, clusters) {
+  const words = clusters.map(({ cluster, by }) => [cluster, ...by.split(": ")]);
+  if (lost) return tile("limit", "Held back by", lost.id, "is lost, and its cluster needs it", null, "limit");
+  if (!words.length) return null;
+  const [[cluster, part, seconds], other] = words;
+  return tile(
+    "limit",
+    "Held back by",
+    part,
+    `cluster ${cluster}: ${seconds}${other ? `; cluster ${other[0]}: ${other[1]}` : ""}`,
+    null,
+    "limit",
+  );
 }
 
 // What is wrong, in whole sentences. Empty if nothing is.
@@ -145,7 +147,7 @@ export function problems({ job, rounds, sections, now }) {
       );
   }
   if (!job) return found;
-  for (const line of sections.job?.id === job.id ? (sections.job.trouble ?? []) : []) found.push(line);
+  for (const line of sections.job?.id === job.id ? (sections.job.trouble ?? []) : []) found.push(line.split(/(?<=[.]) /)[0]);
   if (job.state === "failed") found.push(`The job failed: ${job.message}`);
   if (trend(rounds) === "does not fall") found.push("The loss does not fall: try another learning rate, or check the labels.");
   return found;
