@@ -7,11 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.browser import PHONE
+from benchmarks.browser import PHONE, open_page
+from benchmarks.load import started
 from integration.running import FinishedJob
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from reference.tiny_jobs import make_job
 
+from collapipe.documents import read_document
+from collapipe.rpc import Security, open_channel
+from collapipe.v1.scheduler_pb2 import (
+    HOST_ROLE_CONTROL_UNIT,
+    HOST_ROLE_DEVICE_AGENT,
+    Host,
+    RegisterHostRequest,
+)
+from collapipe.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from collapipe_client import LocalTestbed
 
 from .conftest import ROUNDS, WAIT_MS, address, show
@@ -217,3 +227,45 @@ def test_page_goes_on_after_a_restart_of_the_scheduler(page: Page, testbed: Loca
     expect(page.locator("#connection.on")).to_be_visible()
     host = page.get_by_role("article", name="Cluster 0").locator(".host", has_text="device-0-0")
     expect(host).to_be_visible()
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Iterator[str]:
+    """The link of a scheduler that 120 hosts in ten clusters have registered with. They send no heartbeats."""
+    state = tmp_path / "scheduler"
+    options = ["--insecure", "--listen=127.0.0.1:0", "--web=127.0.0.1:0", f"--state-dir={state}"]
+    with started(tmp_path, "collapipe.scheduler", *options) as ready:
+        with open_channel(ready["address"], Security.insecure()) as channel:
+            stub = SchedulerServiceStub(channel)
+            for number in range(120):
+                cluster, device = divmod(number, 12)
+                role = HOST_ROLE_DEVICE_AGENT if device else HOST_ROLE_CONTROL_UNIT
+                host = Host(host_id=f"host-{cluster}-{device}", role=role, cluster_index=cluster)
+                host.incarnation = "first"
+                host.address = f"127.0.0.1:{number + 1}"
+                stub.RegisterHost(RegisterHostRequest(host=host))
+        page = read_document(state / "page.json")
+        assert page is not None
+        yield page["link"]
+
+
+def test_many_hosts_are_grouped_by_cluster_and_opened_on_demand(
+    browser: Browser, crowded: str
+) -> None:
+    context = browser.new_context(viewport=PHONE)
+    context.set_default_timeout(WAIT_MS)
+    page = open_page(context, crowded)
+    expect(page.locator(".tile")).to_have_count(10)
+    expect(page.get_by_role("heading", name="10 clusters with 110 devices")).to_be_visible()
+    assert page.locator(".host").count() == 0 and fits(page)
+    page.get_by_role("button", name=re.compile("Cluster 7")).click()
+    expect(page.get_by_role("article", name="Cluster 7").locator(".host")).to_have_count(12)
+    expect(page.get_by_role("button", name=re.compile("^Cluster 7"))).to_have_attribute(
+        "aria-expanded", "true"
+    )
+    page.get_by_role("button", name="Close cluster 7").click()
+    expect(page.locator(".host")).to_have_count(0)
+    # All of them count as lost after ten seconds.
+    expect(page.locator(".tile.lost")).to_have_count(10)
+    expect(page.get_by_role("alert")).to_contain_text("120 hosts of 10 clusters")
+    context.close()

@@ -29,7 +29,7 @@ export function nowTab(view) {
   if (!clusters.length) return h("p", { class: "card" }, "No host has registered yet. This takes up to a minute after the start.");
   const byIndex = new Map(clusters.map((one) => [one.index, one])),
     names = new Map(jobs.map((one) => [one.id, one.name]));
-  const isMany = clusters.some((cluster) => !details[cluster.index]);
+  const isMany = view.route.clusters.length > 0 || clusters.some((cluster) => !details[cluster.index]);
   const open = Object.keys(details)
     .map(Number)
     .filter((index) => byIndex.has(index));
@@ -45,12 +45,12 @@ export function nowTab(view) {
           return clusterCard(summary, details[index], names.get(summary.job) ?? summary.job, now, onClose);
         }),
       ),
+    isMany && tiles(view),
     edgeServers(
       edge,
       open.some((index) => details[index].pipeline.length),
       now,
     ),
-    isMany && tiles(view),
     h(
       "section",
       { class: "card", "data-key": "last" },
@@ -83,6 +83,7 @@ function tiles(view) {
     route,
     again,
   } = view;
+  const slowest = view.sections.job?.held_back?.[0]?.cluster;
   const isShown = (one) => ({ all: true, problems: one.lost || one.suspected, working: one.working, idle: !one.job })[filter];
   const choose = (event) => {
     filter = event.target.value;
@@ -115,7 +116,15 @@ function tiles(view) {
     h(
       "div",
       { class: "tiles" },
-      clusters.filter(isShown).map((one) => clusterTile(one, route.clusters.includes(one.index), () => toggle(view, one.index))),
+      clusters
+        .filter(isShown)
+        .map((one) =>
+          clusterTile(one, {
+            isOpen: route.clusters.includes(one.index),
+            isSlowest: one.index === slowest,
+            onToggle: () => toggle(view, one.index),
+          }),
+        ),
     ),
     counts.clusters > clusters.length && h("p", { class: "quiet" }, `and ${plural(counts.clusters - clusters.length, "more cluster")}`),
   );

@@ -137,7 +137,7 @@ const SQUARES = [
 ];
 
 // Many clusters: one small tile for each, with a square for each host.
-export function clusterTile(summary, isOpen, onToggle) {
+export function clusterTile(summary, { isOpen, isSlowest, onToggle }) {
   const squares = SQUARES.flatMap(([state]) => Array(Math.min(summary[state], 60)).fill(state));
   const words = SQUARES.filter(([state]) => summary[state])
     .map(([state, word]) => `${summary[state]} ${word}`)
@@ -146,7 +146,7 @@ export function clusterTile(summary, isOpen, onToggle) {
   return h(
     "button",
     {
-      class: `tile ${summary.lost ? "lost" : summary.suspected ? "suspected" : ""}`,
+      class: `tile ${summary.lost ? "lost" : summary.suspected ? "suspected" : isSlowest ? "bottleneck" : ""}`,
       "data-key": summary.index,
       "aria-expanded": String(isOpen),
       onclick: onToggle,
@@ -160,6 +160,7 @@ export function clusterTile(summary, isOpen, onToggle) {
       ),
     ),
     h("span", {}, words),
+    isSlowest && h("span", { class: "badge" }, "holds the job back"),
     summary.steps
       ? h("span", { class: "steps" }, progressBar(share), `step ${summary.steps_done} of ${summary.steps}`)
       : h("span", { class: "quiet" }, summary.job ? "prepares" : "no job"),
