@@ -207,6 +207,18 @@ def test_before_the_first_commit_the_end_is_that_of_the_plan(world: World) -> No
     assert status["ends_by"] == "the plan" and math.isfinite(status["ends"]["middle"])
 
 
+def test_record_of_the_next_attempt_is_not_taken_for_the_present_one(world: World) -> None:
+    document = world.submit()
+    begin_round(world, document, hosts())
+    record = world.jobs.round(document.job_id, 0)
+    record.attempt = 1
+    for cluster in record.decision["prediction"]["clusters"]:
+        cluster["bottleneck"] = "stage 9"
+    world.jobs.save_round(document.job_id, 0, record)
+    sections = world.sections()
+    assert sections["details"]["0"]["bottleneck"] is None and sections["job"]["held_back"] == []
+
+
 def test_queue_positions_and_the_job_that_is_shown_first(world: World) -> None:
     running = world.submit()
     waiting = [world.submit(scheduler_pb2.JOB_STATE_QUEUED) for _ in range(2)]

@@ -246,6 +246,8 @@ class Snapshots:
                 document = self._jobs.find_round(job_id, started.round_index)
             except CollapipeError:  # A damaged file: the job itself will tell.
                 document = None
+            if document is not None and document.attempt != started.attempt:
+                return None  # The next attempt has begun, and its event comes at once.
             self._rounds[job_id] = wanted, document
         return self._rounds[job_id][1]
 
